@@ -1,0 +1,139 @@
+"""What the daemon sets is what Prometheus reads, and a job that has gone leaves no series."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from weft.metrics.accounting import MODES
+from weft.metrics.declared import METRICS, Metric, MetricKind
+from weft.metrics.exporter import Exporter, UndeclaredMetric
+
+
+def samples(exporter: Exporter) -> dict[str, float]:
+    """Every sample by its name and labels as Prometheus's own parser reads them."""
+    found = {}
+    for family in text_string_to_metric_families(exporter.render().decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def write(exporter: Exporter, metric: Metric, labels: dict[str, str]) -> None:
+    match metric.kind:
+        case MetricKind.COUNTER:
+            exporter.add(metric.name, 2, **labels)
+        case MetricKind.GAUGE:
+            exporter.set(metric.name, 2, **labels)
+        case MetricKind.HISTOGRAM:
+            exporter.observe(metric.name, 2, **labels)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_every_declared_metric_can_be_written_and_read(metric: Metric) -> None:
+    exporter = Exporter()
+    write(exporter, metric, {label: f"some {label}" for label in metric.labels})
+    labels = ",".join(f"{label}=some {label}" for label in sorted(metric.labels))
+    name = f"{metric.name}_sum" if metric.kind is MetricKind.HISTOGRAM else metric.name
+    assert samples(exporter)[f"{name}{{{labels}}}" if labels else name] == 2
+
+
+def test_counters_add_up_and_gauges_take_the_newest() -> None:
+    exporter = Exporter()
+    for value in (3.0, 4.0):
+        exporter.add("weft_job_samples_total", value, job="a-1")
+        exporter.set("weft_job_loss", value, job="a-1")
+    found = samples(exporter)
+    assert found["weft_job_samples_total{job=a-1}"] == 7
+    assert found["weft_job_loss{job=a-1}"] == 4
+
+
+def test_a_histogram_counts_into_its_declared_buckets() -> None:
+    exporter = Exporter()
+    exporter.observe("weft_iteration_seconds", 0.05, job="a-1")
+    found = samples(exporter)
+    assert found["weft_iteration_seconds_bucket{job=a-1,le=0.03}"] == 0
+    assert found["weft_iteration_seconds_bucket{job=a-1,le=0.1}"] == 1
+    assert found["weft_iteration_seconds_count{job=a-1}"] == 1
+
+
+def test_a_job_that_has_gone_leaves_no_series_and_others_keep_theirs() -> None:
+    exporter = Exporter()
+    before = samples(exporter)
+    for metric in METRICS:
+        if "job" in metric.labels:
+            write(exporter, metric, dict.fromkeys(metric.labels, "gone-1"))
+    exporter.set("weft_job_step", 5, job="stays-1")
+    exporter.drop_job("gone-1")
+    assert samples(exporter) == before | {"weft_job_step{job=stays-1}": 5}
+    exporter.drop_job("gone-1")
+    exporter.drop_job("never-was")
+
+
+def test_a_job_that_comes_back_starts_its_counters_anew() -> None:
+    exporter = Exporter()
+    exporter.add("weft_job_samples_total", 5, job="a-1")
+    exporter.drop_job("a-1")
+    exporter.add("weft_job_samples_total", 1, job="a-1")
+    assert samples(exporter)["weft_job_samples_total{job=a-1}"] == 1
+    exporter.drop_job("a-1")
+    assert "weft_job_samples_total{job=a-1}" not in samples(exporter)
+
+
+def test_what_is_not_declared_is_refused() -> None:
+    exporter = Exporter()
+    with pytest.raises(UndeclaredMetric, match="'weft_mood' is not declared; declare it in"):
+        exporter.set("weft_mood", 1)
+    with pytest.raises(UndeclaredMetric, match="declared with job, not with none"):
+        exporter.set("weft_job_step", 1)
+    with pytest.raises(UndeclaredMetric, match="declared with job, not with job, worker"):
+        exporter.set("weft_job_step", 1, job="a", worker="0")
+    with pytest.raises(UndeclaredMetric, match="is a gauge; add is not for those"):
+        exporter.add("weft_job_step", 1, job="a")
+    with pytest.raises(UndeclaredMetric, match="is a counter; set is not for those"):
+        exporter.set("weft_job_samples_total", 1, job="a")
+    with pytest.raises(UndeclaredMetric, match="is a gauge; observe is not for those"):
+        exporter.observe("weft_control_connections", 1)
+
+
+def test_a_counter_never_goes_back() -> None:
+    with pytest.raises(ValueError, match="non-negative"):
+        Exporter().add("weft_job_samples_total", -1, job="a")
+
+
+def test_hostile_label_values_stay_label_values() -> None:
+    exporter = Exporter()
+    exporter.set("weft_worker_up", 1, worker='0"} 1\nweft_jobs{state="x\\')
+    assert len(exporter.render().splitlines()) == len(Exporter().render().splitlines()) + 1
+
+
+def test_no_created_series_are_exported() -> None:
+    exporter = Exporter()
+    exporter.add("weft_job_samples_total", 1, job="a-1")
+    exporter.observe("weft_queue_wait_seconds", 1)
+    assert b"_created" not in exporter.render()
+
+
+def test_exporters_do_not_share_what_they_hold() -> None:
+    first, second = Exporter(), Exporter()
+    first.set("weft_control_connections", 3)
+    assert samples(second)["weft_control_connections"] == 0
+
+
+def test_32_jobs_of_16_stages_stay_within_10000_series() -> None:
+    # A compute lane is in 11 of the modes at most, a load lane in 4: the others belong to lanes that no worker has yet.
+    compute = [mode for mode in MODES if mode not in ("sync", "load", "transfer", "stall_sync", "stall_update")]
+    exporter = Exporter()
+    for job in range(32):
+        for worker in range(16):
+            for mode in compute:
+                labels = {"job": f"job-{job}", "worker": str(worker), "lane": "compute", "mode": mode}
+                exporter.add("weft_lane_seconds_total", 1, **labels)
+            exporter.set("weft_lane_residual_seconds", 0, job=f"job-{job}", worker=str(worker), lane="compute")
+        for mode in ("load", "stall_slot", "stall_dispatch", "idle"):
+            exporter.add("weft_lane_seconds_total", 1, job=f"job-{job}", worker="0", lane="load", mode=mode)
+        for metric in METRICS:
+            if metric.labels == ("job",):
+                write(exporter, metric, {"job": f"job-{job}"})
+    assert len(samples(exporter)) <= 10_000

@@ -1,0 +1,23 @@
+"""The entry point of the `weft` command: `weft ps` at once, every other verb through `weft.verbs`.
+
+Typer takes 0.1 s to import and set up; `weft ps` is what people run all day. Whatever is not plainly one of its four
+forms (`weft ps --help` for one) goes the usual way.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Runs the command that is in sys.argv."""
+    verb, options = sys.argv[1:2], sys.argv[2:]
+    if verb == ["ps"] and {"--all", "--json"}.issuperset(options):
+        from weft.exits import guarded
+        from weft.job_list import list_jobs
+
+        guarded(list_jobs)(finished="--all" in options, json="--json" in options)
+        return
+    from weft.verbs import app
+
+    app()

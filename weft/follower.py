@@ -1,0 +1,110 @@
+"""Follower: shows a job's log and its progress as they come, and gives back its result.
+
+On a terminal the progress is one bar that is drawn again with each event; elsewhere it is one line for each interval.
+The log is passed on unchanged.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from weft.display import duration, make_console, metrics, number, percent, progress_line
+from weft.transport.wire import Message
+
+MAX_PARTIAL_CHARS = 8192  # arbitrary: some hundred terminal lines
+
+
+def follow(events: Iterable[Message], log: TextIO, progress: TextIO = sys.stderr) -> Message:
+    """Shows events until the last one, which is the result. log, progress: where each of the two goes."""
+    console = make_console(progress)
+    plain = not console.is_terminal or console.is_dumb_terminal
+    result: Message = {}
+    with _Lines(log, progress) if plain else _Bar(console, log) as view:
+        for event in events:
+            if "log" in event:
+                view.write(event["log"])
+            elif "progress" in event:
+                view.advance(event["progress"])
+            elif "result" in event:
+                result = event["result"]
+    return result
+
+
+class _Lines:
+    """One line for each interval."""
+
+    def __init__(self, log: TextIO, progress: TextIO) -> None:
+        self._log = log
+        self._progress = progress
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def write(self, text: str) -> None:
+        self._log.write(text)
+        self._log.flush()
+
+    def advance(self, progress: Message) -> None:
+        print(progress_line(progress), file=self._progress, flush=True)
+
+
+class _Bar:
+    """A bar at the foot of the terminal, with the log above it."""
+
+    def __init__(self, console: Console, log: TextIO) -> None:
+        self._log = log
+        self._partial = ""  # of the log: a line that has not ended yet would be drawn over by the bar
+        self._bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[text]}"),
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+        self._log.write(self._partial)
+
+    def write(self, text: str) -> None:
+        if not self._log.isatty():
+            self._log.write(text)
+            self._log.flush()
+            return
+        lines, newline, self._partial = (self._partial + text).rpartition("\n")
+        if len(self._partial) > MAX_PARTIAL_CHARS:
+            lines, newline, self._partial = lines + newline + self._partial, "\n", ""
+        if newline:
+            self._bar.console.print(Text.from_ansi(lines))
+
+    def advance(self, progress: Message) -> None:
+        if self._task is None:
+            self._task = self._bar.add_task("", total=progress["steps"], text="")
+        if progress["validation"]:
+            self._bar.console.print(f"epoch {progress['epoch']}: validation {metrics(progress['validation'])}")
+        self._bar.update(self._task, completed=progress["step"], text=bar_text(progress), refresh=True)
+
+
+def bar_text(progress: Message) -> str:
+    """What stands beside the bar."""
+    return (
+        f"loss {number(progress['loss'])}  {number(progress['samples_per_second'])} samples/s  "
+        f"stall {percent(progress['stall_percent'])}  overlap {percent(progress['overlap_percent'])}  "
+        f"ETA {duration(progress['eta_seconds'])}"
+    )

@@ -1,0 +1,94 @@
+"""Itinerary: what each iteration of a job does, from the spec and the sizes of its data alone.
+
+The iteration graph is the same for every iteration, so training and validation iterations run through it alike: in a
+validation iteration FORWARD runs without gradients, BACKWARD and UPDATE pass at once. Which is which, and which samples
+it takes, is a pure function of the iteration's number, here, so that the daemon and every worker agree unasked.
+
+    epochs = 2, 250 training and 120 validation samples, batch 100:
+    iteration  0    1    2    3    4    5    6    7    8    9
+    phase      T    T    T    V    V    T    T    T    V    V
+    step       0    1    2    -    -    3    4    5    -    -
+    samples   100  100   50  100   20  100  100   50  100   20
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """index: number in the job, from 0. step: number among training iterations (for validation, the steps done).
+    start, size: its samples in the epoch's order."""
+
+    index: int
+    training: bool
+    epoch: int
+    step: int
+    start: int
+    size: int
+    last_of_validation: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Itinerary:
+    """num_train, num_validation: samples. steps: training iterations in all."""
+
+    num_train: int
+    num_validation: int
+    batch_size: int
+    steps: int
+
+    @classmethod
+    def of(
+        cls, *, num_train: int, num_validation: int, batch_size: int, epochs: int | None, steps: int | None
+    ) -> Itinerary:
+        per_epoch = -(-num_train // batch_size)
+        total = steps if steps is not None else (epochs or 0) * per_epoch
+        return cls(num_train=num_train, num_validation=num_validation, batch_size=batch_size, steps=total)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_train // self.batch_size)
+
+    @property
+    def validations_per_epoch(self) -> int:
+        return -(-self.num_validation // self.batch_size)
+
+    @property
+    def num_iterations(self) -> int:
+        """Training and validation iterations; an unfinished last epoch is validated too."""
+        return self.steps + -(-self.steps // self.steps_per_epoch) * self.validations_per_epoch
+
+    def at(self, index: int) -> Iteration:
+        """Raises IndexError outside 0 <= index < num_iterations."""
+        if not 0 <= index < self.num_iterations:
+            raise IndexError(f"iteration {index} of {self.num_iterations}")
+        epoch, within = divmod(index, self.steps_per_epoch + self.validations_per_epoch)
+        steps_here = min(self.steps_per_epoch, self.steps - epoch * self.steps_per_epoch)
+        training = within < steps_here
+        number = within if training else within - steps_here
+        start = number * self.batch_size
+        total = self.num_train if training else self.num_validation
+        return Iteration(
+            index=index,
+            training=training,
+            epoch=epoch,
+            step=epoch * self.steps_per_epoch + (within if training else steps_here),
+            start=start,
+            size=min(self.batch_size, total - start),
+            last_of_validation=not training and number == self.validations_per_epoch - 1,
+        )
+
+    def batch_sizes(self) -> set[int]:
+        """Every batch size that occurs, ragged last batches included."""
+        sizes = set()
+        for total in (self.num_train, self.num_validation):
+            sizes |= {min(self.batch_size, total), total % self.batch_size} if total else set()
+        return sizes - {0}
+
+
+def microbatch_sizes(size: int, num_microbatches: int) -> list[int]:
+    """Sizes of the parts that `torch.tensor_split` makes of `size` samples; they differ by at most one, some may be 0."""
+    small, larger = divmod(size, num_microbatches)
+    return [small + 1] * larger + [small] * (num_microbatches - larger)

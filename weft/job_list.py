@@ -1,0 +1,22 @@
+"""The list of jobs: `weft ps`, which answers in under 150 ms and so goes without typer (and the pydantic it brings)."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from weft.client import Client
+from weft.result import to_json
+
+
+def list_jobs(*, finished: bool, json: bool) -> None:
+    """Prints the jobs that wait or run, the finished ones too if asked."""
+    from weft.scheduler.job_state import TERMINAL_STATES
+
+    jobs = [job for job in Client().jobs() if finished or job["state"] not in TERMINAL_STATES]
+    if json:
+        print(to_json({"jobs": jobs}))
+        return
+    from weft.display import jobs_table, make_console
+
+    make_console(sys.stdout).print(jobs_table(jobs, time.time()))

@@ -1,0 +1,1 @@
+"""Metrics: interval accounting over stamped records, and its Prometheus view."""

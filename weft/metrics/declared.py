@@ -1,0 +1,191 @@
+"""Every metric that Weft exports, declared once. The exporter, the dashboards and docs/metrics.md are made from this.
+
+`python -m weft.metrics.declared > docs/metrics.md` writes the page.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+MAX_BUCKETS: Final = 12  # of a histogram, the one for +Inf counted: each is a series
+
+
+class MetricKind(enum.StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric: `unit` is a base unit or what is counted; `buckets` are a histogram's finite upper edges, ascending.
+
+    A metric with the label `job` loses that job's series when the job has gone.
+    """
+
+    name: str
+    kind: MetricKind
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+METRICS: Final = (
+    Metric(
+        name="weft_lane_seconds_total",
+        kind=MetricKind.COUNTER,
+        unit="seconds",
+        labels=("job", "worker", "lane", "mode"),
+        help="Time that a lane spent in each mode, busy or stalled; the rates of one lane sum to 1.",
+    ),
+    Metric(
+        name="weft_lane_residual_seconds",
+        kind=MetricKind.GAUGE,
+        unit="seconds",
+        labels=("job", "worker", "lane"),
+        help="Wall time of a lane that no mode accounts for, since the job began.",
+    ),
+    Metric(
+        name="weft_iteration_seconds",
+        kind=MetricKind.HISTOGRAM,
+        unit="seconds",
+        labels=("job",),
+        buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+        help="Wall time of one training iteration.",
+    ),
+    Metric(
+        name="weft_iteration_limit_seconds",
+        kind=MetricKind.GAUGE,
+        unit="seconds",
+        labels=("job",),
+        help="The shortest iteration that any execution of the plan's graph can reach, from measured task times.",
+    ),
+    Metric(
+        name="weft_plan_predicted_iteration_seconds",
+        kind=MetricKind.GAUGE,
+        unit="seconds",
+        labels=("job",),
+        help="Iteration time that the simulator predicted for the plan.",
+    ),
+    Metric(
+        name="weft_job_step",
+        kind=MetricKind.GAUGE,
+        unit="iterations",
+        labels=("job",),
+        help="Training iterations that the job has finished; goes back when a recovery replays some.",
+    ),
+    Metric(
+        name="weft_job_loss",
+        kind=MetricKind.GAUGE,
+        unit="1",
+        labels=("job",),
+        help="Training loss of the newest finished iteration.",
+    ),
+    Metric(
+        name="weft_job_samples_total",
+        kind=MetricKind.COUNTER,
+        unit="samples",
+        labels=("job",),
+        help="Samples trained on.",
+    ),
+    Metric(
+        name="weft_jobs",
+        kind=MetricKind.GAUGE,
+        unit="jobs",
+        labels=("state",),
+        help="Jobs in the ledger in each state.",
+    ),
+    Metric(
+        name="weft_queue_wait_seconds",
+        kind=MetricKind.HISTOGRAM,
+        unit="seconds",
+        buckets=(0.1, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0),
+        help="Time from a job's submit to its start.",
+    ),
+    Metric(
+        name="weft_worker_up",
+        kind=MetricKind.GAUGE,
+        unit="1",
+        labels=("worker",),
+        help="1 while the worker answers heartbeats, else 0.",
+    ),
+    Metric(
+        name="weft_worker_restarts_total",
+        kind=MetricKind.COUNTER,
+        unit="workers",
+        labels=("reason",),
+        help="Workers replaced, by why.",
+    ),
+    Metric(
+        name="weft_dispatch_latency_seconds",
+        kind=MetricKind.HISTOGRAM,
+        unit="seconds",
+        buckets=(2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 0.1, 1.0),
+        help="Time from the arrival of a report to the sending of the tasks that it made dispatchable.",
+    ),
+    Metric(
+        name="weft_event_loop_lag_seconds",
+        kind=MetricKind.HISTOGRAM,
+        unit="seconds",
+        buckets=(1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 1.0),
+        help="How late the daemon's event loop ran a timer.",
+    ),
+    Metric(
+        name="weft_control_connections",
+        kind=MetricKind.GAUGE,
+        unit="connections",
+        help="Clients connected to the control socket.",
+    ),
+    Metric(
+        name="weft_control_rejected_frames_total",
+        kind=MetricKind.COUNTER,
+        unit="frames",
+        labels=("reason",),
+        help="Frames and connections of clients that were refused, by the error code that they were given.",
+    ),
+    Metric(
+        name="weft_shared_memory_bytes",
+        kind=MetricKind.GAUGE,
+        unit="bytes",
+        labels=("job",),
+        help="Shared memory that the job's board and arenas hold.",
+    ),
+    Metric(
+        name="weft_build_info",
+        kind=MetricKind.GAUGE,
+        unit="1",
+        labels=("version", "python", "torch"),
+        help="Always 1; the versions of Weft, Python and torch that the daemon and its workers run.",
+    ),
+)
+
+
+def table() -> str:
+    """docs/metrics.md: one row for each metric, buckets below."""
+    lines = [
+        "# Metrics",
+        "",
+        "Made by `python -m weft.metrics.declared > docs/metrics.md` from `weft/metrics/declared.py`.",
+        "",
+        "Series with the label `job` go when the job has gone. Sums over any label make sense, except of",
+        "`weft_job_step`, `weft_job_loss` and the two iteration gauges, which are read for one job at a time.",
+        "",
+        "| name | kind | unit | labels | meaning |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for metric in METRICS:
+        labels = " ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {metric.help} |")
+    lines += ["", "## Histogram buckets", "", "| name | upper edges |", "| --- | --- |"]
+    for metric in METRICS:
+        if metric.buckets:
+            edges = " ".join(f"{edge:g}" for edge in metric.buckets)
+            lines.append(f"| `{metric.name}` | {edges} +Inf |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,71 @@
+"""The HTTP side of the daemon: GET /metrics for Prometheus and GET /healthz for whoever asks if the daemon lives."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from weft.metrics.exporter import Exporter
+
+SHUTDOWN_SECONDS = 1.0  # for a scrape in flight; the daemon's drain has a budget of its own
+
+
+class MetricsAddressError(OSError):
+    """The address for /metrics cannot be bound. The text names the setting and the remedy."""
+
+
+class MetricsServer:
+    """Serves an exporter on one address, from the event loop that starts it. Starts once and stops once."""
+
+    def __init__(self, exporter: Exporter, host: str, port: int) -> None:
+        self._exporter = exporter
+        self._host = host
+        self._port = port
+        self._rendering = asyncio.Lock()
+        application = web.Application()
+        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get("/healthz", self._healthz)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+
+    async def start(self) -> str:
+        """Binds and serves; returns the base URL, with the port that was picked if port 0 was asked for.
+
+        Raises MetricsAddressError where the address cannot be bound; nothing is then left open.
+        """
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise _explained(error, self._host, self._port) from error
+        host, port = self._runner.addresses[0][:2]
+        return f"http://{_bracketed(host)}:{port}"
+
+    async def stop(self) -> None:
+        """Closes the address and all connections. Does nothing if it was not started."""
+        await self._runner.cleanup()
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        # In a thread, because 9,000 series take some 70 ms that the daemon's loop doesn't have; one scrape at a time.
+        async with self._rendering:
+            body = await asyncio.to_thread(self._exporter.render)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+
+def _explained(error: OSError, host: str, port: int) -> MetricsAddressError:
+    address = f"{_bracketed(host)}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        problem = f"{address} is in use by another process; give another HOST:PORT"
+    else:
+        problem = f"{address} cannot be bound ({error.strerror}); give a HOST:PORT of this machine"
+    return MetricsAddressError(f"settings: metrics: {problem}, port 0 to have one picked, or '' to export nothing")
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

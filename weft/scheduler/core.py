@@ -1,0 +1,495 @@
+"""The scheduler core: one sans-IO state machine. `handle(event, now)` is the only thing that changes its state.
+
+It knows jobs, workers and how far each lane has come. It knows no clock (now is given), no socket, no torch.
+
+A job's phases, and what moves it on:
+
+    QUEUED ──workers free──▶ PLANNING ──JobPlanned──▶ PREPARING ──all WorkerPrepared──▶ RUNNING ──all lanes done──▶ SAVING
+       ▲                         │                        │                               │                          │
+       │                         └──────── cancel, fault, worker lost, drain ─────────────┴────────── ResultSaved ───┤
+       │                                                                                                             ▼
+       └───────────── a lost worker is retried: the next attempt ◀── all WorkerReleased or WorkerLost ◀────── RELEASING
+                                                                              │
+                                                                              └──▶ ENDED (completed, failed, cancelled)
+
+A job gets all its workers at once or waits. Within one priority jobs start in the order of submission, and a job that
+waits for workers holds back those behind it: nobody overtakes, so nobody starves.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from weft.scheduler.events import (
+    CancelRequested,
+    Command,
+    DirectoryLost,
+    Dispatch,
+    DrainRequested,
+    DropArenas,
+    Event,
+    JobFaulted,
+    JobPlanned,
+    JobSubmitted,
+    KillWorker,
+    PlanJob,
+    Prepare,
+    RecordIteration,
+    RecordState,
+    Release,
+    ResultSaved,
+    SaveResult,
+    StartWorker,
+    TasksFinished,
+    Ticked,
+    WorkerJoined,
+    WorkerLost,
+    WorkerPrepared,
+    WorkerReleased,
+)
+from weft.scheduler.plan import Plan
+from weft.spec import JobSpec
+
+MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
+RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
+MAX_START_DELAY_SECONDS = 10.0
+SIGKILL_EXIT = -9
+
+
+class Phase(enum.StrEnum):
+    QUEUED = "queued"
+    PLANNING = "planning"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    SAVING = "saving"
+    RELEASING = "releasing"
+    ENDED = "ended"
+
+
+_MOVES = {
+    Phase.QUEUED: {Phase.PLANNING, Phase.ENDED},
+    Phase.PLANNING: {Phase.PREPARING, Phase.RELEASING},
+    Phase.PREPARING: {Phase.RUNNING, Phase.RELEASING},
+    Phase.RUNNING: {Phase.SAVING, Phase.RELEASING},
+    Phase.SAVING: {Phase.RELEASING},
+    Phase.RELEASING: {Phase.ENDED, Phase.QUEUED},
+    Phase.ENDED: set(),
+}
+
+
+class IllegalMove(AssertionError):
+    """A bug of ours: the machine was asked for a move that its table does not have. Carries the job's story."""
+
+
+@dataclass(slots=True)
+class LaneState:
+    """sent, finished: tasks of the lane's endless program (its tasks of iteration 0, of iteration 1, ...)."""
+
+    worker: str
+    name: str
+    program: tuple[int, ...]
+    total: int
+    sent: int = 0
+    finished: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """state "" means: not an end, try again."""
+
+    state: str
+    reason: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+
+
+@dataclass(slots=True)
+class Job:
+    """workers: those it holds, by position in the plan. waiting_for: those that have yet to answer in this phase."""
+
+    name: str
+    spec: JobSpec
+    priority: int
+    sequence: int
+    attempt: int
+    phase: Phase = Phase.QUEUED
+    workers: tuple[str, ...] = ()
+    waiting_for: set[str] = field(default_factory=set)
+    plan: Plan | None = None
+    lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
+    iterations_done: int = 0
+    outcome: Outcome | None = None
+    deadline: float | None = None
+    losses: int = 0
+    story: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Worker:
+    """failures: starts in a row that ended before a job was done with the worker; they lengthen the next delay."""
+
+    name: str
+    kind: str
+    up: bool = False
+    job: str | None = None
+    failures: int = 0
+
+
+class Core:
+    """jobs: those that have not ended. Errors: IllegalMove for a bug of ours."""
+
+    def __init__(self, workers: dict[str, str]) -> None:
+        """workers: name -> kind ("cpu" or "loader") of every worker that the daemon should keep running."""
+        self.jobs: dict[str, Job] = {}
+        self.workers = {name: Worker(name, kind) for name, kind in workers.items()}
+        self.draining = False
+        self._sequence = 0
+
+    def start(self) -> list[Command]:
+        return [StartWorker(worker=w.name, kind=w.kind, delay_seconds=0.0) for w in self.workers.values()]
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """What to do about what happened. now: seconds on any clock that never goes back."""
+        match event:
+            case TasksFinished():  # first: it is the only frequent one
+                return self._tasks_finished(event)
+            case JobSubmitted():
+                return self._job_submitted(event)
+            case WorkerJoined():
+                return self._worker_joined(event)
+            case WorkerLost():
+                return self._worker_lost(event, now)
+            case JobPlanned():
+                return self._job_planned(event)
+            case WorkerPrepared():
+                return self._worker_prepared(event)
+            case JobFaulted():
+                return self._job_faulted(event, now)
+            case ResultSaved():
+                return self._result_saved(event, now)
+            case WorkerReleased():
+                return self._worker_released(event)
+            case DirectoryLost():
+                return self._stop_all("the directory process was lost; the job starts again", now)
+            case CancelRequested():
+                return self._cancel_requested(event, now)
+            case DrainRequested():
+                return self._drain_requested(event, now)
+            case Ticked():
+                return self._ticked(now)
+        assert_never(event)
+
+    def why(self, name: str) -> str | None:
+        """In one sentence, why a queued job waits; None if it does not."""
+        job = self.jobs[name]
+        if job.phase is not Phase.QUEUED:
+            return None
+        if self.draining:
+            return "the daemon is shutting down and starts no more jobs; it will run after a restart"
+        needed = _workers_needed(job.spec)
+        for kind, count in needed.items():
+            have = [worker for worker in self.workers.values() if worker.kind == kind]
+            if len(have) < count:
+                return (
+                    f"it needs {count} {kind} workers and this daemon has {len(have)}; start it with --workers {count}"
+                )
+        ahead = [other for other in self._queue() if other.name != name]
+        ahead = ahead[: [other.name for other in self._queue()].index(name)]
+        if ahead:
+            return f"{len(ahead)} job{'s' if len(ahead) > 1 else ''} stand before it, {ahead[0].name} first"
+        free = {kind: len(names) for kind, names in self._free().items()}
+        holders = sorted({worker.job for worker in self.workers.values() if worker.job})
+        missing = ", ".join(f"{count} {kind} ({free.get(kind, 0)} free)" for kind, count in needed.items())
+        held = f"; {', '.join(holders)} hold{'s' if len(holders) == 1 else ''} the others" if holders else ""
+        return f"it waits for workers: {missing}{held}"
+
+    # --- jobs come, start, end
+
+    def _job_submitted(self, event: JobSubmitted) -> list[Command]:
+        assert event.job not in self.jobs, event.job
+        self._sequence += 1
+        job = Job(event.job, event.spec, event.priority, self._sequence, event.attempt)
+        self.jobs[event.job] = job
+        needed, have = _workers_needed(event.spec)["cpu"], sum(w.kind == "cpu" for w in self.workers.values())
+        if needed > have:
+            message = (
+                f"strategy.stages = {needed} needs {needed} CPU workers and this daemon has {have}; "
+                f"use fewer stages, or start the daemon with --workers {needed}"
+            )
+            job.outcome = Outcome("failed", "invalid-plan", message, 2)
+            return self._end(job)
+        return [RecordState(job=job.name, state="queued", attempt=job.attempt), *self._start_jobs()]
+
+    def _start_jobs(self) -> list[Command]:
+        commands: list[Command] = []
+        if self.draining:
+            return commands
+        for job in self._queue():
+            free = self._free()
+            needed = _workers_needed(job.spec)
+            if any(len(free.get(kind, ())) < count for kind, count in needed.items()):
+                break
+            job.workers = tuple(name for kind, count in needed.items() for name in free[kind][:count])
+            for name in job.workers:
+                self.workers[name].job = job.name
+            self._move(job, Phase.PLANNING, f"holds {', '.join(job.workers)}")
+            commands.append(RecordState(job=job.name, state="planning", attempt=job.attempt))
+            commands.append(PlanJob(job=job.name, attempt=job.attempt, worker=job.workers[0], spec=job.spec))
+        return commands
+
+    def _job_planned(self, event: JobPlanned) -> list[Command]:
+        job = self._current(event.job, event.attempt, Phase.PLANNING)
+        if job is None:
+            return []
+        self._move(job, Phase.PREPARING, f"planned: {event.plan.limit_seconds * 1e3:.3g} ms an iteration at best")
+        job.plan = event.plan
+        job.waiting_for = set(job.workers)
+        return [
+            Prepare(job=job.name, attempt=job.attempt, worker=worker, position=position, plan=event.plan)
+            for position, worker in enumerate(job.workers)
+        ]
+
+    def _worker_prepared(self, event: WorkerPrepared) -> list[Command]:
+        job = self._current(event.job, event.attempt, Phase.PREPARING)
+        if job is None:
+            return []
+        job.waiting_for.discard(event.worker)
+        if job.waiting_for:
+            return []
+        assert job.plan is not None
+        self._move(job, Phase.RUNNING, "every worker is prepared")
+        iterations = job.plan.itinerary.num_iterations
+        job.lanes = {
+            (job.workers[lane.worker], lane.name): LaneState(
+                job.workers[lane.worker], lane.name, program, iterations * len(program)
+            )
+            for lane, program in job.plan.graph.programs.items()
+        }
+        commands: list[Command] = [RecordState(job=job.name, state="running", attempt=job.attempt)]
+        for lane in job.lanes.values():
+            commands += self._top_up(job, lane)
+        return commands
+
+    def _tasks_finished(self, event: TasksFinished) -> list[Command]:
+        job = self.jobs.get(event.job)
+        if job is None or job.attempt != event.attempt or job.phase is not Phase.RUNNING:
+            return []
+        lane = job.lanes[event.worker, event.lane]
+        before = lane.finished // len(lane.program)
+        lane.finished += event.count
+        if lane.finished > lane.sent:
+            raise IllegalMove(self._story(job, f"{lane} finished more than it was sent"))
+        commands = self._top_up(job, lane)
+        if lane.finished // len(lane.program) > before:
+            commands += self._iterations_finished(job)
+        return commands
+
+    def _iterations_finished(self, job: Job) -> list[Command]:
+        done = min(lane.finished // len(lane.program) for lane in job.lanes.values())
+        commands: list[Command] = [
+            RecordIteration(job.name, job.attempt, iteration) for iteration in range(job.iterations_done, done)
+        ]
+        job.iterations_done = done
+        assert job.plan is not None
+        if done == job.plan.itinerary.num_iterations:
+            self._move(job, Phase.SAVING, "every iteration is done")
+            commands.append(SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0]))
+        return commands
+
+    def _top_up(self, job: Job, lane: LaneState) -> list[Command]:
+        """Sends the lane its next tasks, up to the window, once half of the window is free."""
+        assert job.plan is not None
+        window = job.plan.window
+        outstanding = lane.sent - lane.finished
+        if lane.sent == lane.total or (outstanding and 2 * outstanding > window):
+            return []
+        until = min(lane.finished + window, lane.total)
+        work = _work(lane.program, lane.sent, until)
+        lane.sent = until
+        return [Dispatch(job.name, job.attempt, lane.worker, lane.name, work)]
+
+    def _result_saved(self, event: ResultSaved, now: float) -> list[Command]:
+        job = self._current(event.job, event.attempt, Phase.SAVING)
+        return [] if job is None else self._release(job, Outcome("completed", exit_code=0), now)
+
+    def _job_faulted(self, event: JobFaulted, now: float) -> list[Command]:
+        job = self.jobs.get(event.job)
+        if job is None or job.attempt != event.attempt or job.phase in (Phase.QUEUED, Phase.RELEASING):
+            return []
+        return self._release(job, Outcome("failed", event.reason, event.message, event.exit_code), now)
+
+    def _cancel_requested(self, event: CancelRequested, now: float) -> list[Command]:
+        job = self.jobs.get(event.job)
+        if job is None:
+            return []
+        outcome = Outcome("cancelled", "cancelled", "cancelled on request", 143)
+        match job.phase:
+            case Phase.QUEUED:
+                job.outcome = outcome
+                return [*self._end(job), *self._start_jobs()]
+            case Phase.RELEASING:  # it may be on its way to another attempt; a success stands
+                if job.outcome is not None and job.outcome.state == "":
+                    job.outcome = outcome
+                return []
+            case _:
+                return self._release(job, outcome, now)
+
+    # --- workers come and go
+
+    def _worker_joined(self, event: WorkerJoined) -> list[Command]:
+        self.workers[event.worker].up = True
+        return self._start_jobs()
+
+    def _worker_lost(self, event: WorkerLost, now: float) -> list[Command]:
+        worker = self.workers[event.worker]
+        worker.up, name, worker.job = False, worker.job, None
+        worker.failures += 1
+        delay = min(0.05 * 2 ** (worker.failures - 1), MAX_START_DELAY_SECONDS) if worker.failures > 1 else 0.0
+        commands: list[Command] = []
+        if not self.draining or name is not None:
+            commands.append(StartWorker(worker=worker.name, kind=worker.kind, delay_seconds=delay))
+        if name is None:
+            return commands
+        job = self.jobs[name]
+        if job.phase is Phase.RELEASING:
+            return commands + self._let_go(job, event.worker)
+        job.workers = tuple(w for w in job.workers if w != event.worker)
+        job.losses += 1
+        return commands + self._release(job, _outcome_of_loss(event, job), now)
+
+    def _worker_released(self, event: WorkerReleased) -> list[Command]:
+        job = self._current(event.job, event.attempt, Phase.RELEASING)
+        worker = self.workers[event.worker]
+        if job is None or worker.job != event.job:
+            return []
+        worker.job = None
+        worker.failures = 0
+        commands: list[Command] = []
+        if not event.clean:
+            worker.up = False
+            commands.append(KillWorker(worker=worker.name, cause=f"{event.job} left it unclean"))
+        return commands + self._let_go(job, event.worker)
+
+    def _release(self, job: Job, outcome: Outcome, now: float) -> list[Command]:
+        self._move(job, Phase.RELEASING, outcome.message or outcome.state)
+        job.outcome = outcome
+        job.deadline = now + RELEASE_SECONDS
+        job.waiting_for = set(job.workers)
+        commands: list[Command] = []
+        if outcome.state == "":
+            commands.append(RecordState(job=job.name, state="recovering", attempt=job.attempt, message=outcome.message))
+        if not job.waiting_for:
+            return commands + self._released(job)
+        return commands + [Release(worker=worker, job=job.name, attempt=job.attempt) for worker in job.workers]
+
+    def _let_go(self, job: Job, worker: str) -> list[Command]:
+        job.waiting_for.discard(worker)
+        return [] if job.waiting_for else self._released(job)
+
+    def _released(self, job: Job) -> list[Command]:
+        commands: list[Command] = [DropArenas(job=job.name, attempt=job.attempt)]
+        job.workers, job.lanes, job.plan, job.deadline, job.iterations_done = (), {}, None, None, 0
+        assert job.outcome is not None
+        if job.outcome.state == "":
+            job.attempt += 1
+            job.outcome = None
+            self._move(job, Phase.QUEUED, f"attempt {job.attempt}")
+            commands.append(RecordState(job=job.name, state="queued", attempt=job.attempt))
+        else:
+            commands += self._end(job)
+        return commands + self._start_jobs()
+
+    def _end(self, job: Job) -> list[Command]:
+        self._move(job, Phase.ENDED, "")
+        outcome = job.outcome
+        assert outcome is not None
+        del self.jobs[job.name]
+        return [
+            RecordState(
+                job=job.name,
+                state=outcome.state,
+                attempt=job.attempt,
+                reason=outcome.reason,
+                message=outcome.message,
+                exit_code=outcome.exit_code,
+            )
+        ]
+
+    # --- time and shutdown
+
+    def _drain_requested(self, event: DrainRequested, now: float) -> list[Command]:
+        self.draining = True
+        return self._stop_all("the daemon is shutting down", now) if event.now else []
+
+    def _stop_all(self, cause: str, now: float) -> list[Command]:
+        """Every running job goes back to the queue, to be run again."""
+        active = [job for job in self.jobs.values() if job.phase not in (Phase.QUEUED, Phase.RELEASING)]
+        return [command for job in active for command in self._release(job, Outcome("", message=cause), now)]
+
+    def _ticked(self, now: float) -> list[Command]:
+        return [
+            KillWorker(worker=worker, cause=f"did not let go of {job.name} within {RELEASE_SECONDS:.0f} s")
+            for job in self.jobs.values()
+            if job.deadline is not None and now >= job.deadline
+            for worker in sorted(job.waiting_for)
+        ]
+
+    # --- shared
+
+    def _queue(self) -> list[Job]:
+        queued = [job for job in self.jobs.values() if job.phase is Phase.QUEUED]
+        return sorted(queued, key=lambda job: (-job.priority, job.sequence))
+
+    def _free(self) -> dict[str, list[str]]:
+        free: dict[str, list[str]] = {}
+        for worker in self.workers.values():
+            if worker.up and worker.job is None:
+                free.setdefault(worker.kind, []).append(worker.name)
+        return free
+
+    def _current(self, name: str, attempt: int, phase: Phase) -> Job | None:
+        """The job if the event belongs to its present attempt and phase; else the event is late and dropped."""
+        job = self.jobs.get(name)
+        return job if job is not None and job.attempt == attempt and job.phase is phase else None
+
+    def _move(self, job: Job, phase: Phase, cause: str) -> None:
+        if phase not in _MOVES[job.phase]:
+            raise IllegalMove(self._story(job, f"{job.phase} → {phase} is not in the table"))
+        job.story.append(f"{job.phase} → {phase}: {cause}")
+        job.phase = phase
+
+    def _story(self, job: Job, problem: str) -> str:
+        return f"{job.name}, attempt {job.attempt}: {problem}; " + "; ".join(job.story)
+
+
+def _workers_needed(spec: JobSpec) -> dict[str, int]:
+    return {"cpu": spec.strategy.stages, "loader": 1}
+
+
+def _work(program: tuple[int, ...], first: int, last: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Positions first .. last - 1 of the lane's endless program, by iteration."""
+    length = len(program)
+    iteration, start = divmod(first, length)
+    if last <= (iteration + 1) * length:
+        return ((iteration, program[start : start + last - first]),)
+    runs = []
+    while first < last:
+        iteration, start = divmod(first, length)
+        taken = program[start : start + last - first]
+        runs.append((iteration, taken))
+        first += len(taken)
+    return tuple(runs)
+
+
+def _outcome_of_loss(event: WorkerLost, job: Job) -> Outcome:
+    """SIGKILL comes from outside (the OOM killer, an operator): try again. Anything else the job's code did."""
+    code = event.exit_code
+    if code == SIGKILL_EXIT and job.losses <= MAX_LOSSES:
+        return Outcome("", message=f"{event.worker} was killed; the job starts again (attempt {job.attempt + 1})")
+    if code is not None and code < 0:
+        message = f"{event.worker} died of signal {-code} while it ran this job (attempt {job.attempt})"
+        return Outcome("failed", "worker-lost", message, 128 - code)
+    message = f"the job's code ended {event.worker} with exit code {code}; it must raise an exception instead"
+    return Outcome("failed", "worker-lost", message, code or 1)

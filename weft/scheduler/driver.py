@@ -1,0 +1,376 @@
+"""The driver: feeds the core and performs what it commands. The only place where the two meet.
+
+    worker or client ──event──▶ feed ──▶ Core.handle ──▶ commands ──▶ perform: pool, ledger, run directories, metrics
+
+One event at a time, on the event loop; what takes long (planning, the ledger's disk) runs beside it and comes back as an
+event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, assert_never
+
+from weft.metrics.exporter import Exporter
+from weft.scheduler.core import Core, Phase
+from weft.scheduler.events import (
+    Command,
+    DirectoryLost,
+    Dispatch,
+    DropArenas,
+    Event,
+    JobFaulted,
+    JobPlanned,
+    JobSubmitted,
+    KillWorker,
+    PlanJob,
+    Prepare,
+    RecordIteration,
+    RecordState,
+    Release,
+    ResultSaved,
+    SaveResult,
+    StartWorker,
+    TasksFinished,
+    Ticked,
+    WorkerJoined,
+    WorkerLost,
+    WorkerPrepared,
+    WorkerReleased,
+)
+from weft.scheduler.job_run import JobRun
+from weft.scheduler.job_state import JobState
+from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger
+from weft.scheduler.plan import Inspection, Plan
+from weft.scheduler.planner import PlanError, make_plan
+from weft.scheduler.pool import DIRECTORY, Pool
+from weft.settings import Settings
+from weft.spec import JobSpec
+from weft.transport.records import unpack
+from weft.transport.wire import Message
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+
+
+class Changed:
+    """Something to wait on that happens again and again: each `notify` ends every `wait` that has begun."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Future[None] | None = None
+
+    def notify(self) -> None:
+        if self._next is not None:
+            self._next.set_result(None)
+            self._next = None
+
+    async def wait(self) -> None:
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._next)
+
+
+class Driver:
+    """jobs that run or wait are in `runs`; ended ones only in the ledger. changed[job] fires on state, log, progress."""
+
+    def __init__(self, settings: Settings, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn) -> None:
+        kinds = {f"cpu-{i}": "cpu" for i in range(settings.num_workers)}
+        kinds |= {f"loader-{i}": "loader" for i in range(settings.num_workers)}
+        self.core = Core(kinds)
+        self.runs: dict[str, JobRun] = {}
+        self.states: dict[str, str] = {}
+        self.changed: dict[str, Changed] = {}
+        self.any_change = Changed()
+        self._ledger = ledger
+        self._exporter = exporter
+        self._pool = pool
+        self._spawn = spawn
+        self._started_at: dict[str, float] = {}
+        self._progress: dict[str, Message] = {}
+        self._starting: set[asyncio.Task[None]] = set()
+
+    # --- into the core
+
+    def feed(self, event: Event) -> None:
+        """Tells the core what happened and does what it says."""
+        for command in self.core.handle(event, time.monotonic()):
+            self._perform(command)
+
+    def start(self) -> None:
+        for command in self.core.start():
+            self._perform(command)
+
+    def close(self) -> None:
+        """Workers that are about to start no longer do."""
+        for task in self._starting:
+            task.cancel()
+
+    def num_running(self) -> int:
+        """Jobs that hold workers, or whose end is not in the ledger yet."""
+        return sum(name not in self.core.jobs or self.core.jobs[name].phase is not Phase.QUEUED for name in self.runs)
+
+    def adopt(self, row: JobRow, *, attempt: int) -> None:
+        """Takes a job that stands in the ledger into the core; attempt is above 1 after a restart."""
+        self.changed[row.job] = Changed()
+        run = self.runs[row.job] = JobRun(row.job, Path(row.run_dir), row.spec)
+        if attempt > 1:
+            run.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
+        self.feed(JobSubmitted(job=row.job, spec=JobSpec.parse(row.spec), priority=row.priority, attempt=attempt))
+
+    def directory_lost(self) -> None:
+        self.feed(DirectoryLost())
+
+    def worker_lost(self, worker: str, exit_code: int | None) -> None:
+        self._exporter.set("weft_worker_up", 0, worker=worker)
+        self._exporter.add("weft_worker_restarts_total", reason=_reason_of_exit(exit_code))
+        self.feed(WorkerLost(worker=worker, exit_code=exit_code))
+
+    def worker_said(self, worker: str, message: Message) -> None:
+        arrived = time.monotonic()
+        match message["type"]:
+            case "report":
+                self._report(worker, message, arrived)
+            case "joined":
+                self._exporter.set("weft_worker_up", 1, worker=worker)
+                self.feed(WorkerJoined(worker=worker, kind=self.core.workers[worker].kind))
+            case "inspected":
+                self._spawn(self._plan(message), f"plan {message['job']}")
+            case "prepared":
+                self.feed(WorkerPrepared(job=message["job"], attempt=message["attempt"], worker=worker))
+            case "saved":
+                self.feed(ResultSaved(job=message["job"], attempt=message["attempt"]))
+            case "released":
+                self.feed(
+                    WorkerReleased(
+                        worker=worker, job=message["job"], attempt=message["attempt"], clean=message["clean"]
+                    )
+                )
+            case "fault":
+                fields = {key: message[key] for key in ("job", "attempt", "reason", "message", "exit_code")}
+                self.feed(JobFaulted(**fields))
+            case "output":
+                if message["job"] in self.runs:
+                    self.runs[message["job"]].log_output(message["text"])
+                    self.changed[message["job"]].notify()
+            case other:
+                raise AssertionError(f"worker {worker} sent {other!r}")
+
+    def _report(self, worker: str, message: Message, arrived: float) -> None:
+        name, attempt, lane = message["job"], message["attempt"], message["lane"]
+        job, run = self.core.jobs.get(name), self.runs.get(name)
+        if job is None or run is None or job.attempt != attempt:
+            return  # late: the attempt has ended
+        run.add_report(worker, lane, list(unpack(message["records"])), message["values"])
+        commands = self.core.handle(TasksFinished(name, attempt, worker, lane, message["count"]), arrived)
+        for command in commands:
+            self._perform(command)
+        if any(isinstance(command, Dispatch) for command in commands):
+            self._exporter.observe("weft_dispatch_latency_seconds", time.monotonic() - arrived)
+
+    async def _plan(self, message: Message) -> None:
+        name, attempt = message["job"], message["attempt"]
+        job = self.core.jobs.get(name)
+        if job is None or job.attempt != attempt:
+            return
+        try:
+            inspection = Inspection.from_wire(message["inspection"])
+            plan = await asyncio.to_thread(make_plan, job.spec, inspection, shared_bytes_free=_shared_bytes_free())
+        except PlanError as error:
+            self.feed(JobFaulted(job=name, attempt=attempt, reason="invalid-plan", message=str(error), exit_code=2))
+        else:
+            self.feed(JobPlanned(job=name, attempt=attempt, plan=plan))
+
+    # --- out of the core
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Dispatch():
+                self._pool.send(command.worker, {"type": "dispatch", "work": command.work})
+            case RecordIteration():
+                self._record_iteration(command)
+            case StartWorker():
+                task = self._spawn(self._start_worker(command), f"start {command.worker}")
+                self._starting.add(task)
+                task.add_done_callback(self._starting.discard)
+            case KillWorker():
+                self._pool.kill(command.worker)
+            case PlanJob():
+                self._send(command.worker, "inspect", command.job, command.attempt)
+            case Prepare():
+                self._prepare(command)
+            case SaveResult():
+                self._save(command)
+            case Release():
+                self._send(command.worker, "release", command.job, command.attempt)
+            case DropArenas():
+                self._pool.send(DIRECTORY, {"arenas": arenas_name(command.job, command.attempt)})
+            case RecordState():
+                self._record_state(command)
+            case _:
+                assert_never(command)
+
+    def _send(self, worker: str, kind: str, job: str, attempt: int, **fields: Any) -> None:
+        run = self.runs[job]
+        message = {
+            "type": kind,
+            "job": job,
+            "attempt": attempt,
+            "arenas": arenas_name(job, attempt),
+            "spec": self.core.jobs[job].spec.to_wire(),
+            "run_dir": str(run.directory),
+        }
+        self._pool.send(worker, message | fields)
+
+    def _prepare(self, command: Prepare) -> None:
+        if command.position == 0:
+            self._begin(command.job, command.plan)
+        self._send(
+            command.worker, "prepare", command.job, command.attempt, plan=command.plan.worker_view(command.position)
+        )
+
+    def _begin(self, name: str, plan: Plan) -> None:
+        run = self.runs[name]
+        run.begin(plan, self.core.jobs[name].workers)
+        stages = ", ".join(
+            f"units {stage.first}-{stage.last - 1} on {run.worker_names[stage.worker]}" for stage in plan.stages
+        )
+        run.log(
+            f"plan: {plan.schedule}, {plan.microbatches} microbatches, {stages}; "
+            f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
+            f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
+        )
+        self._exporter.set("weft_plan_predicted_iteration_seconds", plan.predicted_iteration_seconds, job=name)
+        self._exporter.set("weft_iteration_limit_seconds", plan.limit_seconds, job=name)
+        self._exporter.set("weft_shared_memory_bytes", plan.shared_bytes, job=name)
+
+    def _save(self, command: SaveResult) -> None:
+        run = self.runs[command.job]
+        assert run.plan is not None
+        self._send(
+            command.worker,
+            "save",
+            command.job,
+            command.attempt,
+            path=str(run.model_path),
+            num_stages=len(run.plan.stages),
+        )
+
+    async def _start_worker(self, command: StartWorker) -> None:
+        await asyncio.sleep(command.delay_seconds)
+        await self._pool.start_worker(command.worker, command.kind)
+
+    def _record_iteration(self, command: RecordIteration) -> None:
+        run = self.runs[command.job]
+        iteration = run.finish_iteration(command.iteration)
+        if iteration.training:
+            self._exporter.add("weft_job_samples_total", iteration.size, job=command.job)
+            if run.iteration_seconds:
+                self._exporter.observe("weft_iteration_seconds", run.iteration_seconds[-1], job=command.job)
+
+    def _record_state(self, command: RecordState) -> None:
+        name, state = command.job, JobState(command.state)
+        run = self.runs[name]
+        self.states[name] = state
+        self.any_change.notify()
+        now = time.time()
+        changes: dict[str, Any] = {"state": state, "attempt": command.attempt}
+        if state is JobState.PLANNING and name not in self._started_at:
+            self._started_at[name] = changes["started_at"] = now
+        run.log(f"{state}" + (f" ({command.reason})" if command.reason else ""))
+        if command.message and state is not JobState.CANCELLED:
+            run.log(command.message)
+        if not state.is_terminal:
+            self._spawn(self._ledger.run(Ledger.record, name, **changes), f"record {name}")
+            self.changed[name].notify()
+            return
+        changes |= {
+            "reason": command.reason,
+            "error": command.message if state is JobState.FAILED else None,
+            "exit_code": command.exit_code,
+            "ended_at": now,
+            "step": run.step,
+            "loss": run.loss,
+            "result": self._ending(run, now),
+        }
+        self._spawn(self._end(name, changes), f"end {name}")
+
+    def _ending(self, run: JobRun, now: float) -> dict[str, Any]:
+        """What the ledger keeps of an ended job beside its columns."""
+        started = self._started_at.get(run.job)
+        return {
+            "seconds": now - started if started is not None else 0.0,
+            "iteration_seconds": run.median_iteration_seconds(),
+            "limit_seconds": run.limit_seconds(),
+            "validation": run.validation or {},
+            "steps": run.plan.itinerary.steps if run.plan else None,
+            "lanes": run.account.lane_seconds(),
+            "plan": summary_of(run),
+        }
+
+    # --- what is looked at now and then
+
+    def tick(self) -> None:
+        """Once a second: brings the live numbers of each running job to the metrics, its files and its followers."""
+        self.feed(Ticked())
+        for name, run in self.runs.items():
+            if run.plan is not None:
+                self._publish(name, run)
+                self._progress[name] = run.take_progress() or self._progress.get(name, {})
+                self.changed[name].notify()
+
+    def progress(self, name: str) -> Message | None:
+        """The newest progress of a running job."""
+        return self._progress.get(name) or None
+
+    def _publish(self, name: str, run: JobRun) -> None:
+        run.flush()
+        self._exporter.set("weft_job_step", run.step, job=name)
+        if run.loss is not None:
+            self._exporter.set("weft_job_loss", run.loss, job=name)
+        for lane, modes in run.account.take_seconds().items():
+            worker, _, lane_name = lane.partition("/")
+            for mode, seconds in modes.items():
+                self._exporter.add(
+                    "weft_lane_seconds_total", seconds, job=name, worker=worker, lane=lane_name, mode=mode
+                )
+            residual = run.account.residual_seconds(lane)
+            self._exporter.set("weft_lane_residual_seconds", residual, job=name, worker=worker, lane=lane_name)
+        if (limit := run.limit_seconds()) is not None:
+            self._exporter.set("weft_iteration_limit_seconds", limit, job=name)
+
+    async def _end(self, name: str, changes: dict[str, Any]) -> None:
+        run = self.runs[name]
+        run.close()
+        await self._ledger.run(Ledger.record, name, **changes)
+        del self.runs[name], self.states[name]
+        self._progress.pop(name, None)
+        self._started_at.pop(name, None)
+        self._exporter.drop_job(name)
+        self.changed.pop(name).notify()
+        self.any_change.notify()
+
+
+def arenas_name(job: str, attempt: int) -> str:
+    """A job's name in the directory: an attempt never meets the blocks of the one before."""
+    return f"{job}@{attempt}"
+
+
+def summary_of(run: JobRun) -> dict[str, Any] | None:
+    """The parts of a plan that fit a screen."""
+    if run.plan is None:
+        return None
+    keys = ("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds", "window")
+    described = run.plan.describe(run.worker_names)
+    return {key: described[key] for key in keys} | {"shared_bytes": described["shared_bytes"]}
+
+
+def _reason_of_exit(exit_code: int | None) -> str:
+    return f"signal-{-exit_code}" if exit_code is not None and exit_code < 0 else "exit"
+
+
+def _shared_bytes_free() -> int:
+    status = os.statvfs("/dev/shm")
+    return status.f_bavail * status.f_frsize

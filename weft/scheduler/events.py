@@ -1,0 +1,240 @@
+"""Events (what happened, past tense) and commands (what to do, imperative) of the scheduler core. Frozen values.
+
+Every event that concerns an attempt of a job carries the attempt's number; the core drops what belongs to an old one.
+A command that takes time is answered by exactly one completion event, named beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.scheduler.plan import Plan
+from weft.spec import JobSpec
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """attempt is above 1 for a job that a daemon took over from the ledger."""
+
+    job: str
+    spec: JobSpec
+    priority: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJoined:
+    worker: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """exit_code as of `os.waitstatus_to_exitcode`: negative for a signal; None if it never came up."""
+
+    worker: str
+    exit_code: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlanned:
+    job: str
+    attempt: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPrepared:
+    job: str
+    attempt: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class TasksFinished:
+    """The next `count` dispatched tasks of the lane have run, in order."""
+
+    job: str
+    attempt: int
+    worker: str
+    lane: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFaulted:
+    """The user's code or the plan failed in an attempt. exit_code is what followers exit with."""
+
+    job: str
+    attempt: int
+    reason: str
+    message: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultSaved:
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReleased:
+    """The worker has let go of the attempt. clean is False where it must be replaced."""
+
+    worker: str
+    job: str
+    attempt: int
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryLost:
+    """The process that owns the shared tensors has died; another is on its way up, with none of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested:
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested:
+    """now=True also stops what runs; such jobs stay unfinished in the ledger."""
+
+    now: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticked:
+    """Time has passed; deadlines are looked at."""
+
+
+Event = (
+    JobSubmitted
+    | WorkerJoined
+    | WorkerLost
+    | JobPlanned
+    | WorkerPrepared
+    | TasksFinished
+    | JobFaulted
+    | ResultSaved
+    | WorkerReleased
+    | DirectoryLost
+    | CancelRequested
+    | DrainRequested
+    | Ticked
+)
+
+# --- commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker:
+    """Answered by WorkerJoined or WorkerLost."""
+
+    worker: str
+    kind: str
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """Answered by WorkerLost."""
+
+    worker: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanJob:
+    """Inspect the workload on the worker and plan it. Answered by JobPlanned or JobFaulted."""
+
+    job: str
+    attempt: int
+    worker: str
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Build the worker's part of the plan. Answered by WorkerPrepared or JobFaulted."""
+
+    job: str
+    attempt: int
+    worker: str
+    position: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Append tasks to a lane's queue: work is a run of (iteration, tasks of that iteration)."""
+
+    job: str
+    attempt: int
+    worker: str
+    lane: str
+    work: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveResult:
+    """Write the trained weights from the worker. Answered by ResultSaved or JobFaulted."""
+
+    job: str
+    attempt: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Stop the attempt on the worker, whatever it is doing. Answered by WorkerReleased."""
+
+    worker: str
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropArenas:
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordState:
+    """The job is in a new state. Terminal states carry a reason where they are no success."""
+
+    job: str
+    state: str
+    attempt: int
+    reason: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordIteration:
+    """Every lane has finished the iteration."""
+
+    job: str
+    attempt: int
+    iteration: int
+
+
+Command = (
+    StartWorker
+    | KillWorker
+    | PlanJob
+    | Prepare
+    | Dispatch
+    | SaveResult
+    | Release
+    | DropArenas
+    | RecordState
+    | RecordIteration
+)

@@ -1,0 +1,133 @@
+"""The iteration graph: tasks, edges with distances, and the lane that each task is bound to. Pure values.
+
+A *timed event graph*: an edge (source, target, distance d) says that the target of iteration i waits for the source of
+iteration i - d (for i < d there is nothing to wait for). The tasks of one lane run in the lane's order, iteration after
+iteration, which is one more edge between neighbours and one of distance 1 from the last to the first.
+
+    LOAD(m)            → FORWARD(0,m), FORWARD(S-1,m)      data
+    FORWARD(s,m)       → FORWARD(s+1,m)                    activation
+    FORWARD(s,m)       → BACKWARD(s,m)                     activation (same lane)
+    BACKWARD(s,m)      → BACKWARD(s-1,m)                   gradient
+    BACKWARD(s,M-1)    → UPDATE(s)                         gradient (same lane)
+    UPDATE(s)       —1→ FORWARD(s,·)                       update (same lane)
+    last reader of a slot → the slot's next writer         slot
+"""
+
+from __future__ import annotations
+
+import enum
+import graphlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+class Kind(enum.StrEnum):
+    LOAD = "load"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+class Cause(enum.StrEnum):
+    """Why a lane does not run: for an edge, what it carries; the last four come from elsewhere than an edge."""
+
+    DATA = "data"
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+    SYNC = "sync"
+    UPDATE = "update"
+    SLOT = "slot"
+    DISPATCH = "dispatch"
+    RECOVERY = "recovery"
+    IDLE = "idle"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lane:
+    """One ordered executor: the plan's worker `worker` (a position in Plan.workers) and the lane's name in it."""
+
+    worker: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.worker}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """microbatch is -1 for tasks of a whole stage."""
+
+    id: int
+    kind: Kind
+    stage: int
+    microbatch: int
+    lane: Lane
+
+    def __str__(self) -> str:
+        microbatch = f",{self.microbatch}" if self.microbatch >= 0 else ""
+        return f"{self.kind.name}({self.stage}{microbatch})"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    source: int
+    target: int
+    distance: int
+    cause: Cause
+
+
+class GraphError(ValueError):
+    """A graph that cannot run. The text names the cycle or the task at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """tasks[i].id == i. programs: each lane's tasks of one iteration, in order. Errors: GraphError from `check`."""
+
+    tasks: tuple[Task, ...]
+    edges: tuple[Edge, ...]
+    programs: Mapping[Lane, tuple[int, ...]]
+    _inputs: dict[int, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        inputs: defaultdict[int, list[Edge]] = defaultdict(list)
+        for edge in self.edges:
+            inputs[edge.target].append(edge)
+        object.__setattr__(self, "_inputs", {target: tuple(edges) for target, edges in inputs.items()})
+
+    def inputs(self, task: int) -> tuple[Edge, ...]:
+        return self._inputs.get(task, ())
+
+    def cross_lane_inputs(self, task: int) -> tuple[Edge, ...]:
+        """The edges that a lane must wait for; those inside a lane hold by its order."""
+        lane = self.tasks[task].lane
+        return tuple(edge for edge in self.inputs(task) if self.tasks[edge.source].lane != lane)
+
+    def lane_edges(self) -> list[Edge]:
+        """Each lane's own order as edges, the wrap-around to the next iteration included."""
+        edges = []
+        for program in self.programs.values():
+            edges += [Edge(a, b, 0, Cause.DISPATCH) for a, b in zip(program, program[1:], strict=False)]
+            edges.append(Edge(program[-1], program[0], 1, Cause.DISPATCH))
+        return edges
+
+    def check(self) -> None:
+        """Raises GraphError if a task is in no lane, in two, or if a cycle of distance 0 would deadlock."""
+        placed = [task for program in self.programs.values() for task in program]
+        if sorted(placed) != list(range(len(self.tasks))):
+            raise GraphError("every task must stand exactly once in the program of exactly one lane")
+        sorter = graphlib.TopologicalSorter[int]({task.id: () for task in self.tasks})
+        for edge in [*self.edges, *self.lane_edges()]:
+            if edge.distance == 0:
+                sorter.add(edge.target, edge.source)
+        try:
+            sorter.prepare()
+        except graphlib.CycleError as error:
+            raise GraphError(f"the plan deadlocks: {self.describe_cycle(error.args[1])}") from None
+
+    def describe_cycle(self, tasks: Sequence[int]) -> str:
+        return " → ".join(str(self.tasks[task]) for task in tasks)
+
+    def describe(self, tasks: Iterable[int]) -> str:
+        return " ".join(str(self.tasks[task]) for task in tasks)

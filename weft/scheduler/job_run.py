@@ -1,0 +1,205 @@
+"""One job's run as the daemon sees it: its directory (log, metrics.jsonl, plan.json) and its live numbers.
+
+RUNS/digits-1/
+  job.log              what happened, and the user's own output, in words
+  metrics.jsonl        a line for each training step, a line for each validation
+  plan.json            the resolved plan
+  spec.json            what was submitted
+  model.safetensors    the trained weights, there only when the job is completed
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections import deque
+from pathlib import Path
+from typing import IO, Any
+
+from weft.itinerary import Iteration
+from weft.metrics.accounting import JobAccount
+from weft.metrics.progress import Progress
+from weft.scheduler.limit import speed_limit
+from weft.scheduler.plan import Plan
+from weft.transport.records import BUSY_MODES, MODE_INDEX, Row
+
+MODEL = "model.safetensors"
+SAMPLES_PER_TASK = 31  # of a task's duration; their median sets the measured limit
+MAX_TASKS_FOR_LIMIT = 4096  # above it the search for the critical cycle would hold up the daemon
+MAX_LOG_BYTES = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
+_FIRST_STALL = MODE_INDEX[BUSY_MODES[-1]] + 1
+
+
+class JobRun:
+    """Errors: OSError where the run directory cannot be written."""
+
+    def __init__(self, job: str, directory: Path, spec: dict[str, Any]) -> None:
+        self.job = job
+        self.directory = directory
+        self.plan: Plan | None = None
+        self.worker_names: tuple[str, ...] = ()
+        self.account = JobAccount()
+        self.progress = Progress(0)
+        self.step = 0
+        self.samples = 0
+        self.loss: float | None = None
+        self.learning_rate: float | None = None
+        self.validation: dict[str, float] | None = None
+        self.iteration_seconds: deque[float] = deque(maxlen=1024)  # of training iterations, the newest
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (directory / "spec.json").write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
+        self._log: IO[bytes] = (directory / "job.log").open("ab")
+        self._metrics: IO[str] | None = None
+        self._values: dict[int, dict[str, float]] = {}
+        self._ends: dict[int, int] = {}
+        self._last_end: tuple[int, int] | None = None  # iteration and the time at which it ended
+        self._validating: dict[str, float] = {}
+        self._durations: dict[int, deque[int]] = {}
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "job.log"
+
+    @property
+    def model_path(self) -> Path:
+        return self.directory / MODEL
+
+    def log(self, text: str) -> None:
+        """Appends lines, each with the time of day."""
+        stamp = time.strftime("%H:%M:%S")
+        self._append("".join(f"{stamp} {line}\n" for line in text.rstrip("\n").split("\n")))
+
+    def log_output(self, text: str) -> None:
+        """Appends what the user's code printed, as it is."""
+        self._append(text)
+
+    def begin(self, plan: Plan, worker_names: tuple[str, ...]) -> None:
+        """A new attempt: numbers and metrics.jsonl start over, since training does."""
+        self.plan, self.worker_names = plan, worker_names
+        self.account, self.progress = JobAccount(), Progress(plan.itinerary.steps)
+        self.step = self.samples = 0
+        self.loss = self.validation = None
+        self._values, self._ends, self._durations, self._validating = {}, {}, {}, {}
+        self._last_end = None
+        text = json.dumps(plan.describe(worker_names), indent=1)
+        (self.directory / "plan.json").write_text(text + "\n", encoding="utf-8")
+        if self._metrics is not None:
+            self._metrics.close()
+        self._metrics = (self.directory / "metrics.jsonl").open("w", encoding="utf-8")
+
+    def add_report(self, worker: str, lane: str, rows: list[Row], values: list[dict[str, float]]) -> None:
+        """What a lane stamped and measured. Errors: AccountingError for rows that contradict one another."""
+        self.account.add(f"{worker}/{lane}", rows)
+        for mode, task, iteration, _, start, end in rows:
+            if mode < _FIRST_STALL:
+                if end > self._ends.get(iteration, 0):
+                    self._ends[iteration] = end
+                durations = self._durations.get(task)
+                if durations is None:
+                    durations = self._durations[task] = deque(maxlen=SAMPLES_PER_TASK)
+                durations.append(end - start)
+        for value in values:
+            self._values[int(value["iteration"])] = value
+
+    def finish_iteration(self, index: int) -> Iteration:
+        """Every lane has finished the iteration: its numbers are complete."""
+        assert self.plan is not None
+        iteration = self.plan.itinerary.at(index)
+        values = self._values.pop(index, {})
+        end = self._ends.pop(index, 0)
+        seconds = None
+        if self._last_end is not None and end:
+            seconds = max(0, end - self._last_end[1]) / 1e9
+        if end:
+            self._last_end = (index, end)
+        if iteration.training:
+            self._finish_step(iteration, values, seconds)
+        else:
+            self._finish_validation(iteration, values)
+        return iteration
+
+    def _finish_step(self, iteration: Iteration, values: dict[str, float], seconds: float | None) -> None:
+        self.step = iteration.step + 1
+        self.samples += iteration.size
+        self.loss = values.get("loss")
+        self.learning_rate = values.get("lr")
+        if seconds is not None:
+            self.iteration_seconds.append(seconds)
+        if self._last_end is not None:
+            self.progress.add(self.step, self.samples, self._last_end[1] / 1e9)
+        self._write(
+            step=self.step,
+            epoch=iteration.epoch,
+            loss=self.loss,
+            lr=self.learning_rate,
+            samples=iteration.size,
+            seconds=seconds,
+        )
+
+    def _finish_validation(self, iteration: Iteration, values: dict[str, float]) -> None:
+        assert self.plan is not None
+        share = iteration.size / self.plan.itinerary.num_validation
+        for name, value in values.items():
+            if name != "iteration":
+                self._validating[name] = self._validating.get(name, 0.0) + value * share
+        if iteration.last_of_validation:
+            self.validation, self._validating = self._validating, {}
+            self._write(step=self.step, epoch=iteration.epoch, validation=self.validation)
+            means = "  ".join(f"{name} {value:.6g}" for name, value in self.validation.items())
+            self.log(f"epoch {iteration.epoch + 1}: step {self.step}  validation {means}")
+
+    def take_progress(self) -> dict[str, Any] | None:
+        """What a follower shows, over the time since the last call; None if no step came since."""
+        pace, shares = self.progress.take_interval(), self.account.take_interval()
+        if pace is None or shares is None or self.plan is None:
+            return None
+        return {
+            "step": self.step,
+            "steps": self.plan.itinerary.steps,
+            "epoch": (self.step - 1) // self.plan.itinerary.steps_per_epoch,
+            "loss": self.loss,
+            "lr": self.learning_rate,
+            "grad_norm": None,
+            "samples_per_second": pace.samples_per_second,
+            "data_percent": shares["data_percent"],
+            "stall_percent": shares["stall_percent"],
+            "overlap_percent": None,
+            "eta_seconds": pace.eta_seconds,
+            "validation": self.validation,
+        }
+
+    def median_iteration_seconds(self) -> float | None:
+        return statistics.median(self.iteration_seconds) if self.iteration_seconds else None
+
+    def limit_seconds(self) -> float | None:
+        """The graph's speed limit from the median durations of its tasks, as they ran; None before all have."""
+        if self.plan is None or len(self._durations) < len(self.plan.graph.tasks):
+            return None
+        if len(self.plan.graph.tasks) > MAX_TASKS_FOR_LIMIT:
+            return None
+        seconds = [statistics.median(self._durations[task.id]) / 1e9 for task in self.plan.graph.tasks]
+        return speed_limit(self.plan.graph, seconds).seconds
+
+    def flush(self) -> None:
+        if self._metrics is not None:
+            self._metrics.flush()
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        self._log.close()
+
+    def _append(self, text: str) -> None:
+        if self._log.tell() < MAX_LOG_BYTES:
+            self._log.write(text.encode("utf-8", "replace"))
+            if self._log.tell() >= MAX_LOG_BYTES:
+                self._log.write(b"the log is full; nothing more is kept\n")
+            self._log.flush()
+
+    def _write(self, **fields: Any) -> None:
+        assert self._metrics is not None
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+        self._metrics.write(json.dumps(finite) + "\n")

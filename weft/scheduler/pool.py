@@ -1,0 +1,250 @@
+"""The pool: the fork server, the directory and the workers as the daemon sees them; their sockets, starts and ends.
+
+Decides nothing: the driver says which worker to start or kill, and hears here that one has joined, said something or is
+lost. Each worker's end is reported once, when the fork server has reaped it and its socket has been read to the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from weft.settings import Settings
+from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
+
+SPIN_SECONDS = 200e-6  # longer than a wake-up of a blocked process (50 µs), shorter than a task worth overlapping
+DIRECTORY = "directory"
+LANES = {"cpu": "compute", "loader": "load"}
+
+# Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
+# one heap that is kept serves them from warm pages, and transparent huge pages the ones above 32 MiB.
+_ALLOCATOR = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
+
+
+class PoolError(RuntimeError):
+    """The fork server cannot be started. The text says why."""
+
+
+class Link(asyncio.Protocol):
+    """The daemon's end of one child's socket."""
+
+    def __init__(self, on_message: Callable[[Message], None], on_closed: Callable[[], None]) -> None:
+        self._reader = FrameReader(MAX_WORKER_FRAME_BYTES)
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is none by inheritance
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._reader.feed(data):
+            self._on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_closed()
+
+    def send(self, message: Message) -> None:
+        """Nothing if the child is gone: its end is reported otherwise."""
+        if self._transport is not None:
+            self._transport.write(encode(message))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+@dataclass(slots=True)
+class Child:
+    """pid is 0 until it is forked. It has ended once exit_code is set and closed is True."""
+
+    name: str
+    role: str
+    link: Link | None = None
+    pid: int = 0
+    exit_code: int | None = None
+    exited: bool = False
+    closed: bool = False
+
+
+class Pool:
+    """on_message(worker, message), on_lost(worker, exit_code) and the others are called from the event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        environment: Mapping[str, str],
+        on_message: Callable[[str, Message], None],
+        on_lost: Callable[[str, int | None], None],
+        on_directory_lost: Callable[[], None],
+        on_server_lost: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._environment = environment
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._on_directory_lost = on_directory_lost
+        self._on_server_lost = on_server_lost
+        self._authkey = secrets.token_bytes(32)
+        self._children: dict[str, Child] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._server: Link | None = None
+        self._closing = False
+        self._cores = _core_sets(settings)
+
+    @property
+    def directory_address(self) -> Path:
+        return self._settings.runtime_dir / "directory.sock"
+
+    def pid(self, worker: str) -> int | None:
+        child = self._children.get(worker)
+        return child.pid if child else None
+
+    async def start(self, log: Path) -> None:
+        """Starts the fork server; returns at once, what is asked of it waits. Errors: PoolError."""
+        self._socket, theirs = socket.socketpair()
+        environment = {**self._environment, **_ALLOCATOR, "OMP_NUM_THREADS": str(self._settings.threads)}
+        command = [sys.executable, "-m", "weft.workers.forkserver", str(theirs.fileno())]
+        with theirs, log.open("ab") as output:
+            try:
+                self._process = subprocess.Popen(  # noqa: ASYNC220  (a fork and an exec: about a millisecond)
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise PoolError(f"the fork server cannot be started: {error}") from error
+        loop = asyncio.get_running_loop()
+        _, self._server = await loop.create_connection(
+            lambda: Link(self._server_said, self._server_closed), sock=self._socket.dup()
+        )
+        await self.start_directory()
+
+    async def start_directory(self) -> None:
+        config = {"address": str(self.directory_address), "authkey": self._authkey}
+        await self._fork(DIRECTORY, DIRECTORY, config)
+
+    async def start_worker(self, worker: str, kind: str) -> None:
+        cores = self._cores.get(worker, ())
+        pinned = len(self._cores) > 0
+        await self._fork(
+            worker,
+            "worker",
+            {
+                "worker": worker,
+                "lane": LANES[kind],
+                "threads": self._settings.threads if kind == "cpu" else 1,
+                "cores": list(cores),
+                "spin_seconds": SPIN_SECONDS if pinned and kind == "cpu" else 0.0,
+                "directory": str(self.directory_address),
+                "authkey": self._authkey,
+            },
+        )
+
+    def send(self, worker: str, message: Message) -> None:
+        child = self._children.get(worker)
+        if child is not None and child.link is not None:
+            child.link.send(message)
+
+    def kill(self, worker: str) -> None:
+        child = self._children.get(worker)
+        if child is not None and child.pid and not child.exited:
+            os.kill(child.pid, signal.SIGKILL)  # not reaped yet (the server tells first), so the pid is still its own
+
+    async def stop(self) -> None:
+        """Ends every child and the fork server, and waits until they are gone."""
+        self._closing = True
+        for child in list(self._children.values()):
+            if child.link is not None:
+                child.link.close()
+        if self._server is not None:
+            self._server.close()
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            process = self._process
+            try:
+                await asyncio.to_thread(process.wait, 5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+
+    async def _fork(self, name: str, role: str, config: dict[str, Any]) -> None:
+        assert self._socket is not None
+        ours, theirs = socket.socketpair()
+        child = Child(name, role)
+        self._children[name] = child
+        with theirs:
+            loop = asyncio.get_running_loop()
+            _, child.link = await loop.create_connection(
+                lambda: Link(lambda message: self._child_said(child, message), lambda: self._child_closed(child)),
+                sock=ours,
+            )
+            try:
+                socket.send_fds(
+                    self._socket, [encode({"fork": name, "role": role, "config": config})], [theirs.fileno()]
+                )
+            except OSError:  # the server is gone, which is reported once, by its own link
+                child.link.close()
+
+    def _server_said(self, message: Message) -> None:
+        name = message.get("forked") or message["exited"]
+        child = self._children.get(name)
+        if child is None or (child.pid and child.pid != message["pid"]):
+            return
+        child.pid = message["pid"]
+        if "exited" in message:
+            child.exited, child.exit_code = True, message["code"]
+            self._ended(child)
+
+    def _server_closed(self) -> None:
+        """The fork server is gone and the kernel has killed its children: nothing can run any more."""
+        if not self._closing:
+            self._closing = True
+            self._on_server_lost()
+
+    def _child_said(self, child: Child, message: Message) -> None:
+        if child.role != DIRECTORY:
+            self._on_message(child.name, message)
+
+    def _child_closed(self, child: Child) -> None:
+        child.closed = True
+        self._ended(child)
+
+    def _ended(self, child: Child) -> None:
+        if child.exited and child.closed and self._children.get(child.name) is child and not self._closing:
+            del self._children[child.name]
+            if child.role == DIRECTORY:
+                self._on_directory_lost()
+            else:
+                self._on_lost(child.name, child.exit_code)
+
+
+def _core_sets(settings: Settings) -> dict[str, tuple[int, ...]]:
+    """Cores of each CPU worker, where there are enough for every worker to have its own; else none are pinned."""
+    cores = sorted(os.sched_getaffinity(0))
+    threads = settings.threads
+    if settings.num_workers * threads > len(cores):
+        return {}
+    return {f"cpu-{i}": tuple(cores[i * threads : (i + 1) * threads]) for i in range(settings.num_workers)}

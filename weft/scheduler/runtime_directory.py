@@ -1,0 +1,204 @@
+"""The runtime directory: where one daemon's lock and socket are, and who may have them.
+
+    RUNTIME_DIR/            0700, ours, no link
+    RUNTIME_DIR/daemon.lock flock held while the daemon lives; holds its pid
+    RUNTIME_DIR/weft.sock   0600, listening
+
+The order is what keeps a second daemon from taking over a live one's socket: the lock is taken before the socket is
+looked at, and a socket is removed only under the lock and only if nothing answers on it. The kernel drops the lock
+however the daemon dies, so a stale lock file needs no cleaning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Self
+
+LOCK_NAME = "daemon.lock"
+SOCKET_NAME = "weft.sock"
+MAX_SOCKET_PATH_BYTES = 107  # sun_path has 108, the last one is NUL
+BACKLOG = 128  # connections not yet accepted; beyond it a client's connect waits
+MAX_PID_CHARS = 20
+
+
+class RuntimeDirectoryError(RuntimeError):
+    """The runtime directory, its lock or its socket cannot be had. The text names the path and the remedy."""
+
+
+class RuntimeDirectory:
+    """A directory made, locked and listening. `listener` is a non-blocking Unix stream socket."""
+
+    def __init__(self, path: Path, lock_fd: int, listener: socket.socket, *, owns_socket: bool) -> None:
+        self.path = path
+        self.listener = listener
+        self._lock_fd = lock_fd
+        self._owns_socket = owns_socket
+
+    @classmethod
+    def open(cls, path: Path, inherited_fd: int | None = None) -> Self:
+        """Makes the directory, takes its lock, binds its socket; or uses `inherited_fd`, a socket that listens already.
+
+        Raises RuntimeDirectoryError, and leaves everything as it was, if another daemon has the directory or something
+        else is in its place. The inherited socket is owned from then on, also after an error.
+        """
+        path = path.absolute()
+        with contextlib.ExitStack() as undo:
+            if inherited_fd is None:
+                _check_socket_path(path / SOCKET_NAME)
+            else:
+                inherited = undo.enter_context(_inherit(inherited_fd))
+            _make(path)
+            lock_fd = _lock(path / LOCK_NAME)
+            undo.callback(os.close, lock_fd)
+            undo.callback(os.unlink, path / LOCK_NAME)
+            if inherited_fd is None:
+                _clear(path / SOCKET_NAME)
+                listener = _bind(path / SOCKET_NAME)
+            else:
+                listener = inherited
+            listener.setblocking(False)
+            undo.pop_all()
+        return cls(path, lock_fd, listener, owns_socket=inherited_fd is None)
+
+    def close(self) -> None:
+        """Stops listening, unlinks the socket (unless it was inherited) and the lock, unlocks. May be called twice."""
+        if self._lock_fd < 0:
+            return
+        self.listener.close()
+        if self._owns_socket:
+            (self.path / SOCKET_NAME).unlink(missing_ok=True)
+        (self.path / LOCK_NAME).unlink(missing_ok=True)
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        problem = "is a symbolic link" if path.is_symlink() else f"cannot be made ({error.strerror})"
+        raise RuntimeDirectoryError(f"{path}: {problem}; give another runtime_dir") from error
+    try:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid():
+            raise RuntimeDirectoryError(
+                f"{path}: belongs to uid {status.st_uid}, not to {os.geteuid()}; give a runtime_dir of your own"
+            )
+        if status.st_mode & 0o077:
+            _narrow(fd, path)
+    finally:
+        os.close(fd)
+
+
+def _narrow(fd: int, path: Path) -> None:
+    # Only if it is the daemon's alone: runtime_dir = "/tmp", given to root, must not close /tmp to everyone.
+    others = sorted(set(os.listdir(fd)) - {LOCK_NAME, SOCKET_NAME})
+    if others or os.fstat(fd).st_mode & stat.S_ISVTX:
+        raise RuntimeDirectoryError(
+            f"{path}: open to other users, and not Weft's alone; chmod it to 0700, or give another runtime_dir"
+        )
+    try:
+        os.fchmod(fd, 0o700)
+    except OSError as error:
+        raise RuntimeDirectoryError(
+            f"{path}: open to other users, and cannot be made 0700 ({error.strerror}); give another runtime_dir"
+        ) from error
+
+
+def _lock(path: Path) -> int:
+    """The descriptor that holds the lock, with our pid in the file."""
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RuntimeDirectoryError(
+                f"{path}: cannot be opened ({error.strerror}); move away what is there"
+            ) from error
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise RuntimeDirectoryError(f"{path}: not a regular file; move away what is there")
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(fd, path):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                return fd
+        except BlockingIOError:
+            pid = os.pread(fd, MAX_PID_CHARS, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise RuntimeDirectoryError(
+                f"{path}: a daemon (pid {pid}) has this directory; use it, stop it, or give another runtime_dir"
+            ) from None
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # a daemon that was ending unlinked the file between our open and our lock: lock the new one
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _clear(path: Path) -> None:
+    """Removes a stale socket. Only under the lock."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise RuntimeDirectoryError(f"{path}: something that is not a socket stands there; move it away")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except OSError:  # a full backlog (EAGAIN) is a sign of life too
+            pass
+    raise RuntimeDirectoryError(
+        f"{path}: something answers there, although {LOCK_NAME} is free; stop it, or give another runtime_dir"
+    )
+
+
+def _bind(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # bind gives the file the mode of the socket (less the umask, which belongs to the whole process).
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise RuntimeDirectoryError(f"{path}: cannot be bound ({error.strerror}); give another runtime_dir") from error
+    return listener
+
+
+def _check_socket_path(path: Path) -> None:
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_SOCKET_PATH_BYTES:
+        raise RuntimeDirectoryError(
+            f"{path}: {num_bytes} bytes, and a socket's path has at most {MAX_SOCKET_PATH_BYTES}; "
+            "give a shorter runtime_dir"
+        )
+
+
+def _inherit(fd: int) -> socket.socket:
+    problem = f"inherited descriptor {fd} is not a listening Unix stream socket; write ListenStream=<path> in its unit"
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as error:
+        raise RuntimeDirectoryError(problem) from error
+    is_stream = listener.family == socket.AF_UNIX and listener.type == socket.SOCK_STREAM
+    if not is_stream or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        listener.close()
+        raise RuntimeDirectoryError(problem)
+    return listener

@@ -1,0 +1,166 @@
+"""Simulator: runs a plan through the real core in virtual time, with perfect workers and no overhead.
+
+It answers the core's commands as a daemon and its workers would, keeps the board of finished iterations, and starts each
+task when its lane is free and its inputs are there. What comes out is the predicted iteration time, the lanes' timeline,
+or the proof that the plan cannot run.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from weft.scheduler.core import Core
+from weft.scheduler.events import (
+    Command,
+    Dispatch,
+    Event,
+    JobPlanned,
+    JobSubmitted,
+    PlanJob,
+    Prepare,
+    RecordIteration,
+    Release,
+    ResultSaved,
+    SaveResult,
+    TasksFinished,
+    WorkerJoined,
+    WorkerPrepared,
+    WorkerReleased,
+)
+from weft.scheduler.graph import Lane
+from weft.scheduler.plan import Plan
+from weft.spec import JobSection, JobSpec, Strategy
+
+WARMUP_ITERATIONS = 4  # the first ones fill the pipeline and the input slots
+MEASURED_ITERATIONS = 4
+_JOB = "simulated"
+
+
+class SimulationError(RuntimeError):
+    """The plan stops before its end. The text names the tasks that wait and what for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One task of one iteration on its lane, in seconds of virtual time."""
+
+    task: int
+    iteration: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """iteration_seconds: the mean of the iterations after warm-up. spans: every task that ran, by lane."""
+
+    iteration_seconds: float
+    seconds: float
+    spans: dict[Lane, list[Span]]
+
+
+def simulate(plan: Plan, seconds: Sequence[float] | None = None, *, iterations: int | None = None) -> Simulation:
+    """Runs `iterations` (default: enough for a steady state) of the plan. Errors: SimulationError."""
+    count = iterations or WARMUP_ITERATIONS + MEASURED_ITERATIONS
+    itinerary = replace(plan.itinerary, num_train=1, num_validation=0, batch_size=1, steps=count)
+    run = _Run(replace(plan, itinerary=itinerary), seconds or plan.task_seconds)
+    return run.to_end()
+
+
+class _Run:
+    def __init__(self, plan: Plan, seconds: Sequence[float]) -> None:
+        self._plan = plan
+        self._seconds = seconds
+        self._now = 0.0
+        self._core = Core({f"{kind}-{position}": kind for position, kind in enumerate(plan.workers)})
+        names = {lane: (f"{plan.workers[lane.worker]}-{lane.worker}", lane.name) for lane in plan.graph.programs}
+        self._names = names
+        self._lanes = {name: lane for lane, name in names.items()}
+        self._queues: dict[Lane, deque[tuple[int, int]]] = {lane: deque() for lane in plan.graph.programs}
+        self._busy: dict[Lane, bool] = dict.fromkeys(plan.graph.programs, False)
+        self._finished: list[int] = [-1] * len(plan.graph.tasks)  # the board
+        self._spans: dict[Lane, list[Span]] = {lane: [] for lane in plan.graph.programs}
+        self._iteration_ends: list[float] = []
+        self._happening: list[tuple[float, int, Lane, int, int]] = []  # heap of tasks that run
+        self._order = 0
+
+    def to_end(self) -> Simulation:
+        spec = JobSpec(
+            job=JobSection(entry="simulated.py:workload", batch_size=1, steps=1),
+            strategy=Strategy(stages=len(self._plan.stages)),
+        )
+        self._core.start()
+        for name, worker in self._core.workers.items():
+            self._feed(WorkerJoined(worker=name, kind=worker.kind))
+        self._feed(JobSubmitted(job=_JOB, spec=spec, priority=0))
+        while self._happening:
+            self._now, _, lane, task, iteration = heapq.heappop(self._happening)
+            self._finished[task] = iteration
+            self._busy[lane] = False
+            self._feed(TasksFinished(_JOB, 1, *self._names[lane], 1))
+        if len(self._iteration_ends) < self._plan.itinerary.num_iterations:
+            raise SimulationError(f"the plan stops at {self._now:.6g} s: {self._who_waits()}")
+        ends = self._iteration_ends
+        warm = min(WARMUP_ITERATIONS, len(ends) - 1)
+        measured = (ends[-1] - ends[warm - 1]) / (len(ends) - warm) if warm else ends[-1] / len(ends)
+        return Simulation(iteration_seconds=measured, seconds=self._now, spans=self._spans)
+
+    def _feed(self, event: Event) -> None:
+        commands = deque(self._core.handle(event, self._now))
+        while commands:
+            answer = self._perform(commands.popleft())
+            if answer is not None:
+                commands += self._core.handle(answer, self._now)
+        self._start_ready()
+
+    def _perform(self, command: Command) -> Event | None:
+        match command:
+            case PlanJob():
+                return JobPlanned(job=_JOB, attempt=1, plan=self._plan)
+            case Prepare():
+                return WorkerPrepared(job=_JOB, attempt=1, worker=command.worker)
+            case Dispatch():
+                queue = self._queues[self._lanes[command.worker, command.lane]]
+                queue.extend((iteration, task) for iteration, tasks in command.work for task in tasks)
+            case RecordIteration():
+                self._iteration_ends.append(self._now)
+            case SaveResult():
+                return ResultSaved(job=_JOB, attempt=1)
+            case Release():
+                return WorkerReleased(worker=command.worker, job=_JOB, attempt=1, clean=True)
+            case _:
+                pass
+        return None
+
+    def _start_ready(self) -> None:
+        for lane, queue in self._queues.items():
+            if not queue or self._busy[lane]:
+                continue
+            iteration, task = queue[0]
+            if self._missing(task, iteration) is not None:
+                continue
+            queue.popleft()
+            end = self._now + self._seconds[task]
+            self._busy[lane] = True
+            self._spans[lane].append(Span(task=task, iteration=iteration, start=self._now, end=end))
+            self._order += 1
+            heapq.heappush(self._happening, (end, self._order, lane, task, iteration))
+
+    def _missing(self, task: int, iteration: int) -> int | None:
+        for edge in self._plan.graph.inputs(task):
+            if self._finished[edge.source] < iteration - edge.distance:
+                return edge.source
+        return None
+
+    def _who_waits(self) -> str:
+        lines = []
+        for lane, queue in self._queues.items():
+            if queue:
+                iteration, task = queue[0]
+                missing = self._missing(task, iteration)
+                source = "nothing" if missing is None else str(self._plan.graph.tasks[missing])
+                lines.append(f"{lane} is at {self._plan.graph.tasks[task]} and waits for {source}")
+        return "; ".join(lines) or "no lane was given work"

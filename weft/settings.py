@@ -1,0 +1,87 @@
+"""Settings: where the daemon lives and what it may use. Flag, then WEFT_* environment, then weft.toml, then default.
+
+Read once, in the command line's main function, and passed by value from there.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from weft.spec import SpecError, explain
+
+
+def _default_runtime_dir() -> Path:
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(base, "weft") if base else Path(f"/tmp/weft-{os.getuid()}")
+
+
+def _default_state_dir() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state", "weft")
+
+
+class Settings(BaseModel):
+    """workers = 0 means one for each `threads` usable cores. metrics = "" exports nothing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    runtime_dir: Path = Field(default_factory=_default_runtime_dir, description="sockets and the lock; made 0700")
+    state_dir: Path = Field(default_factory=_default_state_dir, description="the ledger and the daemon's log")
+    runs_dir: Path | None = Field(default=None, description="run directories; default STATE_DIR/runs")
+    workers: int = Field(default=0, ge=0, le=1024, description="CPU workers")
+    threads: int = Field(default=1, ge=1, le=1024, description="compute threads (and cores) of each CPU worker")
+    metrics: str = Field(default="127.0.0.1:9464", description="HOST:PORT of /metrics; port 0 picks one")
+    max_queued: int = Field(default=1000, ge=1, description="jobs waiting; one more is refused")
+    drain_seconds: float = Field(default=20.0, gt=0, description="budget of a drain after SIGTERM")
+
+    @property
+    def socket_path(self) -> Path:
+        return self.runtime_dir / "weft.sock"
+
+    @property
+    def runs_path(self) -> Path:
+        return self.runs_dir or self.state_dir / "runs"
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers or max(1, len(os.sched_getaffinity(0)) // self.threads)
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        if not self.metrics:
+            return None
+        host, _, port = self.metrics.rpartition(":")
+        return host or "127.0.0.1", int(port)
+
+
+def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file: Path | None) -> Settings:
+    """Merges the three sources; raises SpecError that names the source, the field and the remedy.
+
+    `file` is weft.toml's path (its values under `[daemon]`); None looks for ./weft.toml and takes none if absent.
+    Flags whose value is None do not count.
+    """
+    values: dict[str, Any] = {}
+    path = file or Path("weft.toml")
+    if file is not None or path.is_file():
+        try:
+            values |= tomllib.loads(path.read_text(encoding="utf-8")).get("daemon", {})
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise SpecError(f"{path}: cannot be read as TOML: {error}") from None
+    for name in Settings.model_fields:
+        text = environment.get(f"WEFT_{name.upper()}")
+        if text is not None:
+            values[name] = text
+    values |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        settings = Settings.model_validate(values)
+        settings.metrics_address  # noqa: B018  (raises on a port that is no number)
+    except ValidationError as error:
+        raise SpecError(explain(error, Settings, "settings")) from None
+    except ValueError:
+        raise SpecError(f"settings: metrics: {values['metrics']!r} is not HOST:PORT") from None
+    return settings

@@ -1,0 +1,168 @@
+"""JobSpec: what a user submits, validated, and the sentences that say what is wrong with it.
+
+A spec is a TOML file or the same structure in Python. It is frozen once built, and it is plain data: it travels over
+the socket as the mapping that `JobSpec.to_wire` returns and is built again on the other side, by the same rules.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+MAX_MICROBATCHES = 1024  # a board word and two slots each; more is a typing error
+MAX_STAGES = 256
+MAX_NAME_CHARS = 128  # a job name becomes a directory name; ext4 allows 255 bytes
+
+
+class SpecError(ValueError):
+    """A job spec (or an override of one) that cannot be accepted. The text names the field and the remedy."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class JobSection(_Section):
+    """What to train: the entry point, its arguments and how long."""
+
+    entry: str = Field(description="FILE.py:FUNCTION, the file relative to the spec's own directory")
+    args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the entry function")
+    epochs: int | None = Field(default=None, ge=1, description="passes over the training data; or give steps")
+    steps: int | None = Field(default=None, ge=1, description="training iterations; or give epochs")
+    batch_size: int = Field(ge=1, description="samples in one global batch")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the model, the data order and dropout")
+    priority: int = Field(default=0, ge=-1000, le=1000, description="higher runs first; equal ones in submit order")
+
+    @field_validator("entry")
+    @classmethod
+    def _entry_has_two_parts(cls, value: str) -> str:
+        path, colon, function = value.rpartition(":")
+        if not colon or not path.endswith(".py") or not function.isidentifier() or "\0" in value:
+            raise ValueError(f"{value!r} is not FILE.py:FUNCTION; write for example 'digits.py:workload'")
+        return value
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give exactly one of epochs and steps")
+        return self
+
+
+class Strategy(_Section):
+    """How to run it: the axes of the plan."""
+
+    schedule: Literal["gpipe", "1f1b"] = Field(default="1f1b", description="order of each stage's compute lane")
+    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description="contiguous parts of the model, one worker each")
+    microbatches: int = Field(default=1, ge=1, le=MAX_MICROBATCHES, description="parts of one batch")
+    recompute: bool = Field(default=False, description="keep only stage inputs; run each forward again in backward")
+    window: int | None = Field(
+        default=None, ge=1, description="tasks sent ahead to each lane; 1 is central dispatch, unset hides dispatch"
+    )
+
+
+class JobSpec(_Section):
+    """One training run: the `[job]` and `[strategy]` tables, and the directory that `entry` is relative to.
+
+    Errors: `SpecError` from `load`, `parse` and `from_wire`; pydantic's `ValidationError` from the constructor.
+    """
+
+    job: JobSection
+    strategy: Strategy = Field(default_factory=Strategy)
+    directory: str = Field(default_factory=lambda: str(Path.cwd()), description="absolute; set by load")
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
+        """Reads a TOML spec; `overrides` are `key.path=value` with a TOML value (a bare word is taken as a string)."""
+        path = Path(path)
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise SpecError(f"{path}: no such file; give the path of a job spec in TOML") from None
+        except IsADirectoryError:
+            raise SpecError(f"{path} is a directory; give the path of a job spec in TOML") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"{path}: cannot be read ({error}); give the path of a job spec in TOML") from error
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError(f"{path}: not valid TOML: {error}") from error
+        for override in overrides:
+            _apply_override(tables, override)
+        tables.setdefault("directory", str(path.resolve().parent))
+        return cls.parse(tables, source=str(path))
+
+    @classmethod
+    def parse(cls, tables: Mapping[str, Any], source: str = "job spec") -> JobSpec:
+        """Validates a nested mapping; `source` names it in errors."""
+        try:
+            return cls.model_validate(dict(tables))
+        except ValidationError as error:
+            raise SpecError(explain(error, cls, source)) from None
+
+    def to_wire(self) -> dict[str, Any]:
+        """The spec as plain data, without unset fields."""
+        return self.model_dump(mode="python", exclude_none=True)
+
+    @property
+    def entry_file(self) -> Path:
+        """Absolute path of the Python file that `entry` names."""
+        return Path(self.directory, self.job.entry.rpartition(":")[0])
+
+    @property
+    def entry_function(self) -> str:
+        return self.job.entry.rpartition(":")[2]
+
+    def check_files(self) -> None:
+        """Raises SpecError if the entry's file is not there: cheap, so the client does it before submitting."""
+        if not self.entry_file.is_file():
+            raise SpecError(
+                f"job.entry: {str(self.entry_file)!r} is not a file; the path in entry is relative to the spec's directory"
+            )
+
+
+def explain(error: ValidationError, model: type[BaseModel], source: str) -> str:
+    """One line for each problem: the field's path, what is wrong, what to write instead."""
+    lines = []
+    for problem in error.errors():
+        where = ".".join(str(part) for part in problem["loc"]) or "spec"
+        if problem["type"] == "extra_forbidden":
+            text = f"unknown key{_suggestion(problem['loc'], model)}"
+        elif problem["type"] == "missing":
+            text = f"missing; add {where.rpartition('.')[2]} = ..."
+        else:
+            text = problem["msg"].removeprefix("Value error, ")
+            if problem["type"] != "value_error":
+                text = f"{text}, not {problem['input']!r:.80}"
+        lines.append(f"{source}: {where}: {text}")
+    return "\n".join(lines)
+
+
+def _suggestion(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    fields = model.model_fields
+    for part in location[:-1]:
+        annotation = fields[str(part)].annotation if str(part) in fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return ""
+        fields = annotation.model_fields
+    names = difflib.get_close_matches(str(location[-1]), fields, n=1)
+    return f"; did you mean {names[0]}?" if names else f"; known here: {', '.join(sorted(fields))}"
+
+
+def _apply_override(tables: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise SpecError(f"--set {override!r}: write key.path=value, for example strategy.stages=2")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    table = tables
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise SpecError(f"--set {override!r}: {part} is not a table")
+    table[parts[-1]] = value

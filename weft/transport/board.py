@@ -1,0 +1,100 @@
+"""The board: one shared int32 word per task, the last iteration that the task finished; and how lanes wait on it.
+
+    word 0: epoch, -1 while the attempt runs, 0 once it is aborted
+    word 1 + t: the last finished iteration of task t, -1 at first
+
+Posting is a store and, where a lane of another process may wait, a futex wake. Waiting is a bounded spin, then a futex
+wait on the word itself. Words only grow, so a wait is for "at least", and a missed change is impossible: the kernel
+compares the word before it sleeps. Every sleep is bounded too, since an abort changes word 0 and not the word slept on.
+
+The stores rely on x86-64's order (a store is seen after the stores before it); `futex` is a full barrier besides.
+Errors: Aborted from `wait` once the attempt is aborted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+
+import torch
+
+FUTEX_WAIT, FUTEX_WAKE = 0, 1
+_FUTEX_SYSCALL = {"x86_64": 202, "aarch64": 98}[platform.machine()]
+_WAKE_ALL = 2**31 - 1
+_SPINS_PER_CLOCK = 32  # reading the clock costs as much as a read of the word
+SLEEP_SECONDS = 0.05  # the longest sleep before the epoch word is looked at again
+EPOCH, RUNNING, ABORTED = 0, -1, 0
+INITIAL_BYTE = 0xFF  # a new board's bytes: every word -1
+
+_libc_sleeping = ctypes.CDLL(None, use_errno=True)  # releases the GIL: for waits
+_libc_quick = ctypes.PyDLL(None)  # keeps it: a wake is shorter than giving the GIL away
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class Aborted(Exception):
+    """The attempt was aborted while a lane waited."""
+
+
+def futex_wait(address: int, expected: int, seconds: float) -> None:
+    """Sleeps until woken, for at most `seconds`, or not at all if the word is no longer `expected`."""
+    timeout = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+    _libc_sleeping.syscall(
+        _FUTEX_SYSCALL, ctypes.c_void_p(address), FUTEX_WAIT, expected, ctypes.byref(timeout), None, 0
+    )
+
+
+def futex_wake(address: int) -> None:
+    _libc_quick.syscall(_FUTEX_SYSCALL, ctypes.c_void_p(address), FUTEX_WAKE, _WAKE_ALL, None, None, 0)
+
+
+def num_words(num_tasks: int) -> int:
+    return 1 + num_tasks
+
+
+class Board:
+    """words: int32, shape (1 + num_tasks,), in shared memory. spin_seconds: 0 where waiters outnumber cores."""
+
+    def __init__(self, words: torch.Tensor, spin_seconds: float = 0.0) -> None:
+        assert words.dtype is torch.int32
+        self._tensor = words  # keeps the mapping
+        self.words = memoryview(words.numpy())  # type: ignore[arg-type]  # an ndarray is a buffer
+        self._address = words.data_ptr()
+        self._spin_ns = int(spin_seconds * 1e9)
+
+    def post(self, task: int, iteration: int) -> None:
+        """Marks the task finished for the iteration and wakes whoever waits for it."""
+        self.words[1 + task] = iteration
+        futex_wake(self._address + 4 * (1 + task))
+
+    def post_quietly(self, task: int, iteration: int) -> None:
+        """As `post`, for a task that no other lane waits for."""
+        self.words[1 + task] = iteration
+
+    def wait(self, task: int, iteration: int) -> None:
+        """Returns once the task has finished the iteration. Errors: Aborted."""
+        words, word = self.words, 1 + task
+        until = time.monotonic_ns() + self._spin_ns
+        while time.monotonic_ns() < until:
+            for _ in range(_SPINS_PER_CLOCK):
+                if words[word] >= iteration:
+                    return
+            if words[EPOCH] != RUNNING:
+                raise Aborted
+        while (seen := words[word]) < iteration:
+            if words[EPOCH] != RUNNING:
+                raise Aborted
+            futex_wait(self._address + 4 * word, seen, SLEEP_SECONDS)
+
+    def abort(self) -> None:
+        """Ends every wait on this board, now and later, with Aborted."""
+        self.words[EPOCH] = ABORTED
+        for word in range(len(self.words)):
+            futex_wake(self._address + 4 * word)
+
+    @property
+    def aborted(self) -> bool:
+        return self.words[EPOCH] != RUNNING

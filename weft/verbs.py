@@ -1,0 +1,267 @@
+"""The verbs of the `weft` command. stdout is data, stderr is progress; exit codes are those of `weft.exits`.
+
+A verb imports what it needs when it runs, and no verb but `run --reference` imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+
+import typer
+
+from weft import __version__
+from weft.client import Client, DaemonUnreachable, RequestRefused
+from weft.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
+from weft.job_list import list_jobs
+from weft.result import result_json, to_json
+from weft.transport.wire import Message
+
+if TYPE_CHECKING:
+    from weft.spec import JobSpec
+
+CANCEL_SECONDS = 10.0  # for a job to end after a Ctrl-C; then its daemon is stopped anyway
+
+app = typer.Typer(
+    name="weft",
+    help="Trains deep networks on every core and GPU of this machine, and shows where the time went.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SpecPath = Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The job spec.")]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key of the spec; repeatable.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="CPU workers; 0: one for each THREADS usable cores.")]
+Threads = Annotated[int | None, typer.Option(metavar="N", help="Compute threads of each CPU worker.")]
+RunsDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where run directories are made.")]
+Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help='Address of /metrics; "" for none.')]
+
+
+@app.command(epilog="Example: weft run digits.toml --set strategy.stages=2 --workers 2")
+@guarded
+def run(
+    spec: SpecPath,
+    set_: Set = None,
+    workers: Workers = None,
+    threads: Threads = None,
+    runs_dir: RunsDir = None,
+    metrics: Metrics = None,
+    json: Json = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Train by the plain PyTorch loop, in this process, instead.")
+    ] = False,
+) -> None:
+    """Train one job here and now: start a daemon, run the job, stop the daemon.
+
+    Run directories are made in ./runs unless --runs-dir says otherwise.
+    """
+    job_spec = _load_spec(spec, set_)
+    if reference:
+        from weft.reference_run import run_reference
+
+        result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"))
+        lanes: Message = {}
+    else:
+        from weft.embedded import Daemon
+
+        daemon = Daemon(workers=workers, threads=threads, runs_dir=runs_dir, metrics=metrics or "")
+        with sigterm_raises(), daemon as client:
+            result, lanes = _run_embedded(client, job_spec)
+    _finish(result, lanes, json, sys.stdout)
+
+
+@app.command(epilog="Example: weft daemon --workers 4 --metrics 127.0.0.1:9464")
+@guarded
+def daemon(
+    workers: Workers = None,
+    threads: Threads = None,
+    runtime_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the socket is made.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the ledger is kept.")] = None,
+    runs_dir: RunsDir = None,
+    metrics: Metrics = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="By default ./weft.toml, if any.")] = None,
+    drain_seconds: Annotated[float | None, typer.Option(metavar="S", help="Budget of a drain at SIGTERM.")] = None,
+    parent: Annotated[int | None, typer.Option(metavar="PID", help="Stop when it ends.", hidden=True)] = None,
+) -> None:
+    """Run the daemon in the foreground until SIGTERM."""
+    from weft.settings import load_settings
+
+    if parent is not None:
+        from weft.embedded import end_with
+
+        end_with(parent)
+    flags: dict[str, object] = {"workers": workers, "threads": threads, "metrics": metrics}
+    flags |= {"runtime_dir": runtime_dir, "state_dir": state_dir, "runs_dir": runs_dir, "drain_seconds": drain_seconds}
+    settings = load_settings(flags, os.environ, config)
+    from weft.scheduler.daemon import main as daemon_main
+
+    raise SystemExit(daemon_main(settings))
+
+
+@app.command(epilog="Example: weft submit digits.toml --set job.seed=8 --id digits-seed-8 -f")
+@guarded
+def submit(
+    spec: SpecPath,
+    set_: Set = None,
+    id_: Annotated[
+        str | None, typer.Option("--id", metavar="NAME", help="The job's id; submitting it again changes nothing.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it to its end; Ctrl-C detaches.")] = False,
+    json: Json = False,
+) -> None:
+    """Hand a job to the daemon and print its id."""
+    job_spec = _load_spec(spec, set_)
+    client = Client()
+    submitted = client.submit(job_spec, job=id_, priority=priority)
+    job = submitted["job"]
+    if json and not follow:
+        _print_json(submitted)
+        return
+    print(job, file=sys.stderr if json else sys.stdout, flush=True)
+    if follow:
+        _finish(_follow(client, job, log=sys.stderr), {}, json, sys.stderr)
+
+
+@app.command(epilog="Example: weft ps --all --json")
+@guarded
+def ps(all_: Annotated[bool, typer.Option("--all", help="Finished jobs too.")] = False, json: Json = False) -> None:
+    """List the jobs that wait or run."""
+    list_jobs(finished=all_, json=json)
+
+
+@app.command(epilog="Example: weft show digits-1")
+@guarded
+def show(job: Job, json: Json = False) -> None:
+    """Say what a job does or why it waits, its plan, and where its time went."""
+    shown = Client().show(job)
+    if json:
+        return _print_json(shown)
+    from weft.display import make_console, show_page
+
+    return show_page(make_console(sys.stdout), shown, time.time())
+
+
+@app.command(epilog="Example: weft logs -f digits-1")
+@guarded
+def logs(
+    job: Job,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow it, with progress on stderr; Ctrl-C detaches.")
+    ] = False,
+) -> None:
+    """Print a job's log so far, or follow it to the job's end."""
+    client = Client()
+    if not follow:
+        for text in client.log(job):
+            sys.stdout.write(text)
+        return
+    leave(of_result(_follow(client, job, log=sys.stdout)))
+
+
+@app.command(epilog="Example: weft wait digits-1 --timeout 600 --json")
+@guarded
+def wait(
+    job: Job,
+    timeout: Annotated[float | None, typer.Option(metavar="S", min=0.0, help="Give up (exit code 124).")] = None,
+    json: Json = False,
+) -> None:
+    """Wait for a job's end and exit with its exit code."""
+    _finish(Client().wait(job, timeout), {}, json, sys.stdout)
+
+
+@app.command(epilog="Example: weft cancel digits-1")
+@guarded
+def cancel(job: Job, json: Json = False) -> None:
+    """Stop a job; what it has saved stays."""
+    state = Client().cancel(job)
+    _print_json({"job": job, "state": state}) if json else print(state)
+
+
+@app.command(epilog="Example: weft status")
+@guarded
+def status(json: Json = False) -> None:
+    """Describe the daemon: its workers, how many jobs are in each state, where its metrics are."""
+    answer = Client().status()
+    if json:
+        return _print_json(answer)
+    from weft.display import make_console, status_page
+
+    return status_page(make_console(sys.stdout), answer)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _load_spec(path: Path, overrides: list[str] | None) -> JobSpec:
+    from weft.spec import JobSpec
+
+    spec = JobSpec.load(path, overrides or ())
+    spec.check_files()
+    return spec
+
+
+def _run_embedded(client: Client, spec: JobSpec) -> tuple[Message, Message]:
+    """The job's result and the seconds of its lanes; an interrupt cancels the job first."""
+    from weft.follower import follow
+
+    job = client.submit(spec)["job"]
+    try:
+        result = follow(client.follow(job), log=sys.stderr)
+    except DaemonUnreachable:
+        raise
+    except BaseException:
+        try:
+            client.cancel(job)
+            client.wait(job, CANCEL_SECONDS)
+        except RequestRefused:
+            pass  # it has just ended, or does not end in time
+        raise
+    return result, client.show(job)["lanes"] or {}
+
+
+def _follow(client: Client, job: str, log: TextIO) -> Message:
+    """Shows the job to its end; Ctrl-C leaves it alone and says how to come back to it."""
+    from weft.follower import follow
+
+    try:
+        with sigterm_raises():
+            return follow(client.follow(job), log=log)
+    except KeyboardInterrupt as interrupt:
+        leave(of_interrupt(interrupt), f"detached; the job goes on. Follow it again with: weft logs -f {job}")
+
+
+def _finish(result: Message, lanes: Message, json: bool, stream: TextIO) -> NoReturn:
+    """Prints the result, JSON always on stdout, and exits with the job's code."""
+    if json:
+        print(result_json(result))
+    else:
+        from weft.display import make_console, result_page
+
+        result_page(make_console(stream), result, lanes)
+    leave(of_result(result))
+
+
+def _print_json(value: Message) -> None:
+    print(to_json(value))

@@ -1,0 +1,1 @@
+"""Workers: the long-lived processes that hold torch and the user's code."""

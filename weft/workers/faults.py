@@ -1,0 +1,51 @@
+"""Faults: what the user's code raised, as plain data for the daemon: a reason, a text and an exit code."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import weft
+from weft.spec import SpecError
+from weft.workers.errors import NonFiniteLoss
+from weft.workload import WorkloadError
+
+MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybody reads
+
+_OUR_FILES = str(Path(weft.__file__).parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """reason: as in a job's record. exit_code: what the followers of the job exit with."""
+
+    reason: str
+    message: str
+    exit_code: int
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Our own errors say what to change; the user's come with their traceback, from the user's first frame on."""
+    match error:
+        case NonFiniteLoss():
+            return Fault("non-finite-loss", str(error), 1)
+        case WorkloadError() | SpecError():
+            return Fault("invalid-workload", str(error), 2)
+        case SystemExit():
+            message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"
+            return Fault("user-error", message + _traceback(error), error.code if isinstance(error.code, int) else 1)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        return Fault("out-of-memory", _traceback(error), 1)
+    return Fault("user-error", _traceback(error), 1)
+
+
+def _traceback(error: BaseException) -> str:
+    told = traceback.TracebackException.from_exception(error)
+    theirs = [number for number, frame in enumerate(told.stack) if not frame.filename.startswith(_OUR_FILES)]
+    if theirs:
+        told.stack = traceback.StackSummary.from_list(told.stack[theirs[0] :])
+    text = "".join(told.format())
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS // 2] + "\n...\n" + text[-8000:]

@@ -1,0 +1,147 @@
+"""The fork server: imports torch once, then forks workers that are ready in milliseconds.
+
+A process of its own, started by the daemon as `python -m weft.workers.forkserver FD`. It has one thread, runs no OpenMP
+region and makes no CUDA context, so its children are whole. Over the inherited socket:
+
+    daemon → {"fork": name, "role": "worker" | "directory", "config": {...}}   with the child's socket as a descriptor
+    server → {"forked": name, "pid": ...}, {"exited": name, "pid": ..., "code": ...}
+
+The daemon's end closing, for whatever reason, ends every child by SIGKILL and then the server: nothing of ours outlives
+the daemon. Should the server itself be killed, the kernel kills its children.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch._dynamo  # noqa: F401  (what the first optimizer of a process imports, for seconds)
+
+from weft.transport.directory import DirectoryServer
+from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
+from weft.workers.process import WorkerConfig, run_worker
+
+_PR_SET_PDEATHSIG = 1
+MAX_DESCRIPTORS_PER_MESSAGE = 16  # the daemon sends one with each fork; several may arrive together
+
+
+class ForkServer:
+    """One loop over the daemon's socket and a pidfd for each child."""
+
+    def __init__(self, daemon: socket.socket) -> None:
+        self._daemon = daemon
+        self._reader = FrameReader(MAX_WORKER_FRAME_BYTES)
+        self._descriptors: list[int] = []
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, tuple[str, int]] = {}  # pidfd -> name, pid
+
+    def run(self) -> None:
+        self._selector.register(self._daemon, selectors.EVENT_READ)
+        try:
+            while True:
+                for key, _ in self._selector.select():
+                    if key.fileobj is self._daemon:
+                        if not self._receive():
+                            return
+                    else:
+                        self._reap(key.fd)
+        finally:
+            self._end_children()
+
+    def _receive(self) -> bool:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._daemon, 1 << 16, MAX_DESCRIPTORS_PER_MESSAGE)
+        except ConnectionError:
+            return False
+        self._descriptors += descriptors
+        for message in self._reader.feed(data):
+            self._fork(message, self._descriptors.pop(0))
+        return bool(data)
+
+    def _fork(self, message: Message, descriptor: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            _run_child(message, self._inherited(), descriptor)
+        os.close(descriptor)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (message["fork"], pid)
+        self._selector.register(pidfd, selectors.EVENT_READ)
+        self._send({"forked": message["fork"], "pid": pid})
+
+    def _inherited(self) -> list[int]:
+        """Descriptors that are not the child's business: it must not keep the daemon's socket open."""
+        return [self._daemon.fileno(), *self._children, *self._descriptors]
+
+    def _reap(self, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        name, pid = self._children.pop(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._send({"exited": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _end_children(self) -> None:
+        for _, pid in self._children.values():
+            os.kill(pid, signal.SIGKILL)
+        for _, pid in self._children.values():
+            os.waitpid(pid, 0)
+
+    def _send(self, message: Message) -> None:
+        self._daemon.sendall(encode(message))
+
+
+def _run_child(message: Message, inherited: list[int], descriptor: int) -> None:
+    """Never returns."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        for fd in inherited:
+            os.close(fd)
+        gc.enable()
+        connection = socket.socket(fileno=descriptor)
+        config = message["config"]
+        if message["role"] == "directory":
+            _run_directory(connection, config)
+        else:
+            run_worker(connection, WorkerConfig(**{**config, "cores": tuple(config["cores"])}))
+        code = 0
+    except BaseException:  # the last frame of the process: the traceback goes to the daemon's log
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_directory(connection: socket.socket, config: dict[str, Any]) -> None:
+    directory = DirectoryServer(Path(config["address"]), config["authkey"])
+
+    def obey() -> None:
+        reader = FrameReader(MAX_WORKER_FRAME_BYTES)
+        while data := connection.recv(1 << 16):
+            for message in reader.feed(data):
+                directory.drop(message["arenas"])
+        os._exit(0)
+
+    threading.Thread(target=obey, name="control", daemon=True).start()
+    directory.serve(lambda: connection.sendall(encode({"type": "joined"})))
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
+    daemon = socket.socket(fileno=int(sys.argv[1]))
+    gc.collect()
+    gc.disable()
+    gc.freeze()  # shared pages stay shared: the children's collector will not touch what is frozen
+    ForkServer(daemon).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Inspection: what the planner has to know about a workload, found out by running it once on one worker.
+
+Sends each microbatch size once through the units for shapes, then the largest one forward and backward for times, each
+unit alone. Works on a model of its own, which is thrown away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.itinerary import Iteration, Itinerary, microbatch_sizes
+from weft.spec import JobSpec
+from weft.transport.arena import dtype_name
+from weft.workers.data import Batches
+from weft.workers.optimizer import make_optimizer
+from weft.workload import Workload, WorkloadError, units
+
+TIMED_RUNS = 3  # after one that warms up; the fastest counts
+
+
+def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
+    """The wire form of weft.scheduler.plan.Inspection. Errors: WorkloadError, and whatever the user's code raises."""
+    batches = Batches(workload, seed=spec.job.seed, microbatches=1)
+    if batches.num_train == 0:
+        raise WorkloadError("Workload.train has length 0; give at least one sample")
+    if spec.job.batch_size < spec.strategy.microbatches:
+        raise WorkloadError(
+            f"job.batch_size = {spec.job.batch_size} is smaller than strategy.microbatches = "
+            f"{spec.strategy.microbatches}; a microbatch needs at least one sample"
+        )
+    model = nn.ModuleList(module for _, module in units(workload.model))
+    started = time.perf_counter()
+    samples = {size: batches.load(_batch_of(size), 0) for size in _microbatch_sizes(spec, batches)}
+    load_seconds = (time.perf_counter() - started) / len(samples)
+    largest = max(samples)
+    facts = [_unit_facts(name, module) for name, module in units(workload.model)]
+    _record_shapes(model, facts, samples)
+    _measure(model, facts, workload, samples[largest])
+    _record_ties(model, facts)
+    return {
+        "units": facts,
+        "input": _tensor_facts({size: inputs for size, (inputs, _) in samples.items()}),
+        "target": _tensor_facts({size: targets for size, (_, targets) in samples.items()}),
+        "num_train": batches.num_train,
+        "num_validation": batches.num_validation,
+        "load_seconds": load_seconds,
+        "update_seconds": _update_seconds(workload),
+        "metrics": list(workload.metrics),
+    }
+
+
+def _microbatch_sizes(spec: JobSpec, batches: Batches) -> list[int]:
+    itinerary = Itinerary.of(
+        num_train=batches.num_train,
+        num_validation=batches.num_validation,
+        batch_size=spec.job.batch_size,
+        epochs=spec.job.epochs,
+        steps=spec.job.steps,
+    )
+    sizes = {part for size in itinerary.batch_sizes() for part in microbatch_sizes(size, spec.strategy.microbatches)}
+    return sorted(sizes - {0})
+
+
+def _batch_of(size: int) -> Iteration:
+    return Iteration(index=0, training=True, epoch=0, step=0, start=0, size=size)
+
+
+def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
+    return {
+        "name": name,
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
+        "buffer_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
+        "forward_seconds": 0.0,
+        "backward_seconds": 0.0,
+        "dtype": None,
+        "itemsize": 0,
+        "shapes": [],
+        "tied_to": [],
+    }
+
+
+def _record_shapes(
+    model: nn.ModuleList, facts: list[dict[str, Any]], samples: dict[int, tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    with torch.no_grad():
+        for size, (x, _) in samples.items():
+            value: Any = x
+            for module, fact in zip(model, facts, strict=True):
+                value = module(value)
+                if isinstance(value, torch.Tensor):
+                    fact["dtype"], fact["itemsize"] = dtype_name(value.dtype), value.element_size()
+                    fact["shapes"].append([size, list(value.shape)])
+
+
+def _measure(
+    model: nn.ModuleList, facts: list[dict[str, Any]], workload: Workload, sample: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    value: Any = sample[0]
+    for number, (module, fact) in enumerate(zip(model, facts, strict=True)):
+
+        def run(x: Any, module: nn.Module = module, last: bool = number == len(facts) - 1) -> Any:
+            y = module(x)
+            if not last:
+                return y
+            loss = workload.loss(y, sample[1])
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise WorkloadError("Workload.loss returned no scalar tensor; it must return the mean over the samples")
+            return loss
+
+        fact["forward_seconds"], fact["backward_seconds"], value = _times(run, value)
+
+
+def _times(run: Callable[[Any], Any], x: Any) -> tuple[float, float, Any]:
+    """(forward seconds, backward seconds, detached output) of one unit, the fastest of TIMED_RUNS."""
+    forward, backward = [], []
+    for _ in range(1 + TIMED_RUNS):
+        x = _leaf(x)
+        started = time.perf_counter()
+        y = run(x)
+        forward.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        if isinstance(y, torch.Tensor) and y.requires_grad:
+            torch.autograd.backward(y, torch.ones_like(y))
+        backward.append(time.perf_counter() - started)
+    return min(forward[1:]), min(backward[1:]), y
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().requires_grad_(value.is_floating_point())
+    if isinstance(value, (tuple, list)):
+        return type(value)(_leaf(part) for part in value)
+    return value
+
+
+def _record_ties(model: nn.ModuleList, facts: list[dict[str, Any]]) -> None:
+    owner: dict[int, int] = {}
+    for number, (module, fact) in enumerate(zip(model, facts, strict=True)):
+        tied = {owner.setdefault(id(parameter), number) for parameter in module.parameters()} - {number}
+        fact["tied_to"] = sorted(tied)
+
+
+def _update_seconds(workload: Workload) -> float:
+    """Seconds of one optimizer step on the whole model, gradients as `_measure` left them."""
+    optimizer = make_optimizer(workload.optimizer, list(workload.model.parameters()))
+    if optimizer is None:
+        return 0.0
+    seconds = []
+    for _ in range(2):  # the first makes the optimizer's state
+        started = time.perf_counter()
+        optimizer.step()
+        seconds.append(time.perf_counter() - started)
+    return seconds[-1]
+
+
+def _tensor_facts(tensors: dict[int, torch.Tensor]) -> dict[str, Any]:
+    first = next(iter(tensors.values()))
+    return {
+        "dtype": dtype_name(first.dtype),
+        "itemsize": first.element_size(),
+        "shapes": [[size, list(tensor.shape)] for size, tensor in tensors.items()],
+    }

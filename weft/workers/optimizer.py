@@ -1,0 +1,86 @@
+"""The user's optimizer, with torch's fused CPU kernel where that kernel is known to be right.
+
+A Python loop over parameters is an order of magnitude slower than `fused=True`, and torch never chooses the fused
+kernel by itself. The two round differently, so whoever builds an optimizer for a job (the reference loop, a stage's
+worker) builds it here: the choice depends on the parameters and on the user's arguments alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.workload import WorkloadError
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+# Exact types: a subclass may override `step` and know nothing of fused kernels.
+_FUSED_ON_CPU = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})
+
+# torch 2.13's fused SGD leaves most bfloat16 and float16 parameters untouched (pytorch issue 191763).
+_FUSED_DTYPES = frozenset({torch.float32, torch.float64})
+
+
+def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
+    """Builds the optimizer of one stage, or of the whole model; None where there are no parameters.
+
+    Sets `fused=True` in each parameter group where torch has a fused CPU implementation and the user has chosen neither
+    `fused` nor `foreach` (either one given as False keeps torch's plain loop, as it does in torch itself). The fused
+    kernels take no sparse gradients: a model with `nn.Embedding(sparse=True)` needs `fused=False`.
+
+    Raises WorkloadError if the factory's result cannot be used. What the factory itself raises passes unchanged.
+    """
+    given = list(parameters)
+    if not given:
+        return None
+    optimizer = factory(given)
+    _check(optimizer, given)
+    if type(optimizer) in _FUSED_ON_CPU:
+        for group in optimizer.param_groups:
+            if _can_fuse(group):
+                group["fused"] = True
+    return optimizer
+
+
+def _check(optimizer: object, given: list[nn.Parameter]) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise WorkloadError(
+            f"Workload.optimizer returned {type(optimizer).__name__}; it must return a torch.optim.Optimizer, "
+            "for example lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise WorkloadError(
+            "Workload.optimizer returned LBFGS, which runs the model again within one step; "
+            "use an optimizer whose step needs no closure, for example torch.optim.Adam"
+        )
+    known = {id(parameter) for parameter in given}
+    if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
+        raise WorkloadError(
+            "Workload.optimizer returned an optimizer of other parameters than it was given; "
+            "build it on its argument, which holds the parameters of one stage, not on model.parameters()"
+        )
+
+
+def _can_fuse(group: dict[str, Any]) -> bool:
+    chosen = group.get("fused") is not None or group.get("foreach") is not None
+    forbidden = group.get("differentiable", False) or group.get("capturable", False)
+    tensor_settings = any(
+        isinstance(part, torch.Tensor)
+        for name, value in group.items()
+        if name != "params"
+        for part in (value if isinstance(value, tuple) else (value,))
+    )
+    return not (chosen or forbidden or tensor_settings) and all(map(_fits_fused_kernel, group["params"]))
+
+
+def _fits_fused_kernel(parameter: torch.Tensor) -> bool:
+    """The kernels walk raw memory: a parameter with odd strides would meet the wrong elements of its gradient."""
+    return (
+        type(parameter) in (torch.Tensor, nn.Parameter)
+        and parameter.device.type == "cpu"
+        and parameter.dtype in _FUSED_DTYPES
+        and parameter.is_contiguous()
+    )

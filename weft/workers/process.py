@@ -1,0 +1,261 @@
+"""A worker process: two threads, one job at a time, job after job.
+
+    control thread   reads the daemon's messages; hands work to the lane, everything else to the main thread
+    main thread      does it: inspect, prepare (which runs the lane until something else comes), save, release
+
+The lane runs in the main thread because glibc serves that one from the heap that grows, others from mappings that are
+made and unmapped for each large tensor. The daemon's end of the socket closing is the signal to end, at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import io
+import os
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from weft.spec import JobSpec
+from weft.transport.directory import Directory
+from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
+from weft.workers.attempt import Attempt
+from weft.workers.entry import load_workload, unload
+from weft.workers.faults import fault_of
+from weft.workers.inspection import inspect
+from weft.workers.lane import Lane, Work
+
+RECEIVE_BYTES = 1 << 16
+GROWTH_BYTES = 1 << 30  # a worker this much above its size when new is replaced: its heap is a job's leftovers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """lane: the name of the worker's lane. cores: to run on, empty for any. spin_seconds: see Board."""
+
+    worker: str
+    lane: str
+    threads: int
+    cores: tuple[int, ...]
+    spin_seconds: float
+    directory: str
+    authkey: bytes
+
+
+def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
+    """The body of a worker process: never returns before the daemon closes the connection."""
+    if config.cores:
+        os.sched_setaffinity(0, config.cores)
+    torch.set_num_threads(config.threads)
+    _warm_up()
+    worker = _Worker(connection, config)
+    threading.Thread(target=worker.read_messages, name="control", daemon=True).start()
+    worker.serve()
+
+
+class _Worker:
+    def __init__(self, connection: socket.socket, config: WorkerConfig) -> None:
+        self._connection = connection
+        self._config = config
+        self._send_lock = threading.Lock()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._attempt: Attempt | None = None
+        self._job: Message = {}
+        self._baseline = _Footprint.now()
+
+    # --- control thread
+
+    def read_messages(self) -> None:
+        reader = FrameReader(MAX_WORKER_FRAME_BYTES)
+        while data := self._connection.recv(RECEIVE_BYTES):
+            for message in reader.feed(data):
+                self._route(message)
+        os._exit(0)  # the daemon is gone; the main thread may be deep in the user's code
+
+    def _route(self, message: Message) -> None:
+        if message["type"] == "dispatch":
+            self._work.put(message["work"])
+            return
+        if message["type"] == "prepare":
+            self._work = message["queue"] = queue.SimpleQueue()
+        else:
+            self._work.put(None)  # the lane stops for what comes now
+        if message["type"] == "release" and self._attempt is not None:
+            self._attempt.board.abort()
+        self._inbox.put(message)
+
+    # --- main thread
+
+    def serve(self) -> None:
+        self._send({"type": "joined"})
+        while True:
+            message = self._inbox.get()
+            match message["type"]:
+                case "inspect":
+                    self._guarded(self._inspect, message)
+                case "prepare":
+                    self._guarded(self._prepare, message)
+                case "save":
+                    self._guarded(self._save, message)
+                case "release":
+                    self._release(message)
+                case other:
+                    raise AssertionError(f"the daemon sent {other!r}")
+
+    def _guarded(self, handle: Any, message: Message) -> None:
+        """Runs user code: whatever it raises fails the job and leaves the worker waiting for its release."""
+        self._job = {"job": message["job"], "attempt": message["attempt"]}
+        try:
+            with _job_output(self._send_output):
+                handle(message)
+        except BaseException as error:  # user code may raise anything, SystemExit included
+            fault = fault_of(error)
+            self._send({"type": "fault", **self._job, **dataclasses.asdict(fault)})
+
+    def _inspect(self, message: Message) -> None:
+        spec = _enter_job(message)
+        before = set(sys.modules)
+        try:
+            inspection = inspect(load_workload(spec), spec)
+        finally:
+            unload(spec, before)
+        self._send({"type": "inspected", **self._job, "inspection": inspection})
+
+    def _prepare(self, message: Message) -> None:
+        spec = _enter_job(message)
+        plan = message["plan"]
+        workload = load_workload(spec)
+        directory = self._directory(message["arenas"])
+        self._attempt = Attempt(spec, plan, workload, directory, self._config.spin_seconds)
+        del workload  # the other stages' units go with it
+        lane = Lane(
+            self._config.lane,
+            self._attempt,
+            self._attempt.operations(plan["lanes"][self._config.lane]),
+            lambda report: self._send({**report, **self._job}),
+        )
+        gc.collect()
+        gc.freeze()  # what is here stays until release: not worth a collector's look at every iteration
+        self._send({"type": "prepared", **self._job})
+        lane.run(message["queue"])
+
+    def _save(self, message: Message) -> None:
+        """Writes every stage's state as one safetensors file, whole or not at all."""
+        directory = self._directory(message["arenas"])
+        state: dict[str, torch.Tensor] = {}
+        for stage in range(message["num_stages"]):
+            state |= {
+                name: tensor.clone(memory_format=torch.contiguous_format)
+                for name, tensor in directory.find(f"state-{stage}").items().items()
+            }
+        path = Path(message["path"])
+        partial = path.with_name(f".{path.name}.partial")
+        save_file(state, partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.rename(path)
+        self._send({"type": "saved", **self._job})
+
+    def _release(self, message: Message) -> None:
+        self._attempt = None
+        unload(JobSpec.parse(message["spec"]), self._baseline.modules)
+        os.chdir("/")
+        gc.unfreeze()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        clean = self._baseline.is_clean()
+        self._send({"type": "released", "job": message["job"], "attempt": message["attempt"], "clean": clean})
+
+    def _directory(self, job: str) -> Directory:
+        return Directory(Path(self._config.directory), self._config.authkey, job)
+
+    def _send(self, message: Message) -> None:
+        with self._send_lock:
+            self._connection.sendall(encode(message))
+
+    def _send_output(self, text: str) -> None:
+        self._send({"type": "output", **self._job, "text": text})
+
+
+@dataclass(frozen=True, slots=True)
+class _Footprint:
+    """What a worker is before a job, to tell whether the job has left it as it was."""
+
+    modules: frozenset[str]
+    num_bytes: int
+    num_threads: int
+    dtype: torch.dtype
+
+    @classmethod
+    def now(cls) -> _Footprint:
+        return cls(
+            frozenset(sys.modules),
+            psutil.Process().memory_info().rss,
+            threading.active_count(),
+            torch.get_default_dtype(),
+        )
+
+    def is_clean(self) -> bool:
+        grown = psutil.Process().memory_info().rss - self.num_bytes > GROWTH_BYTES
+        threads = threading.active_count() > self.num_threads + 1  # the control thread has come since
+        return not grown and not threads and torch.get_default_dtype() is self.dtype
+
+
+class _JobOutput(io.TextIOBase):
+    """Standard output of the user's code: whole lines go to the job's log."""
+
+    def __init__(self, send: Any) -> None:
+        self._send = send
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        if lines:
+            self._send("\n".join(lines) + "\n")
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def _job_output(send: Any) -> Iterator[None]:
+    output = _JobOutput(send)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        try:
+            yield
+        finally:
+            if output._line:
+                output.write("\n")
+
+
+def _enter_job(message: Message) -> JobSpec:
+    spec = JobSpec.parse(message["spec"])
+    os.environ["WEFT_JOB_ID"] = message["job"]
+    os.environ["WEFT_RUN_DIR"] = message["run_dir"]
+    with contextlib.suppress(OSError):  # load_workload says what is wrong with it
+        os.chdir(spec.directory)
+    return spec
+
+
+def _warm_up() -> None:
+    """One tiny training step: the first one of a process builds kernels' tables, thread pools and optimizer modules."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.zeros(4, dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

@@ -1,0 +1,113 @@
+"""A stage: a contiguous run of the model's units that one worker trains, one microbatch at a time.
+
+Stages meet at detached tensors. FORWARD(s, m) starts from a leaf that is a view of the previous stage's slot, and
+BACKWARD(s, m) ends at that leaf's gradient, which goes back through a slot. In between autograd does what it would do in
+the whole model, so the numbers are the plain loop's, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from weft.transport.arena import Arena
+from weft.workers.randomness import seed_unit
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """index: its number in the whole model, which keys its random numbers. prefix: of its names in the state dict."""
+
+    index: int
+    prefix: str
+    module: nn.Module
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """x: the input leaf. y: the output, with its graph unless it is recomputed. head: what ran on top (the loss)."""
+
+    step: int
+    x: torch.Tensor
+    y: torch.Tensor | None
+    head: Head | None
+
+
+class Stage:
+    """Runs units forward and backward and keeps, between the two, what backward needs of each microbatch."""
+
+    def __init__(self, units: Sequence[Unit], *, seed: int, recompute: bool) -> None:
+        self.units = tuple(units)
+        self._seed = seed
+        self._recompute = recompute
+        self._saved: dict[int, _Saved] = {}
+
+    def train(self, training: bool) -> None:
+        for unit in self.units:
+            unit.module.train(training)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Each parameter once, in the order of the model."""
+        return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
+
+    def forward(self, microbatch: int, step: int, x: torch.Tensor, head: Head | None = None) -> torch.Tensor:
+        """The output (after `head`, the loss on the last stage) of a microbatch in training.
+
+        x may be a slot: it is read in place until the microbatch's backward is done.
+        """
+        x = x.detach().requires_grad_(x.is_floating_point())
+        with torch.set_grad_enabled(not self._recompute):
+            y = self._run(x, step, microbatch, head)
+        self._saved[microbatch] = _Saved(step, x, None if self._recompute else y, head)
+        return y
+
+    def evaluate(self, microbatch: int, step: int, x: torch.Tensor) -> torch.Tensor:
+        """The stage's output without gradients; nothing is kept."""
+        with torch.no_grad():
+            return self._run(x, step, microbatch, None)
+
+    def take(self, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(input leaf, output with its graph) of a microbatch whose forward has run; under recompute it runs again."""
+        saved = self._saved.pop(microbatch)
+        if saved.y is not None:
+            return saved.x, saved.y
+        buffers = [buffer for unit in self.units for buffer in unit.module.buffers()]
+        kept = [buffer.clone() for buffer in buffers]
+        y = self._run(saved.x, saved.step, microbatch, saved.head)
+        for buffer, value in zip(buffers, kept, strict=True):  # running statistics must count the microbatch once
+            buffer.data.copy_(value)
+        return saved.x, y
+
+    def _run(self, x: torch.Tensor, step: int, microbatch: int, head: Head | None) -> torch.Tensor:
+        for unit in self.units:
+            seed_unit(self._seed, step, microbatch, unit.index)
+            x = unit.module(x)
+        return x if head is None else head(x)
+
+
+def input_gradient(x: torch.Tensor) -> torch.Tensor:
+    """The gradient to hand to the previous stage: zeros where the stage does not depend on its input."""
+    return torch.zeros_like(x) if x.grad is None else x.grad
+
+
+def move_state(units: Sequence[Unit], arena: Arena) -> None:
+    """Puts every tensor of the units' state dicts into its place, so that the module works on the place from now on."""
+    for tensor, name in {id(tensor): (tensor, name) for name, tensor in named_state(units)}.values():
+        place = arena[name]
+        place.copy_(tensor.data)
+        tensor.data = place
+
+
+def named_state(units: Sequence[Unit]) -> list[tuple[str, torch.Tensor]]:
+    """(name in the whole model's state dict, tensor itself) of every parameter and persistent buffer."""
+    return [
+        (name, tensor)
+        for unit in units
+        for name, tensor in unit.module.state_dict(prefix=unit.prefix, keep_vars=True).items()
+        if isinstance(tensor, torch.Tensor)
+    ]
