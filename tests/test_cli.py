@@ -371,8 +371,7 @@ def test_reference_is_the_plain_loop_with_the_same_kind_of_result(runtime: Path,
     path.write_text('[job]\nentry = "line.py:workload"\nsteps = 3\nbatch_size = 4\n')
     done = weft(runtime, "run", path, "--reference", "--json", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    result = json.loads(line)
+    result = json.loads(done.stdout)
     assert tuple(result) == RESULT_KEYS
     assert (result["state"], result["steps"]) == ("completed", 3)
     assert Path(result["model"]).is_file()

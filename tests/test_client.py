@@ -1,4 +1,4 @@
-"""The clients, against a real socket that says what each test tells it to; the waiting for a lost daemon without one."""
+"""The clients, against a real socket that says what each test tells it to; waiting for a lost daemon without one."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "weft.sock"
 
 
-def blocking(path: Path, verb: str, *arguments: Any, **options: Any) -> Any:
-    answer = getattr(Client(path, timeout=5.0), verb)(*arguments, **options)
+def blocking(path: Path, verb: str, *arguments: Any, timeout_of_client: float = 5.0, **options: Any) -> Any:
+    answer = getattr(Client(path, timeout=timeout_of_client), verb)(*arguments, **options)
     return list(answer) if isinstance(answer, Iterator) else answer
 
 
-def awaited(path: Path, verb: str, *arguments: Any, **options: Any) -> Any:
+def awaited(path: Path, verb: str, *arguments: Any, timeout_of_client: float = 5.0, **options: Any) -> Any:
     async def call() -> Any:
-        answer = getattr(AsyncClient(path, timeout=5.0), verb)(*arguments, **options)
+        answer = getattr(AsyncClient(path, timeout=timeout_of_client), verb)(*arguments, **options)
         return [item async for item in answer] if hasattr(answer, "__aiter__") else await answer
 
     return asyncio.run(call())
@@ -131,10 +131,10 @@ def test_log_ends_where_the_log_ends(path: Path, call: Any) -> None:
 
 
 def test_leaving_a_follower_early_closes_its_connection(path: Path) -> None:
-    with ScriptedDaemon(path, {"follow": [[log("a", 1), HOLD]]}):
-        with contextlib.closing(Client(path, timeout=5.0).follow("digits-1")) as events:
-            next(events)
-        # leaving the daemon's block would wait for ever, and an open socket would warn, had it not been closed
+    follow = Client(path, timeout=5.0).follow("digits-1")
+    with ScriptedDaemon(path, {"follow": [[log("a", 1), HOLD]]}), contextlib.closing(follow) as events:
+        next(events)
+    # a socket left open would warn
 
 
 def test_a_missing_socket_names_its_path_and_the_remedy(path: Path, call: Any) -> None:
@@ -204,13 +204,10 @@ def test_a_reply_that_is_cut_short_is_a_closed_connection(path: Path, call: Any,
         call(path, "jobs")
 
 
-@pytest.mark.parametrize("client", [Client, AsyncClient])
 @pytest.mark.parametrize("greeting", [[HOLD], [GREETING]])
-def test_a_daemon_that_says_nothing_is_given_up_after_the_timeout(path: Path, client: Any, greeting: Any) -> None:
+def test_a_daemon_that_says_nothing_is_given_up_after_the_timeout(path: Path, call: Any, greeting: Any) -> None:
     with ScriptedDaemon(path, {"ps": [[HOLD]]}, greeting), pytest.raises(DaemonUnreachable, match="does not answer"):
-        answer = client(path, timeout=0.05).jobs()
-        if client is AsyncClient:
-            asyncio.run(answer)
+        call(path, "jobs", timeout_of_client=0.05)
 
 
 def test_a_spec_that_no_frame_can_hold_is_refused_before_it_is_sent(path: Path, call: Any) -> None:

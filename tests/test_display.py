@@ -139,7 +139,8 @@ def test_a_jobs_name_is_never_read_as_markup() -> None:
 def test_the_list_of_jobs_tells_step_loss_and_time() -> None:
     header, row = printed(jobs_table([JOB], NOW)).splitlines()
     assert header.split() == ["job", "state", "priority", "step", "loss", "submitted", "took", "why"]
-    assert row.split() == ["digits-1", "running", "0", "120/480", "0.4312", *"1 min 40 s ago 1 min 30 s".split()]
+    assert row.split()[:5] == ["digits-1", "running", "0", "120/480", "0.4312"]
+    assert row.split("0.4312")[1].split("ago") == ["  1 min 40 s ", "  1 min 30 s       "]
 
 
 def test_the_time_of_a_job_that_has_ended_stands_still() -> None:

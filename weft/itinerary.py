@@ -89,6 +89,6 @@ class Itinerary:
 
 
 def microbatch_sizes(size: int, num_microbatches: int) -> list[int]:
-    """Sizes of the parts that `torch.tensor_split` makes of `size` samples; they differ by at most one, some may be 0."""
+    """Sizes of the parts that `torch.tensor_split` makes of `size` samples; some may be 0."""
     small, larger = divmod(size, num_microbatches)
     return [small + 1] * larger + [small] * (num_microbatches - larger)

@@ -119,7 +119,8 @@ class JobSpec(_Section):
         """Raises SpecError if the entry's file is not there: cheap, so the client does it before submitting."""
         if not self.entry_file.is_file():
             raise SpecError(
-                f"job.entry: {str(self.entry_file)!r} is not a file; the path in entry is relative to the spec's directory"
+                f"job.entry: {str(self.entry_file)!r} is not a file; "
+                "the path in entry is relative to the spec's directory"
             )
 
 

@@ -4,13 +4,13 @@ It knows jobs, workers and how far each lane has come. It knows no clock (now is
 
 A job's phases, and what moves it on:
 
-    QUEUED ──workers free──▶ PLANNING ──JobPlanned──▶ PREPARING ──all WorkerPrepared──▶ RUNNING ──all lanes done──▶ SAVING
-       ▲                         │                        │                               │                          │
-       │                         └──────── cancel, fault, worker lost, drain ─────────────┴────────── ResultSaved ───┤
-       │                                                                                                             ▼
-       └───────────── a lost worker is retried: the next attempt ◀── all WorkerReleased or WorkerLost ◀────── RELEASING
-                                                                              │
-                                                                              └──▶ ENDED (completed, failed, cancelled)
+    QUEUED ──workers free──▶ PLANNING ──planned──▶ PREPARING ──all prepared──▶ RUNNING ──all lanes done──▶ SAVING
+       ▲                        │                      │                          │                          │
+       │                        └─────────── cancel, fault, worker lost, drain ───┴─────────────── saved ────┤
+       │                                                                                                     ▼
+       └────── after a lost worker: the next attempt ◀──────── all workers released or lost ◀───────── RELEASING
+                                                                        │
+                                                                        └──▶ ENDED: completed, failed, cancelled
 
 A job gets all its workers at once or waits. Within one priority jobs start in the order of submission, and a job that
 waits for workers holds back those behind it: nobody overtakes, so nobody starves.
@@ -18,8 +18,6 @@ waits for workers holds back those behind it: nobody overtakes, so nobody starve
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from weft.scheduler.events import (
@@ -49,8 +47,7 @@ from weft.scheduler.events import (
     WorkerPrepared,
     WorkerReleased,
 )
-from weft.scheduler.plan import Plan
-from weft.spec import JobSpec
+from weft.scheduler.job import MOVES, Job, LaneState, Outcome, Phase, Worker, work_between, workers_needed
 
 MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
 RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
@@ -58,83 +55,8 @@ MAX_START_DELAY_SECONDS = 10.0
 SIGKILL_EXIT = -9
 
 
-class Phase(enum.StrEnum):
-    QUEUED = "queued"
-    PLANNING = "planning"
-    PREPARING = "preparing"
-    RUNNING = "running"
-    SAVING = "saving"
-    RELEASING = "releasing"
-    ENDED = "ended"
-
-
-_MOVES = {
-    Phase.QUEUED: {Phase.PLANNING, Phase.ENDED},
-    Phase.PLANNING: {Phase.PREPARING, Phase.RELEASING},
-    Phase.PREPARING: {Phase.RUNNING, Phase.RELEASING},
-    Phase.RUNNING: {Phase.SAVING, Phase.RELEASING},
-    Phase.SAVING: {Phase.RELEASING},
-    Phase.RELEASING: {Phase.ENDED, Phase.QUEUED},
-    Phase.ENDED: set(),
-}
-
-
 class IllegalMove(AssertionError):
     """A bug of ours: the machine was asked for a move that its table does not have. Carries the job's story."""
-
-
-@dataclass(slots=True)
-class LaneState:
-    """sent, finished: tasks of the lane's endless program (its tasks of iteration 0, of iteration 1, ...)."""
-
-    worker: str
-    name: str
-    program: tuple[int, ...]
-    total: int
-    sent: int = 0
-    finished: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """state "" means: not an end, try again."""
-
-    state: str
-    reason: str | None = None
-    message: str | None = None
-    exit_code: int | None = None
-
-
-@dataclass(slots=True)
-class Job:
-    """workers: those it holds, by position in the plan. waiting_for: those that have yet to answer in this phase."""
-
-    name: str
-    spec: JobSpec
-    priority: int
-    sequence: int
-    attempt: int
-    phase: Phase = Phase.QUEUED
-    workers: tuple[str, ...] = ()
-    waiting_for: set[str] = field(default_factory=set)
-    plan: Plan | None = None
-    lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
-    iterations_done: int = 0
-    outcome: Outcome | None = None
-    deadline: float | None = None
-    losses: int = 0
-    story: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Worker:
-    """failures: starts in a row that ended before a job was done with the worker; they lengthen the next delay."""
-
-    name: str
-    kind: str
-    up: bool = False
-    job: str | None = None
-    failures: int = 0
 
 
 class Core:
@@ -181,30 +103,6 @@ class Core:
                 return self._ticked(now)
         assert_never(event)
 
-    def why(self, name: str) -> str | None:
-        """In one sentence, why a queued job waits; None if it does not."""
-        job = self.jobs[name]
-        if job.phase is not Phase.QUEUED:
-            return None
-        if self.draining:
-            return "the daemon is shutting down and starts no more jobs; it will run after a restart"
-        needed = _workers_needed(job.spec)
-        for kind, count in needed.items():
-            have = [worker for worker in self.workers.values() if worker.kind == kind]
-            if len(have) < count:
-                return (
-                    f"it needs {count} {kind} workers and this daemon has {len(have)}; start it with --workers {count}"
-                )
-        ahead = [other for other in self._queue() if other.name != name]
-        ahead = ahead[: [other.name for other in self._queue()].index(name)]
-        if ahead:
-            return f"{len(ahead)} job{'s' if len(ahead) > 1 else ''} stand before it, {ahead[0].name} first"
-        free = {kind: len(names) for kind, names in self._free().items()}
-        holders = sorted({worker.job for worker in self.workers.values() if worker.job})
-        missing = ", ".join(f"{count} {kind} ({free.get(kind, 0)} free)" for kind, count in needed.items())
-        held = f"; {', '.join(holders)} hold{'s' if len(holders) == 1 else ''} the others" if holders else ""
-        return f"it waits for workers: {missing}{held}"
-
     # --- jobs come, start, end
 
     def _job_submitted(self, event: JobSubmitted) -> list[Command]:
@@ -212,7 +110,7 @@ class Core:
         self._sequence += 1
         job = Job(event.job, event.spec, event.priority, self._sequence, event.attempt)
         self.jobs[event.job] = job
-        needed, have = _workers_needed(event.spec)["cpu"], sum(w.kind == "cpu" for w in self.workers.values())
+        needed, have = workers_needed(event.spec)["cpu"], sum(w.kind == "cpu" for w in self.workers.values())
         if needed > have:
             message = (
                 f"strategy.stages = {needed} needs {needed} CPU workers and this daemon has {have}; "
@@ -226,9 +124,9 @@ class Core:
         commands: list[Command] = []
         if self.draining:
             return commands
-        for job in self._queue():
-            free = self._free()
-            needed = _workers_needed(job.spec)
+        for job in self.queue():
+            free = self.free()
+            needed = workers_needed(job.spec)
             if any(len(free.get(kind, ())) < count for kind, count in needed.items()):
                 break
             job.workers = tuple(name for kind, count in needed.items() for name in free[kind][:count])
@@ -306,7 +204,7 @@ class Core:
         if lane.sent == lane.total or (outstanding and 2 * outstanding > window):
             return []
         until = min(lane.finished + window, lane.total)
-        work = _work(lane.program, lane.sent, until)
+        work = work_between(lane.program, lane.sent, until)
         lane.sent = until
         return [Dispatch(job.name, job.attempt, lane.worker, lane.name, work)]
 
@@ -438,11 +336,13 @@ class Core:
 
     # --- shared
 
-    def _queue(self) -> list[Job]:
+    def queue(self) -> list[Job]:
+        """The jobs that wait, in the order in which they will start."""
         queued = [job for job in self.jobs.values() if job.phase is Phase.QUEUED]
         return sorted(queued, key=lambda job: (-job.priority, job.sequence))
 
-    def _free(self) -> dict[str, list[str]]:
+    def free(self) -> dict[str, list[str]]:
+        """Workers that are up and hold no job, by kind."""
         free: dict[str, list[str]] = {}
         for worker in self.workers.values():
             if worker.up and worker.job is None:
@@ -455,32 +355,13 @@ class Core:
         return job if job is not None and job.attempt == attempt and job.phase is phase else None
 
     def _move(self, job: Job, phase: Phase, cause: str) -> None:
-        if phase not in _MOVES[job.phase]:
+        if phase not in MOVES[job.phase]:
             raise IllegalMove(self._story(job, f"{job.phase} → {phase} is not in the table"))
         job.story.append(f"{job.phase} → {phase}: {cause}")
         job.phase = phase
 
     def _story(self, job: Job, problem: str) -> str:
         return f"{job.name}, attempt {job.attempt}: {problem}; " + "; ".join(job.story)
-
-
-def _workers_needed(spec: JobSpec) -> dict[str, int]:
-    return {"cpu": spec.strategy.stages, "loader": 1}
-
-
-def _work(program: tuple[int, ...], first: int, last: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Positions first .. last - 1 of the lane's endless program, by iteration."""
-    length = len(program)
-    iteration, start = divmod(first, length)
-    if last <= (iteration + 1) * length:
-        return ((iteration, program[start : start + last - first]),)
-    runs = []
-    while first < last:
-        iteration, start = divmod(first, length)
-        taken = program[start : start + last - first]
-        runs.append((iteration, taken))
-        first += len(taken)
-    return tuple(runs)
 
 
 def _outcome_of_loss(event: WorkerLost, job: Job) -> Outcome:

@@ -2,8 +2,8 @@
 
     worker or client ──event──▶ feed ──▶ Core.handle ──▶ commands ──▶ perform: pool, ledger, run directories, metrics
 
-One event at a time, on the event loop; what takes long (planning, the ledger's disk) runs beside it and comes back as an
-event.
+One event at a time, on the event loop; what takes long (planning, the ledger's disk) runs beside it and comes back as
+an event.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from weft.metrics.exporter import Exporter
-from weft.scheduler.core import Core, Phase
+from weft.scheduler.core import Core
 from weft.scheduler.events import (
     Command,
     DirectoryLost,
@@ -42,6 +42,7 @@ from weft.scheduler.events import (
     WorkerPrepared,
     WorkerReleased,
 )
+from weft.scheduler.job import Phase
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_state import JobState
 from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger
@@ -74,7 +75,7 @@ class Changed:
 
 
 class Driver:
-    """jobs that run or wait are in `runs`; ended ones only in the ledger. changed[job] fires on state, log, progress."""
+    """runs: of jobs that have not ended; others are in the ledger. changed[job] fires on its state, log or progress."""
 
     def __init__(self, settings: Settings, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn) -> None:
         kinds = {f"cpu-{i}": "cpu" for i in range(settings.num_workers)}

@@ -20,6 +20,7 @@ import graphlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 class Kind(enum.StrEnum):
@@ -108,7 +109,7 @@ class Graph:
         """Each lane's own order as edges, the wrap-around to the next iteration included."""
         edges = []
         for program in self.programs.values():
-            edges += [Edge(a, b, 0, Cause.DISPATCH) for a, b in zip(program, program[1:], strict=False)]
+            edges += [Edge(a, b, 0, Cause.DISPATCH) for a, b in pairwise(program)]
             edges.append(Edge(program[-1], program[0], 1, Cause.DISPATCH))
         return edges
 

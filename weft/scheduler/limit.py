@@ -26,7 +26,7 @@ class Limit:
 
 
 def speed_limit(graph: Graph, seconds: Sequence[float]) -> Limit:
-    """The limit of a checked graph; seconds[i] is the cost of task i. The graph's lanes make every task part of a cycle."""
+    """The limit of a checked graph; seconds[i] is the cost of task i. Every task is in a cycle, its lane's at least."""
     best = Limit(0.0, ())
     for program in graph.programs.values():
         total = sum(seconds[task] for task in program)

@@ -86,7 +86,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """Units first .. last - 1 on the plan's worker `worker`. memory_bytes: parameters, gradients, slots; no temporaries."""
+    """Units first .. last - 1 on the plan's worker `worker`. memory_bytes: state, gradients and slots."""
 
     first: int
     last: int

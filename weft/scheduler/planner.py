@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from weft.itinerary import Itinerary
 from weft.scheduler.graph import Cause, Edge, Graph, GraphError, Kind, Lane, Task
@@ -92,7 +92,7 @@ def partition(units: Sequence[UnitFacts], num_stages: int) -> tuple[tuple[int, i
             if any(a < b for a in best)
         }
     path = best[len(bounds) - 1][1]
-    return tuple((bounds[a], bounds[b]) for a, b in zip(path, path[1:], strict=False))
+    return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
 
 
 def build_graph(
@@ -181,8 +181,10 @@ def _rings(spec: JobSpec, inspection: Inspection, cuts: Sequence[tuple[int, int]
         unit = inspection.units[last - 1]
         depth = in_flight(spec.strategy.schedule, stage, num_stages, num_microbatches)
         size = slot_bytes(unit.shapes, unit.itemsize)
-        for name in (f"activation-{stage}", f"gradient-{stage}"):
-            rings.append(Ring(name=name, depth=depth, dtype=unit.dtype or "", slot_bytes=size, shapes=unit.shapes))
+        rings += [
+            Ring(name=name, depth=depth, dtype=unit.dtype or "", slot_bytes=size, shapes=unit.shapes)
+            for name in (f"activation-{stage}", f"gradient-{stage}")
+        ]
     return tuple(rings)
 
 
@@ -209,6 +211,7 @@ def _task_seconds(
     backward = [sum(unit.backward_seconds for unit in inspection.units[first:last]) for first, last in cuts]
     in_stage = [sum(unit.parameter_bytes for unit in inspection.units[first:last]) for first, last in cuts]
     update = [inspection.update_seconds * size / (sum(in_stage) or 1) for size in in_stage]
+
     def cost(task: Task) -> float:
         match task.kind:
             case Kind.LOAD:

@@ -24,6 +24,7 @@ from weft.scheduler.job_id import InvalidJobId
 from weft.scheduler.job_run import MODEL
 from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger
 from weft.scheduler.pool import Pool
+from weft.scheduler.waiting import why
 from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
 from weft.transport.wire import (
@@ -303,7 +304,7 @@ class Service:
             "submitted_at": row.submitted_at,
             "started_at": row.started_at,
             "ended_at": row.ended_at,
-            "why": self._core.why(row.job) if row.job in self._core.jobs else None,
+            "why": why(self._core, row.job) if row.job in self._core.jobs else None,
         }
 
 
@@ -318,7 +319,7 @@ async def _send(writer: asyncio.StreamWriter, message: Message, *, suppress: boo
 
 
 async def _send_log(path: Path, offset: int, stream: Stream) -> int:
-    """Sends the log from a byte offset to its end, in chunks that end at a line where they can. Returns the new offset."""
+    """Sends the log from a byte offset to its end, in chunks of whole lines where it can. Returns the new offset."""
     if offset < 0:
         raise WireError(ErrorCode.BAD_FIELD, f"offset is {offset}; it counts the bytes of the log from 0")
     while True:

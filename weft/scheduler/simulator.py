@@ -1,8 +1,8 @@
 """Simulator: runs a plan through the real core in virtual time, with perfect workers and no overhead.
 
-It answers the core's commands as a daemon and its workers would, keeps the board of finished iterations, and starts each
-task when its lane is free and its inputs are there. What comes out is the predicted iteration time, the lanes' timeline,
-or the proof that the plan cannot run.
+It answers the core's commands as a daemon and its workers would, keeps the board of finished iterations, and starts
+each task when its lane is free and its inputs are there. What comes out is the predicted iteration time, the lanes'
+timeline, or the proof that the plan cannot run.
 """
 
 from __future__ import annotations

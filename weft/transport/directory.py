@@ -1,14 +1,15 @@
 """The directory: a Manager in a process of its own that owns every shared tensor and serves the dicts that find them.
 
 Workers call it while they set a job up and never afterwards. Blocks are torch shared memory with `file_descriptor`
-sharing: their names are gone from /dev/shm before anybody can crash, and the memory goes when the last process that maps
-it does. A worker that is killed takes nothing with it, since the directory holds every block too.
+sharing: their names are gone from /dev/shm before anybody can crash, and the memory goes when the last process that
+maps it does. A worker that is killed takes nothing with it, since the directory holds every block too.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.managers import BaseManager, DictProxy
@@ -26,36 +27,49 @@ Calls = dict[str, int]
 
 
 class Blocks:
-    """The server's side: blocks by job and name, and a count of the calls that asked for them."""
+    """The server's side: blocks by job and name, and a count of the calls that asked for them.
+
+    The manager has a thread for each client, and the workers of a job ask for the same block at the same time.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._blocks: dict[str, dict[str, torch.Tensor]] = {}
         self._calls: Calls = {}
 
     def open(self, job: str, name: str, num_bytes: int, fill: int) -> torch.Tensor:
         """The block, made on the first call with every byte set to `fill`. ValueError if its size is another."""
-        self._calls[job] = self._calls.get(job, 0) + 1
-        blocks = self._blocks.setdefault(job, {})
-        if name not in blocks:
-            storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]  # zeroed by the kernel, touched by who uses it
-            blocks[name] = torch.empty(0, dtype=torch.uint8).set_(storage)
-            if fill:
-                blocks[name].fill_(fill)
-        block = blocks[name]
+        with self._lock:
+            self._calls[job] = self._calls.get(job, 0) + 1
+            blocks = self._blocks.setdefault(job, {})
+            if name not in blocks:
+                blocks[name] = _shared_block(num_bytes, fill)
+            block = blocks[name]
         if block.numel() != num_bytes:
             raise ValueError(f"{job}/{name} has {block.numel()} bytes, not {num_bytes}")
         return block
 
     def drop(self, job: str) -> int:
         """Forgets a job's blocks; returns their bytes."""
-        self._calls.pop(job, None)
-        return sum(block.numel() for block in self._blocks.pop(job, {}).values())
+        with self._lock:
+            self._calls.pop(job, None)
+            blocks = self._blocks.pop(job, {})
+        return sum(block.numel() for block in blocks.values())
 
     def num_bytes(self) -> dict[str, int]:
-        return {job: sum(block.numel() for block in blocks.values()) for job, blocks in self._blocks.items()}
+        with self._lock:
+            return {job: sum(block.numel() for block in blocks.values()) for job, blocks in self._blocks.items()}
 
     def num_calls(self) -> Calls:
-        return dict(self._calls)
+        with self._lock:
+            return dict(self._calls)
+
+
+def _shared_block(num_bytes: int, fill: int) -> torch.Tensor:
+    """Zeroed by the kernel, and so touched first by the lane that uses it; unless another fill is asked for."""
+    storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
+    block = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return block.fill_(fill) if fill else block
 
 
 class DirectoryManager(BaseManager):
@@ -98,7 +112,7 @@ class DirectoryServer:
 
     def drop(self, job: str) -> int:
         """Forgets a job's blocks and layouts; returns the bytes. From any thread."""
-        for key in [key for key in self._layouts if key.startswith(f"{job}/")]:
+        for key in [key for key in list(self._layouts) if key.startswith(f"{job}/")]:
             del self._layouts[key]
         return self._blocks.drop(job)
 

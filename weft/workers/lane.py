@@ -1,6 +1,6 @@
-"""A lane: takes its tasks in order, waits on the board for their inputs, runs them, posts them, and stamps every instant.
+"""A lane: takes its tasks in order, waits on the board for their inputs, runs them, posts them, stamps every instant.
 
-    queue ─▶ [wait for each input] ─▶ run ─▶ post ─▶ next         stamps are contiguous: a row ends where the next starts
+    queue ─▶ [wait for each input] ─▶ run ─▶ post ─▶ next         stamps are contiguous: one row ends, the next starts
              stall_<cause>            <kind>                       what is neither is reporting: stall_dispatch
 
 The lane reports in batches: when its queue runs dry or low (the daemon must send more), and otherwise every

@@ -1,7 +1,7 @@
 """Slots: the fixed-shape tensors that microbatches travel in, as rings over one shared block each.
 
-Microbatch m of iteration i is number u = i × M + m of the whole run and stands in slot u % depth of each ring. Views are
-made once for each (slot, microbatch size) and kept, so nothing is allocated per task.
+Microbatch m of iteration i is number u = i × M + m of the whole run and stands in slot u % depth of each ring. Views
+are made once for each (slot, microbatch size) and kept, so nothing is allocated per task.
 """
 
 from __future__ import annotations

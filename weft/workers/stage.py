@@ -1,8 +1,8 @@
 """A stage: a contiguous run of the model's units that one worker trains, one microbatch at a time.
 
 Stages meet at detached tensors. FORWARD(s, m) starts from a leaf that is a view of the previous stage's slot, and
-BACKWARD(s, m) ends at that leaf's gradient, which goes back through a slot. In between autograd does what it would do in
-the whole model, so the numbers are the plain loop's, bit for bit.
+BACKWARD(s, m) ends at that leaf's gradient, which goes back through a slot. In between autograd does what it would do
+in the whole model, so the numbers are the plain loop's, bit for bit.
 """
 
 from __future__ import annotations

@@ -1,0 +1,104 @@
+"""What the core knows: a job's phase with the table of its moves, its lanes, its outcome; and workers. No behaviour."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from weft.scheduler.plan import Plan
+from weft.spec import JobSpec
+
+
+class Phase(enum.StrEnum):
+    QUEUED = "queued"
+    PLANNING = "planning"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    SAVING = "saving"
+    RELEASING = "releasing"
+    ENDED = "ended"
+
+
+MOVES = {
+    Phase.QUEUED: {Phase.PLANNING, Phase.ENDED},
+    Phase.PLANNING: {Phase.PREPARING, Phase.RELEASING},
+    Phase.PREPARING: {Phase.RUNNING, Phase.RELEASING},
+    Phase.RUNNING: {Phase.SAVING, Phase.RELEASING},
+    Phase.SAVING: {Phase.RELEASING},
+    Phase.RELEASING: {Phase.ENDED, Phase.QUEUED},
+    Phase.ENDED: set(),
+}
+
+
+@dataclass(slots=True)
+class LaneState:
+    """sent, finished: tasks of the lane's endless program (its tasks of iteration 0, of iteration 1, ...)."""
+
+    worker: str
+    name: str
+    program: tuple[int, ...]
+    total: int
+    sent: int = 0
+    finished: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """state "" means: not an end, try again."""
+
+    state: str
+    reason: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+
+
+@dataclass(slots=True)
+class Job:
+    """workers: those it holds, by position in the plan. waiting_for: those that have yet to answer in this phase."""
+
+    name: str
+    spec: JobSpec
+    priority: int
+    sequence: int
+    attempt: int
+    phase: Phase = Phase.QUEUED
+    workers: tuple[str, ...] = ()
+    waiting_for: set[str] = field(default_factory=set)
+    plan: Plan | None = None
+    lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
+    iterations_done: int = 0
+    outcome: Outcome | None = None
+    deadline: float | None = None
+    losses: int = 0
+    story: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Worker:
+    """failures: starts in a row that ended before a job was done with the worker; they lengthen the next delay."""
+
+    name: str
+    kind: str
+    up: bool = False
+    job: str | None = None
+    failures: int = 0
+
+
+def workers_needed(spec: JobSpec) -> dict[str, int]:
+    """How many workers of each kind the job holds while it runs."""
+    return {"cpu": spec.strategy.stages, "loader": 1}
+
+
+def work_between(program: tuple[int, ...], first: int, last: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Positions first .. last - 1 of the lane's endless program, by iteration."""
+    length = len(program)
+    iteration, start = divmod(first, length)
+    if last <= (iteration + 1) * length:
+        return ((iteration, program[start : start + last - first]),)
+    runs = []
+    while first < last:
+        iteration, start = divmod(first, length)
+        taken = program[start : start + last - first]
+        runs.append((iteration, taken))
+        first += len(taken)
+    return tuple(runs)
