@@ -201,6 +201,20 @@ def test_run_ends_with_one_result_line_and_leaves_only_the_run(line: Path) -> No
 
 
 @pytest.mark.slow
+def test_run_works_where_tmpdir_is_too_long_for_the_path_of_a_socket(
+    line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that handed shared memory over listened below TMPDIR, and failed with "AF_UNIX path too long"."""
+    for length in (45, 90):  # too long for the socket of a worker, and for the daemon's as well
+        long = line.parent / "tmp" / ("x" * length)
+        long.mkdir()
+        monkeypatch.setenv("TMPDIR", str(long))
+        done = subprocess.run(run_command(line), capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False)
+        assert done.returncode == 0, done.stderr
+        assert not [path for path in long.iterdir() if path.name.startswith("weft-")]
+
+
+@pytest.mark.slow
 def test_run_tells_people_where_the_time_went(line: Path) -> None:
     done = subprocess.run(run_command(line), capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False)
     assert done.returncode == 0, done.stderr

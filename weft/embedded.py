@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from weft.client import Client, DaemonUnreachable
+from weft.scheduler.runtime_directory import MAX_PATH_BYTES
 
 START_SECONDS = 60.0  # a start takes under a second; a machine that swaps takes longer
 POLL_SECONDS = 0.02
@@ -78,7 +79,7 @@ class Daemon:
 
     def __enter__(self) -> Client:
         with ExitStack() as stack:
-            home = stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True))
+            home = stack.enter_context(_temporary_directory())
             self._stderr = stack.enter_context(open(os.path.join(home, "stderr"), "w+b"))
             self._process = stack.enter_context(self._running(Path(home)))
             client = Client(Path(home, "run", "weft.sock"), reconnect_seconds=RECONNECT_SECONDS)
@@ -158,6 +159,13 @@ class Daemon:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - TAIL_BYTES))
         return self._stderr.read().decode(errors="replace").strip()
+
+
+def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """In TMPDIR; in /tmp where the sockets' paths would be too long there."""
+    place = tempfile.gettempdir()
+    fits = len(os.fsencode(os.path.join(place, "weft-XXXXXXXX", "run"))) <= MAX_PATH_BYTES
+    return tempfile.TemporaryDirectory(prefix="weft-", dir=place if fits else "/tmp", ignore_cleanup_errors=True)
 
 
 def end_with(parent: int) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from weft.spec import JobSpec
+from weft.workers.data import LOADING
 from weft.workers.entry import load_workload, unload
 from weft.workers.errors import NonFiniteLoss
 from weft.workers.optimizer import make_optimizer
@@ -92,7 +93,7 @@ class _Loop:
 
     def _train_batch(self, step: int, indices: torch.Tensor) -> float:
         batch_loss = 0.0
-        for microbatch, inputs, targets in self._microbatches(self._data, indices):
+        for microbatch, inputs, targets in self._microbatches(step, self._data, indices):
             loss = self._workload.loss(self._forward(step, microbatch, inputs), targets)
             value = _number(loss, "loss")
             if not math.isfinite(value):
@@ -112,7 +113,7 @@ class _Loop:
         means = dict.fromkeys(functions, 0.0)
         for indices in _split(torch.arange(data.size), self._job.batch_size):
             batch_means = dict.fromkeys(functions, 0.0)
-            for microbatch, inputs, targets in self._microbatches(data, indices):
+            for microbatch, inputs, targets in self._microbatches(step, data, indices):
                 output = self._forward(step, microbatch, inputs)
                 for name, function in functions.items():
                     batch_means[name] += _number(function(output, targets), name) * (len(inputs) / len(indices))
@@ -127,13 +128,13 @@ class _Loop:
             value = unit(value)
         return value
 
-    def _microbatches(self, data: _Data, indices: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        inputs, targets = data.batch(indices)
-        number = self._num_microbatches
-        parts = zip(inputs.tensor_split(number), targets.tensor_split(number), strict=True)
-        for microbatch, (input_part, target_part) in enumerate(parts):
-            if len(input_part):
-                yield microbatch, input_part, target_part
+    def _microbatches(
+        self, step: int, data: _Data, indices: torch.Tensor
+    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        for microbatch, part in enumerate(indices.tensor_split(self._num_microbatches)):
+            if len(part):
+                seed_unit(self._job.seed, step, microbatch, LOADING)  # for a dataset that draws: augmentation
+                yield microbatch, *data.batch(part)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

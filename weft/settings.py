@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from weft.spec import SpecError, explain
 
@@ -37,7 +37,17 @@ class Settings(BaseModel):
     threads: int = Field(default=1, ge=1, le=1024, description="compute threads (and cores) of each CPU worker")
     metrics: str = Field(default="127.0.0.1:9464", description="HOST:PORT of /metrics; port 0 picks one")
     max_queued: int = Field(default=1000, ge=1, description="jobs waiting; one more is refused")
-    drain_seconds: float = Field(default=20.0, gt=0, description="budget of a drain after SIGTERM")
+    drain_seconds: float = Field(default=20.0, gt=0, allow_inf_nan=False, description="budget of a drain after SIGTERM")
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics_is_an_address(cls, value: str) -> str:
+        _, colon, port = value.rpartition(":")
+        if value and not (colon and port.isascii() and port.isdigit() and int(port) < 2**16):
+            raise ValueError(
+                f"{value!r:.80} is not HOST:PORT; write for example '127.0.0.1:9464', or '' for no metrics"
+            )
+        return value
 
     @property
     def socket_path(self) -> Path:
@@ -66,22 +76,31 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file
     Flags whose value is None do not count.
     """
     values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     path = file or Path("weft.toml")
     if file is not None or path.is_file():
-        try:
-            values |= tomllib.loads(path.read_text(encoding="utf-8")).get("daemon", {})
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise SpecError(f"{path}: cannot be read as TOML: {error}") from None
+        values |= _daemon_table(path)
+        sources |= dict.fromkeys(values, str(path))
     for name in Settings.model_fields:
-        text = environment.get(f"WEFT_{name.upper()}")
-        if text is not None:
-            values[name] = text
-    values |= {name: value for name, value in flags.items() if value is not None}
+        variable = f"WEFT_{name.upper()}"
+        if variable in environment:
+            values[name], sources[name] = environment[variable], variable
+    for name, value in flags.items():
+        if value is not None:
+            values[name], sources[name] = value, f"--{name.replace('_', '-')}"
     try:
-        settings = Settings.model_validate(values)
-        settings.metrics_address  # noqa: B018  (raises on a port that is no number)
+        return Settings.model_validate(values)
     except ValidationError as error:
-        raise SpecError(explain(error, Settings, "settings")) from None
-    except ValueError:
-        raise SpecError(f"settings: metrics: {values['metrics']!r} is not HOST:PORT") from None
-    return settings
+        raise SpecError(explain(error, Settings, lambda name: sources.get(name, "settings"))) from None
+
+
+def _daemon_table(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("daemon", {})
+    except (OSError, ValueError, RecursionError) as error:
+        raise SpecError(f"{path}: cannot be read as TOML: {error}") from None
+    if not isinstance(table, dict):
+        raise SpecError(
+            f"{path}: daemon: {table!r:.80} is no table; write [daemon] on a line and the settings below it"
+        )
+    return table

@@ -7,8 +7,10 @@ the socket as the mapping that `JobSpec.to_wire` returns and is built again on t
 from __future__ import annotations
 
 import difflib
+import reprlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,7 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 MAX_MICROBATCHES = 1024  # a board word and two slots each; more is a typing error
 MAX_STAGES = 256
-MAX_NAME_CHARS = 128  # a job name becomes a directory name; ext4 allows 255 bytes
+MAX_COUNT = 2**31 - 1  # an iteration's number has to fit a board word
+MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
+MAX_ARGS_INTEGER = 2**63  # what msgpack and SQLite carry
 
 
 class SpecError(ValueError):
@@ -32,9 +36,11 @@ class JobSection(_Section):
 
     entry: str = Field(description="FILE.py:FUNCTION, the file relative to the spec's own directory")
     args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the entry function")
-    epochs: int | None = Field(default=None, ge=1, description="passes over the training data; or give steps")
-    steps: int | None = Field(default=None, ge=1, description="training iterations; or give epochs")
-    batch_size: int = Field(ge=1, description="samples in one global batch")
+    epochs: int | None = Field(
+        default=None, ge=1, le=MAX_COUNT, description="passes over the training data; or give steps"
+    )
+    steps: int | None = Field(default=None, ge=1, le=MAX_COUNT, description="training iterations; or give epochs")
+    batch_size: int = Field(ge=1, le=MAX_COUNT, description="samples in one global batch")
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the model, the data order and dropout")
     priority: int = Field(default=0, ge=-1000, le=1000, description="higher runs first; equal ones in submit order")
 
@@ -42,8 +48,15 @@ class JobSection(_Section):
     @classmethod
     def _entry_has_two_parts(cls, value: str) -> str:
         path, colon, function = value.rpartition(":")
-        if not colon or not path.endswith(".py") or not function.isidentifier() or "\0" in value:
+        plain = value.isprintable() and _is_unicode(value)
+        if not colon or not path.endswith(".py") or not function.isidentifier() or not plain:
             raise ValueError(f"{value!r} is not FILE.py:FUNCTION; write for example 'digits.py:workload'")
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _args_are_plain_data(cls, value: dict[str, Any]) -> dict[str, Any]:
+        _check_plain(value, "args", MAX_ARGS_DEPTH)
         return value
 
     @model_validator(mode="after")
@@ -58,11 +71,26 @@ class Strategy(_Section):
 
     schedule: Literal["gpipe", "1f1b"] = Field(default="1f1b", description="order of each stage's compute lane")
     stages: int = Field(default=1, ge=1, le=MAX_STAGES, description="contiguous parts of the model, one worker each")
+    split: list[int] | None = Field(
+        default=None, description="first unit of each stage but the first; unset balances measured times"
+    )
     microbatches: int = Field(default=1, ge=1, le=MAX_MICROBATCHES, description="parts of one batch")
     recompute: bool = Field(default=False, description="keep only stage inputs; run each forward again in backward")
     window: int | None = Field(
-        default=None, ge=1, description="tasks sent ahead to each lane; 1 is central dispatch, unset hides dispatch"
+        default=None,
+        ge=1,
+        le=MAX_COUNT,
+        description="tasks sent ahead to each lane; 1 is central dispatch, unset hides dispatch",
     )
+
+    @model_validator(mode="after")
+    def _split_fits_stages(self) -> Self:
+        split = self.split
+        if split is not None and (len(split) != self.stages - 1 or any(b <= a for a, b in pairwise([0, *split]))):
+            raise ValueError(
+                f"split = {split} does not begin {self.stages} stages; give stages - 1 growing numbers of units above 0"
+            )
+        return self
 
 
 class JobSpec(_Section):
@@ -74,6 +102,13 @@ class JobSpec(_Section):
     job: JobSection
     strategy: Strategy = Field(default_factory=Strategy)
     directory: str = Field(default_factory=lambda: str(Path.cwd()), description="absolute; set by load")
+
+    @field_validator("directory")
+    @classmethod
+    def _directory_is_absolute(cls, value: str) -> str:
+        if not value.startswith("/") or "\0" in value or not _is_unicode(value):
+            raise ValueError(f"{value!r:.80} is not absolute; leave it out, and load sets it to the spec's own")
+        return value
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -89,6 +124,10 @@ class JobSpec(_Section):
             raise SpecError(f"{path}: cannot be read ({error}); give the path of a job spec in TOML") from error
         except tomllib.TOMLDecodeError as error:
             raise SpecError(f"{path}: not valid TOML: {error}") from error
+        except RecursionError:
+            raise SpecError(f"{path}: not read: nested too deep; at most {MAX_ARGS_DEPTH} levels are taken") from None
+        except ValueError:  # a NUL in the path
+            raise SpecError(f"{str(path)!r}: no such file; give the path of a job spec in TOML") from None
         for override in overrides:
             _apply_override(tables, override)
         tables.setdefault("directory", str(path.resolve().parent))
@@ -97,6 +136,8 @@ class JobSpec(_Section):
     @classmethod
     def parse(cls, tables: Mapping[str, Any], source: str = "job spec") -> JobSpec:
         """Validates a nested mapping; `source` names it in errors."""
+        if not isinstance(tables, Mapping):
+            raise SpecError(f"{source}: spec: {type(tables).__name__} is no mapping; give the [job] table at least")
         try:
             return cls.model_validate(dict(tables))
         except ValidationError as error:
@@ -117,15 +158,25 @@ class JobSpec(_Section):
 
     def check_files(self) -> None:
         """Raises SpecError if the entry's file is not there: cheap, so the client does it before submitting."""
-        if not self.entry_file.is_file():
+        if not _is_file(self.entry_file):
             raise SpecError(
                 f"job.entry: {str(self.entry_file)!r} is not a file; "
                 "the path in entry is relative to the spec's directory"
             )
 
 
-def explain(error: ValidationError, model: type[BaseModel], source: str) -> str:
-    """One line for each problem: the field's path, what is wrong, what to write instead."""
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a directory that may not be searched
+        return False
+
+
+def explain(error: ValidationError, model: type[BaseModel], source: str | Callable[[str], str]) -> str:
+    """One line for each problem: the field's path, what is wrong, what to write instead.
+
+    source: where all values come from, or a function of a top-level field that says where that one does.
+    """
     lines = []
     for problem in error.errors():
         where = ".".join(str(part) for part in problem["loc"]) or "spec"
@@ -134,11 +185,50 @@ def explain(error: ValidationError, model: type[BaseModel], source: str) -> str:
         elif problem["type"] == "missing":
             text = f"missing; add {where.rpartition('.')[2]} = ..."
         else:
-            text = problem["msg"].removeprefix("Value error, ")
+            text = _TABLE_WANTED if problem["type"] == "model_type" else problem["msg"].removeprefix("Value error, ")
             if problem["type"] != "value_error":
-                text = f"{text}, not {problem['input']!r:.80}"
-        lines.append(f"{source}: {where}: {text}")
+                text = f"{text}, not {_SHORT.repr(problem['input']):.80}"
+        origin = source if isinstance(source, str) else source(where)
+        lines.append(f"{origin}: {where}: {text}")
     return "\n".join(lines)
+
+
+_TABLE_WANTED = "Input should be a table of keys and values"
+_SHORT = reprlib.Repr()  # plain repr fails on what is nested too deep
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+
+def _is_unicode(text: str) -> bool:
+    """No lone surrogates, which no encoding takes."""
+    return text.isascii() or text == text.encode("utf-8", "replace").decode()
+
+
+def _check_plain(value: Any, where: str, deeper: int) -> None:
+    """Raises ValueError for what JSON and msgpack would not bring to the worker as it is."""
+    match value:
+        case None | bool() | float():
+            return
+        case int() if -MAX_ARGS_INTEGER <= value < MAX_ARGS_INTEGER:
+            return
+        case str() if _is_unicode(value):
+            return
+        case dict() | list() if deeper == 0:
+            raise ValueError(f"{where} is nested too deep; at most {MAX_ARGS_DEPTH} levels are taken")
+        case dict():
+            for key, part in value.items():
+                if not isinstance(key, str):
+                    raise ValueError(f"{where}: the key {key!r:.80} is no text; write it as a string")
+                _check_plain(key, f"{where}'s key {key!r:.80}", deeper)
+                _check_plain(part, f"{where}.{key}", deeper - 1)
+        case list():
+            for number, part in enumerate(value):
+                _check_plain(part, f"{where}.{number}", deeper - 1)
+        case int():
+            raise ValueError(f"{where} does not fit 64 bits; write it as a string or a float")
+        case _:
+            raise ValueError(
+                f"{where} is {type(value).__name__}; use text, numbers, booleans, lists and tables (a date as text)"
+            )
 
 
 def _suggestion(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
@@ -161,9 +251,11 @@ def _apply_override(tables: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
+    except RecursionError:
+        raise SpecError(f"--set {key}: nested too deep; at most {MAX_ARGS_DEPTH} levels are taken") from None
     table = tables
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise SpecError(f"--set {override!r}: {part} is not a table")
+            raise SpecError(f"--set {override!r:.80}: {part} is not a table; give a key that stands in a table")
     table[parts[-1]] = value

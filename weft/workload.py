@@ -64,5 +64,5 @@ def as_dataset(data: Any, field_name: str) -> Dataset[Any]:
 def units(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """(prefix of its names in the state dict, module) for each unit, in the order in which they run."""
     if type(model).forward is nn.Sequential.forward and isinstance(model, nn.Sequential) and len(model) > 0:
-        return [(f"{name}.", child) for name, child in model.named_children()]
+        return [(f"{name}.", child) for name, child in model._modules.items() if child is not None]  # repeats too
     return [("", model)]

@@ -19,7 +19,7 @@ import pytest
 
 from weft.scheduler.runtime_directory import (
     LOCK_NAME,
-    MAX_SOCKET_PATH_BYTES,
+    MAX_PATH_BYTES,
     SOCKET_NAME,
     RuntimeDirectory,
     RuntimeDirectoryError,
@@ -201,11 +201,14 @@ def test_a_directory_that_cannot_be_narrowed_is_refused(path: Path, monkeypatch:
 
 
 def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    room = MAX_SOCKET_PATH_BYTES - len(os.fsencode(tmp_path)) - len(f"//{SOCKET_NAME}")
+    room = MAX_PATH_BYTES - len(os.fsencode(tmp_path)) - len("/")
     longest = tmp_path / ("x" * room)
     RuntimeDirectory.open(longest).close()
     too_long = tmp_path / ("y" * (room + 1))
-    assert "108 bytes, and a socket's path has at most 107; give a shorter runtime_dir" in refusal(too_long)
+    assert (
+        "81 bytes, and at most 80 leave room for the paths of the sockets in it; give a shorter runtime_dir"
+        in refusal(too_long)
+    )
     assert not too_long.exists()
 
 

@@ -168,6 +168,8 @@ class _Daemon:
     async def _drain(self, driver: Driver) -> None:
         notify.notify_stopping(self._environment)
         driver.feed(DrainRequested(now=False))
+        if self._failure:
+            return  # no worker lives to be waited for
         running = driver.num_running()
         if running:
             _log.info("draining: %d jobs run, for at most %.0f s", running, self._settings.drain_seconds)

@@ -45,12 +45,12 @@ from weft.scheduler.events import (
 from weft.scheduler.job import Phase
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_state import JobState
-from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger
+from weft.scheduler.ledger import AsyncLedger, JobChanges, JobRow, Ledger
 from weft.scheduler.plan import Inspection, Plan
 from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.pool import DIRECTORY, Pool
 from weft.settings import Settings
-from weft.spec import JobSpec
+from weft.spec import JobSpec, SpecError
 from weft.transport.records import unpack
 from weft.transport.wire import Message
 
@@ -114,12 +114,24 @@ class Driver:
         return sum(name not in self.core.jobs or self.core.jobs[name].phase is not Phase.QUEUED for name in self.runs)
 
     def adopt(self, row: JobRow, *, attempt: int) -> None:
-        """Takes a job that stands in the ledger into the core; attempt is above 1 after a restart."""
+        """Takes a job that stands in the ledger into the core; attempt is above 1 after a restart.
+
+        One that cannot even begin (no run directory, a spec that an older Weft took) fails, and harms no other.
+        """
+        try:
+            spec = JobSpec.parse(row.spec)
+            run = JobRun(row.job, Path(row.run_dir), row.spec)
+        except (OSError, SpecError) as error:
+            reason = "invalid-spec" if isinstance(error, SpecError) else "run-directory"
+            ending: JobChanges = {"state": JobState.FAILED, "reason": reason, "error": str(error), "exit_code": 1}
+            ending["ended_at"] = time.time()
+            self._spawn(self._ledger.run(Ledger.record, row.job, **ending), f"end {row.job}")
+            return
         self.changed[row.job] = Changed()
-        run = self.runs[row.job] = JobRun(row.job, Path(row.run_dir), row.spec)
+        self.runs[row.job] = run
         if attempt > 1:
             run.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
-        self.feed(JobSubmitted(job=row.job, spec=JobSpec.parse(row.spec), priority=row.priority, attempt=attempt))
+        self.feed(JobSubmitted(job=row.job, spec=spec, priority=row.priority, attempt=attempt))
 
     def directory_lost(self) -> None:
         self.feed(DirectoryLost())
@@ -164,12 +176,16 @@ class Driver:
         job, run = self.core.jobs.get(name), self.runs.get(name)
         if job is None or run is None or job.attempt != attempt:
             return  # late: the attempt has ended
-        run.add_report(worker, lane, list(unpack(message["records"])), message["values"])
         commands = self.core.handle(TasksFinished(name, attempt, worker, lane, message["count"]), arrived)
-        for command in commands:
-            self._perform(command)
-        if any(isinstance(command, Dispatch) for command in commands):
+        dispatches = [command for command in commands if isinstance(command, Dispatch)]
+        for dispatch in dispatches:  # before the books are kept: a lane may wait for it
+            self._perform(dispatch)
+        if dispatches:
             self._exporter.observe("weft_dispatch_latency_seconds", time.monotonic() - arrived)
+        run.add_report(worker, lane, list(unpack(message["records"])), message["values"])
+        for command in commands:
+            if not isinstance(command, Dispatch):
+                self._perform(command)
 
     async def _plan(self, message: Message) -> None:
         name, attempt = message["job"], message["attempt"]
@@ -303,6 +319,7 @@ class Driver:
         started = self._started_at.get(run.job)
         return {
             "seconds": now - started if started is not None else 0.0,
+            "first_iteration_seconds": run.first_iteration_seconds,
             "iteration_seconds": run.median_iteration_seconds(),
             "limit_seconds": run.limit_seconds(),
             "validation": run.validation or {},

@@ -48,6 +48,8 @@ class JobRun:
         self.learning_rate: float | None = None
         self.validation: dict[str, float] | None = None
         self.iteration_seconds: deque[float] = deque(maxlen=1024)  # of training iterations, the newest
+        self.first_iteration_seconds: float | None = None  # from here to the end of the first one, by its stamps
+        self._taken_ns = time.monotonic_ns()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / "spec.json").write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
         self._log: IO[bytes] = (directory / "job.log").open("ab")
@@ -114,6 +116,8 @@ class JobRun:
             seconds = max(0, end - self._last_end[1]) / 1e9
         if end:
             self._last_end = (index, end)
+            if self.first_iteration_seconds is None:
+                self.first_iteration_seconds = (end - self._taken_ns) / 1e9
         if iteration.training:
             self._finish_step(iteration, values, seconds)
         else:
@@ -201,5 +205,11 @@ class JobRun:
 
     def _write(self, **fields: Any) -> None:
         assert self._metrics is not None
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
-        self._metrics.write(json.dumps(finite) + "\n")
+        self._metrics.write(json.dumps(_finite(fields)) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for nan and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

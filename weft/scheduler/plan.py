@@ -20,7 +20,8 @@ class UnitFacts:
     """One unit of the model. Times are seconds for one microbatch of the largest size, measured alone.
 
     shapes: microbatch size -> shape of its output; empty, and dtype None, where the output is no single tensor (no cut
-    is possible after such a unit). shares: names of units that share a parameter with it.
+    is possible after such a unit). tied_to: earlier units that share a parameter or buffer. in_place: it writes to its
+    input.
     """
 
     name: str
@@ -32,6 +33,7 @@ class UnitFacts:
     itemsize: int
     shapes: Mapping[int, Shape]
     tied_to: tuple[int, ...] = ()
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +88,15 @@ class Ring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """Units first .. last - 1 on the plan's worker `worker`. memory_bytes: state, gradients and slots."""
+    """Units first .. last - 1 on the plan's worker `worker`. memory_bytes: state, gradients and slots. copies_input:
+    the first unit works in place, so it gets a copy of the slot."""
 
     first: int
     last: int
     worker: int
     parameter_bytes: int
     memory_bytes: int
+    copies_input: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +127,12 @@ class Plan:
         return {
             "position": worker,
             "stages": [
-                {"stage": number, "first": stage.first, "last": stage.last}
+                {
+                    "stage": number,
+                    "first": stage.first,
+                    "last": stage.last,
+                    "copies_input": stage.copies_input,
+                }
                 for number, stage in enumerate(self.stages)
                 if stage.worker == worker
             ],

@@ -33,7 +33,7 @@ def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) 
     """A plan that has passed its checks. Errors: PlanError."""
     strategy = spec.strategy
     _check_sizes(spec, inspection)
-    cuts = partition(inspection.units, strategy.stages)
+    cuts = partition(inspection.units, strategy.stages, strategy.split)
     graph, rings = build_graph(spec, inspection, cuts)
     seconds = _task_seconds(graph, inspection, cuts, recompute=strategy.recompute)
     shared = _shared_bytes(inspection, rings, len(graph.tasks))
@@ -64,10 +64,13 @@ def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) 
     return _checked(plan)
 
 
-def partition(units: Sequence[UnitFacts], num_stages: int) -> tuple[tuple[int, int], ...]:
+def partition(
+    units: Sequence[UnitFacts], num_stages: int, split: Sequence[int] | None = None
+) -> tuple[tuple[int, int], ...]:
     """(first, last) of each stage, last exclusive, minimising the slowest stage's forward plus backward time.
 
-    No cut falls after a unit whose output is no single tensor, nor between units that share a parameter.
+    No cut falls after a unit whose output is no single tensor, nor between units that share a parameter. split: the
+    user's own cuts instead. Errors: PlanError.
     """
     allowed = [cut for cut in range(1, len(units)) if _can_cut(units, cut)]
     if num_stages > len(allowed) + 1:
@@ -77,6 +80,12 @@ def partition(units: Sequence[UnitFacts], num_stages: int) -> tuple[tuple[int, i
             f"(units: {names}{', …' if len(units) > 8 else ''}); use fewer stages, or build the model as an "
             "nn.Sequential of more children that pass one tensor on and share no parameter"
         )
+    if split is not None:
+        if refused := sorted(set(split) - set(allowed)):
+            raise PlanError(
+                f"strategy.split: the model cannot be cut before unit {refused[0]}; it can be before {allowed}"
+            )
+        return tuple(pairwise([0, *split, len(units)]))
     bounds = [0, *allowed, len(units)]
     before = [0.0, *accumulate(unit.forward_seconds + unit.backward_seconds for unit in units)]
     # best[b] = (slowest stage, cut indices) over the units before bounds[b]
@@ -114,9 +123,9 @@ def build_graph(
         boundary = ring.name.partition("-")[2]
         match ring.name.partition("-")[0]:
             case "input":
-                builder.ring_edges(Kind.LOAD, 0, Kind.BACKWARD, 0, ring.depth)
+                builder.batch_edge(Kind.LOAD, 0, Kind.BACKWARD, 0)
             case "target":
-                builder.ring_edges(Kind.LOAD, 0, Kind.BACKWARD, num_stages - 1, ring.depth)
+                builder.batch_edge(Kind.LOAD, 0, Kind.BACKWARD, num_stages - 1)
             case "activation":
                 builder.ring_edges(Kind.FORWARD, int(boundary), Kind.BACKWARD, int(boundary) + 1, ring.depth)
             case "gradient":
@@ -158,6 +167,16 @@ class _Builder:
         for m in range(self._num_microbatches):
             iterations_back, before = divmod(m - depth, self._num_microbatches)
             self.edge((reader, reader_stage, before), (writer, writer_stage, m), -iterations_back, Cause.SLOT)
+
+    def batch_edge(self, writer: Kind, writer_stage: int, reader: Kind, reader_stage: int) -> None:
+        """A ring of PREFETCH_BATCHES whole batches is handed back a batch at a time.
+
+        The first write of a batch waits for the last read of the batch whose slots it takes; lane order does the rest.
+        So the writer wakes once an iteration and not once a microbatch: on a machine where every core computes, each
+        wake-up of a loader takes its time from a compute lane.
+        """
+        last = self._num_microbatches - 1
+        self.edge((reader, reader_stage, last), (writer, writer_stage, 0), PREFETCH_BATCHES, Cause.SLOT)
 
     def graph(self) -> Graph:
         programs: dict[Lane, list[int]] = {}
@@ -249,7 +268,16 @@ def _stage_plans(
         parameters = sum(unit.parameter_bytes for unit in units)
         slots = owned.get(f"activation-{stage}", 0) + owned.get(f"gradient-{stage - 1}", 0)
         memory = 2 * parameters + sum(unit.buffer_bytes for unit in units) + slots
-        plans.append(StagePlan(first=first, last=last, worker=stage, parameter_bytes=parameters, memory_bytes=memory))
+        plans.append(
+            StagePlan(
+                first=first,
+                last=last,
+                worker=stage,
+                parameter_bytes=parameters,
+                memory_bytes=memory,
+                copies_input=units[0].in_place,
+            )
+        )
     return tuple(plans)
 
 

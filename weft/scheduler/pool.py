@@ -7,6 +7,7 @@ lost. Each worker's end is reported once, when the fork server has reaped it and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -21,13 +22,15 @@ from typing import Any, cast
 from weft.settings import Settings
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 
-SPIN_SECONDS = 200e-6  # longer than a wake-up of a blocked process (50 µs), shorter than a task worth overlapping
+SPIN_SECONDS = (
+    2e-3  # a sleep ends 50 µs late and costs the waker as much; a core that is pinned has nothing better to do
+)
 DIRECTORY = "directory"
 LANES = {"cpu": "compute", "loader": "load"}
 
 # Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
 # one heap that is kept serves them from warm pages, and transparent huge pages the ones above 32 MiB.
-_ALLOCATOR = {
+ALLOCATOR = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
@@ -41,9 +44,12 @@ class PoolError(RuntimeError):
 
 
 class Link(asyncio.Protocol):
-    """The daemon's end of one child's socket."""
+    """The daemon's end of one child's socket: `connection`, of which the event loop makes the transport."""
 
-    def __init__(self, on_message: Callable[[Message], None], on_closed: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: socket.socket, on_message: Callable[[Message], None], on_closed: Callable[[], None]
+    ) -> None:
+        self._connection = connection
         self._reader = FrameReader(MAX_WORKER_FRAME_BYTES)
         self._on_message = on_message
         self._on_closed = on_closed
@@ -61,9 +67,21 @@ class Link(asyncio.Protocol):
         self._on_closed()
 
     def send(self, message: Message) -> None:
-        """Nothing if the child is gone: its end is reported otherwise."""
-        if self._transport is not None:
-            self._transport.write(encode(message))
+        """At once, where the socket takes it: a lane may be waiting, and the loop writes only after the callback.
+
+        Nothing if the child is gone: its end is reported otherwise.
+        """
+        if self._transport is None:
+            return
+        data = encode(message)
+        sent = 0
+        if self._transport.get_write_buffer_size() == 0:
+            try:
+                sent = self._connection.send(data)
+            except OSError:  # full, or closed at the other end: the transport waits, or finds it out
+                pass
+        if sent < len(data):
+            self._transport.write(data[sent:])
 
     def close(self) -> None:
         if self._transport is not None:
@@ -120,7 +138,7 @@ class Pool:
     async def start(self, log: Path) -> None:
         """Starts the fork server; returns at once, what is asked of it waits. Errors: PoolError."""
         self._socket, theirs = socket.socketpair()
-        environment = {**self._environment, **_ALLOCATOR, "OMP_NUM_THREADS": str(self._settings.threads)}
+        environment = {**self._environment, **ALLOCATOR, "OMP_NUM_THREADS": str(self._settings.threads)}
         command = [sys.executable, "-m", "weft.workers.forkserver", str(theirs.fileno())]
         with theirs, log.open("ab") as output:
             try:
@@ -136,8 +154,9 @@ class Pool:
             except OSError as error:
                 raise PoolError(f"the fork server cannot be started: {error}") from error
         loop = asyncio.get_running_loop()
+        connection = self._socket.dup()
         _, self._server = await loop.create_connection(
-            lambda: Link(self._server_said, self._server_closed), sock=self._socket.dup()
+            lambda: Link(connection, self._server_said, self._server_closed), sock=connection
         )
         await self.start_directory()
 
@@ -169,8 +188,9 @@ class Pool:
 
     def kill(self, worker: str) -> None:
         child = self._children.get(worker)
-        if child is not None and child.pid and not child.exited:
-            os.kill(child.pid, signal.SIGKILL)  # not reaped yet (the server tells first), so the pid is still its own
+        if child is not None and child.pid and not child.exited and not self._closing:
+            with contextlib.suppress(ProcessLookupError):  # reaped this moment, and the server's word is on its way
+                os.kill(child.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
         """Ends every child and the fork server, and waits until they are gone."""
@@ -198,7 +218,7 @@ class Pool:
         with theirs:
             loop = asyncio.get_running_loop()
             _, child.link = await loop.create_connection(
-                lambda: Link(lambda message: self._child_said(child, message), lambda: self._child_closed(child)),
+                lambda: Link(ours, lambda message: self._child_said(child, message), lambda: self._child_closed(child)),
                 sock=ours,
             )
             try:

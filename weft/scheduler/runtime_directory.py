@@ -3,6 +3,8 @@
     RUNTIME_DIR/            0700, ours, no link
     RUNTIME_DIR/daemon.lock flock held while the daemon lives; holds its pid
     RUNTIME_DIR/weft.sock   0600, listening
+    RUNTIME_DIR/directory.sock, RUNTIME_DIR/handover/listener-XXXXXXXX   of the directory and of processes that hand
+                            shared memory over, while the daemon lives
 
 The order is what keeps a second daemon from taking over a live one's socket: the lock is taken before the socket is
 looked at, and a socket is removed only under the lock and only if nothing answers on it. The kernel drops the lock
@@ -22,6 +24,8 @@ from typing import Self
 LOCK_NAME = "daemon.lock"
 SOCKET_NAME = "weft.sock"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path has 108, the last one is NUL
+LONGEST_SOCKET = "handover/listener-XXXXXXXX"  # the name is multiprocessing's
+MAX_PATH_BYTES = MAX_SOCKET_PATH_BYTES - len("/" + LONGEST_SOCKET)  # of the directory
 BACKLOG = 128  # connections not yet accepted; beyond it a client's connect waits
 MAX_PID_CHARS = 20
 
@@ -48,9 +52,8 @@ class RuntimeDirectory:
         """
         path = path.absolute()
         with contextlib.ExitStack() as undo:
-            if inherited_fd is None:
-                _check_socket_path(path / SOCKET_NAME)
-            else:
+            _check_length(path)
+            if inherited_fd is not None:
                 inherited = undo.enter_context(_inherit(inherited_fd))
             _make(path)
             lock_fd = _lock(path / LOCK_NAME)
@@ -182,11 +185,11 @@ def _bind(path: Path) -> socket.socket:
     return listener
 
 
-def _check_socket_path(path: Path) -> None:
+def _check_length(path: Path) -> None:
     num_bytes = len(os.fsencode(path))
-    if num_bytes > MAX_SOCKET_PATH_BYTES:
+    if num_bytes > MAX_PATH_BYTES:
         raise RuntimeDirectoryError(
-            f"{path}: {num_bytes} bytes, and a socket's path has at most {MAX_SOCKET_PATH_BYTES}; "
+            f"{path}: {num_bytes} bytes, and at most {MAX_PATH_BYTES} leave room for the paths of the sockets in it; "
             "give a shorter runtime_dir"
         )
 

@@ -2,7 +2,7 @@
 
 Four microbatches on two stages, forwards as digits and backwards as letters:
 
-    gpipe   stage 0  0 1 2 3 . a b c d        1f1b   stage 0  0 1 . a 2 b 3 c . d
+    gpipe   stage 0  0 1 2 3 . . a b c d      1f1b   stage 0  0 1 . a 2 b 3 c . d
             stage 1  . 0 1 2 3 a b c d               stage 1  . 0 a 1 b 2 c 3 d
 
 Backwards run in microbatch order in both, so gradients are accumulated in the order of the plain loop.

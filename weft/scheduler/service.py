@@ -44,6 +44,9 @@ SEND_SECONDS = 30.0  # for a client to take what was sent to it
 PROGRESS_SECONDS = 1.0
 LOG_CHUNK_BYTES = 1 << 18  # of a job's log in one event
 MAX_JOBS_LISTED = 1000
+MAX_WAIT_SECONDS = 86_400.0  # of one `wait` request; event loops refuse times far above
+MAX_PRIORITY = 1000  # as in a spec, and below
+MAX_OFFSET = 2**63 - 1  # a file's largest
 
 
 class Stream:
@@ -128,7 +131,7 @@ class Service:
         if self._num_connections > MAX_CONNECTIONS:
             raise WireError(ErrorCode.TOO_MANY_CONNECTIONS, f"{MAX_CONNECTIONS} clients are connected; try again")
         _check_peer(writer)
-        frames = FrameReader(MAX_CLIENT_FRAME_BYTES)
+        frames = FrameReader(MAX_CLIENT_FRAME_BYTES, strict=True)
         waiting: list[Message] = []
         async with asyncio.timeout(HELLO_SECONDS):
             while not waiting:
@@ -178,6 +181,8 @@ class Service:
         except SpecError as error:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
         priority = field(request, "priority", (int, type(None)), None)
+        if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise WireError(ErrorCode.BAD_FIELD, f"priority is {priority}; give {-MAX_PRIORITY} to {MAX_PRIORITY}")
         try:
             submission = await self._ledger.run(
                 Ledger.add,
@@ -208,10 +213,12 @@ class Service:
                 "plan": summary_of(run),
                 "lanes": run.account.lane_seconds(),
                 "validation": run.validation or {},
+                "first_iteration_seconds": run.first_iteration_seconds,
                 "iteration_seconds": run.median_iteration_seconds(),
                 "limit_seconds": run.limit_seconds(),
             }
-        keys = ("plan", "lanes", "validation", "seconds", "iteration_seconds", "limit_seconds")
+        keys: tuple[str, ...] = ("plan", "lanes", "validation", "seconds")
+        keys += ("first_iteration_seconds", "iteration_seconds", "limit_seconds")
         return {
             **self._summary(row),
             **{key: details.get(key) for key in keys},
@@ -224,6 +231,8 @@ class Service:
 
     async def _wait(self, request: Message, stream: Stream) -> Message:
         timeout = field(request, "timeout", (int, float, type(None)), None)
+        if timeout is not None and not 0 <= timeout <= MAX_WAIT_SECONDS:  # refuses nan, too
+            raise WireError(ErrorCode.BAD_FIELD, f"timeout is {timeout}; give 0 to {MAX_WAIT_SECONDS:.0f} seconds")
         row = await self._row(request)
         try:
             async with asyncio.timeout(timeout):
@@ -310,6 +319,8 @@ class Service:
 
 async def _send(writer: asyncio.StreamWriter, message: Message, *, suppress: bool = False) -> None:
     try:
+        if writer.is_closing():  # the client is gone: uvloop raises RuntimeError for a write, not ConnectionError
+            raise ConnectionResetError
         writer.write(encode(message))
         async with asyncio.timeout(SEND_SECONDS):
             await writer.drain()
@@ -320,7 +331,7 @@ async def _send(writer: asyncio.StreamWriter, message: Message, *, suppress: boo
 
 async def _send_log(path: Path, offset: int, stream: Stream) -> int:
     """Sends the log from a byte offset to its end, in chunks of whole lines where it can. Returns the new offset."""
-    if offset < 0:
+    if not 0 <= offset <= MAX_OFFSET:
         raise WireError(ErrorCode.BAD_FIELD, f"offset is {offset}; it counts the bytes of the log from 0")
     while True:
         try:
@@ -373,6 +384,7 @@ def _result_of(row: JobRow) -> Message:
         "loss": row.loss,
         "validation": details.get("validation", {}),
         "seconds": details.get("seconds"),
+        "first_iteration_seconds": details.get("first_iteration_seconds"),
         "iteration_seconds": details.get("iteration_seconds"),
         "limit_seconds": details.get("limit_seconds"),
         "run_dir": row.run_dir,

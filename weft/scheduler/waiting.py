@@ -22,7 +22,7 @@ def why(core: Core, name: str) -> str | None:
         return f"it waits for workers that are starting: {down}"
     free = {kind: len(names) for kind, names in core.free().items()}
     missing = [
-        f"{count} {kind} workers ({free.get(kind, 0)} free)"
+        f"{count} {kind} worker{'s' if count > 1 else ''} ({free.get(kind, 0)} free)"
         for kind, count in workers_needed(job.spec).items()
         if free.get(kind, 0) < count
     ]

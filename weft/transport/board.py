@@ -24,6 +24,8 @@ _FUTEX_SYSCALL = {"x86_64": 202, "aarch64": 98}[platform.machine()]
 _WAKE_ALL = 2**31 - 1
 _SPINS_PER_CLOCK = 32  # reading the clock costs as much as a read of the word
 SLEEP_SECONDS = 0.05  # the longest sleep before the epoch word is looked at again
+PREEMPTED_NS = 500_000  # a look takes 2 µs, a hypervisor's interruption some 10, a scheduler's slice 1 ms or more
+WAITS_WITHOUT_SPIN = 100  # arbitrary: some iterations
 EPOCH, RUNNING, ABORTED = 0, -1, 0
 INITIAL_BYTE = 0xFF  # a new board's bytes: every word -1
 
@@ -64,6 +66,7 @@ class Board:
         self.words = memoryview(words.numpy())  # type: ignore[arg-type]  # an ndarray is a buffer
         self._address = words.data_ptr()
         self._spin_ns = int(spin_seconds * 1e9)
+        self._waits_without_spin = 0
 
     def post(self, task: int, iteration: int) -> None:
         """Marks the task finished for the iteration and wakes whoever waits for it."""
@@ -77,17 +80,33 @@ class Board:
     def wait(self, task: int, iteration: int) -> None:
         """Returns once the task has finished the iteration. Errors: Aborted."""
         words, word = self.words, 1 + task
-        until = time.monotonic_ns() + self._spin_ns
-        while time.monotonic_ns() < until:
-            for _ in range(_SPINS_PER_CLOCK):
-                if words[word] >= iteration:
-                    return
-            if words[EPOCH] != RUNNING:
-                raise Aborted
+        if self._spin(word, iteration):
+            return
         while (seen := words[word]) < iteration:
             if words[EPOCH] != RUNNING:
                 raise Aborted
             futex_wait(self._address + 4 * word, seen, SLEEP_SECONDS)
+
+    def _spin(self, word: int, iteration: int) -> bool:
+        """Looks at the word for a while without sleeping; True once it is there.
+
+        A gap between two looks says that another process had the core: spinning would take it from that one, which
+        may be the very one that is waited for. So the next waits sleep at once.
+        """
+        if self._waits_without_spin:
+            self._waits_without_spin -= 1
+            return False
+        words = self.words
+        now = time.monotonic_ns()
+        until = now + self._spin_ns
+        while now < until:
+            for _ in range(_SPINS_PER_CLOCK):
+                if words[word] >= iteration:
+                    return True
+            looked, now = now, time.monotonic_ns()
+            if now - looked > PREEMPTED_NS:
+                self._waits_without_spin = WAITS_WITHOUT_SPIN
+        return False
 
     def abort(self) -> None:
         """Ends every wait on this board, now and later, with Aborted."""

@@ -28,6 +28,7 @@ PROTOCOL = 1
 MAX_CLIENT_FRAME_BYTES = 1 << 20  # a job spec is a few kB; 1 MiB leaves room for large args
 MAX_WORKER_FRAME_BYTES = 64 << 20  # an inspection or a plan of 256 stages × 1,024 microbatches is some 20 MB
 MAX_CONTAINER_ITEMS = 1 << 20
+MAX_CLIENT_DEPTH = 64  # what a request holds is passed on as JSON and msgpack, whose own limits lie far above
 _PREFIX_BYTES = 4
 
 Message = dict[str, Any]
@@ -75,11 +76,13 @@ def encode(message: Message) -> bytes:
 class FrameReader:
     """Bytes in, messages out; holds at most one frame and raises WireError at the first bad one.
 
-    After an error the reader must not be fed again: the stream has no frame boundary to recover at.
+    After an error the reader must not be fed again: the stream has no frame boundary to recover at. strict is for what
+    strangers send: it also refuses a key that is given twice, keys of bytes and what is nested too deep.
     """
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(self, max_frame_bytes: int, *, strict: bool = False) -> None:
         self._max_frame_bytes = max_frame_bytes
+        self._strict = strict
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
@@ -103,20 +106,57 @@ class FrameReader:
         return messages
 
     def _decode(self, body: bytes) -> Message:
+        most_items = min(len(body), MAX_CONTAINER_ITEMS)  # an item is a byte at least; room for all is made at once
         try:
             message = msgpack.unpackb(
                 body,
                 raw=False,
                 strict_map_key=True,
+                ext_hook=_refuse_extension,
                 max_ext_len=0,
-                max_array_len=MAX_CONTAINER_ITEMS,
-                max_map_len=MAX_CONTAINER_ITEMS,
+                object_pairs_hook=_map_without_repeats if self._strict else None,
+                max_array_len=most_items,
+                max_map_len=most_items,
             )
-        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-            raise WireError(ErrorCode.NOT_MSGPACK, f"a frame that is not msgpack: {error}") from None
+        except (ValueError, TypeError, RecursionError, MemoryError, msgpack.exceptions.UnpackException) as error:
+            problem = str(error) or _SILENT_ERRORS.get(type(error), type(error).__name__)
+            raise WireError(ErrorCode.NOT_MSGPACK, f"a frame that is not msgpack: {problem}") from None
         if not isinstance(message, dict):
             raise WireError(ErrorCode.NOT_A_MAP, f"a frame that holds {type(message).__name__}; it must be a map")
+        if self._strict:
+            _check_depth(message, MAX_CLIENT_DEPTH)
         return message
+
+
+_SILENT_ERRORS = {
+    msgpack.exceptions.FormatError: "a byte that stands for nothing",
+    msgpack.exceptions.StackError: "nested too deep",
+}
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} with {len(data)} bytes; there are none here")
+
+
+def _map_without_repeats(pairs: list[tuple[Any, Any]]) -> Message:
+    message: Message = {}
+    for key, value in pairs:
+        if not isinstance(key, str):
+            raise WireError(ErrorCode.BAD_FIELD, f"the key {key!r:.80} is {type(key).__name__}; keys are text")
+        if key in message:
+            raise WireError(ErrorCode.BAD_FIELD, f"the field {key!r:.80} is given twice")
+        message[key] = value
+    return message
+
+
+def _check_depth(value: Any, deeper: int) -> None:
+    if isinstance(value, (dict, list)):
+        if deeper == 0:
+            raise WireError(
+                ErrorCode.NOT_MSGPACK, f"a frame nested too deep; at most {MAX_CLIENT_DEPTH} containers stand in one"
+            )
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_depth(part, deeper - 1)
 
 
 def field(message: Message, name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:

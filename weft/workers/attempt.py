@@ -215,7 +215,7 @@ def _make_stage(
     ]
     arena = directory.create(f"state-{part['stage']}", Layout.of(named_state(own)))
     move_state(own, arena)
-    return Stage(own, seed=spec.job.seed, recompute=plan["recompute"])
+    return Stage(own, seed=spec.job.seed, recompute=plan["recompute"], copies_input=part["copies_input"])
 
 
 def _number(value: Any, source: str) -> float:

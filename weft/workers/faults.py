@@ -36,10 +36,20 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("invalid-workload", str(error), 2)
         case SystemExit():
             message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"
-            return Fault("user-error", message + _traceback(error), error.code if isinstance(error.code, int) else 1)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+            return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code))
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in _text(error):
         return Fault("out-of-memory", _traceback(error), 1)
     return Fault("user-error", _traceback(error), 1)
+
+
+def _failing_exit_code(code: object) -> int:
+    """The code of the user's exit() where a follower can end with it; a job that has ended early has not succeeded."""
+    return code if isinstance(code, int) and 0 < code < 256 else 1
+
+
+def _text(error: BaseException) -> str:
+    """str(error), also where the user's __str__ is broken."""
+    return "".join(traceback.TracebackException.from_exception(error).format_exception_only())
 
 
 def _traceback(error: BaseException) -> str:

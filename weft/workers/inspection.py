@@ -81,6 +81,7 @@ def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
         "itemsize": 0,
         "shapes": [],
         "tied_to": [],
+        "in_place": False,
     }
 
 
@@ -112,16 +113,27 @@ def _measure(
                 raise WorkloadError("Workload.loss returned no scalar tensor; it must return the mean over the samples")
             return loss
 
+        fact["in_place"] = _writes_to(run, value)
         fact["forward_seconds"], fact["backward_seconds"], value = _times(run, value)
+
+
+def _writes_to(run: Callable[[Any], Any], x: Any) -> bool:
+    """Whether the unit changes its input, by autograd's own count of changes."""
+    given = _copy(x)
+    if not isinstance(given, torch.Tensor):
+        return False
+    before = given._version
+    run(given)
+    return given._version != before
 
 
 def _times(run: Callable[[Any], Any], x: Any) -> tuple[float, float, Any]:
     """(forward seconds, backward seconds, detached output) of one unit, the fastest of TIMED_RUNS."""
     forward, backward = [], []
     for _ in range(1 + TIMED_RUNS):
-        x = _leaf(x)
+        given = _copy(x := _leaf(x))  # a unit may work in place, which autograd forbids on a leaf
         started = time.perf_counter()
-        y = run(x)
+        y = run(given)
         forward.append(time.perf_counter() - started)
         started = time.perf_counter()
         if isinstance(y, torch.Tensor) and y.requires_grad:
@@ -138,10 +150,19 @@ def _leaf(value: Any) -> Any:
     return value
 
 
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, (tuple, list)):
+        return type(value)(_copy(part) for part in value)
+    return value
+
+
 def _record_ties(model: nn.ModuleList, facts: list[dict[str, Any]]) -> None:
     owner: dict[int, int] = {}
     for number, (module, fact) in enumerate(zip(model, facts, strict=True)):
-        tied = {owner.setdefault(id(parameter), number) for parameter in module.parameters()} - {number}
+        state = [*module.parameters(), *module.buffers()]  # two copies of a running mean would drift apart
+        tied = {owner.setdefault(id(tensor), number) for tensor in state} - {number}
         fact["tied_to"] = sorted(tied)
 
 

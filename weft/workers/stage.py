@@ -41,8 +41,10 @@ class _Saved:
 class Stage:
     """Runs units forward and backward and keeps, between the two, what backward needs of each microbatch."""
 
-    def __init__(self, units: Sequence[Unit], *, seed: int, recompute: bool) -> None:
+    def __init__(self, units: Sequence[Unit], *, seed: int, recompute: bool, copies_input: bool = False) -> None:
+        """copies_input: the first unit writes to its input, which neither a slot nor an autograd leaf allows."""
         self.units = tuple(units)
+        self._copies_input = copies_input
         self._seed = seed
         self._recompute = recompute
         self._saved: dict[int, _Saved] = {}
@@ -84,6 +86,8 @@ class Stage:
         return saved.x, y
 
     def _run(self, x: torch.Tensor, step: int, microbatch: int, head: Head | None) -> torch.Tensor:
+        if self._copies_input:
+            x = x.clone()
         for unit in self.units:
             seed_unit(self._seed, step, microbatch, unit.index)
             x = unit.module(x)

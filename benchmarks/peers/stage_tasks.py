@@ -1,0 +1,77 @@
+"""Peer of benchmarks/pipeline.py: the task times of one stage, alone. No other process is ever waited for.
+
+Runs the very operations that a worker runs, in the lane's order, over private blocks in place of the shared ones. The
+other stages' processes do the same at the same time on their cores, so shared cache and memory count. Reads "run K"
+lines and prints {task: [seconds of each of K iterations]} as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from measure import pin
+
+from weft.spec import JobSpec
+from weft.transport.arena import Arena, Layout
+from weft.workers.attempt import Attempt
+from weft.workers.entry import load_workload
+
+
+class PrivateDirectory:
+    """A directory whose blocks nobody else sees."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[str, torch.Tensor] = {}
+
+    def block(self, name: str, num_bytes: int, fill: int = 0) -> torch.Tensor:
+        if name not in self.blocks:
+            self.blocks[name] = torch.full((num_bytes,), fill, dtype=torch.uint8)
+        return self.blocks[name]
+
+    def create(self, name: str, layout: Layout) -> Arena:
+        return Arena(self.block(name, layout.num_bytes), layout)
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    pin(config["core"])
+    torch.set_num_threads(1)
+    spec = JobSpec.parse(config["spec"])
+    directory = PrivateDirectory()
+    stage = Attempt(spec, config["view"], load_workload(spec), directory, 0.0)  # type: ignore[arg-type]
+    loader = Attempt(spec, config["loader_view"], load_workload(spec), directory, 0.0)  # type: ignore[arg-type]
+    loads = loader.operations(config["loader_view"]["lanes"]["load"])
+    program = config["view"]["lanes"]["compute"]
+    operations = stage.operations(program)
+    for name, block in directory.blocks.items():
+        if name.startswith("activation"):
+            block.view(torch.float32).normal_()
+        elif name.startswith("gradient"):
+            block.view(torch.float32).normal_(std=1e-4)
+    iteration_number = 0
+    for line in sys.stdin:
+        seconds: defaultdict[int, list[float]] = defaultdict(list)
+        for _ in range(int(line.split()[1])):
+            iteration = stage.iteration(iteration_number % stage.itinerary.num_iterations)
+            iteration_number += 1
+            for load in loads.values():
+                started = time.perf_counter()
+                load.run(iteration)
+                seconds[load.task].append(time.perf_counter() - started)
+            for task in program:
+                started = time.perf_counter()
+                operations[task["id"]].run(iteration)
+                seconds[task["id"]].append(time.perf_counter() - started)
+            stage.take_values()
+        print(json.dumps(seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()

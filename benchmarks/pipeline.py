@@ -1,0 +1,218 @@
+"""Pipelines of two stages: against the graph's own limit, and against torch.distributed.pipelining.
+
+Three parties take turns, on the same two cores with one thread each, for the same model, cut and schedule:
+
+    weft    a job on a running daemon; an iteration is the time from the end of one step to the end of the next
+    torch   torch.distributed.pipelining over Gloo, a process for each stage; peers/torch_pipeline.py
+    alone   each stage's tasks without ever waiting, both stages at once on their cores; peers/stage_tasks.py
+
+The limit is the critical cycle of the iteration graph with each task at the median of its times alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measure import Result, main, ratio_result
+
+import weft.embedded
+from weft.client import Client
+from weft.scheduler.limit import speed_limit
+from weft.scheduler.plan import Inspection, Plan
+from weft.scheduler.planner import make_plan
+from weft.scheduler.pool import ALLOCATOR
+from weft.spec import JobSpec
+
+HERE = Path(__file__).resolve().parent
+PEERS = HERE / "peers"
+WARM_ITERATIONS = 10
+ENVIRONMENT = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"}  # the peers get what the workers have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """prefix of the results' names; args of gpt_job.py; iterations of one turn; turns; goals by schedule."""
+
+    prefix: str
+    args: dict[str, int]
+    iterations: int
+    turns: int
+    over_limit: dict[str, str]
+    vs_torch: dict[str, str]
+
+
+CASES = (
+    Case(
+        prefix="",
+        args={"layers": 8, "dim": 256, "heads": 4, "context": 128, "vocabulary": 8192, "samples": 64},
+        iterations=6,
+        turns=7,
+        over_limit={"gpipe": "<= 1.03", "1f1b": "<= 1.03"},
+        vs_torch={"gpipe": ">= 1.0", "1f1b": ">= 1.0"},
+    ),
+    Case(
+        prefix="small_",
+        args={"layers": 4, "dim": 64, "heads": 1, "context": 32, "vocabulary": 512, "samples": 256},
+        iterations=200,
+        turns=9,
+        over_limit={"1f1b": "<= 1.08"},
+        vs_torch={"gpipe": ">= 1.6", "1f1b": ">= 1.15"},
+    ),
+)
+
+
+def collect(quick: bool) -> list[Result]:
+    results = []
+    with weft.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
+        for case in CASES:
+            for schedule in ("gpipe", "1f1b"):
+                results += _measure(client, case, schedule, 2 if quick else case.turns)
+    return results
+
+
+def _measure(client: Client, case: Case, schedule: str, turns: int) -> list[Result]:
+    plan, stages = _plan(case, schedule)
+    split = [first for first, _ in stages[1:]]
+    weft_seconds, torch_seconds, limit_seconds = [], [], []
+    with ExitStack() as stack:
+        torch_peers = stack.enter_context(_torch_peers(case, schedule, stages))
+        alone = stack.enter_context(_stage_peers(case, schedule, plan, split))
+        for peers in (torch_peers, alone):
+            _ask(peers, 3)
+        for _ in range(turns):
+            weft_seconds.append(_weft(client, _spec(case, schedule, case.iterations + WARM_ITERATIONS, split)))
+            torch_seconds.append(statistics.median(_ask(torch_peers, case.iterations)[0]))
+            limit_seconds.append(_limit(plan, _ask(alone, case.iterations)))
+    name = f"{case.prefix}{schedule}"
+    shape = ", ".join(f"{key} {value}" for key, value in case.args.items() if key != "samples")
+    return [
+        ratio_result(
+            f"{name}_over_limit",
+            weft_seconds,
+            limit_seconds,
+            goal=case.over_limit.get(schedule),
+            how=f"iteration ÷ the graph's limit from task times alone, both cores loaded; GPT {shape}",
+        ),
+        ratio_result(
+            f"{name}_vs_torch",
+            torch_seconds,
+            weft_seconds,
+            goal=case.vs_torch.get(schedule),
+            how="iteration of torch.distributed.pipelining over Gloo ÷ ours, same cut, schedule, cores and allocator",
+        ),
+    ]
+
+
+def _spec(case: Case, schedule: str, steps: int, split: list[int] | None = None) -> JobSpec:
+    return JobSpec.parse(
+        {
+            "job": {"entry": "gpt_job.py:workload", "args": case.args, "steps": steps, "batch_size": 16, "seed": 1},
+            "strategy": {"schedule": schedule, "stages": 2, "microbatches": 8} | ({"split": split} if split else {}),
+            "directory": str(HERE),
+        }
+    )
+
+
+def _plan(case: Case, schedule: str) -> tuple[Plan, list[list[int]]]:
+    """The plan, whose graph gives the limit, and the stages [first, last] that every party uses."""
+    spec = _spec(case, schedule, steps=1000)
+    script = (
+        "import json, sys, torch; torch.set_num_threads(1);"
+        "from weft.spec import JobSpec; from weft.workers.entry import load_workload;"
+        "from weft.workers.inspection import inspect;"
+        "spec = JobSpec.parse(json.loads(sys.argv[1])); print(json.dumps(inspect(load_workload(spec), spec)))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(spec.to_wire())],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=300,
+    ).stdout
+    plan = make_plan(spec, Inspection.from_wire(json.loads(output)), shared_bytes_free=1 << 40)
+    return plan, [[stage.first, stage.last] for stage in plan.stages]
+
+
+def _weft(client: Client, spec: JobSpec) -> float:
+    """Median iteration of a job on the warm daemon."""
+    result = client.wait(client.submit(spec)["job"], timeout=600)
+    assert result["state"] == "completed", result
+    lines = Path(result["run_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return statistics.median(json.loads(line)["seconds"] for line in lines[WARM_ITERATIONS:])
+
+
+def _limit(plan: Plan, answers: list[dict[str, list[float]]]) -> float:
+    seconds = {int(task): statistics.median(times) for answer in answers for task, times in answer.items()}
+    return speed_limit(plan.graph, [seconds[task.id] for task in plan.graph.tasks]).seconds
+
+
+@contextmanager
+def _torch_peers(case: Case, schedule: str, stages: list[list[int]]) -> Iterator[list[subprocess.Popen[str]]]:
+    with tempfile.TemporaryDirectory() as directory:
+        config = {
+            "rendezvous": str(Path(directory, "rendezvous")),
+            "spec": _spec(case, schedule, 1).to_wire(),
+            "stages": stages,
+            "schedule": schedule,
+            "microbatches": 8,
+        }
+        with _peers("torch_pipeline.py", [config | {"rank": rank} for rank in range(2)]) as peers:
+            yield peers
+
+
+@contextmanager
+def _stage_peers(case: Case, schedule: str, plan: Plan, split: list[int]) -> Iterator[list[subprocess.Popen[str]]]:
+    spec = _spec(case, schedule, 1000, split).to_wire()
+    configs = [
+        {"spec": spec, "view": plan.worker_view(stage), "loader_view": plan.worker_view(len(plan.stages))}
+        for stage in range(len(plan.stages))
+    ]
+    with _peers("stage_tasks.py", configs) as peers:
+        yield peers
+
+
+@contextmanager
+def _peers(script: str, configs: list[dict[str, Any]]) -> Iterator[list[subprocess.Popen[str]]]:
+    """One process for each config, each on a core of its own; they end when their input does."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PEERS / script), json.dumps(config | {"core": core})],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for core, config in enumerate(configs)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.communicate(timeout=30)  # closes its input
+
+
+def _ask(processes: list[subprocess.Popen[str]], iterations: int) -> list[Any]:
+    """Has every process run so many iterations at the same time; what each of them measured."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(f"run {iterations}\n")
+        process.stdin.flush()
+    answers = []
+    for process in processes:
+        assert process.stdout is not None
+        answers.append(json.loads(process.stdout.readline()))
+    return answers
+
+
+if __name__ == "__main__":
+    main("pipeline", collect)

@@ -1,0 +1,77 @@
+"""Writes the pages that are made from the code: cli.md and job.schema.json (`weft.metrics.declared` makes metrics.md).
+
+python docs/generate.py            writes them
+python docs/generate.py --check    exits with 1 and names those that are not current
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from weft import exits
+from weft.spec import JobSpec
+from weft.verbs import app
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def pages() -> dict[str, str]:
+    return {"cli.md": cli_page(), "job.schema.json": json.dumps(JobSpec.model_json_schema(), indent=2) + "\n"}
+
+
+def cli_page() -> str:
+    """Every verb with its arguments, options and example, then the exit codes."""
+    group: Any = typer.main.get_command(app)
+    lines = [
+        "# The `weft` command",
+        "",
+        "Made by `python docs/generate.py` from `weft/verbs.py` and `weft/exits.py`.",
+        "",
+    ]
+    lines += [
+        "stdout is data, stderr is progress. A flag counts before its `WEFT_*` variable, that before `weft.toml`.",
+        "",
+    ]
+    for name, command in group.commands.items():
+        lines += [f"## weft {name}", "", command.help.strip(), ""]
+        rows = [row for parameter in command.params if (row := _row(parameter)) is not None]
+        if rows:
+            lines += ["| | |", "| --- | --- |", *rows, ""]
+        lines += [command.epilog.replace("Example: ", "Example: `", 1) + "`", ""]
+    codes = (exits.__doc__ or "").partition("\n\n")[2].rstrip()
+    return "\n".join([*lines, "## Exit codes", "", "```", codes, "```", ""])
+
+
+def _row(parameter: Any) -> str | None:
+    if getattr(parameter, "hidden", False):
+        return None
+    if parameter.param_type_name == "argument":
+        name = parameter.metavar
+    else:
+        metavar = "" if parameter.is_flag else f" {parameter.metavar}"
+        name = f"{', '.join(parameter.opts)}{metavar}"
+    return f"| `{name}` | {parameter.help} |"
+
+
+def main() -> int:
+    stale = [name for name, text in pages().items() if not _is_current(FOLDER / name, text)]
+    if "--check" in sys.argv[1:]:
+        if stale:
+            print(f"not current: {', '.join(stale)}; run python docs/generate.py", file=sys.stderr)
+        return 1 if stale else 0
+    for name in stale:
+        (FOLDER / name).write_text(pages()[name], encoding="utf-8")
+    return 0
+
+
+def _is_current(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

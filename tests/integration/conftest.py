@@ -1,0 +1,85 @@
+"""Fixtures of the tests with a real daemon: one that all share, others for the tests that kill theirs.
+
+After every test nothing of it is left: see `nothing_is_left`.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
+RealDaemon, until = _REAL["RealDaemon"], _REAL["until"]
+
+
+@pytest.fixture(scope="session")
+def shared_daemon() -> Iterator[RealDaemon]:
+    """The daemon that `daemon` lends to one test after another. Its first job of each kind is behind it."""
+    running = RealDaemon()
+    try:
+        running.start()
+        running.run(running.spec(strategy={"stages": 3}))
+        running.until_idle()
+        yield running
+        assert running.stop() == 0
+        running.until_nothing_lives(5.0)
+        assert list(running.runtime.iterdir()) == []
+        assert "Traceback" not in running.log()
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def daemon(shared_daemon: RealDaemon) -> Iterator[RealDaemon]:
+    """The shared daemon. After the test it is as it was: no job, every worker free, nothing more open or mapped."""
+    before = shared_daemon.footprint()
+    yield shared_daemon
+    shared_daemon.until_idle()
+    try:
+        until(lambda: shared_daemon.footprint() == before, "the daemon's descriptors and mappings", 10.0)
+    except AssertionError:
+        assert shared_daemon.footprint() == before  # tells which
+
+
+@pytest.fixture
+def own_daemon() -> Iterator[Callable[..., RealDaemon]]:
+    """Starts daemons for this test alone. After it no process of theirs lives, and their runtime directory is empty."""
+    started: list[Any] = []
+
+    def start(**options: object) -> RealDaemon:
+        started.append(RealDaemon(**{"workers": 2} | options))
+        return started[-1].start()
+
+    try:
+        yield start
+        for running in started:
+            running.stop()
+            running.until_nothing_lives(5.0)
+            assert list(running.runtime.iterdir()) == []
+    finally:
+        for running in started:
+            running.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No new thread or descriptor of this process, and no name in /dev/shm, outlives a test."""
+    before = _held()
+    yield
+    until(lambda: _held() <= before, f"the end of {_held() - before}", 10.0)
+
+
+def _held() -> set[str]:
+    held = {f"thread {thread.name}" for thread in threading.enumerate()}
+    held |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that lists them
+            held.add(f"descriptor {number}: {os.readlink(f'/proc/self/fd/{number}')}")
+    return {each for each in held if "/proc/" not in each}

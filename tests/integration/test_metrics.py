@@ -1,0 +1,111 @@
+"""What a Prometheus server would read from a daemon while a job runs and after it."""
+
+from __future__ import annotations
+
+import runpy
+import urllib.request
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from weft.metrics.declared import METRICS
+
+_REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
+RealDaemon, until, SECONDS = _REAL["RealDaemon"], _REAL["until"], _REAL["SECONDS"]
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def scrape(daemon: RealDaemon) -> Samples:
+    url = daemon.client.status()["metrics"]
+    with urllib.request.urlopen(f"{url}/metrics", timeout=SECONDS) as answer:
+        text = answer.read().decode()
+    families = list(text_string_to_metric_families(text))
+    declared = {metric.name.removesuffix("_total") for metric in METRICS}
+    assert {family.name for family in families} <= declared
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def of_job(samples: Samples, job: str) -> Samples:
+    return {key: value for key, value in samples.items() if ("job", job) in key[1]}
+
+
+def lanes_of(samples: Samples, name: str, job: str) -> dict[tuple[str, str], float]:
+    """Sums over the modes, by worker and lane."""
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for (sample, labels), value in of_job(samples, job).items():
+        if sample == name:
+            sums[dict(labels)["worker"], dict(labels)["lane"]] += value
+    return sums
+
+
+@pytest.mark.slow
+def test_the_seconds_of_a_running_jobs_lanes_add_up_to_its_wall_time_and_its_series_go_with_it(
+    daemon: RealDaemon,
+) -> None:
+    job = daemon.submit(daemon.spec(strategy={"stages": 2, "microbatches": 4}, steps=100_000_000))
+    progress = (event["progress"] for event in daemon.client.follow(job) if "progress" in event)
+    next(progress)
+    first = scrape(daemon)
+    step = next(progress)["step"]
+    until(lambda: scrape(daemon)["weft_job_step", (("job", job),)] >= step, "the step in the metrics")
+    last = scrape(daemon)
+    assert daemon.client.cancel(job) == "cancelled"
+
+    walls = lanes_of(last, "weft_lane_seconds_total", job)
+    assert set(walls) == {("cpu-0", "compute"), ("cpu-1", "compute"), ("loader-0", "load")}
+    for lane, residual in lanes_of(last, "weft_lane_residual_seconds", job).items():
+        assert residual <= 0.01 * (walls[lane] + residual), lane
+        assert walls[lane] > lanes_of(first, "weft_lane_seconds_total", job)[lane]
+    named = {name for name, _ in of_job(last, job)}
+    assert named >= {
+        "weft_job_step",
+        "weft_job_loss",
+        "weft_job_samples_total",
+        "weft_iteration_seconds_count",
+        "weft_iteration_limit_seconds",
+        "weft_plan_predicted_iteration_seconds",
+        "weft_shared_memory_bytes",
+    }
+    assert last["weft_job_samples_total", (("job", job),)] > first["weft_job_samples_total", (("job", job),)]
+    assert last["weft_jobs", (("state", "running"),)] == 1
+    assert last["weft_dispatch_latency_seconds_count", ()] > 0
+    assert of_job(scrape(daemon), job) == {}
+    until(lambda: scrape(daemon)["weft_jobs", (("state", "running"),)] == 0, "the job's end in the metrics")
+
+
+@pytest.mark.slow
+def test_the_seconds_of_the_lanes_of_an_ended_job_are_kept(
+    daemon: RealDaemon,
+) -> None:
+    result = daemon.run(daemon.spec(strategy={"stages": 3, "microbatches": 4}, steps=200))
+    shown = daemon.client.show(result["job"])
+    assert set(shown["lanes"]) == {"cpu-0/compute", "cpu-1/compute", "cpu-2/compute", "loader-0/load"}
+    for lane, seconds in shown["lanes"].items():
+        assert {"forward", "backward", "update"} <= seconds.keys() or "load" in seconds, lane
+        assert 0 < sum(seconds.values()) <= result["seconds"]
+
+
+def test_workers_and_connections_are_shown_while_no_job_runs(daemon: RealDaemon) -> None:
+    with daemon.connected():
+        samples = scrape(daemon)
+    assert all(samples["weft_worker_up", (("worker", name),)] == 1 for name in daemon.worker_pids())
+    assert samples["weft_control_connections", ()] >= 1
+    build = [dict(labels) for name, labels in samples if name == "weft_build_info"]
+    assert [set(labels) for labels in build] == [{"version", "python", "torch"}]
+
+
+@pytest.mark.slow
+def test_a_rejected_frame_is_counted_by_its_reason(daemon: RealDaemon) -> None:
+    key = "weft_control_rejected_frames_total", (("reason", "empty-frame"),)
+    before = scrape(daemon).get(key, 0)
+    with daemon.connected() as bad:
+        bad.socket.sendall(b"\0\0\0\0")
+        assert bad.is_closed()
+    assert scrape(daemon)[key] == before + 1

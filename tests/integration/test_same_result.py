@@ -1,0 +1,302 @@
+"""A job's result is that of the plain loop, bit for bit: every step's loss, every validation, every tensor of the end.
+
+The reference depends on the workload and the number of microbatches alone, so one serves every strategy. By default a
+set of strategies runs in which every two values of any two axes meet; `pytest -m soak` runs all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from weft import reference
+from weft.spec import JobSpec
+
+_REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
+RealDaemon, EXAMPLES, metrics_rows = _REAL["RealDaemon"], _REAL["EXAMPLES"], _REAL["metrics_rows"]
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+AXES: dict[str, tuple[Any, ...]] = {
+    "stages": (1, 2, 3),
+    "microbatches": (1, 4, 7),
+    "schedule": ("gpipe", "1f1b"),
+    "window": (None, 1),
+    "recompute": (False, True),
+}
+CORNERS = [
+    (1, 1, "gpipe", None, False),
+    (3, 7, "1f1b", None, True),
+    (3, 7, "gpipe", 1, True),
+    (3, 7, "1f1b", 1, False),
+]
+
+GPT_ARGS = {"layers": 2, "dim": 16, "heads": 2, "context": 8, "samples": 20, "validation_samples": 5}
+JOBS: dict[str, dict[str, Any]] = {
+    # 1437 samples: the sixth batch of an epoch is whole, the last one has 3, less than 7 microbatches.
+    "digits": {"entry": "digits.py:workload", "args": {"hidden": 16}, "epochs": 2, "batch_size": 239},
+    "gpt, dropout 0.2": {"entry": "gpt.py:workload", "args": GPT_ARGS | {"dropout": 0.2}, "epochs": 2, "batch_size": 9},
+    "gpt": {"entry": "gpt.py:workload", "args": GPT_ARGS | {"dropout": 0.0}, "epochs": 2, "batch_size": 9},
+}
+
+
+def strategy(values: tuple[Any, ...]) -> dict[str, Any]:
+    return {axis: value for axis, value in zip(AXES, values, strict=True) if value is not None}
+
+
+def covering() -> Iterator[tuple[Any, ...]]:
+    """Strategies in which every pair of values of two axes occurs: the corners, then whichever adds most pairs."""
+    everything = list(itertools.product(*AXES.values()))
+
+    def pairs(values: tuple[Any, ...]) -> set[Any]:
+        return set(itertools.combinations(zip(AXES, values, strict=True), 2))
+
+    missing = set().union(*map(pairs, everything))
+    corners = iter(CORNERS)
+    while missing:
+        chosen = next(corners, None) or max(everything, key=lambda values: len(pairs(values) & missing))
+        missing -= pairs(chosen)
+        yield chosen
+
+
+COVERING = list(covering())
+
+
+EVERYTHING = [(name, values) for name in JOBS for values in itertools.product(*AXES.values())]
+DEFAULT = [(name, values) for name in JOBS for values in (CORNERS if name == "gpt" else COVERING)]
+REST = [case for case in EVERYTHING if case not in DEFAULT]
+
+
+def described(case: tuple[str, tuple[Any, ...]]) -> str:
+    name, values = case
+    return ", ".join([name, *(f"{axis} {value}" for axis, value in zip(AXES, values, strict=True))])
+
+
+@functools.cache
+def reference_of(text: str) -> reference.ReferenceResult:
+    """Of a spec in JSON, trained once."""
+    return reference.train(JobSpec.model_validate_json(text))
+
+
+def plain_loop(spec: JobSpec) -> reference.ReferenceResult:
+    """The reference's result. Of the strategy it takes the microbatches only."""
+    plain = {"microbatches": spec.strategy.microbatches}
+    return reference_of(JobSpec.parse(spec.to_wire() | {"strategy": plain}).model_dump_json())
+
+
+def same_as_the_plain_loop(daemon: RealDaemon, spec: JobSpec) -> bool:
+    expected = plain_loop(spec)
+    result = daemon.run(spec)
+    assert result["state"] == "completed", daemon.log_of(result["job"])
+    rows = metrics_rows(result["run_dir"])
+    assert [row["loss"] for row in rows if "loss" in row] == expected.losses
+    assert [row["validation"] for row in rows if "validation" in row] == expected.validations
+    assert result["steps"] == len(expected.losses)
+    assert result["loss"] == expected.losses[-1]
+    assert result["validation"] == (expected.validations[-1] if expected.validations else {})
+    state = load_file(result["model"])
+    assert state.keys() == expected.state.keys()
+    for name, tensor in expected.state.items():
+        assert state[name].dtype is tensor.dtype, name
+        assert torch.equal(state[name], tensor), name
+    return True
+
+
+def examples_spec(job: dict[str, Any], values: tuple[Any, ...]) -> JobSpec:
+    return JobSpec.parse({"job": job | {"seed": 11}, "strategy": strategy(values), "directory": str(EXAMPLES)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", DEFAULT, ids=described)
+def test_any_strategy_gives_the_result_of_the_plain_loop(daemon: RealDaemon, case: tuple[str, tuple[Any, ...]]) -> None:
+    assert same_as_the_plain_loop(daemon, examples_spec(JOBS[case[0]], case[1]))
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.parametrize("case", REST, ids=described)
+def test_every_other_strategy_gives_the_result_of_the_plain_loop(
+    daemon: RealDaemon, case: tuple[str, tuple[Any, ...]]
+) -> None:
+    assert same_as_the_plain_loop(daemon, examples_spec(JOBS[case[0]], case[1]))
+
+
+HEADER = """
+import torch, weft
+from torch import nn
+
+def numbers(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5))
+"""
+
+# name -> (source, strategy); batches of 8 of 20 samples, so the last one has 4.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a convolution with batch normalisation, recomputed": (
+        """
+def workload():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4),
+                          nn.Flatten(), nn.Linear(64, 3))
+    data = numbers(20, 1, 8, 8), torch.arange(20) % 3
+    return weft.Workload(model=model, loss=nn.CrossEntropyLoss(), train=data, validation=data,
+                         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2))
+""",
+        {"stages": 2, "microbatches": 2, "recompute": True},
+    ),
+    "a convolution with batch normalisation": (
+        """
+def workload():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4),
+                          nn.Flatten(), nn.Linear(64, 3))
+    data = numbers(20, 1, 8, 8), torch.arange(20) % 3
+    return weft.Workload(model=model, loss=nn.CrossEntropyLoss(), train=data, validation=data,
+                         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2))
+""",
+        {"stages": 3, "microbatches": 2},
+    ),
+    "frozen parameters": (
+        """
+def workload():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    for parameter in [*model[0].parameters(), model[2].bias]:
+        parameter.requires_grad_(False)
+    data = numbers(20, 6), numbers(20, 1)
+    return weft.Workload(model=model, loss=nn.functional.mse_loss, train=data,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 3, "microbatches": 2},
+    ),
+    "a map-style dataset with numbers as targets": (
+        """
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+    def __getitem__(self, index):
+        return torch.tensor([index / 20, 1.0]) + 0.01 * torch.randn(2), (index / 20) ** 2
+
+def loss(output, target):
+    return nn.functional.mse_loss(output.squeeze(1), target.float())
+
+def workload():
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+    return weft.Workload(model=model, loss=loss, train=Squares(), validation=Squares(),
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 2, "microbatches": 3},
+    ),
+    "a dataset of tensors that changes its items": (
+        """
+class Noisy(torch.utils.data.TensorDataset):
+    def __getitem__(self, index):
+        inputs, targets = super().__getitem__(index)
+        return inputs + torch.rand(()), targets
+
+def workload():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    return weft.Workload(model=model, loss=nn.functional.mse_loss, train=Noisy(numbers(20, 6), numbers(20, 1)),
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 2, "microbatches": 3},
+    ),
+    "stochastic gradient descent with momentum": (
+        """
+def workload():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    data = numbers(20, 6), numbers(20, 1)
+    return weft.Workload(model=model, loss=nn.functional.mse_loss, train=data, validation=data,
+                         optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3))
+""",
+        {"stages": 2, "microbatches": 4, "schedule": "gpipe"},
+    ),
+    "float64": (
+        """
+def workload():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 1)).double()
+    data = numbers(20, 6).double(), numbers(20, 1).double()
+    return weft.Workload(model=model, loss=nn.functional.mse_loss, train=data, validation=data,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 2, "microbatches": 2},
+    ),
+    "parameters in channels-last order": (
+        """
+def workload():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+    model = model.to(memory_format=torch.channels_last)
+    data = numbers(20, 3, 8, 8).contiguous(memory_format=torch.channels_last), torch.arange(20) % 2
+    return weft.Workload(model=model, loss=nn.CrossEntropyLoss(), train=data, validation=data,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 2, "microbatches": 2},
+    ),
+    "a model that is no sequence": (
+        """
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.tied = self.inner
+        self.register_buffer("scale", torch.tensor(0.5))
+    def forward(self, x):
+        return (x + self.scale * self.tied(self.inner(x).tanh())).sum(1, keepdim=True)
+
+def workload():
+    data = numbers(20, 6), numbers(20, 1)
+    return weft.Workload(model=Residual(), loss=nn.functional.mse_loss, train=data,
+                         optimizer=lambda params: torch.optim.Adagrad(params, lr=1e-2))
+""",
+        {"stages": 1, "microbatches": 2},
+    ),
+    "no batch but one, smaller than was asked for": (
+        """
+def workload():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    data = numbers(3, 6), numbers(3, 1)
+    return weft.Workload(model=model, loss=nn.functional.mse_loss, train=data,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 2, "microbatches": 5},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_kind_of_workload_gives_the_result_of_the_plain_loop(daemon: RealDaemon, kind: str) -> None:
+    source, how = KINDS[kind]
+    assert same_as_the_plain_loop(daemon, daemon.spec(HEADER + source, strategy=how, batch_size=8, epochs=2))
+
+
+@pytest.mark.slow
+def test_a_number_of_steps_that_ends_inside_an_epoch_gives_the_result_of_the_plain_loop(daemon: RealDaemon) -> None:
+    assert same_as_the_plain_loop(
+        daemon, daemon.spec(strategy={"stages": 2, "microbatches": 3}, steps=5, batch_size=10)
+    )
+
+
+@pytest.mark.slow
+def test_the_same_job_gives_the_same_bits_beside_another_job(daemon: RealDaemon) -> None:
+    spec = daemon.spec(strategy={"stages": 2, "microbatches": 4}, epochs=20)
+    other = daemon.submit(daemon.spec(epochs=40))
+    assert same_as_the_plain_loop(daemon, spec)
+    daemon.client.wait(other)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (DATA / "t10k-images-idx3-ubyte.gz").is_file(), reason="needs MNIST's test files in ../shared/data"
+)
+def test_mnist_gives_the_result_of_the_plain_loop(daemon: RealDaemon) -> None:
+    args = {
+        "images": str(DATA / "t10k-images-idx3-ubyte.gz"),
+        "labels": str(DATA / "t10k-labels-idx1-ubyte.gz"),
+        "hidden": 32,
+    }
+    job = {"entry": "mnist.py:workload", "args": args, "steps": 20, "batch_size": 100}
+    assert same_as_the_plain_loop(daemon, examples_spec(job, (3, 4, "1f1b", None, False)))

@@ -1,0 +1,122 @@
+"""After set-up no task calls the directory, pickles or allocates shared memory, in any worker of a job.
+
+The job counts by itself: its code runs in the workers and puts counters around what they would have to call. What the
+directory counts is read from it, by a daemon whose key the test knows, while the job stands at its last step.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.transport.directory import Directory
+
+_REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
+RealDaemon, SECONDS = _REAL["RealDaemon"], _REAL["SECONDS"]
+
+KEY = b"k" * 32
+DAEMON_WITH_A_KNOWN_KEY = (
+    f"import secrets, sys; secrets.token_bytes = lambda n: {KEY!r}; from weft.cli import main; main()"
+)
+COUNTING = """
+import multiprocessing.reduction as reduction, os, pickle
+import torch, weft
+
+counts = dict(calls=0, pickles=0, blocks=0)
+original_dumps, original_block = reduction.ForkingPickler.dumps, torch.UntypedStorage._new_shared
+
+def dumps(*arguments, **options):
+    counts["pickles"] += 1
+    return original_dumps(*arguments, **options)
+
+def new_shared(*arguments, **options):
+    counts["blocks"] += 1
+    return original_block(*arguments, **options)
+
+reduction.ForkingPickler.dumps, torch.UntypedStorage._new_shared = dumps, new_shared
+
+def say(where, at):
+    counts["calls"] += 1
+    if counts["calls"] in at:
+        print(where, "has pickled", counts["pickles"], "and allocated", counts["blocks"], flush=True)
+
+class Told(torch.nn.Module):
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+        self.weight = torch.nn.Parameter(torch.ones(()))
+    def forward(self, x):
+        say("first stage", self.at)
+        return x * self.weight
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, at):
+        self.at = at
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        say("loader", self.at)
+        return torch.full((4,), index / 16), torch.tensor([index / 16])
+
+def workload(steps, gate):
+    def loss(output, target):
+        say("last stage", {30, 8 * steps})
+        if counts["calls"] == 8 * steps:
+            print("at the gate", flush=True)
+            open(gate).close()
+        return torch.nn.functional.mse_loss(output, target)
+
+    model = torch.nn.Sequential(Told({30, 8 * steps}), torch.nn.Linear(4, 1))
+    return weft.Workload(model=model, loss=loss, train=Data({100, 15 * steps}),
+                         optimizer=lambda params: torch.optim.Adam(params, lr=0.01))
+"""
+
+
+class KnownKeyDaemon(RealDaemon):
+    def command(self, **changes: object) -> list[str]:
+        ours = super().command(**changes)
+        return [sys.executable, "-c", DAEMON_WITH_A_KNOWN_KEY, *ours[3:]]
+
+
+def counts_of(daemon: Any, steps: int) -> tuple[int, list[tuple[str, str]]]:
+    """(calls of the directory until the last step, what each worker said at an early step and at a late one)."""
+    gate = daemon.gate()
+    job = daemon.submit(
+        daemon.spec(
+            COUNTING,
+            args={"steps": steps, "gate": str(gate)},
+            strategy={"stages": 2, "microbatches": 8},
+            batch_size=16,
+            steps=steps,
+        )
+    )
+    try:
+        log = daemon.until_logged(job, "at the gate")
+        calls = Directory(daemon.runtime / "directory.sock", KEY, "nobody").num_calls()
+    finally:
+        gate.open()
+    assert daemon.client.wait(job, SECONDS)["state"] == "completed"
+    log = daemon.log_of(job)
+    return calls[f"{job}@1"], re.findall(r"(\w+(?: stage)?) has pickled (\d+ and allocated \d+)", log)
+
+
+@pytest.mark.slow
+def test_a_task_calls_no_directory_pickles_nothing_and_allocates_no_shared_memory() -> None:
+    daemon = KnownKeyDaemon(workers=2)
+    try:
+        daemon.start()
+        few_calls, few = counts_of(daemon, steps=10)
+        many_calls, many = counts_of(daemon, steps=50)
+        assert daemon.stop() == 0
+    finally:
+        daemon.close()
+    assert few_calls == many_calls > 0
+    for said in (few, many):
+        assert sorted(where for where, _ in said) == ["first stage"] * 2 + ["last stage"] * 2 + ["loader"] * 2
+        assert len(set(said)) == 3, said  # each has said the same, early and late
+        assert not any(counts.startswith("0 and") for _, counts in said), said  # set-up was counted

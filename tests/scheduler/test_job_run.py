@@ -1,0 +1,207 @@
+"""A job's run directory and live numbers, from the rows and values that its lanes report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.scheduler import job_run
+from weft.scheduler.job_run import JobRun
+from weft.scheduler.plan import Inspection, Plan, UnitFacts
+from weft.transport.records import MODE_INDEX, Row
+
+SECOND = 1_000_000_000
+MAX_SECONDS = 4  # of one iteration of the stamps below
+
+
+@pytest.fixture
+def plan(
+    plan_of: Callable[..., Plan], inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts]
+) -> Plan:
+    """Two epochs of two steps (8 and 4 samples) and two validations (8 and 2 samples): T T V V T T V V."""
+    return plan_of(inspection_of([unit_of(0)], num_train=12, num_validation=10), batch_size=8, steps=4)
+
+
+@pytest.fixture
+def run(tmp_path: Path, plan: Plan) -> Iterator[JobRun]:
+    run = JobRun("digits-1", tmp_path / "runs" / "digits-1", {"job": {"entry": "digits.py:workload"}})
+    run.begin(plan, ("cpu-0", "loader-0"))
+    yield run
+    run.close()
+
+
+def stamps(iteration: int, start: int, seconds: int) -> list[Row]:
+    """The compute lane of one iteration: waits for data a second, then forward; ends `seconds` after the start."""
+    return [
+        (MODE_INDEX["stall_data"], 1, iteration, 0, start * SECOND, (start + 1) * SECOND),
+        (MODE_INDEX["forward"], 1, iteration, -1, (start + 1) * SECOND, (start + seconds) * SECOND),
+    ]
+
+
+def report(run: JobRun, iteration: int, start: int, seconds: int, **values: float) -> None:
+    run.add_report("cpu-0", "compute", stamps(iteration, start, seconds), [{"iteration": iteration, **values}])
+
+
+def lines(run: JobRun) -> list[dict[str, Any]]:
+    run.flush()
+    return [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_each_step_and_each_validation_is_a_line(run: JobRun) -> None:
+    values = [
+        {"loss": 2.0, "lr": 0.1},
+        {"loss": 1.5, "lr": 0.1},
+        {"loss": 1.0, "accuracy": 0.5},
+        {"loss": 2.0, "accuracy": 1.0},
+    ]
+    for iteration in range(4):
+        report(run, iteration, iteration * MAX_SECONDS, 2 + iteration % 2, **values[iteration])
+        run.finish_iteration(iteration)
+    first, second, validation = lines(run)
+    assert first == {"step": 1, "epoch": 0, "loss": 2.0, "lr": 0.1, "samples": 8, "seconds": None}
+    assert second == {"step": 2, "epoch": 0, "loss": 1.5, "lr": 0.1, "samples": 4, "seconds": 5.0}
+    assert validation == {
+        "step": 2,
+        "epoch": 0,
+        "validation": {"loss": pytest.approx(1.2), "accuracy": pytest.approx(0.6)},
+    }
+    assert run.validation == validation["validation"]
+    assert "epoch 1: step 2  validation loss 1.2  accuracy 0.6\n" in run.log_path.read_text()
+
+
+def test_a_validation_is_the_mean_over_its_samples_and_the_next_one_starts_over(run: JobRun) -> None:
+    for iteration in range(8):
+        report(run, iteration, iteration * MAX_SECONDS, 2, loss=float(iteration))
+        run.finish_iteration(iteration)
+    means = [line["validation"]["loss"] for line in lines(run) if "validation" in line]
+    assert means == [pytest.approx(0.8 * 2 + 0.2 * 3), pytest.approx(0.8 * 6 + 0.2 * 7)]
+
+
+def test_seconds_go_from_the_end_of_one_iteration_to_the_end_of_the_next(run: JobRun) -> None:
+    """By the stamps of the lane that ends last, whatever the order in which reports arrive."""
+    report(run, 0, 0, 2, loss=1.0)
+    report(run, 1, 4, 3, loss=1.0)
+    run.add_report("loader-0", "load", [(MODE_INDEX["load"], 0, 0, -1, 0, 3 * SECOND)], [])
+    run.finish_iteration(0)
+    run.finish_iteration(1)
+    assert [line["seconds"] for line in lines(run)] == [None, 4.0]
+    assert run.median_iteration_seconds() == 4.0
+
+
+def test_waiting_does_not_end_an_iteration(run: JobRun) -> None:
+    report(run, 0, 0, 2, loss=1.0)
+    report(run, 1, 4, 2, loss=1.0)
+    run.add_report("loader-0", "load", [(MODE_INDEX["stall_slot"], 0, 1, 3, 0, 100 * SECOND)], [])
+    run.finish_iteration(0)
+    run.finish_iteration(1)
+    assert lines(run)[1]["seconds"] == 4.0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_json_does_not_have_is_null(run: JobRun, value: float) -> None:
+    """A validation loss of nan made a line that no other JSON reader takes."""
+    for iteration in range(4):
+        report(run, iteration, iteration * MAX_SECONDS, 2, loss=value)
+        run.finish_iteration(iteration)
+    run.flush()
+    text = (run.directory / "metrics.jsonl").read_text()
+    told = [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in text.splitlines()]
+    assert told[0]["loss"] is None
+    assert told[2]["validation"] == {"loss": None}
+
+
+def test_a_new_attempt_starts_its_numbers_and_its_metrics_over(run: JobRun, plan: Plan) -> None:
+    for iteration in range(3):
+        report(run, iteration, iteration * MAX_SECONDS, 2, loss=9.0)
+        run.finish_iteration(iteration)
+    run.begin(plan, ("cpu-1", "loader-0"))
+    assert (run.step, run.samples, run.loss, run.validation) == (0, 0, None, None)
+    assert lines(run) == []
+    for iteration in range(4):
+        report(run, iteration, 1000 + iteration * MAX_SECONDS, 2, loss=1.0)
+        run.finish_iteration(iteration)
+    assert [line.get("seconds") for line in lines(run)] == [None, 4.0, None]
+    assert lines(run)[2]["validation"] == {"loss": pytest.approx(1.0)}
+
+
+def test_the_plan_and_the_spec_stand_beside_the_metrics(run: JobRun, plan: Plan) -> None:
+    assert json.loads((run.directory / "spec.json").read_text()) == {"job": {"entry": "digits.py:workload"}}
+    told = json.loads((run.directory / "plan.json").read_text())
+    assert told["workers"] == ["cpu-0", "loader-0"]
+    assert told["lanes"]["cpu-0/compute"] == ["FORWARD(0,0)", "BACKWARD(0,0)", "UPDATE(0)"]
+    assert (told["steps"], told["iterations"]) == (4, 8)
+    assert run.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_log_keeps_what_was_there_and_gives_each_line_of_ours_its_time(run: JobRun, tmp_path: Path) -> None:
+    run.log("queued\nrunning")
+    run.log_output("the user's own\n")
+    run.log_output("half a line")
+    run.close()
+    again = JobRun("digits-1", run.directory, {})
+    again.log("recovered")
+    again.close()
+    first, second, third, last = run.log_path.read_text().splitlines()
+    assert (first[8:], second[8:], third) == (" queued", " running", "the user's own")
+    assert last.startswith("half a line")
+    assert last.endswith(" recovered")
+
+
+def test_text_that_is_no_unicode_reaches_the_log_all_the_same(run: JobRun) -> None:
+    run.log_output("a \udcff b\n")
+    assert run.log_path.read_text() == "a ? b\n"
+
+
+def test_a_log_has_a_bound_and_says_so_once(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_run, "MAX_LOG_BYTES", 100)
+    for _ in range(50):
+        run.log_output("a print in an inner loop\n")
+    text = run.log_path.read_text()
+    assert text.count("the log is full; nothing more is kept\n") == 1
+    assert len(text) < 200
+
+
+def test_progress_covers_the_time_since_it_was_last_asked_for(run: JobRun) -> None:
+    assert run.take_progress() is None
+    for iteration in range(2):
+        report(run, iteration, iteration * MAX_SECONDS, 4, loss=2.0 - iteration, lr=0.1)
+        run.finish_iteration(iteration)
+    told = run.take_progress()
+    assert told is not None
+    assert (told["step"], told["steps"], told["epoch"], told["loss"], told["lr"]) == (2, 4, 0, 1.0, 0.1)
+    assert told["samples_per_second"] == 1.0
+    assert told["eta_seconds"] == 8.0
+    assert told["data_percent"] == told["stall_percent"] == 25.0
+    assert run.take_progress() is None
+
+
+def test_the_limit_comes_from_the_median_of_each_task_once_all_have_run(run: JobRun, plan: Plan) -> None:
+    kinds = [str(task.kind) for task in plan.graph.tasks]
+    durations = [[1, 1, 9], [2, 3, 2], [4, 4, 4], [1, 1, 1]]  # load, forward, backward, update
+    assert kinds == ["load", "forward", "backward", "update"]
+    assert run.limit_seconds() is None
+    now = 0
+    for iteration in range(3):
+        for task, kind in enumerate(kinds):
+            took = durations[task][iteration] * SECOND
+            run.add_report("cpu-0", f"lane-{task}", [(MODE_INDEX[kind], task, iteration, -1, now, now + took)], [])
+            now += took
+            assert (run.limit_seconds() is None) == (iteration == 0 and task < 3)
+    assert run.limit_seconds() == pytest.approx(2 + 4 + 1)
+
+
+def test_a_plan_of_very_many_tasks_is_not_searched_for_its_limit(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_run, "MAX_TASKS_FOR_LIMIT", 3)
+    for task in range(4):
+        run.add_report("cpu-0", f"lane-{task}", [(MODE_INDEX["load"], task, 0, -1, 0, SECOND)], [])
+    assert run.limit_seconds() is None
+
+
+def test_a_step_whose_numbers_did_not_come_is_still_a_line(run: JobRun) -> None:
+    run.finish_iteration(0)
+    assert lines(run) == [{"step": 1, "epoch": 0, "loss": None, "lr": None, "samples": 8, "seconds": None}]
+    assert run.median_iteration_seconds() is None

@@ -1,0 +1,237 @@
+"""Plans: the best cut, the depth of the rings, what it all takes, and the jobs that cannot be planned."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.scheduler.graph import Kind
+from weft.scheduler.plan import Inspection, Plan, TensorFacts, UnitFacts, slot_bytes
+from weft.scheduler.planner import PREFETCH_BATCHES, PlanError, make_plan, partition
+from weft.scheduler.schedules import SCHEDULES, in_flight
+from weft.spec import JobSpec
+
+PlanOf = Callable[..., Plan]
+UnitOf = Callable[..., UnitFacts]
+InspectionOf = Callable[..., Inspection]
+SpecOf = Callable[..., JobSpec]
+
+# --- the cut
+
+
+@st.composite
+def models(draw: st.DrawFn) -> list[tuple[int, bool, int | None]]:
+    """Of each unit: its seconds, whether its output is one tensor, and the earlier unit that it is tied to."""
+    count = draw(st.integers(1, 8))
+    return [
+        (draw(st.integers(0, 9)), draw(st.integers(0, 5)) > 0, draw(st.none() | st.integers(0, n)) if n else None)
+        for n in range(count)
+    ]
+
+
+def units_of(model: Sequence[tuple[int, bool, int | None]], unit_of: UnitOf) -> list[UnitFacts]:
+    return [
+        unit_of(
+            number,
+            forward=seconds / 4,
+            backward=3 * seconds / 4,
+            dtype="float32" if tensor else None,
+            tied_to=() if tied is None or tied == number else (tied,),
+        )
+        for number, (seconds, tensor, tied) in enumerate(model)
+    ]
+
+
+def allowed_cuts(units: Sequence[UnitFacts]) -> list[int]:
+    ties = [(tied, number) for number, unit in enumerate(units) for tied in unit.tied_to]
+    return [
+        cut
+        for cut in range(1, len(units))
+        if units[cut - 1].dtype is not None and not any(first < cut <= second for first, second in ties)
+    ]
+
+
+def slowest(units: Sequence[UnitFacts], cuts: Sequence[tuple[int, int]]) -> float:
+    return max(sum(unit.forward_seconds + unit.backward_seconds for unit in units[a:b]) for a, b in cuts)
+
+
+@given(model=models(), num_stages=st.integers(1, 5))
+def test_the_slowest_stage_is_as_fast_as_any_cut_allows(
+    unit_of: UnitOf, model: list[tuple[int, bool, int | None]], num_stages: int
+) -> None:
+    units = units_of(model, unit_of)
+    allowed = allowed_cuts(units)
+    every = [
+        list(itertools.pairwise([0, *chosen, len(units)])) for chosen in itertools.combinations(allowed, num_stages - 1)
+    ]
+    if not every:
+        with pytest.raises(PlanError, match=f"can be cut into at most {len(allowed) + 1} stages"):
+            partition(units, num_stages)
+        return
+    cuts = partition(units, num_stages)
+    assert list(cuts) in every
+    assert slowest(units, cuts) == min(slowest(units, other) for other in every)
+
+
+def test_units_that_share_a_parameter_stay_together(unit_of: UnitOf) -> None:
+    units = [unit_of(0), unit_of(1), unit_of(2), unit_of(3, tied_to=(1,))]
+    assert partition(units, 2) == ((0, 1), (1, 4))
+    with pytest.raises(PlanError, match=r"strategy\.stages = 3, but .* at most 2 stages .* share no parameter"):
+        partition(units, 3)
+
+
+def test_no_cut_falls_where_no_single_tensor_passes(unit_of: UnitOf) -> None:
+    assert partition([unit_of(0), unit_of(1, dtype=None), unit_of(2, dtype=None), unit_of(3)], 2) == ((0, 1), (1, 4))
+
+
+# --- jobs that cannot be planned
+
+
+def test_more_stages_than_the_model_has_units_are_refused_with_the_units(
+    unit_of: UnitOf, inspection_of: InspectionOf, spec_of: SpecOf
+) -> None:
+    units = [unit_of(number, name=name) for number, name in enumerate(("embed.", "head."))]
+    with pytest.raises(PlanError, match=r"strategy\.stages = 3, .* at most 2 stages \(units: embed, head\); use fewer"):
+        make_plan(spec_of(stages=3), inspection_of(units), shared_bytes_free=1 << 40)
+    whole = [unit_of(0, name="")]
+    with pytest.raises(PlanError, match=r"at most 1 stages \(units: the whole model\); .* nn\.Sequential"):
+        make_plan(spec_of(stages=2), inspection_of(whole), shared_bytes_free=1 << 40)
+
+
+def test_a_batch_smaller_than_its_microbatches_is_refused(plan_of: PlanOf) -> None:
+    plan_of(batch_size=4, microbatches=4)
+    with pytest.raises(
+        PlanError, match=r"job\.batch_size = 3 is smaller than strategy\.microbatches = 4; a microbatch"
+    ):
+        plan_of(batch_size=3, microbatches=4)
+
+
+def test_a_job_without_data_is_refused(plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf) -> None:
+    with pytest.raises(PlanError, match=r"Workload\.train has length 0; give at least one sample"):
+        plan_of(inspection_of([unit_of(0)], num_train=0))
+
+
+def test_a_plan_that_shared_memory_cannot_hold_is_refused_with_the_sum(
+    inspection_of: InspectionOf, unit_of: UnitOf, spec_of: SpecOf
+) -> None:
+    inspection = inspection_of([unit_of(0, parameter_bytes=3 << 20), unit_of(1, buffer_bytes=1 << 20)])
+    spec = spec_of(stages=2, microbatches=2)
+    need = make_plan(spec, inspection, shared_bytes_free=1 << 40).shared_bytes
+    make_plan(spec, inspection, shared_bytes_free=need)
+    with pytest.raises(PlanError, match=r"needs 4 MiB of shared memory .* /dev/shm has 4 MiB free; use fewer"):
+        make_plan(spec, inspection, shared_bytes_free=need - 1)
+
+
+# --- plans
+
+
+@settings(max_examples=60)
+@given(
+    stages=st.integers(1, 4),
+    microbatches=st.integers(1, 6),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    recompute=st.booleans(),
+    window=st.none() | st.integers(1, 9),
+)
+def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
+    plan_of: PlanOf, stages: int, microbatches: int, schedule: str, recompute: bool, window: int | None
+) -> None:
+    plan = plan_of(stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute, window=window)
+    plan.graph.check()
+    depths = {ring.name: ring.depth for ring in plan.rings}
+    assert depths.pop("input") == depths.pop("target") == PREFETCH_BATCHES * microbatches
+    expected = {
+        f"{name}-{stage}": in_flight(schedule, stage, stages, microbatches)
+        for name in ("activation", "gradient")
+        for stage in range(stages - 1)
+    }
+    assert depths == expected
+    assert plan.workers == ("cpu",) * stages + ("loader",)
+    assert 0 < plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-9)
+    assert plan.window == window or window is None
+    views = [plan.worker_view(position) for position in range(stages + 1)]
+    assert [json.loads(json.dumps(view)) for view in views] == [msgpack.unpackb(msgpack.packb(view)) for view in views]
+    sent = [task["id"] for view in views for program in view["lanes"].values() for task in program]
+    assert sorted(sent) == [task.id for task in plan.graph.tasks], "every task reaches exactly one worker"
+    json.dumps(plan.describe())
+
+
+def test_a_worker_is_told_whom_each_task_waits_for_and_whom_it_wakes(plan_of: PlanOf) -> None:
+    plan = plan_of(stages=2, microbatches=1)
+    names = {str(task): task.id for task in plan.graph.tasks}
+    view = plan.worker_view(1)
+    assert view["stages"] == [{"stage": 1, "first": 1, "last": 2}]
+    tasks = {task["id"]: task for task in view["lanes"]["compute"]}
+    forward, backward, update = (tasks[names[name]] for name in ("FORWARD(1,0)", "BACKWARD(1,0)", "UPDATE(1)"))
+    assert sorted(forward["waits"]) == sorted(
+        [[names["LOAD(0,0)"], 0, "data"], [names["FORWARD(0,0)"], 0, "activation"]]
+    )
+    assert not forward["wakes"], "its backward runs on the same lane"
+    assert backward["wakes"]
+    assert update["waits"] == []
+
+
+def test_recompute_adds_the_forward_to_each_backward(plan_of: PlanOf) -> None:
+    for recompute, expected in ((False, 2.0), (True, 3.0)):
+        plan = plan_of(recompute=recompute)
+        seconds = {task.kind: plan.task_seconds[task.id] for task in plan.graph.tasks}
+        assert (seconds[Kind.FORWARD], seconds[Kind.BACKWARD]) == (1.0, expected)
+
+
+def test_the_update_is_shared_out_by_parameters(plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf) -> None:
+    units = [unit_of(0, parameter_bytes=100), unit_of(1, parameter_bytes=300)]
+    plan = plan_of(inspection_of(units, update_seconds=8.0), stages=2)
+    updates = [plan.task_seconds[task.id] for task in plan.graph.tasks if task.kind is Kind.UPDATE]
+    assert updates == [2.0, 6.0]
+
+
+def test_a_model_without_parameters_has_an_update_that_costs_nothing(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    plan = plan_of(inspection_of([unit_of(0, parameter_bytes=0)], update_seconds=8.0))
+    assert [plan.task_seconds[task.id] for task in plan.graph.tasks if task.kind is Kind.UPDATE] == [0.0]
+
+
+def test_fast_tasks_are_sent_further_ahead_within_bounds(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    def window(seconds: float) -> int:
+        return plan_of(inspection_of([unit_of(0, forward=seconds, backward=seconds)])).window
+
+    longest = 3  # tasks of the compute lane: forward, backward, update
+    assert window(1.0) == 2 * longest
+    assert 2 * longest < window(0.001) < window(0.0001) <= 4096
+    assert window(0.0) == 4096
+
+
+@pytest.mark.parametrize(
+    ("shapes", "itemsize", "size"),
+    [({1: (1, 3), 2: (2, 3)}, 4, 64), ({2: (2, 9)}, 4, 128), ({1: ()}, 8, 64), ({}, 4, 0)],
+)
+def test_a_slot_holds_the_largest_microbatch_in_whole_vectors(
+    shapes: dict[int, tuple[int, ...]], itemsize: int, size: int
+) -> None:
+    assert slot_bytes(shapes, itemsize) == size
+    facts = TensorFacts(dtype="float32", itemsize=itemsize, shapes=shapes)
+    assert facts.max_bytes() <= size
+
+
+def test_an_inspection_is_the_same_on_the_other_side_of_the_wire(inspection_of: InspectionOf, unit_of: UnitOf) -> None:
+    facts = {name: getattr(unit_of(0), name) for name in UnitFacts.__dataclass_fields__}
+    told = {
+        "units": [{**facts, "shapes": [[1, [1, 8]], [2, [2, 8]]], "tied_to": []}],
+        "input": {"dtype": "float32", "itemsize": 4, "shapes": [[1, [1, 3]], [2, [2, 3]]]},
+        "target": {"dtype": "int64", "itemsize": 8, "shapes": [[1, [1]], [2, [2]]]},
+        "num_train": 8,
+        "num_validation": 0,
+        "load_seconds": 0.0,
+        "update_seconds": 0.0,
+        "metrics": [],
+    }
+    assert Inspection.from_wire(msgpack.unpackb(msgpack.packb(told))) == inspection_of([unit_of(0)])
