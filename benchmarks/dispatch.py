@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import mmap
 import os
 import socket
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -44,6 +44,7 @@ from weft.transport.wire import encode
 JOB = "bench-1"
 MICROBATCHES = 4
 WARM_UP = 50
+TASK_SECONDS = 100e-6  # between two round trips: a short task, and time for the other side to finish its own work
 RECEIVE_BYTES = 1 << 16
 SPINS_PER_CLOCK = 32  # as in weft.transport.board
 
@@ -202,14 +203,22 @@ class Trips:
             data += self._connection.recv(RECEIVE_BYTES)
         return data
 
-    def seconds(self, count: int) -> float:
-        """Of one round trip, the mean over `count`."""
-        frames = list(itertools.islice(self._frames, count))
-        started = time.perf_counter()
-        for frame in frames:
-            self._connection.sendall(frame)
-            self.receive()
-        return (time.perf_counter() - started) / len(frames)
+    def make(self) -> None:
+        self._connection.sendall(next(self._frames))
+        self.receive()
+
+
+def median_seconds(count: int, *trips: Callable[[], object], pause_seconds: float = 0.0) -> list[float]:
+    """Of each trip, the median of `count`; they take turns one by one, each after the same busy pause."""
+    seconds: list[list[float]] = [[] for _ in trips]
+    for _ in range(count):
+        for make, taken in zip(trips, seconds, strict=True):
+            until = time.perf_counter() + pause_seconds
+            while (started := time.perf_counter()) < until:
+                pass
+            make()
+            taken.append(time.perf_counter() - started)
+    return [statistics.median(taken) for taken in seconds]
 
 
 @contextlib.contextmanager
@@ -252,57 +261,64 @@ def ray_echo() -> Iterator[Callable[[bytes], bytes] | None]:
 
 
 def round_trips(runs: int, count: int) -> list[Result]:
-    total = WARM_UP + runs * count
+    total = 3 * (WARM_UP + runs * count)
     frames = list(reports(job_plan(job_spec(steps=total, window=1)), total))
     cores = os.sched_getaffinity(0)
     with beside(serve_as_daemon, total) as daemon_socket:
         daemon = Trips(daemon_socket, frames)
         reply = daemon.receive()  # the first dispatch
-        with beside(echo, reply) as bare_socket, ray_echo() as call:
-            bare = Trips(bare_socket, frames)
+        with beside(echo, reply) as bare_socket:
             pin(0)
-
-            def ray_seconds(count: int) -> float:
-                assert call is not None
-                started = time.perf_counter()
-                for frame in frames[:count]:
-                    call(frame)
-                return (time.perf_counter() - started) / count
-
-            measured = [daemon.seconds, bare.seconds, *([ray_seconds] if call else [])]
-            for seconds in measured:
-                seconds(WARM_UP)
-            values = interleave(runs, *(functools.partial(seconds, count) for seconds in measured))
-    os.sched_setaffinity(0, cores)
-    return _round_trip_results(count, len(frames[0]), len(reply), *values)
+            bare = Trips(bare_socket, frames)
+            median_seconds(WARM_UP, daemon.make, bare.make)
+            paced = [median_seconds(count, daemon.make, bare.make, pause_seconds=TASK_SECONDS) for _ in range(runs)]
+            dense = interleave(
+                runs, *(lambda trip=each.make: median_seconds(count, trip)[0] for each in (daemon, bare))
+            )
+            os.sched_setaffinity(0, cores)
+        results = _round_trip_results(count, len(frames[0]), len(reply), [*zip(*paced, strict=True)], dense)
+        return results + _round_trips_of_ray(runs, count, daemon, frames[0])
 
 
 def _round_trip_results(
-    count: int, sent: int, received: int, ours: list[float], bare: list[float], by_ray: list[float] | None = None
+    count: int, sent: int, received: int, paced: Sequence[Sequence[float]], dense: Sequence[Sequence[float]]
 ) -> list[Result]:
     included = (
-        f"mean of {count} round trips a run, two processes on a core each: a peer sends a report frame of one task "
+        "two processes on a core each: a worker's stand-in sends a report frame of one task "
         f"({sent} bytes, built beforehand, with its stamped rows) and blocks until the whole dispatch frame "
         f"({received} bytes) is there. On the daemon's side everything of the real path: uvloop, Link and its frame "
-        "reader, Driver.worker_said, JobRun.add_report with the accounting, Core with window 1, Pool.send; every ninth "
+        "reader, Driver.worker_said, Core with window 1, Pool.send, JobRun.add_report with the accounting; every ninth "
         "trip ends an iteration, with its line in metrics.jsonl and its metrics. Not included: the worker's own thread "
-        "hand-over, building its report and decoding the dispatch"
+        "hand-over, building its report and decoding the dispatch. Against a process that blocks in recv and answers "
+        "with a frame of the same size"
     )
-    results = [
-        ratio_result(
-            "round_trip_vs_bare",
-            ours,
-            bare,
-            goal="<= 1.5",
-            how=f"{included}. Against a process that blocks in recv and answers with a frame of the same size",
-        ),
-        value_result("round_trip", ours, "us", scale=1e6, how="the daemon's round trip of the row above"),
-        value_result("round_trip_bare", bare, "us", scale=1e6, how="the bare one"),
+    pace = (
+        f"median of {count} round trips a run, turn by turn with the peer's, each after {TASK_SECONDS * 1e6:.0f} us of "
+        "busy work as a task would be, in which the other side goes idle; "
+    )
+    back_to_back = f"the same without the work between, {count} in a row and then {count} of the peer's"
+    return [
+        ratio_result("round_trip_vs_bare", *paced, goal="<= 1.5", how=pace + included),
+        value_result("round_trip", paced[0], "us", scale=1e6, how="the daemon's round trip of the row above"),
+        value_result("round_trip_bare", paced[1], "us", scale=1e6, how="the bare one"),
+        ratio_result("round_trip_back_to_back_vs_bare", *dense, goal="<= 1.5", how=back_to_back),
+        value_result("round_trip_back_to_back", dense[0], "us", scale=1e6, how="the daemon's of the row above"),
+        value_result("round_trip_back_to_back_bare", dense[1], "us", scale=1e6, how="the bare one"),
     ]
-    if by_ray is not None:
-        how = "the same round trip against a call of a Ray actor's method with the same frame, waited for with ray.get"
-        results.append(ratio_result("round_trip_vs_ray", ours, by_ray, goal="<= 0.25", how=how))
-    return results
+
+
+def _round_trips_of_ray(runs: int, count: int, daemon: Trips, frame: bytes) -> list[Result]:
+    with ray_echo() as call:
+        if call is None:
+            return []
+        trips = (daemon.make, functools.partial(call, frame))
+        median_seconds(WARM_UP, *trips)
+        values = [median_seconds(count, *trips, pause_seconds=TASK_SECONDS) for _ in range(runs)]
+    how = (
+        "the round trip of round_trip_vs_bare, unpinned, turn by turn with a call of a Ray actor's method with the same "
+        "frame, waited for with ray.get"
+    )
+    return [ratio_result("round_trip_vs_ray", *zip(*values, strict=True), goal="<= 0.25", how=how)]
 
 
 # --- the core alone

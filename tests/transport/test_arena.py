@@ -90,7 +90,7 @@ def test_the_items_are_the_places_by_name() -> None:
 
 
 def test_each_place_has_a_version_of_its_own_for_autograd() -> None:
-    """Views of one block share its version counter: a write to one slot made autograd refuse the backward of another."""
+    """Plain views share their block's counter: autograd would take a write to one for a change of another."""
     arena = arena_of(("a", torch.randn(2)), ("b", torch.randn(2)))
     weight = arena["a"].requires_grad_()
     loss = (weight * weight).sum()

@@ -129,7 +129,7 @@ HOSTILE: dict[str, tuple[bytes, ErrorCode, str]] = {
     "length 2**31": (u32(2**31), ErrorCode.FRAME_TOO_LARGE, "2147483648 bytes"),
     "length 2**32 - 1": (u32(2**32 - 1), ErrorCode.FRAME_TOO_LARGE, "4294967295 bytes"),
     "a request of HTTP": (b"GET / HTTP/1.1\r\n\r\n", ErrorCode.FRAME_TOO_LARGE, "1195725856 bytes"),
-    "a hello of TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", ErrorCode.FRAME_TOO_LARGE, "369295616 bytes"),
+    "a hello of TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", ErrorCode.FRAME_TOO_LARGE, "369295618 bytes"),
     "a line of JSON": (b'{"id": 1, "verb": "ls"}\n', ErrorCode.FRAME_TOO_LARGE, "bytes; at most"),
     "a little-endian length": (b"\x01\x00\x00\x00\x80", ErrorCode.FRAME_TOO_LARGE, "16777216 bytes"),
     # no map
@@ -165,10 +165,10 @@ HOSTILE: dict[str, tuple[bytes, ErrorCode, str]] = {
     "an array of 2**16 - 1": (in_a_map(b"\xdc\xff\xff"), ErrorCode.NOT_MSGPACK, "65535 exceeds max_array_len"),
     "a map of 2**32 - 1": (framed(b"\xdf" + u32(2**32 - 1)), ErrorCode.NOT_MSGPACK, "4294967295 exceeds max_map_len"),
     "a map of 2**16 - 1": (framed(b"\xde\xff\xff"), ErrorCode.NOT_MSGPACK, "65535 exceeds max_map_len"),
-    "text of 2**32 - 1": (in_a_map(b"\xdb" + u32(2**32 - 1)), ErrorCode.NOT_MSGPACK, "exceeds max_str_len"),
-    "text of 2**16 - 1": (in_a_map(b"\xda\xff\xffx"), ErrorCode.NOT_MSGPACK, "65535 exceeds max_str_len"),
-    "bytes of 2**32 - 1": (in_a_map(b"\xc6" + u32(2**32 - 1)), ErrorCode.NOT_MSGPACK, "exceeds max_bin_len"),
-    "bytes of 2**16 - 1": (in_a_map(b"\xc5\xff\xffx"), ErrorCode.NOT_MSGPACK, "65535 exceeds max_bin_len"),
+    "text of 2**32 - 1": (in_a_map(b"\xdb" + u32(2**32 - 1)), ErrorCode.NOT_MSGPACK, "incomplete"),
+    "text of 2**16 - 1": (in_a_map(b"\xda\xff\xffx"), ErrorCode.NOT_MSGPACK, "incomplete"),
+    "bytes of 2**32 - 1": (in_a_map(b"\xc6" + u32(2**32 - 1)), ErrorCode.NOT_MSGPACK, "incomplete"),
+    "bytes of 2**16 - 1": (in_a_map(b"\xc5\xff\xffx"), ErrorCode.NOT_MSGPACK, "incomplete"),
     "arrays of thousands in one another": (
         in_a_map((b"\xdc\x0f\xff") * 1400),
         ErrorCode.NOT_MSGPACK,
@@ -182,12 +182,16 @@ HOSTILE: dict[str, tuple[bytes, ErrorCode, str]] = {
     "100,000 maps": (framed(b"\x81\xa1a" * 100_000 + ONE), ErrorCode.NOT_MSGPACK, "nested too deep"),
     "a mebibyte of arrays": (framed(b"\x91" * (MIB - 1) + ONE), ErrorCode.NOT_MSGPACK, "nested too deep"),
     # keys
-    "a number as a key": (framed(b"\x81\x01\x02"), ErrorCode.BAD_FIELD, "the key 1 is int"),
-    "nil as a key": (framed(b"\x81\xc0\x02"), ErrorCode.BAD_FIELD, "the key None is NoneType"),
-    "a float as a key": (framed(b"\x81\xca\x00\x00\x00\x00\x02"), ErrorCode.BAD_FIELD, "the key 0.0 is float"),
+    "a number as a key": (framed(b"\x81\x01\x02"), ErrorCode.NOT_MSGPACK, "int is not allowed for map key"),
+    "nil as a key": (framed(b"\x81\xc0\x02"), ErrorCode.NOT_MSGPACK, "NoneType is not allowed for map key"),
+    "a float as a key": (
+        framed(b"\x81\xca\x00\x00\x00\x00\x02"),
+        ErrorCode.NOT_MSGPACK,
+        "float is not allowed for map key",
+    ),
     "bytes as a key": (framed(b"\x81\xc4\x01a\x02"), ErrorCode.BAD_FIELD, "the key b'a' is bytes; keys are text"),
-    "an array as a key": (framed(b"\x81\x91\x01\x02"), ErrorCode.BAD_FIELD, "the key [1] is list"),
-    "a map as a key": (framed(b"\x81\x80\x02"), ErrorCode.BAD_FIELD, "the key {} is dict"),
+    "an array as a key": (framed(b"\x81\x91\x01\x02"), ErrorCode.NOT_MSGPACK, "list is not allowed for map key"),
+    "a map as a key": (framed(b"\x81\x80\x02"), ErrorCode.NOT_MSGPACK, "dict is not allowed for map key"),
     "a key twice": (framed(b"\x82\xa1a\x01\xa1a\x02"), ErrorCode.BAD_FIELD, "the field 'a' is given twice"),
     "a key twice, further in": (in_a_map(b"\x91\x82\xa1b\x01\xa1b\x02"), ErrorCode.BAD_FIELD, "'b' is given twice"),
     "a key twice, long": (
@@ -263,29 +267,29 @@ def test_our_own_processes_may_nest_deeper_and_still_send_no_extensions() -> Non
 # --- B1: random and mutated frames
 
 
-def play(data: bytes) -> None:
-    """Feeds a stream piece by piece until it ends or breaks the protocol; anything but a WireError fails the test."""
+def play(data: bytes) -> str:
+    """Feeds a stream piece by piece until it ends, or breaks the protocol and is told so; no other error may come."""
     reader = strict()
     try:
         for start in range(0, len(data), 7):
             for message in reader.feed(data[start : start + 7]):
                 encode(message)
     except WireError as error:
-        assert error.code in set(ErrorCode)
-        assert error.message
+        return error.message
+    return "the end"
 
 
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_messages_or_a_wire_error(data: bytes) -> None:
-    play(data)
+    assert play(data)
 
 
 @settings(max_examples=300)
 @given(st.binary(min_size=1, max_size=200))
 def test_random_bodies_are_messages_or_a_wire_error(body: bytes) -> None:
-    play(framed(body))
-    play(framed(b"\x81\xa1a" + body))
+    assert play(framed(body))
+    assert play(framed(b"\x81\xa1a" + body))
 
 
 @settings(max_examples=400)
@@ -302,7 +306,7 @@ def test_mutated_messages_are_messages_or_a_wire_error(
     for place, flip in flips:
         first = 4 if keep_length and len(frame) > 4 else 0
         frame[first + place % (len(frame) - first)] ^= flip
-    play(bytes(frame))
+    assert play(bytes(frame))
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ class Driver:
         self._exporter = exporter
         self._pool = pool
         self._spawn = spawn
+        self._submitted_at: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
         self._progress: dict[str, Message] = {}
         self._starting: set[asyncio.Task[None]] = set()
@@ -129,6 +130,7 @@ class Driver:
             return
         self.changed[row.job] = Changed()
         self.runs[row.job] = run
+        self._submitted_at[row.job] = row.submitted_at
         if attempt > 1:
             run.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
         self.feed(JobSubmitted(job=row.job, spec=spec, priority=row.priority, attempt=attempt))
@@ -296,6 +298,7 @@ class Driver:
         changes: dict[str, Any] = {"state": state, "attempt": command.attempt}
         if state is JobState.PLANNING and name not in self._started_at:
             self._started_at[name] = changes["started_at"] = now
+            self._exporter.observe("weft_queue_wait_seconds", max(0.0, now - self._submitted_at[name]))
         run.log(f"{state}" + (f" ({command.reason})" if command.reason else ""))
         if command.message and state is not JobState.CANCELLED:
             run.log(command.message)
@@ -366,6 +369,7 @@ class Driver:
         del self.runs[name], self.states[name]
         self._progress.pop(name, None)
         self._started_at.pop(name, None)
+        del self._submitted_at[name]
         self._exporter.drop_job(name)
         self.changed.pop(name).notify()
         self.any_change.notify()

@@ -11,10 +11,13 @@ RUNS/digits-1/
 from __future__ import annotations
 
 import json
+import logging
 import math
 import statistics
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,8 +35,11 @@ MAX_LOG_BYTES = 64 << 20  # of a job's log: a print in an inner loop must not fi
 _FIRST_STALL = MODE_INDEX[BUSY_MODES[-1]] + 1
 
 
+_log = logging.getLogger("weft.job_run")
+
+
 class JobRun:
-    """Errors: OSError where the run directory cannot be written."""
+    """Errors: OSError from the constructor, where the run directory cannot be made."""
 
     def __init__(self, job: str, directory: Path, spec: dict[str, Any]) -> None:
         self.job = job
@@ -50,10 +56,11 @@ class JobRun:
         self.iteration_seconds: deque[float] = deque(maxlen=1024)  # of training iterations, the newest
         self.first_iteration_seconds: float | None = None  # from here to the end of the first one, by its stamps
         self._taken_ns = time.monotonic_ns()
+        self._write_has_failed = False
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / "spec.json").write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
         self._log: IO[bytes] = (directory / "job.log").open("ab")
-        self._metrics: IO[str] | None = None
+        self._metrics: IO[str] | None = (directory / "metrics.jsonl").open("a", encoding="utf-8")  # None once closed
         self._values: dict[int, dict[str, float]] = {}
         self._ends: dict[int, int] = {}
         self._last_end: tuple[int, int] | None = None  # iteration and the time at which it ended
@@ -85,11 +92,12 @@ class JobRun:
         self.loss = self.validation = None
         self._values, self._ends, self._durations, self._validating = {}, {}, {}, {}
         self._last_end = None
-        text = json.dumps(plan.describe(worker_names), indent=1)
-        (self.directory / "plan.json").write_text(text + "\n", encoding="utf-8")
-        if self._metrics is not None:
-            self._metrics.close()
-        self._metrics = (self.directory / "metrics.jsonl").open("w", encoding="utf-8")
+        self.flush()
+        with self._keeping_on():
+            text = json.dumps(plan.describe(worker_names), indent=1)
+            (self.directory / "plan.json").write_text(text + "\n", encoding="utf-8")
+        assert self._metrics is not None
+        self._metrics.truncate(0)
 
     def add_report(self, worker: str, lane: str, rows: list[Row], values: list[dict[str, float]]) -> None:
         """What a lane stamped and measured. Errors: AccountingError for rows that contradict one another."""
@@ -187,25 +195,39 @@ class JobRun:
         return speed_limit(self.plan.graph, seconds).seconds
 
     def flush(self) -> None:
-        if self._metrics is not None:
-            self._metrics.flush()
+        with self._keeping_on():
+            if self._metrics is not None:
+                self._metrics.flush()
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
-        self._log.close()
+        for file in (self._metrics, self._log):
+            with self._keeping_on():
+                if file is not None:
+                    file.close()
+        self._metrics = None
 
     def _append(self, text: str) -> None:
-        if self._log.tell() < MAX_LOG_BYTES:
-            self._log.write(text.encode("utf-8", "replace"))
-            if self._log.tell() >= MAX_LOG_BYTES:
-                self._log.write(b"the log is full; nothing more is kept\n")
-            self._log.flush()
+        with self._keeping_on():
+            if self._log.tell() < MAX_LOG_BYTES:
+                self._log.write(text.encode("utf-8", "replace"))
+                if self._log.tell() >= MAX_LOG_BYTES:
+                    self._log.write(b"the log is full; nothing more is kept\n")
+                self._log.flush()
 
     def _write(self, **fields: Any) -> None:
         assert self._metrics is not None
-        self._metrics.write(json.dumps(_finite(fields)) + "\n")
+        with self._keeping_on():
+            self._metrics.write(json.dumps(_finite(fields)) + "\n")
+
+    @contextmanager
+    def _keeping_on(self) -> Iterator[None]:
+        """A full disk costs lines of a log, never the training or the daemon; the daemon's own log says so once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._write_has_failed:
+                self._write_has_failed = True
+                _log.warning("%s: lines of its log or metrics are lost: %s", self.job, error)
 
 
 def _finite(value: Any) -> Any:

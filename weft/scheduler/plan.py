@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from weft.itinerary import Itinerary
-from weft.scheduler.graph import Graph, Lane
+from weft.scheduler.graph import Graph, Kind, Lane
 
 Shape = tuple[int, ...]
 
@@ -140,10 +140,28 @@ class Plan:
             "microbatches": self.microbatches,
             "recompute": self.recompute,
             "itinerary": asdict(self.itinerary),
-            "rings": [{**asdict(ring), "shapes": list(ring.shapes.items())} for ring in self.rings],
+            "rings": [
+                {**asdict(ring), "shapes": list(ring.shapes.items())}
+                for ring in self.rings
+                if ring.name in self._rings_of(worker)
+            ],
             "num_tasks": len(self.graph.tasks),
             "lanes": {lane.name: self._program(lane) for lane in self.lanes_of(worker)},
         }
+
+    def _rings_of(self, worker: int) -> set[str]:
+        """Names of the rings that the worker's tasks read or write."""
+        names: set[str] = set()
+        for task in (self.graph.tasks[task] for lane in self.lanes_of(worker) for task in self.graph.programs[lane]):
+            if task.kind is Kind.LOAD:
+                names |= {"input", "target"}
+            else:
+                names |= {
+                    f"{ring}-{stage}" for ring in ("activation", "gradient") for stage in (task.stage - 1, task.stage)
+                }
+                names |= {"input"} if task.stage == 0 else set()
+                names |= {"target"} if task.stage == len(self.stages) - 1 else set()
+        return names
 
     def _program(self, lane: Lane) -> list[dict[str, Any]]:
         crossing = {edge.source for task in self.graph.tasks for edge in self.graph.cross_lane_inputs(task.id)}

@@ -38,7 +38,7 @@ class Batches:
         indices = self._indices(iteration, microbatch)
         dataset = self._train if iteration.training else self._validation
         assert dataset is not None
-        if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        if type(dataset) is TensorDataset and len(dataset.tensors) == 2:  # a subclass may change its items
             if into is not None:
                 for tensor, slot in zip(dataset.tensors, into, strict=True):
                     torch.index_select(tensor, 0, indices, out=slot)

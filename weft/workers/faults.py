@@ -33,7 +33,7 @@ def fault_of(error: BaseException) -> Fault:
         case NonFiniteLoss():
             return Fault("non-finite-loss", str(error), 1)
         case WorkloadError() | SpecError():
-            return Fault("invalid-workload", str(error), 2)
+            return Fault("invalid-workload", encodable(str(error)), 2)
         case SystemExit():
             message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"
             return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code))
@@ -52,10 +52,15 @@ def _text(error: BaseException) -> str:
     return "".join(traceback.TracebackException.from_exception(error).format_exception_only())
 
 
+def encodable(text: str) -> str:
+    """The text with a question mark for each lone surrogate, which no encoding takes (a file name can hold some)."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _traceback(error: BaseException) -> str:
     told = traceback.TracebackException.from_exception(error)
     theirs = [number for number, frame in enumerate(told.stack) if not frame.filename.startswith(_OUR_FILES)]
     if theirs:
         told.stack = traceback.StackSummary.from_list(told.stack[theirs[0] :])
-    text = "".join(told.format())
+    text = encodable("".join(told.format()))
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS // 2] + "\n...\n" + text[-8000:]

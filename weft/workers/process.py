@@ -34,7 +34,7 @@ from weft.transport.directory import Directory
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.attempt import Attempt
 from weft.workers.entry import load_workload, unload
-from weft.workers.faults import fault_of
+from weft.workers.faults import encodable, fault_of
 from weft.workers.inspection import inspect
 from weft.workers.lane import Lane, Work
 
@@ -185,10 +185,13 @@ class _Worker:
 
     def _send(self, message: Message) -> None:
         with self._send_lock:
-            self._connection.sendall(encode(message))
+            try:
+                self._connection.sendall(encode(message))
+            except ConnectionError:
+                os._exit(0)  # the daemon is gone
 
     def _send_output(self, text: str) -> None:
-        self._send({"type": "output", **self._job, "text": text})
+        self._send({"type": "output", **self._job, "text": encodable(text)})
 
 
 @dataclass(frozen=True, slots=True)
