@@ -82,9 +82,10 @@ class Itinerary:
 
     def batch_sizes(self) -> set[int]:
         """Every batch size that occurs, ragged last batches included."""
-        sizes = set()
-        for total in (self.num_train, self.num_validation):
-            sizes |= {min(self.batch_size, total), total % self.batch_size} if total else set()
+        sizes = {min(self.batch_size, self.num_train), min(self.batch_size, self.num_validation)}
+        sizes.add(self.num_validation % self.batch_size)
+        if self.steps >= self.steps_per_epoch:
+            sizes.add(self.num_train % self.batch_size)
         return sizes - {0}
 
 

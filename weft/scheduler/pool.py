@@ -22,7 +22,7 @@ from typing import Any, cast
 from weft.settings import Settings
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 
-SPIN_SECONDS = (
+SPIN_SECONDS = 2e-3  # a sleep ends 50 µs late and costs the waker 10; the core is the lane's own, see Board for when it is not
     2e-3  # a sleep ends 50 µs late and costs the waker as much; a core that is pinned has nothing better to do
 )
 DIRECTORY = "directory"

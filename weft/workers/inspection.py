@@ -35,11 +35,13 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
         )
     model = nn.ModuleList(module for _, module in units(workload.model))
     started = time.perf_counter()
-    samples = {size: batches.load(_batch_of(size), 0) for size in _microbatch_sizes(spec, batches)}
+    trained = _microbatch_sizes(spec, batches.num_train, 0)
+    sizes = _microbatch_sizes(spec, batches.num_train, batches.num_validation)
+    samples = {size: batches.load(_batch_of(size), 0) for size in sizes}
     load_seconds = (time.perf_counter() - started) / len(samples)
     largest = max(samples)
     facts = [_unit_facts(name, module) for name, module in units(workload.model)]
-    _record_shapes(model, facts, samples)
+    _record_shapes(model, facts, samples, trained)
     _measure(model, facts, workload, samples[largest])
     _record_ties(model, facts)
     return {
@@ -54,10 +56,10 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _microbatch_sizes(spec: JobSpec, batches: Batches) -> list[int]:
+def _microbatch_sizes(spec: JobSpec, num_train: int, num_validation: int) -> list[int]:
     itinerary = Itinerary.of(
-        num_train=batches.num_train,
-        num_validation=batches.num_validation,
+        num_train=num_train,
+        num_validation=num_validation,
         batch_size=spec.job.batch_size,
         epochs=spec.job.epochs,
         steps=spec.job.steps,
@@ -86,16 +88,22 @@ def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
 
 
 def _record_shapes(
-    model: nn.ModuleList, facts: list[dict[str, Any]], samples: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    model: nn.ModuleList,
+    facts: list[dict[str, Any]],
+    samples: dict[int, tuple[torch.Tensor, torch.Tensor]],
+    trained: list[int],
 ) -> None:
+    """Sizes that only validation has go through in its mode: batch norm trains on no batch of one."""
     with torch.no_grad():
         for size, (x, _) in samples.items():
+            model.train(size in trained)
             value: Any = x
             for module, fact in zip(model, facts, strict=True):
                 value = module(value)
                 if isinstance(value, torch.Tensor):
                     fact["dtype"], fact["itemsize"] = dtype_name(value.dtype), value.element_size()
                     fact["shapes"].append([size, list(value.shape)])
+    model.train()
 
 
 def _measure(

@@ -61,6 +61,8 @@ def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
         os.sched_setaffinity(0, config.cores)
     torch.set_num_threads(config.threads)
     _warm_up()
+    gc.collect()
+    gc.freeze()  # torch and all that it imported: 90 ms of every later collection that nothing would come of
     worker = _Worker(connection, config)
     threading.Thread(target=worker.read_messages, name="control", daemon=True).start()
     worker.serve()
@@ -148,8 +150,6 @@ class _Worker:
             self._attempt.operations(plan["lanes"][self._config.lane]),
             lambda report: self._send({**report, **self._job}),
         )
-        gc.collect()
-        gc.freeze()  # what is here stays until release: not worth a collector's look at every iteration
         self._send({"type": "prepared", **self._job})
         lane.run(message["queue"])
 
@@ -174,7 +174,6 @@ class _Worker:
         self._attempt = None
         unload(JobSpec.parse(message["spec"]), self._baseline.modules)
         os.chdir("/")
-        gc.unfreeze()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         clean = self._baseline.is_clean()

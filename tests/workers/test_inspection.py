@@ -1,0 +1,181 @@
+"""What one worker finds out about a workload for the planner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from torch import nn
+
+from weft.spec import JobSpec
+from weft.workers.inspection import inspect
+from weft.workload import Workload, WorkloadError, units
+
+
+def spec_of(batch_size: int = 4, microbatches: int = 1, steps: int | None = None) -> JobSpec:
+    length = {"steps": steps} if steps else {"epochs": 1}
+    return JobSpec.parse(
+        {
+            "job": {"entry": "job.py:workload", "batch_size": batch_size, **length},
+            "strategy": {"microbatches": microbatches},
+            "directory": "/jobs",
+        }
+    )
+
+
+def workload_of(model: nn.Module, **changes: Any) -> Workload:
+    parts: dict[str, Any] = {
+        "model": model,
+        "loss": nn.MSELoss(),
+        "train": (torch.randn(10, 3), torch.randn(10, 2)),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    }
+    return Workload(**parts | changes)
+
+
+class Pair(nn.Module):
+    """Passes on two tensors."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x + 1
+
+
+class Join(nn.Module):
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return pair[0] + pair[1]
+
+
+def test_sizes_shapes_and_bytes_of_each_unit_are_found() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+    told = inspect(workload_of(model, validation=(torch.randn(7, 3), torch.randn(7, 2))), spec_of(8, 1))
+    assert [unit["name"] for unit in told["units"]] == ["0.", "1.", "2.", "3."]
+    assert [unit["parameter_bytes"] for unit in told["units"]] == [80, 40, 0, 48]
+    assert [unit["buffer_bytes"] for unit in told["units"]] == [0, 48, 0, 0]
+    assert {(unit["dtype"], unit["itemsize"]) for unit in told["units"]} == {("float32", 4)}
+    sizes = [2, 7, 8]  # a batch, the last one of training, the one of validation
+    assert sorted(told["units"][0]["shapes"]) == [[size, [size, 5]] for size in sizes]
+    assert sorted(told["input"]["shapes"]) == [[size, [size, 3]] for size in sizes]
+    assert (told["input"]["dtype"], told["target"]["dtype"]) == ("float32", "float32")
+    assert (told["num_train"], told["num_validation"], told["metrics"]) == (10, 7, [])
+    assert all(unit["forward_seconds"] > 0 for unit in told["units"])
+    assert told["units"][0]["backward_seconds"] > 0
+    assert told["load_seconds"] > 0
+    assert told["update_seconds"] > 0
+    assert msgpack.unpackb(msgpack.packb(told)) == told, "plain data"
+
+
+def test_a_unit_that_passes_on_no_single_tensor_has_no_shape() -> None:
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2), Pair(), Join())), spec_of())
+    assert [unit["dtype"] for unit in told["units"]] == ["float32", None, "float32"]
+    assert told["units"][1]["shapes"] == []
+
+
+def test_units_that_share_a_parameter_or_a_buffer_are_tied() -> None:
+    first, last, norm = nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)
+    last.weight = first.weight
+    model = nn.Sequential(first, norm, nn.ReLU(), norm, last)
+    told = inspect(workload_of(model, train=(torch.randn(10, 3), torch.randn(10, 3))), spec_of())
+    assert [unit["tied_to"] for unit in told["units"]] == [[], [], [], [1], [0]]
+
+
+def test_a_module_that_stands_twice_in_a_model_is_two_units() -> None:
+    """`named_children` tells each module once, so the second use of an nn.ReLU was left out of training."""
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(3, 2), relu, nn.Linear(2, 2), relu)
+    assert [name for name, _ in units(model)] == ["0.", "1.", "2.", "3."]
+    x = torch.randn(4, 3)
+    y = x
+    for _, module in units(model):
+        y = module(y)
+    assert torch.equal(y, model(x))
+    assert len(inspect(workload_of(model), spec_of())["units"]) == 4
+
+
+def test_units_that_work_in_place_are_inspected_like_any_other() -> None:
+    """Each unit is timed alone, from a leaf, and autograd forbids to change a leaf: nn.ReLU(inplace=True) failed."""
+    told = inspect(workload_of(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2), nn.ReLU(inplace=True))), spec_of())
+    assert [unit["in_place"] for unit in told["units"]] == [True, False, True]
+
+
+def test_a_model_that_is_no_sequential_is_one_unit() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    class OwnSequential(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    for model in (Own(), OwnSequential(nn.Linear(3, 2))):
+        assert [unit["name"] for unit in inspect(workload_of(model), spec_of())["units"]] == [""]
+
+
+def test_a_model_without_parameters_costs_no_update() -> None:
+    told = inspect(workload_of(nn.Sequential(nn.ReLU()), train=(torch.randn(4, 2), torch.randn(4, 2))), spec_of())
+    assert told["update_seconds"] == 0.0
+
+
+def test_inputs_that_are_no_floats_go_through() -> None:
+    model = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(6, 2))
+    told = inspect(workload_of(model, train=(torch.randint(7, (10, 2)), torch.randn(10, 2))), spec_of())
+    assert told["input"]["dtype"] == "int64"
+    assert told["units"][0]["shapes"][0] == [2, [2, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec", "text"),
+    [
+        ({"train": (torch.zeros(0, 3), torch.zeros(0, 2))}, spec_of(), r"Workload\.train has length 0; give at least"),
+        ({}, spec_of(2, 3), r"job\.batch_size = 2 is smaller than strategy\.microbatches = 3; a microbatch needs"),
+        (
+            {"loss": nn.MSELoss(reduction="none")},
+            spec_of(),
+            r"Workload\.loss returned no scalar tensor; it must return",
+        ),
+        ({"loss": lambda y, target: 1.0}, spec_of(), r"Workload\.loss returned no scalar tensor"),
+        ({"optimizer": lambda parameters: "adam"}, spec_of(), r"Workload\.optimizer returned str"),
+    ],
+)
+def test_a_workload_that_cannot_be_trained_is_refused_with_a_remedy(
+    changes: dict[str, Any], spec: JobSpec, text: str
+) -> None:
+    with pytest.raises(WorkloadError, match=text):
+        inspect(workload_of(nn.Sequential(nn.Linear(3, 2)), **changes), spec)
+
+
+def test_what_the_users_code_raises_passes_unchanged() -> None:
+    def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError("theirs")
+
+    with pytest.raises(ZeroDivisionError, match="theirs"):
+        inspect(workload_of(nn.Linear(3, 2), loss=loss), spec_of())
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+def test_every_size_that_occurs_is_looked_at_and_no_other(steps: int | None) -> None:
+    seen: set[int] = set()
+
+    class Watching(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.add(len(x))
+            return super().forward(x)
+
+    inspect(workload_of(Watching(3, 2)), spec_of(7, 2, steps))
+    assert seen == ({3, 4} if steps else {1, 2, 3, 4}), "the ragged last batch of 3 comes at the end of an epoch"
+
+
+def test_a_size_that_only_validation_has_is_looked_at_in_its_mode() -> None:
+    """Batch norm refuses to train on one sample: a validation set of 5 in batches of 4 failed the whole job."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    data = torch.randn(5, 3), torch.randn(5, 2)
+    told = inspect(workload_of(model, train=(torch.randn(8, 3), torch.randn(8, 2)), validation=data), spec_of(4))
+    assert [size for size, _ in told["units"][1]["shapes"]] == [1, 4]
+    assert model.training
+    with pytest.raises(ValueError, match="more than 1 value per channel when training"):
+        inspect(workload_of(model, train=data), spec_of(4))

@@ -1,0 +1,250 @@
+"""A lane with made-up operations: what it runs when, what it waits for, what it stamps and when it reports."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from weft.itinerary import Iteration, Itinerary
+from weft.transport.board import Board, num_words
+from weft.transport.records import MODES, Row, unpack
+from weft.workers import lane as lane_module
+from weft.workers.attempt import Operation, Values
+from weft.workers.lane import Lane
+
+SOON = 20.0
+ELSEWHERE = 9  # a task of another lane
+Work = list[tuple[int, list[int]]]
+
+
+class Attempt:
+    """Stands in for a worker's part of an attempt: a board, and ten training steps with a validation after each."""
+
+    def __init__(self) -> None:
+        self.board = Board(torch.full((num_words(10),), -1, dtype=torch.int32))
+        self._itinerary = Itinerary.of(num_train=1, num_validation=1, batch_size=1, epochs=10, steps=None)
+        self.values: list[Values] = []
+
+    def iteration(self, index: int) -> Iteration:
+        return self._itinerary.at(index)
+
+    def take_values(self) -> list[Values]:
+        values, self.values = self.values, []
+        return values
+
+
+class Stand:
+    """A lane on a thread of its own, its inbox, and what it has run and reported."""
+
+    def __init__(self) -> None:
+        self.attempt = Attempt()
+        self.inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self.reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.ran: list[tuple[int, int]] = []
+        self.error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, *operations: Operation) -> None:
+        lane = Lane("compute", self.attempt, {op.task: op for op in operations}, self.reports.put)  # type: ignore[arg-type]
+
+        def run() -> None:
+            try:
+                lane.run(self.inbox)
+            except BaseException as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def operation(
+        self,
+        task: int,
+        *,
+        kind: str = "forward",
+        waits: tuple[tuple[int, int, str], ...] = (),
+        passes: bool = False,
+        wakes: bool = True,
+        run: Callable[[Iteration], None] | None = None,
+    ) -> Operation:
+        def body(iteration: Iteration) -> None:
+            self.ran.append((iteration.index, task))
+            if run is not None:
+                run(iteration)
+
+        return Operation(task=task, kind=kind, waits=waits, wakes=wakes, passes=passes, run=body)
+
+    def report(self) -> dict[str, Any]:
+        return self.reports.get(timeout=SOON)
+
+    def count(self, total: int) -> list[dict[str, Any]]:
+        """The next reports, up to `total` tasks in all."""
+        reports = []
+        while sum(report["count"] for report in reports) < total:
+            reports.append(self.report())
+        return reports
+
+    def end(self) -> None:
+        """The control thread has another message: the lane stops at once, or as soon as its task is done."""
+        self.inbox.put(None)
+        self.join()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join(SOON)
+            assert not self._thread.is_alive(), "the lane goes on"
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    stand = Stand()
+    yield stand
+    stand.attempt.board.abort()
+    stand.end()
+
+
+def rows_of(reports: list[dict[str, Any]]) -> list[Row]:
+    return [row for report in reports for row in unpack(report["records"])]
+
+
+def test_tasks_run_in_the_order_in_which_they_were_sent_and_are_posted(stand: Stand) -> None:
+    stand.begin(stand.operation(1), stand.operation(2, wakes=False))
+    stand.inbox.put([(0, [1, 2])])
+    stand.inbox.put([(2, [2, 1]), (4, [1])])
+    reports = stand.count(5)
+    assert stand.ran == [(0, 1), (0, 2), (2, 2), (2, 1), (4, 1)]
+    assert list(stand.attempt.board.words[1:4]) == [-1, 4, 2]
+    assert all(report["type"] == "report" and report["lane"] == "compute" for report in reports)
+    assert sum(report["count"] for report in reports) == 5
+
+
+def test_a_task_waits_for_its_inputs_from_other_lanes(stand: Stand) -> None:
+    reached = threading.Event()
+    stand.begin(
+        stand.operation(1, run=lambda iteration: reached.set()),
+        stand.operation(2, waits=((ELSEWHERE, 0, "activation"), (8, 1, "slot"))),
+    )
+    stand.inbox.put([(0, [1, 2])])
+    assert reached.wait(SOON)
+    assert stand.ran == [(0, 1)], "task 8 has nothing to say for iteration -1, and task 9 has"
+    stand.attempt.board.post(ELSEWHERE, 0)
+    rows = rows_of(stand.count(2))
+    assert stand.ran == [(0, 1), (0, 2)]
+    stalls = [(MODES[mode], task, iteration, waited) for mode, task, iteration, waited, *_ in rows if waited >= 0]
+    assert stalls == [("stall_activation", 2, 0, ELSEWHERE)]
+
+
+def test_an_input_that_is_there_is_no_stall(stand: Stand) -> None:
+    stand.attempt.board.post(ELSEWHERE, 3)
+    stand.begin(stand.operation(1, waits=((ELSEWHERE, 0, "data"), (8, 3, "slot"))))
+    stand.inbox.put([(2, [1])])
+    modes = [MODES[row[0]] for row in rows_of(stand.count(1))]
+    assert modes == ["forward"]
+
+
+def test_stamps_follow_one_another_without_a_gap_or_an_overlap(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "MIN_STALL_NS", 0)
+    stand.attempt.board.post(ELSEWHERE, 100)
+    stand.begin(stand.operation(1, waits=((ELSEWHERE, 0, "data"),)), stand.operation(2, kind="update"))
+    reports = []
+    for iteration in range(0, 8, 2):
+        stand.inbox.put([(iteration, [1, 2, 1])])
+        reports += stand.count(3)
+    rows = rows_of(reports)
+    assert all(start <= end for *_, start, end in rows)
+    assert all(before[5] == after[4] for before, after in pairwise(rows)), "one row ends, the next one starts"
+    told = [(MODES[mode], task) for mode, task, *_ in rows if MODES[mode] != "stall_dispatch"]
+    assert told == [("forward", 1), ("update", 2), ("forward", 1)] * 4
+
+
+def test_the_wait_for_the_first_work_is_not_the_jobs(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "MIN_STALL_NS", 0)
+    stand.begin(stand.operation(1))
+    stand.inbox.put([(0, [1])])
+    assert [MODES[row[0]] for row in rows_of(stand.count(1))] == ["forward"]
+    stand.inbox.put([(2, [1])])
+    assert list(dict.fromkeys(MODES[row[0]] for row in rows_of(stand.count(1)))) == ["stall_dispatch", "forward"]
+
+
+def test_a_task_that_passes_does_and_waits_for_nothing_in_validation(stand: Stand) -> None:
+    stand.begin(stand.operation(1), stand.operation(2, passes=True, waits=((ELSEWHERE, 0, "gradient"),)))
+    stand.inbox.put([(1, [1, 2])])
+    rows = rows_of(stand.count(2))
+    assert stand.ran == [(1, 1)]
+    assert stand.attempt.board.words[1 + 2] == 1, "it is posted like any other"
+    assert [task for _, task, *_ in rows if task >= 0] == [1]
+
+
+def test_a_lane_reports_at_half_of_what_it_was_sent_and_when_it_runs_dry(stand: Stand) -> None:
+    """Before its queue is empty, so that the daemon's next tasks are there in time; and no more often."""
+    stand.begin(stand.operation(1))
+    stand.inbox.put([(0, [1] * 8)])
+    assert [report["count"] for report in stand.count(8)][:2] == [4, 2]
+    assert len(stand.ran) == 8
+
+
+def test_a_lane_that_is_sent_one_task_reports_each(stand: Stand) -> None:
+    stand.begin(stand.operation(1))
+    for iteration in range(0, 6, 2):
+        stand.inbox.put([(iteration, [1])])
+        assert stand.report()["count"] == 1
+
+
+def test_a_long_queue_is_reported_now_and_then(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "REPORT_SECONDS", 0.0)
+    stand.begin(stand.operation(1))
+    stand.inbox.put([(0, [1] * 20)])
+    assert [stand.report()["count"] for _ in range(5)] == [1] * 5
+
+
+def test_values_travel_with_the_report_after_their_iteration(stand: Stand) -> None:
+    def measure(iteration: Iteration) -> None:
+        stand.attempt.values.append(Values(iteration.index, {"loss": 0.5 + iteration.index}, complete=True))
+
+    stand.begin(stand.operation(1, run=measure))
+    stand.inbox.put([(4, [1])])
+    assert stand.report()["values"] == [{"iteration": 4, "loss": 4.5}]
+
+
+def test_an_abort_ends_a_lane_that_waits_for_an_input(stand: Stand) -> None:
+    reached = threading.Event()
+    stand.begin(
+        stand.operation(1, run=lambda iteration: reached.set()),
+        stand.operation(2, waits=((ELSEWHERE, 0, "activation"),)),
+    )
+    stand.inbox.put([(0, [1, 2])])
+    assert reached.wait(SOON)
+    stand.attempt.board.abort()
+    stand.join()
+    assert stand.error is None
+    assert stand.ran == [(0, 1)]
+
+
+def test_another_message_ends_a_lane_that_waits_for_work(stand: Stand) -> None:
+    stand.begin(stand.operation(1))
+    stand.inbox.put([(0, [1])])
+    stand.count(1)
+    stand.end()
+    assert stand.error is None
+
+
+def test_another_message_that_is_there_before_any_work_ends_the_lane(stand: Stand) -> None:
+    stand.begin(stand.operation(1))
+    stand.end()
+    assert (stand.error, stand.ran) == (None, [])
+
+
+def test_what_a_task_raises_comes_out_of_the_lane_and_the_task_is_not_posted(stand: Stand) -> None:
+    def fail(iteration: Iteration) -> None:
+        raise ZeroDivisionError("theirs")
+
+    stand.begin(stand.operation(1, run=fail))
+    stand.inbox.put([(0, [1])])
+    stand.join()
+    assert isinstance(stand.error, ZeroDivisionError)
+    assert stand.attempt.board.words[1 + 1] == -1

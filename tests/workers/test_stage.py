@@ -1,0 +1,235 @@
+"""Stages are transparent: cut anywhere, recomputed or not, they end with the bits of the whole model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from weft.transport.arena import Arena, Layout
+from weft.workers.randomness import seed_unit
+from weft.workers.stage import Stage, Unit, input_gradient, move_state, named_state
+
+SEED = 11
+MICROBATCHES = 3
+STEPS = 2
+
+
+def dense() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(6, 8),
+        nn.Dropout(0.5),
+        nn.BatchNorm1d(8),
+        nn.Tanh(),
+        nn.Linear(8, 8),
+        nn.Dropout(0.3),
+        nn.BatchNorm1d(8, momentum=None),
+        nn.Linear(8, 4),
+    )
+
+
+def convolutional() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(8, 4)
+    )
+
+
+def repeated() -> nn.Sequential:
+    norm = nn.BatchNorm1d(6)
+    return nn.Sequential(nn.Linear(6, 6), norm, nn.Tanh(), norm, nn.Linear(6, 4))
+
+
+def embedded() -> nn.Sequential:
+    class Indices(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 10).abs().long() % 7
+
+    return nn.Sequential(Indices(), nn.Embedding(7, 3), nn.Flatten(), nn.Dropout(0.2), nn.Linear(18, 4))
+
+
+MODELS = [dense, convolutional, repeated, embedded]
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def batch(step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + microbatch)
+    return torch.randn(5, 6, generator=generator), torch.randn(5, 4, generator=generator)
+
+
+def build(make: Callable[[], nn.Sequential]) -> nn.Sequential:
+    torch.manual_seed(3)
+    return make()
+
+
+def train_whole(model: nn.Sequential) -> None:
+    """The plain loop, with the random numbers of each unit keyed as the stages key them."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        for microbatch in range(MICROBATCHES):
+            x, target = batch(step, microbatch)
+            for index, module in enumerate(model):
+                seed_unit(SEED, step, microbatch, index)
+                x = module(x)
+            (nn.functional.mse_loss(x, target) / MICROBATCHES).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def stages_of(model: nn.Sequential, cuts: list[int], *, recompute: bool) -> list[Stage]:
+    bounds = [0, *cuts, len(model)]
+    units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
+    return [Stage(units[a:b], seed=SEED, recompute=recompute) for a, b in pairwise(bounds)]
+
+
+def train_stages(stages: list[Stage]) -> None:
+    """GPipe by hand: all forwards, through slots that are copied like a worker's, then all backwards."""
+    optimizers = [
+        torch.optim.SGD(stage.parameters(), lr=0.1, momentum=0.9) if stage.parameters() else None for stage in stages
+    ]
+    for step in range(STEPS):
+        for microbatch in range(MICROBATCHES):
+            x, target = batch(step, microbatch)
+            for number, stage in enumerate(stages):
+                last = number == len(stages) - 1
+                head = (lambda y, target=target: nn.functional.mse_loss(y, target)) if last else None
+                x = stage.forward(microbatch, step, x, head).detach().clone()
+        for microbatch in range(MICROBATCHES):
+            gradient = None
+            for stage in reversed(stages):
+                leaf, y = stage.take(microbatch)
+                if gradient is None:
+                    (y / MICROBATCHES).backward()
+                elif y.requires_grad:
+                    y.backward(gradient)
+                gradient = input_gradient(leaf)
+        for optimizer in optimizers:
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+
+def assert_same_bits(one: nn.Module, other: nn.Module) -> None:
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("make", MODELS)
+def test_stages_end_with_the_bits_of_the_whole_model(make: Callable[[], nn.Sequential], recompute: bool) -> None:
+    whole = build(make)
+    train_whole(whole)
+    for cuts in ([], *([cut] for cut in range(1, len(whole))), [1, 2], [2, len(whole) - 1]):
+        if make is repeated and any(1 < cut <= 3 for cut in cuts):
+            continue  # the planner cuts nothing that is shared
+        model = build(make)
+        train_stages(stages_of(model, cuts, recompute=recompute))
+        assert_same_bits(model, whole)
+
+
+def test_training_is_not_the_same_for_another_seed() -> None:
+    """What keeps the test above honest: dropout does draw."""
+    models = [build(dense), build(dense)]
+    for model, seed in zip(models, (SEED, SEED + 1), strict=True):
+        train_stages([Stage([Unit(i, f"{i}.", m) for i, m in enumerate(model)], seed=seed, recompute=False)])
+    assert not torch.equal(models[0][0].weight, models[1][0].weight)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_running_statistics_count_each_microbatch_once(recompute: bool) -> None:
+    model = build(dense)
+    train_stages(stages_of(model, [3], recompute=recompute))
+    assert model[2].num_batches_tracked == model[6].num_batches_tracked == STEPS * MICROBATCHES
+
+
+def test_recompute_keeps_no_graph_between_forward_and_backward() -> None:
+    model = build(dense)
+    kept, recomputed = (stages_of(copy.deepcopy(model), [], recompute=value)[0] for value in (False, True))
+    x, _ = batch(0, 0)
+    assert kept.forward(0, 0, x).requires_grad
+    assert not recomputed.forward(0, 0, x).requires_grad
+    assert recomputed.take(0)[1].requires_grad
+
+
+def test_a_microbatch_is_taken_once() -> None:
+    stage = stages_of(build(dense), [], recompute=False)[0]
+    stage.forward(1, 0, batch(0, 1)[0])
+    stage.take(1)
+    with pytest.raises(KeyError):
+        stage.take(1)
+
+
+def test_evaluation_keeps_nothing_and_changes_nothing() -> None:
+    model = build(dense)
+    before = copy.deepcopy(model)
+    stage = stages_of(model, [], recompute=False)[0]
+    stage.train(False)
+    x, _ = batch(0, 0)
+    y = stage.evaluate(0, 0, x)
+    assert torch.equal(y, before.eval()(x))
+    assert not y.requires_grad
+    assert_same_bits(model, before)
+    with pytest.raises(KeyError):
+        stage.take(0)
+
+
+def test_the_input_is_read_in_place_and_left_as_it_was() -> None:
+    stage = stages_of(build(dense), [], recompute=False)[0]
+    slot, _ = batch(0, 0)
+    before = slot.clone()
+    stage.forward(0, 0, slot)
+    leaf, _ = stage.take(0)
+    assert leaf.data_ptr() == slot.data_ptr()
+    assert torch.equal(slot, before)
+    assert not slot.requires_grad
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+def test_a_stage_that_begins_with_a_unit_that_works_in_place_leaves_its_slot_alone(recompute: bool) -> None:
+    """autograd refuses to change a leaf, and the slot is needed again: such a stage works on a copy."""
+    units = [Unit(0, "0.", nn.ReLU(inplace=True)), Unit(1, "1.", nn.Linear(6, 4))]
+    stage = Stage(units, seed=SEED, recompute=recompute, copies_input=True)
+    slot, _ = batch(0, 0)
+    before = slot.clone()
+    stage.forward(0, 0, slot)
+    leaf, y = stage.take(0)
+    y.sum().backward()
+    assert torch.equal(slot, before)
+    assert torch.equal(input_gradient(leaf) != 0, before > 0)
+
+
+def test_a_stage_that_does_not_depend_on_its_input_hands_back_zeros() -> None:
+    x = torch.randn(2, 3, requires_grad=True)
+    assert torch.equal(input_gradient(x), torch.zeros(2, 3))
+    (2 * x).sum().backward()
+    assert torch.equal(input_gradient(x), torch.full((2, 3), 2.0))
+
+
+def test_parameters_that_are_shared_are_told_once() -> None:
+    stage = stages_of(build(repeated), [], recompute=False)[0]
+    assert len(stage.parameters()) == 6
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_state_that_was_moved_is_the_state_that_is_trained(make: Callable[[], nn.Sequential]) -> None:
+    """A peer that maps the arena reads the trained weights under the names of the user's own state dict."""
+    whole = build(make)
+    train_whole(whole)
+    model = build(make)
+    units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
+    layout = Layout.of(named_state(units))
+    arena = Arena(torch.zeros(layout.num_bytes, dtype=torch.uint8), layout)
+    move_state(units, arena)
+    train_stages(
+        [Stage(units[:2], seed=SEED, recompute=True), Stage(units[2:], seed=SEED, recompute=True)]
+        if make is not repeated
+        else [Stage(units, seed=SEED, recompute=True)]
+    )
+    expected = whole.state_dict()
+    assert arena.items().keys() == expected.keys()
+    for name, tensor in arena.items().items():
+        assert torch.equal(tensor, expected[name]), name
+        assert tensor.dtype == expected[name].dtype
