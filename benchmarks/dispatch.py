@@ -301,18 +301,18 @@ def _round_trip_results(
         "hand-over, building its report and decoding the dispatch. Against a process that blocks in recv and answers "
         "with a frame of the same size"
     )
-    pace = (
-        f"median of {count} round trips a run, turn by turn with the peer's, each after {TASK_SECONDS * 1e6:.0f} us of "
-        "busy work as a task would be, in which the other side goes idle; "
+    back_to_back = f"median of {count} round trips in a row, then {count} of the peer's; "
+    after_task = (
+        f"the same turn by turn, each after {TASK_SECONDS * 1e6:.0f} us of busy work as a task would be, in which the "
+        "other side goes idle"
     )
-    back_to_back = f"the same without the work between, {count} in a row and then {count} of the peer's"
     return [
-        ratio_result("round_trip_vs_bare", *paced, goal="<= 1.5", how=pace + included),
-        value_result("round_trip", paced[0], "us", scale=1e6, how="the daemon's round trip of the row above"),
-        value_result("round_trip_bare", paced[1], "us", scale=1e6, how="the bare one"),
-        ratio_result("round_trip_back_to_back_vs_bare", *dense, goal="<= 1.5", how=back_to_back),
-        value_result("round_trip_back_to_back", dense[0], "us", scale=1e6, how="the daemon's of the row above"),
-        value_result("round_trip_back_to_back_bare", dense[1], "us", scale=1e6, how="the bare one"),
+        ratio_result("round_trip_vs_bare", *dense, goal="<= 1.5", how=back_to_back + included),
+        value_result("round_trip", dense[0], "us", scale=1e6, how="the daemon's round trip of the row above"),
+        value_result("round_trip_bare", dense[1], "us", scale=1e6, how="the bare one"),
+        ratio_result("round_trip_after_task_vs_bare", *paced, how=after_task),
+        value_result("round_trip_after_task", paced[0], "us", scale=1e6, how="the daemon's of the row above"),
+        value_result("round_trip_after_task_bare", paced[1], "us", scale=1e6, how="the bare one"),
     ]
 
 
@@ -320,14 +320,14 @@ def _round_trips_of_ray(runs: int, count: int, daemon: Trips, frame: bytes) -> l
     with ray_echo() as call:
         if call is None:
             return []
-        trips = (daemon.make, functools.partial(call, frame))
+        trips = (functools.partial(call, frame), daemon.make)
         median_seconds(WARM_UP, *trips)
         values = [median_seconds(count, *trips, pause_seconds=TASK_SECONDS) for _ in range(runs)]
     how = (
-        "the round trip of round_trip_vs_bare, turn by turn with a call of a Ray actor's method with the same frame, "
-        "waited for with ray.get"
+        "a call of a Ray actor's method with the same frame, waited for with ray.get, against the round trip of "
+        "round_trip_after_task_vs_bare, turn by turn"
     )
-    return [ratio_result("round_trip_vs_ray", *zip(*values, strict=True), goal="<= 0.25", how=how)]
+    return [ratio_result("round_trip_vs_ray", *zip(*values, strict=True), goal=">= 10", how=how)]
 
 
 # --- the core alone

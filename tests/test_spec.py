@@ -28,6 +28,7 @@ priority = -3
 [strategy]
 schedule = "gpipe"
 stages = 2
+split = [3]
 microbatches = 4
 recompute = true
 window = 9
@@ -76,7 +77,14 @@ def test_every_field_of_a_toml_spec_reaches_the_spec(tmp_path: Path) -> None:
             "seed": 7,
             "priority": -3,
         },
-        "strategy": {"schedule": "gpipe", "stages": 2, "microbatches": 4, "recompute": True, "window": 9},
+        "strategy": {
+            "schedule": "gpipe",
+            "stages": 2,
+            "split": [3],
+            "microbatches": 4,
+            "recompute": True,
+            "window": 9,
+        },
         "directory": str(tmp_path),
     }
     assert spec.to_wire()["job"].keys() | {"steps"} == JobSection.model_fields.keys()
@@ -94,6 +102,7 @@ def test_what_is_left_out_has_a_default() -> None:
     assert spec.strategy.model_dump() == {
         "schedule": "1f1b",
         "stages": 1,
+        "split": None,
         "microbatches": 1,
         "recompute": False,
         "window": None,
@@ -131,7 +140,7 @@ def test_a_spec_is_the_same_on_the_other_side_of_the_wire(args: dict[str, Any], 
 def test_a_spec_cannot_be_changed_once_it_is_built() -> None:
     spec = JobSpec.parse(GOOD)
     with pytest.raises(ValueError, match="frozen"):
-        spec.job.seed = 8  # type: ignore[misc]  # what is tested
+        spec.job.seed = 8
 
 
 # --- overrides
@@ -140,8 +149,8 @@ def test_a_spec_cannot_be_changed_once_it_is_built() -> None:
 @pytest.mark.parametrize(
     ("override", "section", "field", "value"),
     [
-        ("strategy.stages=3", "strategy", "stages", 3),
-        (" strategy . stages = 3 ", "strategy", "stages", 3),
+        ("strategy.microbatches=3", "strategy", "microbatches", 3),
+        (" strategy . microbatches = 3 ", "strategy", "microbatches", 3),
         ("strategy.schedule=1f1b", "strategy", "schedule", "1f1b"),
         ('strategy.schedule="1f1b"', "strategy", "schedule", "1f1b"),
         ("strategy.recompute=false", "strategy", "recompute", False),
@@ -245,6 +254,7 @@ TAKEN = {  # what a field takes of the pool
     "job.seed": {"zero"},
     "job.priority": {"negative", "zero"},
     "strategy.recompute": {"true"},
+    "strategy.split": {"list"},
     "job": {"table"},
     "strategy": {"table"},
 }
@@ -295,7 +305,7 @@ OUT_OF_RANGE = [
 ]
 REMEDIES = re.compile(
     "Input should be|missing; add|unknown key; (did you mean|known here)|write for example|; use text"
-    "|at most|write it as|give exactly one|Keys should be|leave it out"
+    "|at most|write it as|give exactly one|Keys should be|leave it out|; give stages - 1"
 )
 
 
@@ -342,6 +352,22 @@ def test_the_length_of_a_job_is_given_exactly_once() -> None:
     assert_refused(changed("job.steps", 3), "job")
     assert_refused(changed("job.epochs", None, remove=True), "job")
     assert_refused(changed("job.epochs", None), "job")
+
+
+@pytest.mark.parametrize(
+    "split", [[], [1, 2], [0], [-1], [10**30], list(range(1, 10_000))], ids=lambda split: f"{str(split):.20}"
+)
+def test_a_split_that_does_not_fit_the_stages_is_refused(split: list[int]) -> None:
+    tables = changed("strategy.split", split)
+    tables["strategy"]["stages"] = 2
+    assert_refused(tables, "strategy")
+
+
+@pytest.mark.parametrize("split", [[1, 1], [2, 1]])
+def test_a_split_that_does_not_grow_is_refused(split: list[int]) -> None:
+    tables = changed("strategy.split", split)
+    tables["strategy"]["stages"] = 3
+    assert_refused(tables, "strategy")
 
 
 @pytest.mark.parametrize("tables", [None, 3, "job", [1], [("job", 1)], b"x"])

@@ -86,9 +86,11 @@ class Strategy(_Section):
     @model_validator(mode="after")
     def _split_fits_stages(self) -> Self:
         split = self.split
-        if split is not None and (len(split) != self.stages - 1 or any(b <= a for a, b in pairwise([0, *split]))):
+        if split is not None and (
+            len(split) != self.stages - 1 or any(not a < b <= MAX_COUNT for a, b in pairwise([0, *split]))
+        ):
             raise ValueError(
-                f"split = {split} does not begin {self.stages} stages; give stages - 1 growing numbers of units above 0"
+                f"split = {str(split):.80} does not begin {self.stages} stages; give stages - 1 growing numbers of units above 0"
             )
         return self
 

@@ -1,8 +1,8 @@
 """Peer of benchmarks/pipeline.py: the same stages and schedule under torch.distributed.pipelining with Gloo.
 
 One process per stage. Reads "run K" lines, runs K iterations, and prints their seconds as a JSON list (rank 0 does).
-Best settings that we know of: gradients are not scaled in a pass of their own (the loss is), the optimizer is fused, one
-thread, pinned to a core, the allocator as in Weft's workers.
+Best settings that we know of: gradients are not scaled in a pass of their own (the loss is), the optimizer is fused,
+one thread, pinned to a core, the allocator as in Weft's workers.
 """
 
 from __future__ import annotations

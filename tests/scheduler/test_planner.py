@@ -90,6 +90,24 @@ def test_no_cut_falls_where_no_single_tensor_passes(unit_of: UnitOf) -> None:
     assert partition([unit_of(0), unit_of(1, dtype=None), unit_of(2, dtype=None), unit_of(3)], 2) == ((0, 1), (1, 4))
 
 
+def test_the_users_own_split_is_taken_where_the_model_can_be_cut(unit_of: UnitOf) -> None:
+    units = [unit_of(0), unit_of(1), unit_of(2), unit_of(3, tied_to=(2,))]
+    assert partition(units, 2, [1]) == ((0, 1), (1, 4))
+    assert partition(units, 3, [1, 2]) == ((0, 1), (1, 2), (2, 4))
+    for split, unit in ([3], 3), ([2, 9], 9):
+        with pytest.raises(
+            PlanError, match=rf"strategy\.split: the model cannot be cut before unit {unit}; it can .* \[1, 2\]"
+        ):
+            partition(units, len(split) + 1, split)
+
+
+def test_a_stage_that_begins_with_a_unit_that_works_in_place_copies_its_input(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    plan = plan_of(inspection_of([unit_of(0), unit_of(1, in_place=True), unit_of(2)]), stages=3)
+    assert [plan.worker_view(n)["stages"][0]["copies_input"] for n in range(3)] == [False, True, False]
+
+
 # --- jobs that cannot be planned
 
 
@@ -166,7 +184,7 @@ def test_a_worker_is_told_whom_each_task_waits_for_and_whom_it_wakes(plan_of: Pl
     plan = plan_of(stages=2, microbatches=1)
     names = {str(task): task.id for task in plan.graph.tasks}
     view = plan.worker_view(1)
-    assert view["stages"] == [{"stage": 1, "first": 1, "last": 2}]
+    assert view["stages"] == [{"stage": 1, "first": 1, "last": 2, "copies_input": False}]
     tasks = {task["id"]: task for task in view["lanes"]["compute"]}
     forward, backward, update = (tasks[names[name]] for name in ("FORWARD(1,0)", "BACKWARD(1,0)", "UPDATE(1)"))
     assert sorted(forward["waits"]) == sorted(

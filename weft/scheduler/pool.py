@@ -22,9 +22,8 @@ from typing import Any, cast
 from weft.settings import Settings
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 
-SPIN_SECONDS = 2e-3  # a sleep ends 50 µs late and costs the waker 10; the core is the lane's own, see Board for when it is not
-    2e-3  # a sleep ends 50 µs late and costs the waker as much; a core that is pinned has nothing better to do
-)
+# A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
+SPIN_SECONDS = 2e-3
 DIRECTORY = "directory"
 LANES = {"cpu": "compute", "loader": "load"}
 
