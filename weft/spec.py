@@ -90,7 +90,8 @@ class Strategy(_Section):
             len(split) != self.stages - 1 or any(not a < b <= MAX_COUNT for a, b in pairwise([0, *split]))
         ):
             raise ValueError(
-                f"split = {str(split):.80} does not begin {self.stages} stages; give stages - 1 growing numbers of units above 0"
+                f"split = {split!s:.80} does not begin {self.stages} stages; "
+                "give stages - 1 growing numbers of units above 0"
             )
         return self
 
@@ -181,7 +182,7 @@ def explain(error: ValidationError, model: type[BaseModel], source: str | Callab
     """
     lines = []
     for problem in error.errors():
-        where = ".".join(str(part) for part in problem["loc"]) or "spec"
+        where = ".".join(map(_one_line, problem["loc"])) or "spec"
         if problem["type"] == "extra_forbidden":
             text = f"unknown key{_suggestion(problem['loc'], model)}"
         elif problem["type"] == "missing":
@@ -193,6 +194,12 @@ def explain(error: ValidationError, model: type[BaseModel], source: str | Callab
         origin = source if isinstance(source, str) else source(where)
         lines.append(f"{origin}: {where}: {text}")
     return "\n".join(lines)
+
+
+def _one_line(key: int | str) -> str:
+    """A key as it stands, or quoted where it would break the line; a line is one problem."""
+    text = str(key)
+    return f"{text:.80}" if text.isprintable() else f"{text!r:.80}"
 
 
 _TABLE_WANTED = "Input should be a table of keys and values"

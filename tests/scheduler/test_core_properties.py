@@ -345,8 +345,10 @@ class Play(RuleBasedStateMachine):
 
     @invariant()
     def the_first_in_the_queue_starts_as_soon_as_it_can(self) -> None:
+        """A job that starts again keeps its place: while its workers let go, nobody takes those that have."""
         queue = self.core.queue()
-        if queue and not self.draining:
+        recovering = any(model.recovers and not model.cancelled for model in self.models.values())
+        if queue and not self.draining and not recovering:
             free = self.core.free()
             needed = workers_needed(queue[0].spec)
             assert any(len(free.get(kind, ())) < count for kind, count in needed.items()), queue[0].story

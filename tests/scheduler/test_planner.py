@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Callable, Sequence
 
 import msgpack
@@ -178,6 +179,62 @@ def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
     sent = [task["id"] for view in views for program in view["lanes"].values() for task in program]
     assert sorted(sent) == [task.id for task in plan.graph.tasks], "every task reaches exactly one worker"
     json.dumps(plan.describe())
+
+
+def slots_of(kind: Kind, stage: int, last: int, *, training: bool) -> tuple[list[str], list[str]]:
+    """(rings that a task reads, rings that it writes) as a worker does it."""
+    source = f"activation-{stage - 1}" if stage else "input"
+    target = ["target"] if stage == last else []
+    match kind:
+        case Kind.LOAD:
+            return [], ["input", "target"]
+        case Kind.FORWARD:
+            return [source, *target], [] if stage == last else [f"activation-{stage}"]
+        case Kind.BACKWARD if training:
+            gradient = [] if stage == last else [f"gradient-{stage}"]
+            return [source, *target, *gradient], [f"gradient-{stage - 1}"] if stage else []
+    return [], []
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    stages=st.integers(1, 4),
+    microbatches=st.integers(1, 4),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    phases=st.lists(st.booleans(), min_size=3, max_size=7),
+    rng=st.randoms(use_true_random=False),
+)
+def test_every_reader_finds_its_own_microbatch_in_the_slot_however_the_lanes_race(
+    plan_of: PlanOf, stages: int, microbatches: int, schedule: str, phases: list[bool], rng: random.Random
+) -> None:
+    """In validation (phase False) BACKWARD and UPDATE wait for nothing, so less holds the lanes together."""
+    plan = plan_of(stages=stages, microbatches=microbatches, schedule=schedule)
+    graph, depths = plan.graph, {ring.name: ring.depth for ring in plan.rings}
+    slots: dict[tuple[str, int], int] = {}
+    board = [-1] * len(graph.tasks)
+    lanes = {lane: [(i, t) for i in range(len(phases)) for t in program] for lane, program in graph.programs.items()}
+
+    def ready(iteration: int, task: int) -> bool:
+        if not phases[iteration] and graph.tasks[task].kind in (Kind.BACKWARD, Kind.UPDATE):
+            return True
+        return all(board[edge.source] >= iteration - edge.distance for edge in graph.cross_lane_inputs(task))
+
+    while any(lanes.values()):
+        able = [lane for lane, queue in lanes.items() if queue and ready(*queue[0])]
+        assert able, "a deadlock"
+        lane = rng.choice(able)
+        for _ in range(rng.randint(1, 20)):  # one lane runs ahead as far as it can, the others stand still
+            if not lanes[lane] or not ready(*lanes[lane][0]):
+                break
+            iteration, number = lanes[lane].pop(0)
+            task = graph.tasks[number]
+            unit = iteration * microbatches + task.microbatch
+            reads, writes = slots_of(task.kind, task.stage, stages - 1, training=phases[iteration])
+            for ring in reads:
+                assert slots[ring, unit % depths[ring]] == unit, f"{task} of iteration {iteration} reads {ring}"
+            for ring in writes:
+                slots[ring, unit % depths[ring]] = unit
+            board[number] = iteration
 
 
 def test_a_worker_is_told_whom_each_task_waits_for_and_whom_it_wakes(plan_of: PlanOf) -> None:

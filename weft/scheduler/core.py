@@ -230,6 +230,7 @@ class Core:
             case Phase.RELEASING:  # it may be on its way to another attempt; a success stands
                 if job.outcome is not None and job.outcome.state == "":
                     job.outcome = outcome
+                    return self._start_jobs()  # it held back those behind it; no longer
                 return []
             case _:
                 return self._release(job, outcome, now)
@@ -284,7 +285,10 @@ class Core:
 
     def _let_go(self, job: Job, worker: str) -> list[Command]:
         job.waiting_for.discard(worker)
-        return [] if job.waiting_for else self._released(job)
+        if not job.waiting_for:
+            return self._released(job)
+        assert job.outcome is not None
+        return self._start_jobs() if job.outcome.state else []  # a job that starts again keeps its place before others
 
     def _released(self, job: Job) -> list[Command]:
         commands: list[Command] = [DropArenas(job=job.name, attempt=job.attempt)]
