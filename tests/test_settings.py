@@ -104,6 +104,12 @@ def test_a_daemon_that_is_no_table_is_named(value: str) -> None:
         load_settings({}, {}, None)
 
 
+def test_an_unknown_table_is_named() -> None:
+    write("[deamon]\nworkers = 3\n")
+    with pytest.raises(SpecError, match=r"weft\.toml: 'deamon': unknown key; the settings stand under \[daemon\]"):
+        load_settings({}, {}, None)
+
+
 def test_an_unknown_setting_is_named_with_the_one_that_was_meant() -> None:
     write("[daemon]\nworker = 3\n")
     with pytest.raises(SpecError, match=r"weft\.toml: worker: unknown key; did you mean workers\?"):

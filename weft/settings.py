@@ -96,9 +96,12 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file
 
 def _daemon_table(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("daemon", {})
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise SpecError(f"{path}: cannot be read as TOML: {error}") from None
+    if unknown := sorted(set(tables) - {"daemon"}):
+        raise SpecError(f"{path}: {unknown[0]!r:.80}: unknown key; the settings stand under [daemon]")
+    table = tables.get("daemon", {})
     if not isinstance(table, dict):
         raise SpecError(
             f"{path}: daemon: {table!r:.80} is no table; write [daemon] on a line and the settings below it"

@@ -136,6 +136,15 @@ def test_a_job_without_data_is_refused(plan_of: PlanOf, inspection_of: Inspectio
         plan_of(inspection_of([unit_of(0)], num_train=0))
 
 
+def test_more_iterations_than_a_board_counts_are_refused(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    plan_of(steps=2**31 - 1)
+    validated = inspection_of([unit_of(0)], num_validation=8)  # one more iteration for each epoch of one step
+    with pytest.raises(PlanError, match=r"job\.steps makes 4294967294 iterations, a board counts to 2147483647"):
+        plan_of(validated, steps=2**31 - 1)
+
+
 def test_a_plan_that_shared_memory_cannot_hold_is_refused_with_the_sum(
     inspection_of: InspectionOf, unit_of: UnitOf, spec_of: SpecOf
 ) -> None:

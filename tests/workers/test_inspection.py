@@ -116,9 +116,17 @@ def test_a_model_that_is_no_sequential_is_one_unit() -> None:
         assert [unit["name"] for unit in inspect(workload_of(model), spec_of())["units"]] == [""]
 
 
-def test_a_model_without_parameters_costs_no_update() -> None:
-    told = inspect(workload_of(nn.Sequential(nn.ReLU()), train=(torch.randn(4, 2), torch.randn(4, 2))), spec_of())
-    assert told["update_seconds"] == 0.0
+def test_a_model_that_has_nothing_to_train_is_refused() -> None:
+    frozen = nn.Linear(3, 2).requires_grad_(False)
+    for model in (nn.Sequential(nn.ReLU()), frozen):
+        with pytest.raises(WorkloadError, match="no parameter that requires a gradient"):
+            inspect(workload_of(model), spec_of())
+
+
+def test_a_microbatch_of_validation_may_be_larger_than_all_of_training() -> None:
+    train, validation = (torch.randn(3, 3), torch.randn(3, 2)), (torch.randn(9, 3), torch.randn(9, 2))
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2)), train=train, validation=validation), spec_of(8))
+    assert sorted(told["input"]["shapes"]) == [[1, [1, 3]], [3, [3, 3]], [8, [8, 3]]]
 
 
 def test_inputs_that_are_no_floats_go_through() -> None:

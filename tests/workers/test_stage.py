@@ -190,7 +190,7 @@ def test_the_input_is_read_in_place_and_left_as_it_was() -> None:
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 def test_a_stage_that_begins_with_a_unit_that_works_in_place_leaves_its_slot_alone(recompute: bool) -> None:
     """autograd refuses to change a leaf, and the slot is needed again: such a stage works on a copy."""
-    units = [Unit(0, "0.", nn.ReLU(inplace=True)), Unit(1, "1.", nn.Linear(6, 4))]
+    units = [Unit(1, "1.", nn.ReLU(inplace=True)), Unit(2, "2.", nn.Linear(6, 4))]
     stage = Stage(units, seed=SEED, recompute=recompute, copies_input=True)
     slot, _ = batch(0, 0)
     before = slot.clone()
@@ -199,6 +199,16 @@ def test_a_stage_that_begins_with_a_unit_that_works_in_place_leaves_its_slot_alo
     y.sum().backward()
     assert torch.equal(slot, before)
     assert torch.equal(input_gradient(leaf) != 0, before > 0)
+
+
+def test_only_stages_behind_the_first_ask_for_the_gradient_of_their_input() -> None:
+    """The first stage's input is data: its gradient would be a matrix product that the plain loop does not compute."""
+    first, second = stages_of(build(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4))), [1], recompute=False)
+    for stage, wants in ((first, False), (second, True)):
+        stage.forward(0, 0, torch.randn(5, 6))
+        leaf, y = stage.take(0)
+        y.sum().backward()
+        assert (leaf.grad is not None) is wants
 
 
 def test_a_stage_that_does_not_depend_on_its_input_hands_back_zeros() -> None:

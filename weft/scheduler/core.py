@@ -247,7 +247,7 @@ class Core:
         worker.failures += 1
         delay = min(0.05 * 2 ** (worker.failures - 1), MAX_START_DELAY_SECONDS) if worker.failures > 1 else 0.0
         commands: list[Command] = []
-        if not self.draining or name is not None:
+        if not self.draining:
             commands.append(StartWorker(worker=worker.name, kind=worker.kind, delay_seconds=delay))
         if name is None:
             return commands
@@ -331,12 +331,13 @@ class Core:
         return [command for job in active for command in self._release(job, Outcome("", message=cause), now)]
 
     def _ticked(self, now: float) -> list[Command]:
-        return [
-            KillWorker(worker=worker, cause=f"did not let go of {job.name} within {RELEASE_SECONDS:.0f} s")
-            for job in self.jobs.values()
-            if job.deadline is not None and now >= job.deadline
-            for worker in sorted(job.waiting_for)
-        ]
+        commands: list[Command] = []
+        for job in self.jobs.values():
+            if job.deadline is not None and now >= job.deadline:
+                job.deadline = None  # a killed worker is lost soon, and never answers otherwise
+                cause = f"did not let go of {job.name} within {RELEASE_SECONDS:.0f} s"
+                commands += [KillWorker(worker=worker, cause=cause) for worker in sorted(job.waiting_for)]
+        return commands
 
     # --- shared
 

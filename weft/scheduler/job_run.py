@@ -92,6 +92,7 @@ class JobRun:
         self.loss = self.validation = None
         self._values, self._ends, self._durations, self._validating = {}, {}, {}, {}
         self._last_end = None
+        self.iteration_seconds.clear()
         self.flush()
         with self._keeping_on():
             text = json.dumps(plan.describe(worker_names), indent=1)

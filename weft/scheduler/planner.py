@@ -22,6 +22,7 @@ PREFETCH_BATCHES = 2  # input slots for this many whole batches: one in use, one
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
 MIN_WINDOW_ITERATIONS = 2
 MAX_WINDOW_TASKS = 4096
+MAX_ITERATIONS = 2**31 - 1  # a board word is an int32
 COMPUTE, LOAD = "compute", "load"
 
 
@@ -47,13 +48,7 @@ def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) 
         microbatches=strategy.microbatches,
         recompute=strategy.recompute,
         window=strategy.window or _default_window(graph, seconds),
-        itinerary=Itinerary.of(
-            num_train=inspection.num_train,
-            num_validation=inspection.num_validation,
-            batch_size=spec.job.batch_size,
-            epochs=spec.job.epochs,
-            steps=spec.job.steps,
-        ),
+        itinerary=_itinerary(spec, inspection),
         stages=_stage_plans(inspection, cuts, rings),
         workers=("cpu",) * strategy.stages + ("loader",),
         graph=graph,
@@ -211,6 +206,22 @@ def _can_cut(units: Sequence[UnitFacts], cut: int) -> bool:
     return units[cut - 1].dtype is not None and not any(
         partner < cut for unit in units[cut:] for partner in unit.tied_to
     )
+
+
+def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:
+    itinerary = Itinerary.of(
+        num_train=inspection.num_train,
+        num_validation=inspection.num_validation,
+        batch_size=spec.job.batch_size,
+        epochs=spec.job.epochs,
+        steps=spec.job.steps,
+    )
+    if itinerary.num_iterations > MAX_ITERATIONS:
+        field = "epochs" if spec.job.steps is None else "steps"
+        raise PlanError(
+            f"job.{field} makes {itinerary.num_iterations} iterations, a board counts to {MAX_ITERATIONS}; give fewer"
+        )
+    return itinerary
 
 
 def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:

@@ -33,11 +33,13 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
             f"job.batch_size = {spec.job.batch_size} is smaller than strategy.microbatches = "
             f"{spec.strategy.microbatches}; a microbatch needs at least one sample"
         )
+    if not any(parameter.requires_grad for parameter in workload.model.parameters()):
+        raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
     model = nn.ModuleList(module for _, module in units(workload.model))
     started = time.perf_counter()
     trained = _microbatch_sizes(spec, batches.num_train, 0)
     sizes = _microbatch_sizes(spec, batches.num_train, batches.num_validation)
-    samples = {size: batches.load(_batch_of(size), 0) for size in sizes}
+    samples = {size: batches.load(_batch_of(size, training=size <= batches.num_train), 0) for size in sizes}
     load_seconds = (time.perf_counter() - started) / len(samples)
     largest = max(samples)
     facts = [_unit_facts(name, module) for name, module in units(workload.model)]
@@ -68,8 +70,8 @@ def _microbatch_sizes(spec: JobSpec, num_train: int, num_validation: int) -> lis
     return sorted(sizes - {0})
 
 
-def _batch_of(size: int) -> Iteration:
-    return Iteration(index=0, training=True, epoch=0, step=0, start=0, size=size)
+def _batch_of(size: int, *, training: bool) -> Iteration:
+    return Iteration(index=0, training=training, epoch=0, step=0, start=0, size=size)
 
 
 def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:

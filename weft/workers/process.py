@@ -83,9 +83,10 @@ class _Worker:
 
     def read_messages(self) -> None:
         reader = FrameReader(MAX_WORKER_FRAME_BYTES)
-        while data := self._connection.recv(RECEIVE_BYTES):
-            for message in reader.feed(data):
-                self._route(message)
+        with contextlib.suppress(ConnectionError):
+            while data := self._connection.recv(RECEIVE_BYTES):
+                for message in reader.feed(data):
+                    self._route(message)
         os._exit(0)  # the daemon is gone; the main thread may be deep in the user's code
 
     def _route(self, message: Message) -> None:

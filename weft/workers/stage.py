@@ -44,6 +44,7 @@ class Stage:
     def __init__(self, units: Sequence[Unit], *, seed: int, recompute: bool, copies_input: bool = False) -> None:
         """copies_input: the first unit writes to its input, which neither a slot nor an autograd leaf allows."""
         self.units = tuple(units)
+        self._is_first = units[0].index == 0
         self._copies_input = copies_input
         self._seed = seed
         self._recompute = recompute
@@ -62,7 +63,7 @@ class Stage:
 
         x may be a slot: it is read in place until the microbatch's backward is done.
         """
-        x = x.detach().requires_grad_(x.is_floating_point())
+        x = x.detach().requires_grad_(x.is_floating_point() and not self._is_first)  # nobody wants the data's gradient
         with torch.set_grad_enabled(not self._recompute):
             y = self._run(x, step, microbatch, head)
         self._saved[microbatch] = _Saved(step, x, None if self._recompute else y, head)
