@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +29,7 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path) -> Message:
     threads: of torch. Raises OSError where the run directory cannot be written.
     """
     from weft import reference
+    from weft.workers.faults import fault_of
 
     run_dir = _new_directory(runs_dir, f"{spec.entry_file.stem}-reference")
     result: Message = {"job": run_dir.name, "run_dir": str(run_dir), "model": None, "validation": {}}
@@ -37,14 +37,21 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path) -> Message:
     try:
         trained = reference.train(spec, threads=threads, on_step=_reporter())
     except Exception as error:  # whatever the user's code raises
-        traceback.print_exc()
+        fault = fault_of(error)
+        print(fault.message, file=sys.stderr)
         steps, loss = 0, None
-        result |= {"state": "failed", "reason": "user-error", "error": f"{type(error).__name__}: {error}"}
+        result |= {
+            "state": "failed",
+            "reason": fault.reason,
+            "error": fault.message,
+            "exit_code": fault.exit_code,
+        }
     else:
         steps, loss = len(trained.losses), trained.losses[-1]
         model = _write_run(run_dir, trained)
         validation = trained.validations[-1] if trained.validations else {}
-        result |= {"state": "completed", "reason": None, "model": str(model), "validation": validation, "error": None}
+        result |= {"state": "completed", "reason": None, "model": str(model), "validation": validation}
+        result |= {"error": None, "exit_code": 0}
     seconds = time.monotonic() - start
     return result | {
         "steps": steps,
@@ -52,7 +59,6 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path) -> Message:
         "seconds": seconds,
         "iteration_seconds": seconds / steps if steps else None,
         "limit_seconds": None,
-        "exit_code": 0 if result["state"] == "completed" else 1,
     }
 
 
