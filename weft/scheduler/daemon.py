@@ -27,7 +27,7 @@ from weft.metrics.exporter import Exporter
 from weft.metrics.http import MetricsAddressError, MetricsServer
 from weft.scheduler import notify
 from weft.scheduler.driver import Driver, Spawn
-from weft.scheduler.events import DrainRequested
+from weft.scheduler.events import DirectoryLost, DrainRequested
 from weft.scheduler.ledger import AsyncLedger, Ledger, LedgerError
 from weft.scheduler.pool import Pool, PoolError
 from weft.scheduler.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
@@ -192,7 +192,7 @@ class _Daemon:
 
 async def _restart_directory(driver: Driver, pool: Pool) -> None:
     await pool.start_directory()
-    driver.directory_lost()
+    driver.feed(DirectoryLost())
 
 
 def _spawner(group: asyncio.TaskGroup) -> Spawn:

@@ -19,7 +19,6 @@ from weft.metrics.exporter import Exporter
 from weft.scheduler.core import Core
 from weft.scheduler.events import (
     Command,
-    DirectoryLost,
     Dispatch,
     DropArenas,
     Event,
@@ -53,6 +52,8 @@ from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
 from weft.transport.records import unpack
 from weft.transport.wire import Message
+
+TICKS_PER_LIMIT = 10  # the critical cycle takes milliseconds to find, on a core that a lane has use for
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
@@ -92,6 +93,7 @@ class Driver:
         self._submitted_at: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
         self._progress: dict[str, Message] = {}
+        self._num_ticks = 0
         self._starting: set[asyncio.Task[None]] = set()
 
     # --- into the core
@@ -134,9 +136,6 @@ class Driver:
         if attempt > 1:
             run.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
         self.feed(JobSubmitted(job=row.job, spec=spec, priority=row.priority, attempt=attempt))
-
-    def directory_lost(self) -> None:
-        self.feed(DirectoryLost())
 
     def worker_lost(self, worker: str, exit_code: int | None) -> None:
         self._exporter.set("weft_worker_up", 0, worker=worker)
@@ -336,6 +335,7 @@ class Driver:
     def tick(self) -> None:
         """Once a second: brings the live numbers of each running job to the metrics, its files and its followers."""
         self.feed(Ticked())
+        self._num_ticks += 1
         for name, run in self.runs.items():
             if run.plan is not None:
                 self._publish(name, run)
@@ -359,7 +359,7 @@ class Driver:
                 )
             residual = run.account.residual_seconds(lane)
             self._exporter.set("weft_lane_residual_seconds", residual, job=name, worker=worker, lane=lane_name)
-        if (limit := run.limit_seconds()) is not None:
+        if self._num_ticks % TICKS_PER_LIMIT == 0 and (limit := run.limit_seconds()) is not None:
             self._exporter.set("weft_iteration_limit_seconds", limit, job=name)
 
     async def _end(self, name: str, changes: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from weft.settings import Settings
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 
 # A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
-SPIN_SECONDS = 2e-3
+SPIN_SECONDS = 4e-3
 DIRECTORY = "directory"
 LANES = {"cpu": "compute", "loader": "load"}
 

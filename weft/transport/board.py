@@ -25,7 +25,7 @@ _WAKE_ALL = 2**31 - 1
 _SPINS_PER_CLOCK = 32  # reading the clock costs as much as a read of the word
 SLEEP_SECONDS = 0.05  # the longest sleep before the epoch word is looked at again
 PREEMPTED_NS = 500_000  # a look takes 2 µs, a hypervisor's interruption some 10, a scheduler's slice 1 ms or more
-WAITS_WITHOUT_SPIN = 100  # arbitrary: some iterations
+WAITS_WITHOUT_SPIN = 32  # arbitrary: about an iteration of a small pipeline
 EPOCH, RUNNING, ABORTED = 0, -1, 0
 INITIAL_BYTE = 0xFF  # a new board's bytes: every word -1
 
