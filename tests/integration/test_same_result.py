@@ -1,7 +1,6 @@
 """A job's result is that of the plain loop, bit for bit: every step's loss, every validation, every tensor of the end.
 
-The reference depends on the workload and the number of microbatches alone, so one serves every strategy. By default a
-set of strategies runs in which every two values of any two axes meet; `pytest -m soak` runs all of them.
+The reference depends on the workload and the number of microbatches alone, so one serves every strategy.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +29,6 @@ AXES: dict[str, tuple[Any, ...]] = {
     "window": (None, 1),
     "recompute": (False, True),
 }
-CORNERS = [
-    (1, 1, "gpipe", None, False),
-    (3, 7, "1f1b", None, True),
-    (3, 7, "gpipe", 1, True),
-    (3, 7, "1f1b", 1, False),
-]
 
 GPT_ARGS = {"layers": 2, "dim": 16, "heads": 2, "context": 8, "samples": 20, "validation_samples": 5}
 JOBS: dict[str, dict[str, Any]] = {
@@ -51,27 +43,7 @@ def strategy(values: tuple[Any, ...]) -> dict[str, Any]:
     return {axis: value for axis, value in zip(AXES, values, strict=True) if value is not None}
 
 
-def covering() -> Iterator[tuple[Any, ...]]:
-    """Strategies in which every pair of values of two axes occurs: the corners, then whichever adds most pairs."""
-    everything = list(itertools.product(*AXES.values()))
-
-    def pairs(values: tuple[Any, ...]) -> set[Any]:
-        return set(itertools.combinations(zip(AXES, values, strict=True), 2))
-
-    missing = set().union(*map(pairs, everything))
-    corners = iter(CORNERS)
-    while missing:
-        chosen = next(corners, None) or max(everything, key=lambda values: len(pairs(values) & missing))
-        missing -= pairs(chosen)
-        yield chosen
-
-
-COVERING = list(covering())
-
-
 EVERYTHING = [(name, values) for name in JOBS for values in itertools.product(*AXES.values())]
-DEFAULT = [(name, values) for name in JOBS for values in (CORNERS if name == "gpt" else COVERING)]
-REST = [case for case in EVERYTHING if case not in DEFAULT]
 
 
 def described(case: tuple[str, tuple[Any, ...]]) -> str:
@@ -114,17 +86,8 @@ def examples_spec(job: dict[str, Any], values: tuple[Any, ...]) -> JobSpec:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", DEFAULT, ids=described)
+@pytest.mark.parametrize("case", EVERYTHING, ids=described)
 def test_any_strategy_gives_the_result_of_the_plain_loop(daemon: RealDaemon, case: tuple[str, tuple[Any, ...]]) -> None:
-    assert same_as_the_plain_loop(daemon, examples_spec(JOBS[case[0]], case[1]))
-
-
-@pytest.mark.soak
-@pytest.mark.slow
-@pytest.mark.parametrize("case", REST, ids=described)
-def test_every_other_strategy_gives_the_result_of_the_plain_loop(
-    daemon: RealDaemon, case: tuple[str, tuple[Any, ...]]
-) -> None:
     assert same_as_the_plain_loop(daemon, examples_spec(JOBS[case[0]], case[1]))
 
 
