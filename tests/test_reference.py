@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from weft.reference import ReferenceResult, train
-from weft.spec import JobSpec
+from weft.spec import JobSpec, Strategy
 from weft.workers.errors import NonFiniteLoss
 from weft.workers.randomness import seed_unit
 from weft.workload import WorkloadError
@@ -41,6 +41,25 @@ def data(samples):
     inputs = torch.linspace(-1, 1, samples * 3, dtype=torch.float64).sin().view(samples, 3)
     return inputs, inputs.sum(dim=1, keepdim=True)
 
+def sentences(samples):
+    """Inputs of 5 tokens and their targets; -100 where there is no loss. The targets of some samples are all -100."""
+    inputs = torch.linspace(-1, 1, samples * 15, dtype=torch.float64).cos().view(samples, 5, 3)
+    numbers = torch.arange(samples).view(-1, 1)
+    return inputs, torch.where(torch.arange(5) < numbers % 4, (numbers + torch.arange(5)) % 2, -100)
+
+def tokens_loss(output, target):
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+def hits(output, target):
+    return (output.argmax(dim=2) == target)[target != -100].double().mean()
+
+def tokens(target):
+    return (target != -100).sum()
+
+def language(held_out=0, **changes):
+    return dict(model=nn.Linear(3, 2).double(), train=sentences(10), loss=tokens_loss, weight=tokens,
+                metrics={"hits": hits}, validation=sentences(held_out) if held_out else None, **changes)
+
 def model(dropout):
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1)).double()
 
@@ -65,10 +84,10 @@ def run(tmp_path: Path) -> Run:
     ) -> ReferenceResult:
         (tmp_path / "job.py").write_text(f"{SOURCE}\ndef entry(**args):\n    return workload(**args{changes})\n")
         job = {"entry": "job.py:entry", "batch_size": 4, "seed": 3}
-        job |= {name: fields.pop(name) for name in ("epochs", "steps", "batch_size", "seed") if name in fields}
+        job |= {name: fields.pop(name) for name in ("epochs", "steps", "batch_size", "seed", "mode") if name in fields}
         if not {"epochs", "steps"} & set(job):
             job["epochs"] = 2
-        strategy = {"microbatches": fields.pop("microbatches", 1)}
+        strategy = {axis: fields.pop(axis) for axis in list(fields) if axis in Strategy.model_fields}
         spec = JobSpec(job={**job, "args": fields}, strategy=strategy, directory=str(tmp_path))
         return train(spec, threads=threads, on_step=on_step)
 
@@ -257,3 +276,99 @@ def test_a_workload_that_cannot_be_trained_is_refused_by_field_with_a_remedy(run
 def test_more_microbatches_than_samples_in_a_batch_are_refused_with_both_numbers(run: Run) -> None:
     with pytest.raises(WorkloadError, match=r"strategy\.microbatches is 5, but job\.batch_size is 4"):
         run(microbatches=5)
+
+
+def tokens_by_hand() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.linspace(-1, 1, 150, dtype=torch.float64).cos().view(10, 5, 3)
+    numbers = torch.arange(10).view(-1, 1)
+    return inputs, torch.where(torch.arange(5) < numbers % 4, (numbers + torch.arange(5)) % 2, -100)
+
+
+@pytest.mark.parametrize("strategy", [{}, {"microbatches": 4}, {"replicas": 2, "shares": [0.7, 0.3]}], ids=str)
+def test_weighted_by_tokens_a_step_is_the_mean_over_all_tokens_of_the_batch(run: Run, strategy: dict[str, Any]) -> None:
+    """Samples have 0 to 3 tokens with loss, so with four microbatches some have none and would give nan."""
+    result = run(", **language(held_out=9)", epochs=1, batch_size=5, **strategy)
+    torch.manual_seed(3)
+    model = nn.Linear(3, 2).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    inputs, targets = tokens_by_hand()
+    for step, batch in enumerate(torch.randperm(10, generator=torch.Generator().manual_seed(3)).split(5)):
+        loss = nn.functional.cross_entropy(model(inputs[batch]).flatten(0, 1), targets[batch].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert result.losses[step] == pytest.approx(loss.item(), rel=1e-12)
+    torch.testing.assert_close(result.state, dict(model.state_dict()), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_weighted_by_tokens_a_validation_is_the_mean_over_all_tokens(run: Run, microbatches: int) -> None:
+    result = run(", **language(held_out=10)", epochs=1, microbatches=microbatches)
+    model = nn.Linear(3, 2).double()
+    model.load_state_dict(result.state)
+    inputs, targets = tokens_by_hand()
+    output, counts = model(inputs), targets != -100
+    expected = {
+        "loss": nn.functional.cross_entropy(output[counts], targets[counts]).item(),
+        "hits": (output.argmax(dim=2) == targets)[counts].double().mean().item(),
+    }
+    assert result.validations == [pytest.approx(expected, rel=1e-9)]
+
+
+def test_a_batch_in_which_nothing_counts_has_loss_0_and_changes_nothing(run: Run) -> None:
+    """Adam would still move what it has momentum for, were the gradient zeros: it gets none."""
+    weight = "lambda target: 0 if len(target) == 2 else tokens(target)"
+    changes = f", **{{**language(held_out=10), 'weight': {weight}, 'validation': sentences(1)}}"
+    before, after = run(changes, steps=2), run(changes, steps=3)
+    assert before.losses[:2] == after.losses[:2]
+    assert after.losses[2] == 0.0
+    assert_same_bits(after.state, before.state)
+    assert after.validations == [{"loss": 0.0, "hits": 0.0}]
+
+
+def test_what_weighs_the_number_of_samples_changes_no_bit(run: Run) -> None:
+    plain, weighted = run(microbatches=3, held_out=7), run(", weight=len", microbatches=3, held_out=7)
+    assert (weighted.losses, weighted.validations) == (plain.losses, plain.validations)
+    assert_same_bits(weighted.state, plain.state)
+
+
+def test_bf16_rounds_forward_and_loss_and_keeps_the_parameters_whole(run: Run) -> None:
+    changes = """, **{"model": model(0.0).float(), "train": tuple(part.float() for part in data(10)),
+        "validation": tuple(part.float() for part in data(6)),
+        "metrics": {"rounded": lambda output, target: (output.dtype == torch.bfloat16) * torch.ones(())}}"""
+    exact, rounded = run(changes), run(changes, precision="bf16")
+    assert rounded.losses != exact.losses
+    assert rounded.losses == pytest.approx(exact.losses, rel=0.05)
+    assert [validation["rounded"] for validation in exact.validations] == [0, 0]
+    assert [validation["rounded"] for validation in rounded.validations] == [1, 1]
+    assert rounded.validations[0]["loss"] == pytest.approx(exact.validations[0]["loss"], rel=0.05)
+    assert {tensor.dtype for tensor in rounded.state.values()} == {torch.float32}
+
+
+def test_forward_alone_measures_each_batch_and_leaves_the_model_as_it_was(run: Run) -> None:
+    """The batches and their order are those of training; neither dropout nor validation happens."""
+    result = run(mode="forward", dropout=0.5, microbatches=3, held_out=5)
+    model, inputs, targets, _ = by_hand(dropout=0.5)
+    model.eval()
+    expected = []
+    for epoch in range(2):
+        for batch in torch.randperm(10, generator=torch.Generator().manual_seed(3 + epoch)).split(4):
+            output = model(inputs[batch])
+            loss = nn.functional.mse_loss(output, targets[batch]).item()
+            expected.append({"loss": pytest.approx(loss, rel=1e-12), "output": pytest.approx(output.mean().item())})
+    assert result.measured == expected
+    assert result.losses == [measured["loss"] for measured in result.measured]
+    assert_same_bits(result.state, model.state_dict())
+    assert (result.validations, result.learning_rates) == ([], [])
+
+
+def test_forward_alone_needs_nothing_that_could_be_trained(run: Run) -> None:
+    result = run(", model=nn.Tanh(), loss=lambda output, target: output.sum()", mode="forward", steps=4)
+    assert len(result.losses) == 4
+    assert result.state == {}
+
+
+def test_training_measures_nothing_beyond_its_losses_and_validations(run: Run) -> None:
+    result = run(held_out=5)
+    assert (result.measured, result.grad_norms, result.skipped) == ([], [], [])
+    assert result.learning_rates == [0.01] * 6

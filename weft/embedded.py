@@ -49,7 +49,7 @@ class DaemonDied(DaemonUnreachable):
 class Daemon:
     """A daemon of our own; the `with` block gets its client. What is None is as in WEFT_* and weft.toml.
 
-    workers, threads: CPU workers and the compute threads of each; runs_dir: default ./runs; metrics: HOST:PORT, or ""
+    workers, threads: CPU workers and the compute threads of each; stand_ins: GPU workers that compute on the CPU; runs_dir: default ./runs; metrics: HOST:PORT, or ""
     for none; drain_seconds: budget of its drain at the end; start_seconds: until its socket must answer.
     Raises DaemonDied, and DaemonUnreachable when the socket does not answer in time.
     """
@@ -59,6 +59,7 @@ class Daemon:
         *,
         workers: int | None = None,
         threads: int | None = None,
+        stand_ins: int | None = None,
         runs_dir: Path | str | None = None,
         metrics: str = "",
         drain_seconds: float = DRAIN_SECONDS,
@@ -67,6 +68,7 @@ class Daemon:
         self._options = {
             "--workers": workers,
             "--threads": threads,
+            "--stand-ins": stand_ins,
             "--metrics": metrics,
             "--drain-seconds": drain_seconds,
         }

@@ -1,74 +1,105 @@
 """The oracle: what a job means, as one plain PyTorch loop.
 
 Weft trains the same job in stages, in other processes and in another order, and must end with the same bits (one
-replica, the same microbatches and thread count). So this file is written to be read and shares no training code with
-the workers.
+replica, the same microbatches and thread count), or with several replicas with the same numbers but for rounding. So
+this file is written to be read and shares no training code with the workers.
+
+A step of a job with two replicas:
+
+    the batch     │ replica 0: microbatches 0 1 2 │ replica 1: 3 4 │     by the replicas' shares (`weft.division`)
+    the gradient  = Σ gradient of microbatch m, with the parameters that its replica sees · weight(m) / Σ weight
+    the update    clip; the optimizer's step on the newest parameters, or none; the scheduler's step
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from weft.division import divide
+from weft.reference_data import Batch, Data, Microbatch, split
+from weft.reference_replicas import Replicas
+from weft.reference_update import Update, UpdateRecord
 from weft.spec import JobSpec
 from weft.workers.data import LOADING
 from weft.workers.entry import load_workload, unload
 from weft.workers.errors import NonFiniteLoss
-from weft.workers.optimizer import make_optimizer
 from weft.workers.randomness import seed_unit
-from weft.workload import BatchFunction, Workload, WorkloadError, as_dataset, units
+from weft.workload import BatchFunction, Workload, WorkloadError, units, weight_of
 
 StepFunction = Callable[[int, float], object]
-Batch = tuple[torch.Tensor, torch.Tensor]
+SharesFunction = Callable[[int], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceResult:
-    """losses: one for each training step. validations: "loss" and each metric, one mapping for each epoch.
+    """losses: one for each step. validations: "loss" and each metric, one mapping for each epoch.
+    measured: in a job that only runs forward "loss" and each metric, one mapping for each step; empty in training.
+    learning_rates: of the optimizer's first group, as each training step used it.
+    grad_norms: of each step's gradient over all parameters, before it was clipped; empty where the strategy neither
+        clips nor skips. skipped: the steps without an update, because their gradient was not finite.
     state: the model's state dict at the end, its own copy."""
 
     losses: list[float]
     validations: list[dict[str, float]]
+    measured: list[dict[str, float]]
+    learning_rates: list[float]
+    grad_norms: list[float]
+    skipped: list[int]
     state: dict[str, torch.Tensor]
 
 
-def train(spec: JobSpec, *, threads: int = 1, on_step: StepFunction | None = None) -> ReferenceResult:
-    """Trains the job in this process, on the CPU; `on_step` is called with (step, loss) after each update.
+def train(
+    spec: JobSpec, *, threads: int = 1, on_step: StepFunction | None = None, shares: SharesFunction | None = None
+) -> ReferenceResult:
+    """Runs the job in this process, on the CPU; `on_step` is called with (step, loss) after each step.
 
+    shares: the replicas' shares of a step's batch, for a job whose shares changed as it ran; unset, the strategy's.
     Raises WorkloadError (NonFiniteLoss among them) with what to change; the user's own exceptions pass unchanged.
     """
-    if spec.job.batch_size < spec.strategy.microbatches:
-        raise WorkloadError(
-            f"strategy.microbatches is {spec.strategy.microbatches}, but job.batch_size is {spec.job.batch_size}; "
-            "give each microbatch at least one sample"
-        )
+    _check_microbatches(spec)
     threads_before = torch.get_num_threads()
     modules_before = set(sys.modules)
     torch.set_num_threads(threads)
     try:
-        return _Loop(spec, load_workload(spec)).run(on_step)
+        return _Loop(spec, load_workload(spec), shares or (lambda step: spec.strategy.share_list)).run(on_step)
     finally:
         torch.set_num_threads(threads_before)
         unload(spec, modules_before)
 
 
+def _check_microbatches(spec: JobSpec) -> None:
+    counts = spec.strategy.microbatch_counts
+    if spec.job.batch_size < sum(counts):
+        what = "strategy.microbatches is" if len(counts) == 1 else "the sum of all replicas' microbatches is"
+        raise WorkloadError(
+            f"{what} {sum(counts)}, but job.batch_size is {spec.job.batch_size}; "
+            "give each microbatch at least one sample"
+        )
+
+
 class _Loop:
     """One job's model, data and settings, and the loop over them."""
 
-    def __init__(self, spec: JobSpec, workload: Workload) -> None:
+    def __init__(self, spec: JobSpec, workload: Workload, shares: SharesFunction) -> None:
         self._job = spec.job
-        self._num_microbatches = spec.strategy.microbatches
+        self._strategy = spec.strategy
         self._workload = workload
+        self._shares = shares
+        self._trains = spec.job.mode == "train"
         self._units = [module for _, module in units(workload.model)]
-        self._data = _Data.of(workload.train, "train")
-        self._held_out = None if workload.validation is None else _Data.of(workload.validation, "validation")
-        self._optimizer = _optimizer(workload)
+        self._data = Data.of(workload.train, "train")
+        self._held_out = None
+        if self._trains and workload.validation is not None:
+            self._held_out = Data.of(workload.validation, "validation")
+        self._replicas = Replicas(workload.model, spec.strategy.staleness_list, spec.strategy.staleness_warmup)
+        self._update = Update(spec.strategy, workload) if self._trains else None
+        self._measured: list[dict[str, float]] = []
 
     def run(self, on_step: StepFunction | None) -> ReferenceResult:
         losses: list[float] = []
@@ -76,106 +107,113 @@ class _Loop:
         steps = self._job.steps or (self._job.epochs or 0) * math.ceil(self._data.size / self._job.batch_size)
         epoch = 0
         while len(losses) < steps:
-            self._workload.model.train()
+            self._workload.model.train(self._trains)
             for indices in self._batches_of_epoch(epoch)[: steps - len(losses)]:
-                losses.append(self._train_batch(len(losses), indices))
+                losses.append(self._run_batch(len(losses), indices))
                 if on_step is not None:
                     on_step(len(losses) - 1, losses[-1])
             if self._held_out is not None:
                 validations.append(self._validate(len(losses), self._held_out))
             epoch += 1
-        state = {name: tensor.detach().clone() for name, tensor in self._workload.model.state_dict().items()}
-        return ReferenceResult(losses=losses, validations=validations, state=state)
+        record = UpdateRecord() if self._update is None else self._update.record
+        return ReferenceResult(
+            losses=losses,
+            validations=validations,
+            measured=self._measured,
+            learning_rates=record.learning_rates,
+            grad_norms=record.grad_norms,
+            skipped=record.skipped,
+            state={name: tensor.detach().clone() for name, tensor in self._workload.model.state_dict().items()},
+        )
 
     def _batches_of_epoch(self, epoch: int) -> tuple[torch.Tensor, ...]:
         generator = torch.Generator().manual_seed(self._job.seed + epoch)
-        return _split(torch.randperm(self._data.size, generator=generator), self._job.batch_size)
+        return split(torch.randperm(self._data.size, generator=generator), self._job.batch_size)
 
-    def _train_batch(self, step: int, indices: torch.Tensor) -> float:
+    def _run_batch(self, step: int, indices: torch.Tensor) -> float:
+        batch = self._batch(step, self._data, indices, self._shares(step))
+        if self._update is None:
+            self._measured.append(self._measure(step, batch))
+            return self._measured[-1]["loss"]
+        self._replicas.begin_step()
         batch_loss = 0.0
-        for microbatch, inputs, targets in self._microbatches(step, self._data, indices):
-            loss = self._workload.loss(self._forward(step, microbatch, inputs), targets)
-            value = _number(loss, "loss")
-            if not math.isfinite(value):
-                raise NonFiniteLoss(step, value, microbatch)
-            weight = len(inputs) / len(indices)
-            (loss * weight).backward()  # type: ignore[no-untyped-call]  # torch leaves backward without annotations
-            batch_loss += value * weight
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        for microbatch in batch.microbatches:
+            with self._replicas.model_as_seen_by(microbatch.replica, step):
+                batch_loss += self._add_gradient(step, microbatch, batch.fraction(microbatch))
+        self._update.apply(step)
         return batch_loss
 
-    @torch.no_grad()
-    def _validate(self, step: int, data: _Data) -> dict[str, float]:
-        """Means over all samples; `step` is the number of steps done: it keys random numbers, should there be any."""
+    def _add_gradient(self, step: int, microbatch: Microbatch, fraction: float) -> float:
+        """Adds a microbatch's part to the batch's gradient; returns its part of the batch's loss."""
+        with self._autocast():
+            output = self._forward(step, microbatch)
+            if fraction == 0:  # nothing in it counts: a mean over nothing is nan
+                return 0.0
+            loss = self._workload.loss(output, microbatch.targets)
+        value = _number(loss, "loss")
+        if not (math.isfinite(value) or self._strategy.skip_nonfinite):
+            raise NonFiniteLoss(step, value, microbatch.number)
+        (loss * fraction).backward()  # type: ignore[no-untyped-call]  # torch leaves backward without annotations
+        return value * fraction
+
+    def _validate(self, step: int, data: Data) -> dict[str, float]:
+        """Means over all the data; `step` is the number of steps done: it keys random numbers, should there be any."""
         self._workload.model.eval()
+        weights, measured = [], []
+        for indices in split(torch.arange(data.size), self._job.batch_size):
+            batch = self._batch(step, data, indices, self._strategy.share_list)
+            weights.append(batch.weight)
+            measured.append(self._measure(step, batch))
+        return _means(measured, weights)
+
+    @torch.no_grad()
+    def _measure(self, step: int, batch: Batch) -> dict[str, float]:
+        """Means over the batch of the loss and each metric."""
         functions: dict[str, BatchFunction] = {"loss": self._workload.loss, **self._workload.metrics}
         means = dict.fromkeys(functions, 0.0)
-        for indices in _split(torch.arange(data.size), self._job.batch_size):
-            batch_means = dict.fromkeys(functions, 0.0)
-            for microbatch, inputs, targets in self._microbatches(step, data, indices):
-                output = self._forward(step, microbatch, inputs)
+        for microbatch in batch.microbatches:
+            fraction = batch.fraction(microbatch)
+            with self._autocast():
+                output = self._forward(step, microbatch)
+                if fraction == 0:
+                    continue
                 for name, function in functions.items():
-                    batch_means[name] += _number(function(output, targets), name) * (len(inputs) / len(indices))
-            for name in functions:
-                means[name] += batch_means[name] * (len(indices) / data.size)
+                    means[name] += _number(function(output, microbatch.targets), name) * fraction
         return means
 
-    def _forward(self, step: int, microbatch: int, inputs: torch.Tensor) -> torch.Tensor:
-        value = inputs
+    def _forward(self, step: int, microbatch: Microbatch) -> torch.Tensor:
+        value = microbatch.inputs
         for index, unit in enumerate(self._units):
-            seed_unit(self._job.seed, step, microbatch, index)
+            seed_unit(self._job.seed, step, microbatch.number, index)
             value = unit(value)
         return value
 
-    def _microbatches(
-        self, step: int, data: _Data, indices: torch.Tensor
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-        for microbatch, part in enumerate(indices.tensor_split(self._num_microbatches)):
-            if len(part):
-                seed_unit(self._job.seed, step, microbatch, LOADING)  # for a dataset that draws: augmentation
-                yield microbatch, *data.batch(part)
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._strategy.precision == "bf16")
+
+    def _batch(self, step: int, data: Data, indices: torch.Tensor, shares: Sequence[float]) -> Batch:
+        microbatches = []
+        for replica, parts in enumerate(divide(len(indices), shares, self._strategy.microbatch_counts)):
+            for part in parts:
+                if part.size == 0:
+                    continue
+                seed_unit(self._job.seed, step, part.number, LOADING)  # for a dataset that draws: augmentation
+                inputs, targets = data.samples(indices[part.start : part.start + part.size])
+                weight = weight_of(targets, self._workload.weight)
+                microbatches.append(
+                    Microbatch(replica=replica, number=part.number, weight=weight, inputs=inputs, targets=targets)
+                )
+        return Batch(microbatches, sum(microbatch.weight for microbatch in microbatches))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Data:
-    """The user's training or validation data. size: samples, at least one. field_name: the Workload's, for errors."""
-
-    dataset: Dataset[Any]
-    size: int
-    field_name: str
-
-    @classmethod
-    def of(cls, data: Any, field_name: str) -> _Data:
-        dataset: Any = as_dataset(data, field_name)
-        if len(dataset) == 0:
-            raise WorkloadError(f"Workload.{field_name} has no samples; give a dataset of at least one")
-        return cls(dataset=dataset, size=len(dataset), field_name=field_name)
-
-    def batch(self, indices: torch.Tensor) -> Batch:
-        """(inputs, targets) with the samples along the first dimension."""
-        if type(self.dataset) is TensorDataset:
-            parts: Any = [tensor[indices] for tensor in self.dataset.tensors]
-        else:
-            parts = default_collate([self.dataset[index] for index in indices.tolist()])
-        if not (isinstance(parts, (list, tuple)) and len(parts) == 2 and all(map(torch.is_tensor, parts))):
-            raise WorkloadError(
-                f"Workload.{self.field_name}: its items are not (input, target) pairs of tensors or numbers; "
-                "return exactly these two from __getitem__"
-            )
-        return parts[0], parts[1]
-
-
-def _optimizer(workload: Workload) -> torch.optim.Optimizer:
-    parameters = list(workload.model.parameters())
-    optimizer = make_optimizer(workload.optimizer, parameters)
-    if optimizer is None or not any(parameter.requires_grad for parameter in parameters):
-        raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
-    return optimizer
-
-
-def _split(indices: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
-    return tuple(indices[start : start + size] for start in range(0, len(indices), size))
+def _means(measured: list[dict[str, float]], weights: list[float]) -> dict[str, float]:
+    """Over batches, from the means within each and what each counts; 0 where nothing counts."""
+    means = dict.fromkeys(measured[0], 0.0)
+    total = sum(weights)
+    for batch_means, weight in zip(measured, weights, strict=True):
+        for name, value in batch_means.items():
+            means[name] += value * (weight / total) if weight else 0.0
+    return means
 
 
 def _number(value: object, name: str) -> float:

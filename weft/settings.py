@@ -34,6 +34,12 @@ class Settings(BaseModel):
     state_dir: Path = Field(default_factory=_default_state_dir, description="the ledger and the daemon's log")
     runs_dir: Path | None = Field(default=None, description="run directories; default STATE_DIR/runs")
     workers: int = Field(default=0, ge=0, le=1024, description="CPU workers")
+    stand_ins: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="GPU workers that compute on the CPU: to try GPU strategies without a GPU",
+    )
     threads: int = Field(default=1, ge=1, le=1024, description="compute threads (and cores) of each CPU worker")
     metrics: str = Field(default="127.0.0.1:9464", description="HOST:PORT of /metrics; port 0 picks one")
     max_queued: int = Field(default=1000, ge=1, description="jobs waiting; one more is refused")
@@ -59,7 +65,7 @@ class Settings(BaseModel):
 
     @property
     def num_workers(self) -> int:
-        return self.workers or max(1, len(os.sched_getaffinity(0)) // self.threads)
+        return self.workers or max(1, len(os.sched_getaffinity(0)) // self.threads - self.stand_ins)
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:

@@ -10,15 +10,14 @@ import difflib
 import reprlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-MAX_MICROBATCHES = 1024  # a board word and two slots each; more is a typing error
-MAX_STAGES = 256
-MAX_COUNT = 2**31 - 1  # an iteration's number has to fit a board word
+from weft.strategy import BRANCHES, MAX_COUNT, Section
+from weft.strategy import Strategy as Strategy
+
 MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
 MAX_ARGS_INTEGER = 2**63  # what msgpack and SQLite carry
 
@@ -27,11 +26,7 @@ class SpecError(ValueError):
     """A job spec (or an override of one) that cannot be accepted. The text names the field and the remedy."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class JobSection(_Section):
+class JobSection(Section):
     """What to train: the entry point, its arguments and how long."""
 
     entry: str = Field(description="FILE.py:FUNCTION, the file relative to the spec's own directory")
@@ -43,6 +38,9 @@ class JobSection(_Section):
     batch_size: int = Field(ge=1, le=MAX_COUNT, description="samples in one global batch")
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the model, the data order and dropout")
     priority: int = Field(default=0, ge=-1000, le=1000, description="higher runs first; equal ones in submit order")
+    mode: Literal["train", "forward"] = Field(
+        default="train", description="forward only runs the model over the data: no gradients, no updates"
+    )
 
     @field_validator("entry")
     @classmethod
@@ -66,37 +64,7 @@ class JobSection(_Section):
         return self
 
 
-class Strategy(_Section):
-    """How to run it: the axes of the plan."""
-
-    schedule: Literal["gpipe", "1f1b"] = Field(default="1f1b", description="order of each stage's compute lane")
-    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description="contiguous parts of the model, one worker each")
-    split: list[int] | None = Field(
-        default=None, description="first unit of each stage but the first; unset balances measured times"
-    )
-    microbatches: int = Field(default=1, ge=1, le=MAX_MICROBATCHES, description="parts of one batch")
-    recompute: bool = Field(default=False, description="keep only stage inputs; run each forward again in backward")
-    window: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_COUNT,
-        description="tasks sent ahead to each lane; 1 is central dispatch, unset hides dispatch",
-    )
-
-    @model_validator(mode="after")
-    def _split_fits_stages(self) -> Self:
-        split = self.split
-        if split is not None and (
-            len(split) != self.stages - 1 or any(not a < b <= MAX_COUNT for a, b in pairwise([0, *split]))
-        ):
-            raise ValueError(
-                f"split = {split!s:.80} does not begin {self.stages} stages; "
-                "give stages - 1 growing numbers of units above 0"
-            )
-        return self
-
-
-class JobSpec(_Section):
+class JobSpec(Section):
     """One training run: the `[job]` and `[strategy]` tables, and the directory that `entry` is relative to.
 
     Errors: `SpecError` from `load`, `parse` and `from_wire`; pydantic's `ValidationError` from the constructor.
@@ -182,14 +150,15 @@ def explain(error: ValidationError, model: type[BaseModel], source: str | Callab
     """
     lines = []
     for problem in error.errors():
-        where = ".".join(map(_one_line, problem["loc"])) or "spec"
+        path = [part for part in problem["loc"] if part not in BRANCHES]
+        where = ".".join(map(_one_line, path)) or "spec"
         if problem["type"] == "extra_forbidden":
-            text = f"unknown key{_suggestion(problem['loc'], model)}"
+            text = f"unknown key{_suggestion(path, model)}"
         elif problem["type"] == "missing":
             text = f"missing; add {where.rpartition('.')[2]} = ..."
         else:
             text = _TABLE_WANTED if problem["type"] == "model_type" else problem["msg"].removeprefix("Value error, ")
-            if problem["type"] != "value_error":
+            if problem["type"] not in _VALUE_IS_NAMED:
                 text = f"{text}, not {_SHORT.repr(problem['input']):.80}"
         origin = source if isinstance(source, str) else source(where)
         lines.append(f"{origin}: {where}: {text}")
@@ -203,6 +172,7 @@ def _one_line(key: int | str) -> str:
 
 
 _TABLE_WANTED = "Input should be a table of keys and values"
+_VALUE_IS_NAMED = ("value_error", "too_short", "too_long")
 _SHORT = reprlib.Repr()  # plain repr fails on what is nested too deep
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
@@ -240,15 +210,25 @@ def _check_plain(value: Any, where: str, deeper: int) -> None:
             )
 
 
-def _suggestion(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    fields = model.model_fields
-    for part in location[:-1]:
-        annotation = fields[str(part)].annotation if str(part) in fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+def _suggestion(path: Sequence[int | str], model: type[BaseModel]) -> str:
+    section = model
+    for part in path[:-1]:
+        if isinstance(part, int):  # a place in a list
+            continue
+        field = section.model_fields.get(part)
+        inner = None if field is None else _section_in(field.annotation)
+        if inner is None:
             return ""
-        fields = annotation.model_fields
-    names = difflib.get_close_matches(str(location[-1]), fields, n=1)
-    return f"; did you mean {names[0]}?" if names else f"; known here: {', '.join(sorted(fields))}"
+        section = inner
+    names = difflib.get_close_matches(str(path[-1]), section.model_fields, n=1)
+    return f"; did you mean {names[0]}?" if names else f"; known here: {', '.join(sorted(section.model_fields))}"
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The table that an annotation takes, alone, in a list or in a union."""
+    if parts := get_args(annotation):
+        return next((section for part in parts if (section := _section_in(part)) is not None), None)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def _apply_override(tables: dict[str, Any], override: str) -> None:

@@ -42,6 +42,7 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="CPU workers; 0: one for each THREADS usable cores.")]
 Threads = Annotated[int | None, typer.Option(metavar="N", help="Compute threads of each CPU worker.")]
+StandIns = Annotated[int | None, typer.Option(metavar="N", help="GPU workers that compute on the CPU.")]
 RunsDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where run directories are made.")]
 Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help='Address of /metrics; "" for none.')]
 
@@ -53,6 +54,7 @@ def run(
     set_: Set = None,
     workers: Workers = None,
     threads: Threads = None,
+    stand_ins: StandIns = None,
     runs_dir: RunsDir = None,
     metrics: Metrics = None,
     json: Json = False,
@@ -73,7 +75,7 @@ def run(
     else:
         from weft.embedded import Daemon
 
-        daemon = Daemon(workers=workers, threads=threads, runs_dir=runs_dir, metrics=metrics or "")
+        daemon = Daemon(workers=workers, threads=threads, stand_ins=stand_ins, runs_dir=runs_dir, metrics=metrics or "")
         with sigterm_raises(), daemon as client:
             result, lanes = _run_embedded(client, job_spec)
     _finish(result, lanes, json, sys.stdout)
@@ -84,6 +86,7 @@ def run(
 def daemon(
     workers: Workers = None,
     threads: Threads = None,
+    stand_ins: StandIns = None,
     runtime_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the socket is made.")] = None,
     state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the ledger is kept.")] = None,
     runs_dir: RunsDir = None,
@@ -99,7 +102,7 @@ def daemon(
         from weft.embedded import end_with
 
         end_with(parent)
-    flags: dict[str, object] = {"workers": workers, "threads": threads, "metrics": metrics}
+    flags: dict[str, object] = {"workers": workers, "threads": threads, "stand_ins": stand_ins, "metrics": metrics}
     flags |= {"runtime_dir": runtime_dir, "state_dir": state_dir, "runs_dir": runs_dir, "drain_seconds": drain_seconds}
     settings = load_settings(flags, os.environ, config)
     from weft.scheduler.daemon import main as daemon_main

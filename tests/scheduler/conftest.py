@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from weft.scheduler.plan import Inspection, Plan, TensorFacts, UnitFacts
+from weft.scheduler.inspection import Inspection, TensorFacts, UnitFacts
+from weft.scheduler.plan import Plan
 from weft.scheduler.planner import make_plan
 from weft.spec import JobSpec
 
@@ -42,7 +43,7 @@ def make_inspection(units: Sequence[UnitFacts], **changes: Any) -> Inspection:
     return Inspection(**facts | changes)
 
 
-def make_spec(*, batch_size: int = 8, steps: int = 3, priority: int = 0, **strategy: Any) -> JobSpec:
+def make_spec(*, batch_size: int = 840, steps: int = 3, priority: int = 0, **strategy: Any) -> JobSpec:
     job = {"entry": "job.py:workload", "batch_size": batch_size, "steps": steps, "priority": priority}
     return JobSpec.parse({"job": job, "strategy": strategy, "directory": "/jobs"})
 

@@ -51,7 +51,8 @@ from weft.scheduler.events import (
     WorkerPrepared,
     WorkerReleased,
 )
-from weft.scheduler.job import Phase, workers_needed
+from weft.scheduler.job import Phase
+from weft.scheduler.placement import workers_needed
 from weft.scheduler.plan import Plan
 from weft.spec import JobSpec
 
@@ -301,7 +302,7 @@ class Play(RuleBasedStateMachine):
     def a_job_holds_all_its_workers_or_none(self) -> None:
         for job in self.core.jobs.values():
             held = {worker.name for worker in self.core.workers.values() if worker.job == job.name}
-            needed = workers_needed(job.spec)
+            needed = workers_needed(job.spec.strategy)
             match job.phase:
                 case Phase.QUEUED:
                     assert held == set(job.workers) == set()
@@ -350,7 +351,7 @@ class Play(RuleBasedStateMachine):
         recovering = any(model.recovers and not model.cancelled for model in self.models.values())
         if queue and not self.draining and not recovering:
             free = self.core.free()
-            needed = workers_needed(queue[0].spec)
+            needed = workers_needed(queue[0].spec.strategy)
             assert any(len(free.get(kind, ())) < count for kind, count in needed.items()), queue[0].story
 
     # --- and how it ends

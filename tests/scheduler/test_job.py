@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.scheduler.job import MOVES, Phase, work_between, workers_needed
+from weft.scheduler.job import MOVES, Phase, work_between
+from weft.scheduler.placement import workers_needed
 from weft.spec import JobSpec
 
 
@@ -33,7 +34,7 @@ def test_a_run_holds_each_of_its_positions_once_and_in_order(program: list[int],
 
 @pytest.mark.parametrize("stages", [1, 3])
 def test_a_job_holds_a_worker_for_each_stage_and_a_loader(spec_of: Callable[..., JobSpec], stages: int) -> None:
-    assert workers_needed(spec_of(stages=stages)) == {"cpu": stages, "loader": 1}
+    assert workers_needed(spec_of(stages=stages).strategy) == {"cpu": stages, "loader": 1}
 
 
 def test_every_phase_has_its_moves_and_only_the_end_has_none() -> None:

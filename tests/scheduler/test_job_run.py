@@ -11,7 +11,8 @@ import pytest
 
 from weft.scheduler import job_run
 from weft.scheduler.job_run import JobRun
-from weft.scheduler.plan import Inspection, Plan, UnitFacts
+from weft.scheduler.inspection import Inspection, UnitFacts
+from weft.scheduler.plan import Plan
 from weft.transport.records import MODE_INDEX, Row
 
 SECOND = 1_000_000_000

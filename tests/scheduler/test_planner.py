@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.scheduler.graph import Kind
-from weft.scheduler.plan import Inspection, Plan, TensorFacts, UnitFacts, slot_bytes
-from weft.scheduler.planner import PREFETCH_BATCHES, PlanError, make_plan, partition
+from weft.scheduler.inspection import Inspection, TensorFacts, UnitFacts, slot_bytes
+from weft.scheduler.plan import Plan
+from weft.scheduler.planner import PlanError, make_plan, partition
 from weft.scheduler.schedules import SCHEDULES, in_flight
 from weft.spec import JobSpec
 
@@ -173,9 +174,9 @@ def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
     plan = plan_of(stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute, window=window)
     plan.graph.check()
     depths = {ring.name: ring.depth for ring in plan.rings}
-    assert depths.pop("input") == depths.pop("target") == PREFETCH_BATCHES * microbatches
+    assert depths.pop("input-0") == depths.pop("target-0") == 2 * microbatches
     expected = {
-        f"{name}-{stage}": in_flight(schedule, stage, stages, microbatches)
+        f"{name}-0-{stage}": in_flight(schedule, stage, stages, microbatches)
         for name in ("activation", "gradient")
         for stage in range(stages - 1)
     }
@@ -192,16 +193,16 @@ def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
 
 def slots_of(kind: Kind, stage: int, last: int, *, training: bool) -> tuple[list[str], list[str]]:
     """(rings that a task reads, rings that it writes) as a worker does it."""
-    source = f"activation-{stage - 1}" if stage else "input"
-    target = ["target"] if stage == last else []
+    source = f"activation-0-{stage - 1}" if stage else "input-0"
+    target = ["target-0"] if stage == last else []
     match kind:
         case Kind.LOAD:
-            return [], ["input", "target"]
+            return [], ["input-0", "target-0"]
         case Kind.FORWARD:
-            return [source, *target], [] if stage == last else [f"activation-{stage}"]
+            return [source, *target], [] if stage == last else [f"activation-0-{stage}"]
         case Kind.BACKWARD if training:
-            gradient = [] if stage == last else [f"gradient-{stage}"]
-            return [source, *target, *gradient], [f"gradient-{stage - 1}"] if stage else []
+            gradient = [] if stage == last else [f"gradient-0-{stage}"]
+            return [source, *target, *gradient], [f"gradient-0-{stage - 1}"] if stage else []
     return [], []
 
 
@@ -250,7 +251,8 @@ def test_a_worker_is_told_whom_each_task_waits_for_and_whom_it_wakes(plan_of: Pl
     plan = plan_of(stages=2, microbatches=1)
     names = {str(task): task.id for task in plan.graph.tasks}
     view = plan.worker_view(1)
-    assert view["stages"] == [{"stage": 1, "first": 1, "last": 2, "copies_input": False}]
+    (stage,) = view["stages"]
+    assert (stage["replica"], stage["stage"], stage["first"], stage["last"]) == (0, 1, 1, 2)
     tasks = {task["id"]: task for task in view["lanes"]["compute"]}
     forward, backward, update = (tasks[names[name]] for name in ("FORWARD(1,0)", "BACKWARD(1,0)", "UPDATE(1)"))
     assert sorted(forward["waits"]) == sorted(
@@ -317,5 +319,9 @@ def test_an_inspection_is_the_same_on_the_other_side_of_the_wire(inspection_of: 
         "load_seconds": 0.0,
         "update_seconds": 0.0,
         "metrics": [],
+        "parameters": [],
+        "elementwise": True,
+        "weighted": False,
+        "copy_bytes_per_second": 5e9,
     }
     assert Inspection.from_wire(msgpack.unpackb(msgpack.packb(told))) == inspection_of([unit_of(0)])

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.scheduler.graph import Cause, Edge, Graph, GraphError, Kind, Lane
-from weft.scheduler.plan import Inspection, Plan, UnitFacts
+from weft.scheduler.inspection import Inspection, UnitFacts
+from weft.scheduler.plan import Plan
 from weft.scheduler.simulator import Simulation, SimulationError, simulate
 
 PlanOf = Callable[..., Plan]
@@ -92,12 +93,13 @@ def test_no_slot_is_written_before_its_last_reader_is_done(plan_of: PlanOf, data
         return span.start, span.end
 
     for ring in plan.rings:
-        name, _, boundary = ring.name.partition("-")
+        name, _, *boundary = ring.name.split("-")
+        stage = int(boundary[0]) if boundary else 0
         writer, readers = {
             "input": ((Kind.LOAD, 0), [(Kind.FORWARD, 0), (Kind.BACKWARD, 0)]),
             "target": ((Kind.LOAD, 0), [(Kind.FORWARD, last), (Kind.BACKWARD, last)]),
-            "activation": ((Kind.FORWARD, int(boundary or 0)), [(Kind.BACKWARD, int(boundary or 0) + 1)]),
-            "gradient": ((Kind.BACKWARD, int(boundary or 0) + 1), [(Kind.BACKWARD, int(boundary or 0))]),
+            "activation": ((Kind.FORWARD, stage), [(Kind.BACKWARD, stage + 1)]),
+            "gradient": ((Kind.BACKWARD, stage + 1), [(Kind.BACKWARD, stage)]),
         }[name]
         for number in range(ring.depth, 5 * plan.microbatches):
             for reader in readers:

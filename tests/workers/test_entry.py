@@ -181,6 +181,8 @@ def test_a_type_error_inside_the_users_code_passes_unchanged(write: Write) -> No
         ("made(model=[])", r"Workload.model is list; give a torch\.nn\.Module"),
         ("made(loss=1.5)", "Workload.loss is float; give a function"),
         ("made(optimizer='adam')", "Workload.optimizer is str; give a function"),
+        ("made(weight=2)", "Workload.weight is int; give a function, or leave it out"),
+        ("made(scheduler='cosine')", "Workload.scheduler is str; give a function, or leave it out"),
         ("made(metrics={'accuracy': 1})", "Workload.metrics: give a mapping"),
         ("made(metrics={'loss': abs})", "Workload.metrics: 'loss' is always reported; give the metric another name"),
     ],

@@ -47,7 +47,9 @@ from weft.scheduler.events import (
     WorkerPrepared,
     WorkerReleased,
 )
-from weft.scheduler.job import MOVES, Job, LaneState, Outcome, Phase, Worker, work_between, workers_needed
+from weft.scheduler.job import MOVES, Job, LaneState, Outcome, Phase, Worker, work_between
+from weft.scheduler.placement import workers_needed
+from weft.strategy import Strategy
 
 MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
 RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
@@ -110,11 +112,15 @@ class Core:
         self._sequence += 1
         job = Job(event.job, event.spec, event.priority, self._sequence, event.attempt)
         self.jobs[event.job] = job
-        needed, have = workers_needed(event.spec)["cpu"], sum(w.kind == "cpu" for w in self.workers.values())
-        if needed > have:
+        for kind, flag, name in (("cpu", "--workers", "CPU"), ("gpu", "--stand-ins", "GPU")):
+            needed = workers_needed(event.spec.strategy).get(kind, 0)
+            have = sum(worker.kind == kind for worker in self.workers.values())
+            if needed <= have:
+                continue
+            axis = "stages" if event.spec.strategy.replicas is None else "replicas"
             message = (
-                f"strategy.stages = {needed} needs {needed} CPU workers and this daemon has {have}; "
-                f"use fewer stages, or start the daemon with --workers {needed}"
+                f"strategy.{axis} = {_asked(event.spec.strategy)} needs {needed} {name} workers and this daemon has "
+                f"{have}; use fewer {axis}, or start the daemon with {flag} {needed}"
             )
             job.outcome = Outcome("failed", "invalid-plan", message, 2)
             return self._end(job)
@@ -126,7 +132,7 @@ class Core:
             return commands
         for job in self.queue():
             free = self.free()
-            needed = workers_needed(job.spec)
+            needed = workers_needed(job.spec.strategy)
             if any(len(free.get(kind, ())) < count for kind, count in needed.items()):
                 break
             job.workers = tuple(name for kind, count in needed.items() for name in free[kind][:count])
@@ -367,6 +373,12 @@ class Core:
 
     def _story(self, job: Job, problem: str) -> str:
         return f"{job.name}, attempt {job.attempt}: {problem}; " + "; ".join(job.story)
+
+
+def _asked(strategy: Strategy) -> str:
+    if strategy.replicas is None:
+        return str(strategy.stages)
+    return ", ".join(f"{replica.device} × {replica.stages}" for replica in strategy.replica_list)
 
 
 def _outcome_of_loss(event: WorkerLost, job: Job) -> Outcome:

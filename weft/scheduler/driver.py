@@ -41,11 +41,12 @@ from weft.scheduler.events import (
     WorkerPrepared,
     WorkerReleased,
 )
+from weft.scheduler.inspection import Inspection
 from weft.scheduler.job import Phase
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_state import JobState
 from weft.scheduler.ledger import AsyncLedger, JobChanges, JobRow, Ledger
-from weft.scheduler.plan import Inspection, Plan
+from weft.scheduler.plan import Plan
 from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.pool import DIRECTORY, Pool
 from weft.settings import Settings
@@ -80,7 +81,8 @@ class Driver:
 
     def __init__(self, settings: Settings, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn) -> None:
         kinds = {f"cpu-{i}": "cpu" for i in range(settings.num_workers)}
-        kinds |= {f"loader-{i}": "loader" for i in range(settings.num_workers)}
+        kinds |= {f"gpu-{i}": "gpu" for i in range(settings.stand_ins)}
+        kinds |= {f"loader-{i}": "loader" for i in range(settings.num_workers + settings.stand_ins)}
         self.core = Core(kinds)
         self.runs: dict[str, JobRun] = {}
         self.states: dict[str, str] = {}
@@ -206,7 +208,7 @@ class Driver:
     def _perform(self, command: Command) -> None:
         match command:
             case Dispatch():
-                self._pool.send(command.worker, {"type": "dispatch", "work": command.work})
+                self._pool.send(command.worker, {"type": "dispatch", "lane": command.lane, "work": command.work})
             case RecordIteration():
                 self._record_iteration(command)
             case StartWorker():
@@ -273,7 +275,7 @@ class Driver:
             command.job,
             command.attempt,
             path=str(run.model_path),
-            num_stages=len(run.plan.stages),
+            arenas_to_save=run.plan.arenas_to_save(),
         )
 
     async def _start_worker(self, command: StartWorker) -> None:

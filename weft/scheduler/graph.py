@@ -4,13 +4,18 @@ A *timed event graph*: an edge (source, target, distance d) says that the target
 iteration i - d (for i < d there is nothing to wait for). The tasks of one lane run in the lane's order, iteration after
 iteration, which is one more edge between neighbours and one of distance 1 from the last to the first.
 
-    LOAD(m)            → FORWARD(0,m), FORWARD(S-1,m)      data
-    FORWARD(s,m)       → FORWARD(s+1,m)                    activation
-    FORWARD(s,m)       → BACKWARD(s,m)                     activation (same lane)
-    BACKWARD(s,m)      → BACKWARD(s-1,m)                   gradient
-    BACKWARD(s,M-1)    → UPDATE(s)                         gradient (same lane)
-    UPDATE(s)       —1→ FORWARD(s,·)                       update (same lane)
-    last reader of a slot → the slot's next writer         slot
+For replica r, stage s, microbatch m, bucket b and owner o (who reduces and updates a range of the bucket):
+
+    LOAD(r,m)             → FORWARD(r,0,m), FORWARD(r,S-1,m)                data     (by FETCH(r,s,m) on a device)
+    FORWARD(r,s,m)        → FORWARD(r,s+1,m), BACKWARD(r,s,m)               activation
+    BACKWARD(r,s,m)       → BACKWARD(r,s-1,m)                               gradient
+    GRAD(r,s,b)           posted from inside the last BACKWARD(r,s,·)       (then DOWN(r,s,b) from a device)
+    GRAD(·,·,b)           → SYNC(o,b) → UPDATE(o,b)                         sync
+    SYNC(·,·)             → VALIDATE(o): the norm is known                  sync
+    UPDATE(·,b)     —1→ FORWARD(r,s,·)                                      update   (by UP(r,s,b) to a device)
+    last reader of a slot → the slot's next writer                          slot
+
+A job of one replica whose stages can update their own parameters has no buckets: BACKWARD(s,M-1) → UPDATE(s).
 """
 
 from __future__ import annotations
@@ -25,9 +30,15 @@ from itertools import pairwise
 
 class Kind(enum.StrEnum):
     LOAD = "load"
+    FETCH = "fetch"  # a microbatch to a device
     FORWARD = "forward"
     BACKWARD = "backward"
+    GRAD = "grad"  # the milestone: a bucket's gradient is complete
+    DOWN = "down"  # a bucket's gradient from a device
+    SYNC = "sync"
     UPDATE = "update"
+    VALIDATE = "validate"  # of speculative updates, once the norm is known
+    UP = "up"  # a bucket's parameters, or its summed gradient, to a device
 
 
 class Cause(enum.StrEnum):
@@ -57,17 +68,26 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """microbatch is -1 for tasks of a whole stage."""
+    """microbatch and bucket are -1 where there is none. replica is, for SYNC, UPDATE and VALIDATE of buckets, the
+    owner's number; stage is -1 there.
+
+    As text: the stage and what the task is about, the replica or owner before it where it is not the first.
+    """
 
     id: int
     kind: Kind
     stage: int
     microbatch: int
     lane: Lane
+    replica: int = 0
+    bucket: int = -1
 
     def __str__(self) -> str:
-        microbatch = f",{self.microbatch}" if self.microbatch >= 0 else ""
-        return f"{self.kind.name}({self.stage}{microbatch})"
+        about = [f"r{self.replica}"] if self.replica and self.stage >= 0 else []
+        about += [f"o{self.replica}"] if self.stage < 0 else [str(self.stage)]
+        about += [str(self.microbatch)] if self.microbatch >= 0 else []
+        about += [f"b{self.bucket}"] if self.bucket >= 0 else []
+        return f"{self.kind.name}({','.join(about)})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,11 +84,6 @@ class Worker:
     failures: int = 0
 
 
-def workers_needed(spec: JobSpec) -> dict[str, int]:
-    """How many workers of each kind the job holds while it runs."""
-    return {"cpu": spec.strategy.stages, "loader": 1}
-
-
 def work_between(program: tuple[int, ...], first: int, last: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Positions first .. last - 1 of the lane's endless program, by iteration."""
     length = len(program)

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,6 +39,19 @@ _FIRST_STALL = MODE_INDEX[BUSY_MODES[-1]] + 1
 _log = logging.getLogger("weft.job_run")
 
 
+@dataclass(slots=True)
+class _Values:
+    """What an iteration measured: means, of which each lane has its part of the sum, and facts."""
+
+    means: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)
+
+    def add(self, fragment: dict[str, Any]) -> None:
+        for name, value in fragment["means"].items():
+            self.means[name] = self.means.get(name, 0.0) + value
+        self.facts |= fragment["facts"]
+
+
 class JobRun:
     """Errors: OSError from the constructor, where the run directory cannot be made."""
 
@@ -52,6 +66,7 @@ class JobRun:
         self.samples = 0
         self.loss: float | None = None
         self.learning_rate: float | None = None
+        self.grad_norm: float | None = None
         self.validation: dict[str, float] | None = None
         self.iteration_seconds: deque[float] = deque(maxlen=1024)  # of training iterations, the newest
         self.first_iteration_seconds: float | None = None  # from here to the end of the first one, by its stamps
@@ -61,10 +76,11 @@ class JobRun:
         (directory / "spec.json").write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
         self._log: IO[bytes] = (directory / "job.log").open("ab")
         self._metrics: IO[str] | None = (directory / "metrics.jsonl").open("a", encoding="utf-8")  # None once closed
-        self._values: dict[int, dict[str, float]] = {}
+        self._values: dict[int, _Values] = {}
         self._ends: dict[int, int] = {}
         self._last_end: tuple[int, int] | None = None  # iteration and the time at which it ended
         self._validating: dict[str, float] = {}
+        self._weighed = 0.0  # of the validation that is on its way
         self._durations: dict[int, deque[int]] = {}
 
     @property
@@ -91,6 +107,7 @@ class JobRun:
         self.step = self.samples = 0
         self.loss = self.validation = None
         self._values, self._ends, self._durations, self._validating = {}, {}, {}, {}
+        self._weighed = 0.0
         self._last_end = None
         self.iteration_seconds.clear()
         self.flush()
@@ -100,7 +117,7 @@ class JobRun:
         assert self._metrics is not None
         self._metrics.truncate(0)
 
-    def add_report(self, worker: str, lane: str, rows: list[Row], values: list[dict[str, float]]) -> None:
+    def add_report(self, worker: str, lane: str, rows: list[Row], values: list[dict[str, Any]]) -> None:
         """What a lane stamped and measured. Errors: AccountingError for rows that contradict one another."""
         self.account.add(f"{worker}/{lane}", rows)
         for mode, task, iteration, _, start, end in rows:
@@ -111,14 +128,14 @@ class JobRun:
                 if durations is None:
                     durations = self._durations[task] = deque(maxlen=SAMPLES_PER_TASK)
                 durations.append(end - start)
-        for value in values:
-            self._values[int(value["iteration"])] = value
+        for fragment in values:
+            self._values.setdefault(fragment["iteration"], _Values()).add(fragment)
 
     def finish_iteration(self, index: int) -> Iteration:
         """Every lane has finished the iteration: its numbers are complete."""
         assert self.plan is not None
         iteration = self.plan.itinerary.at(index)
-        values = self._values.pop(index, {})
+        values = self._values.pop(index, _Values())
         end = self._ends.pop(index, 0)
         seconds = None
         if self._last_end is not None and end:
@@ -133,11 +150,12 @@ class JobRun:
             self._finish_validation(iteration, values)
         return iteration
 
-    def _finish_step(self, iteration: Iteration, values: dict[str, float], seconds: float | None) -> None:
+    def _finish_step(self, iteration: Iteration, values: _Values, seconds: float | None) -> None:
         self.step = iteration.step + 1
         self.samples += iteration.size
-        self.loss = values.get("loss")
-        self.learning_rate = values.get("lr")
+        self.loss = values.means.get("loss", 0.0)
+        self.learning_rate = values.facts.get("lr")
+        self.grad_norm = values.facts.get("grad_norm")
         if seconds is not None:
             self.iteration_seconds.append(seconds)
         if self._last_end is not None:
@@ -147,18 +165,23 @@ class JobRun:
             epoch=iteration.epoch,
             loss=self.loss,
             lr=self.learning_rate,
+            grad_norm=self.grad_norm,
+            skipped=bool(values.facts.get("skipped")),
             samples=iteration.size,
             seconds=seconds,
         )
 
-    def _finish_validation(self, iteration: Iteration, values: dict[str, float]) -> None:
+    def _finish_validation(self, iteration: Iteration, values: _Values) -> None:
         assert self.plan is not None
-        share = iteration.size / self.plan.itinerary.num_validation
-        for name, value in values.items():
-            if name != "iteration":
-                self._validating[name] = self._validating.get(name, 0.0) + value * share
+        weight = values.facts.get("weight")
+        share = iteration.size / self.plan.itinerary.num_validation if weight is None else weight
+        self._weighed += share
+        for name, value in values.means.items():
+            self._validating[name] = self._validating.get(name, 0.0) + value * share
         if iteration.last_of_validation:
-            self.validation, self._validating = self._validating, {}
+            total = 1.0 if weight is None else self._weighed or 1.0
+            self.validation = {name: value / total for name, value in self._validating.items()}
+            self._validating, self._weighed = {}, 0.0
             self._write(step=self.step, epoch=iteration.epoch, validation=self.validation)
             means = "  ".join(f"{name} {value:.6g}" for name, value in self.validation.items())
             self.log(f"epoch {iteration.epoch + 1}: step {self.step}  validation {means}")
@@ -174,7 +197,7 @@ class JobRun:
             "epoch": (self.step - 1) // self.plan.itinerary.steps_per_epoch,
             "loss": self.loss,
             "lr": self.learning_rate,
-            "grad_norm": None,
+            "grad_norm": self.grad_norm,
             "samples_per_second": pace.samples_per_second,
             "data_percent": shares["data_percent"],
             "stall_percent": shares["stall_percent"],

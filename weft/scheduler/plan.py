@@ -5,85 +5,31 @@ An inspection (what a worker found out about the user's model and data) and a sp
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from weft.itinerary import Itinerary
-from weft.scheduler.graph import Graph, Kind, Lane
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitFacts:
-    """One unit of the model. Times are seconds for one microbatch of the largest size, measured alone.
-
-    shapes: microbatch size -> shape of its output; empty, and dtype None, where the output is no single tensor (no cut
-    is possible after such a unit). tied_to: earlier units that share a parameter or buffer. in_place: it writes to its
-    input.
-    """
-
-    name: str
-    parameter_bytes: int
-    buffer_bytes: int
-    forward_seconds: float
-    backward_seconds: float
-    dtype: str | None
-    itemsize: int
-    shapes: Mapping[int, Shape]
-    tied_to: tuple[int, ...] = ()
-    in_place: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorFacts:
-    """The input or the target of one microbatch: its dtype and its shape for each microbatch size."""
-
-    dtype: str
-    itemsize: int
-    shapes: Mapping[int, Shape]
-
-    def max_bytes(self) -> int:
-        return max((_elements(shape) * self.itemsize for shape in self.shapes.values()), default=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
-    """What one worker found out about a workload."""
-
-    units: tuple[UnitFacts, ...]
-    input: TensorFacts
-    target: TensorFacts
-    num_train: int
-    num_validation: int
-    load_seconds: float
-    update_seconds: float
-    metrics: tuple[str, ...]
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Inspection:
-        return cls(
-            units=tuple(
-                UnitFacts(**{**unit, "shapes": _shapes(unit["shapes"]), "tied_to": tuple(unit["tied_to"])})
-                for unit in data["units"]
-            ),
-            input=TensorFacts(**{**data["input"], "shapes": _shapes(data["input"]["shapes"])}),
-            target=TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
-            metrics=tuple(data["metrics"]),
-            **{key: data[key] for key in ("num_train", "num_validation", "load_seconds", "update_seconds")},
-        )
+from weft.scheduler.buckets import Bucket, OwnedRange
+from weft.scheduler.graph import Graph, Kind, Lane, Task
+from weft.scheduler.inspection import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """A ring of `depth` slots that the owner's tasks write, microbatch u of the whole run into slot u % depth."""
+    """A ring of `depth` slots that the owner's tasks write, microbatch u of the replica's run into slot u % depth.
+
+    shared: other workers map it. Otherwise it is a device's own.
+    """
 
     name: str
     depth: int
     dtype: str
     slot_bytes: int
     shapes: Mapping[int, Shape]
+    replica: int = 0
+    shared: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,24 +43,73 @@ class StagePlan:
     parameter_bytes: int
     memory_bytes: int
     copies_input: bool = False
+    replica: int = 0
+    stage: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlan:
+    """private: it computes on parameters of its own, which are brought up to date by UP tasks; otherwise on the shared
+    ones. staleness: the number of updates that its parameters may lack."""
+
+    device: Literal["cpu", "gpu"]
+    num_stages: int
+    microbatches: int
+    private: bool = False
+    staleness: int = 0
+
+
+class Route(enum.StrEnum):
+    """How a bucket's update is placed."""
+
+    HOST = "host"  # owners update the shared parameters, devices get them
+    SUM = "sum"  # owners only sum, every device gets the sum and updates its own parameters
+    DEVICE = "device"  # the only replica updates its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketPlan:
+    bucket: Bucket
+    route: Route
+    ranges: tuple[OwnedRange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronisation:
+    """How gradients become updates, for a job with buckets. owners: the lane in which each works.
+
+    bounded: the norm of the whole gradient must be known before an update stands (clipping, skipping). speculative:
+    updates begin before it is.
+    """
+
+    buckets: tuple[BucketPlan, ...]
+    owners: tuple[Lane, ...]
+    elementwise: bool
+    bounded: bool
+    speculative: bool
+    warmup: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """workers: the kind of each worker that the plan needs, by position. task_seconds: the cost of each task that the
-    prediction and the limit come from."""
+    prediction and the limit come from. shares: of a batch, by replica, at the start. synchronisation: None where each
+    stage updates its own parameters after its last backward."""
 
     schedule: str
     microbatches: int
     recompute: bool
     window: int
     itinerary: Itinerary
+    replicas: tuple[ReplicaPlan, ...]
+    shares: tuple[float, ...]
     stages: tuple[StagePlan, ...]
     workers: tuple[str, ...]
     graph: Graph
     rings: tuple[Ring, ...]
     task_seconds: tuple[float, ...]
     shared_bytes: int
+    synchronisation: Synchronisation | None = None
     predicted_iteration_seconds: float = 0.0
     limit_seconds: float = 0.0
     limit_cycle: str = ""
@@ -124,44 +119,52 @@ class Plan:
 
     def worker_view(self, worker: int) -> dict[str, Any]:
         """What the worker at a position needs to run its part: plain data."""
+        tasks = [self.graph.tasks[task] for lane in self.lanes_of(worker) for task in self.graph.programs[lane]]
+        rings = {name for task in tasks for name in self._rings_of(task)}
         return {
             "position": worker,
-            "stages": [
-                {
-                    "stage": number,
-                    "first": stage.first,
-                    "last": stage.last,
-                    "copies_input": stage.copies_input,
-                }
-                for number, stage in enumerate(self.stages)
-                if stage.worker == worker
-            ],
-            "num_stages": len(self.stages),
-            "microbatches": self.microbatches,
+            "stages": [asdict(stage) for stage in self.stages if stage.worker == worker],
+            "replicas": [asdict(replica) for replica in self.replicas],
+            "shares": self.shares,
             "recompute": self.recompute,
             "itinerary": asdict(self.itinerary),
             "rings": [
-                {**asdict(ring), "shapes": list(ring.shapes.items())}
-                for ring in self.rings
-                if ring.name in self._rings_of(worker)
+                {**asdict(ring), "shapes": list(ring.shapes.items())} for ring in self.rings if ring.name in rings
             ],
             "num_tasks": len(self.graph.tasks),
             "lanes": {lane.name: self._program(lane) for lane in self.lanes_of(worker)},
+            "first_cuts": [[stage.first, stage.last] for stage in self.stages if stage.replica == 0],
+            "synchronisation": self._synchronisation_view(),
         }
 
-    def _rings_of(self, worker: int) -> set[str]:
-        """Names of the rings that the worker's tasks read or write."""
-        names: set[str] = set()
-        for task in (self.graph.tasks[task] for lane in self.lanes_of(worker) for task in self.graph.programs[lane]):
-            if task.kind is Kind.LOAD:
-                names |= {"input", "target"}
-            else:
-                names |= {
-                    f"{ring}-{stage}" for ring in ("activation", "gradient") for stage in (task.stage - 1, task.stage)
-                }
-                names |= {"input"} if task.stage == 0 else set()
-                names |= {"target"} if task.stage == len(self.stages) - 1 else set()
-        return names
+    def arenas_to_save(self) -> list[str]:
+        """Those that hold the trained model, by name."""
+        states = [f"state-0-{stage.stage}" for stage in self.stages if stage.replica == 0]
+        return states if self.synchronisation is None else [*states, "parameters"]
+
+    def _synchronisation_view(self) -> dict[str, Any] | None:
+        """reporter: the worker that tells the learning rate and the norm of each step."""
+        if self.synchronisation is None:
+            return None
+        updates = [task for task in self.graph.tasks if task.kind is Kind.UPDATE]
+        first = min(updates, key=lambda task: (task.stage, task.replica))
+        return asdict(self.synchronisation) | {"reporter": first.lane.worker}
+
+    def _rings_of(self, task: Task) -> set[str]:
+        """Names of the rings that a task reads or writes."""
+        r, s, last = task.replica, task.stage, self.replicas[task.replica].num_stages - 1 if task.stage >= 0 else 0
+        data = {f"input-{r}"} if s == 0 else set()
+        data |= {f"target-{r}"} if s == last else set()
+        match task.kind:
+            case Kind.LOAD:
+                return {f"input-{r}", f"target-{r}"}
+            case Kind.FETCH:
+                return data | {f"device-{name}" for name in data}
+            case Kind.FORWARD | Kind.BACKWARD:
+                between = {f"{ring}-{r}-{stage}" for ring in ("activation", "gradient") for stage in (s - 1, s)}
+                return between | data | {f"device-{name}" for name in data}
+            case _:
+                return set()
 
     def _program(self, lane: Lane) -> list[dict[str, Any]]:
         crossing = {edge.source for task in self.graph.tasks for edge in self.graph.cross_lane_inputs(task.id)}
@@ -169,8 +172,10 @@ class Plan:
             {
                 "id": task,
                 "kind": str(self.graph.tasks[task].kind),
+                "replica": self.graph.tasks[task].replica,
                 "stage": self.graph.tasks[task].stage,
                 "microbatch": self.graph.tasks[task].microbatch,
+                "bucket": self.graph.tasks[task].bucket,
                 "waits": [[edge.source, edge.distance, str(edge.cause)] for edge in self.graph.cross_lane_inputs(task)],
                 "wakes": task in crossing,
             }
@@ -185,8 +190,11 @@ class Plan:
             "microbatches": self.microbatches,
             "recompute": self.recompute,
             "window": self.window,
+            "replicas": [asdict(replica) for replica in self.replicas],
+            "shares": list(self.shares),
             "stages": [
                 {
+                    "replica": stage.replica,
                     "units": [stage.first, stage.last],
                     "worker": names[stage.worker],
                     "parameter_bytes": stage.parameter_bytes,
@@ -195,6 +203,7 @@ class Plan:
                 for stage in self.stages
             ],
             "workers": list(names),
+            "buckets": self._describe_buckets(names),
             "lanes": {
                 f"{names[lane.worker]}/{lane.name}": [str(self.graph.tasks[task]) for task in program]
                 for lane, program in self.graph.programs.items()
@@ -213,19 +222,19 @@ class Plan:
             "limit_cycle": self.limit_cycle,
         }
 
-
-def _shapes(pairs: Any) -> dict[int, Shape]:
-    return {int(size): tuple(shape) for size, shape in pairs}
-
-
-def _elements(shape: Shape) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
-
-
-def slot_bytes(shapes: Mapping[int, Shape], itemsize: int) -> int:
-    """Bytes of the largest microbatch, rounded up to the 64 that vector loads want."""
-    most = max((_elements(shape) * itemsize for shape in shapes.values()), default=0)
-    return -(-most // 64) * 64
+    def _describe_buckets(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        if self.synchronisation is None:
+            return []
+        return [
+            {
+                "parameters": [place.parameter for place in part.bucket.places],
+                "bytes": part.bucket.num_bytes,
+                "route": str(part.route),
+                "holders": [list(holder) for holder in part.bucket.holders],
+                "owners": {
+                    names[self.synchronisation.owners[owned.owner].worker]: [owned.start, owned.stop]
+                    for owned in part.ranges
+                },
+            }
+            for part in self.synchronisation.buckets
+        ]

@@ -1,7 +1,8 @@
 """Planner: from a spec and an inspection to a checked plan. Pure; a plan that cannot run is refused with the reason.
 
 The cut: contiguous units to stages so that the slowest stage is as fast as possible (dynamic programming over measured
-unit times). The graph: design section 3. The check: the graph's cycles, then one simulated run with real slot depths.
+unit times), for each replica by itself. The graph: design section 3. The check: the graph's cycles, then one simulated
+run with real slot depths.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from weft.itinerary import Itinerary
-from weft.scheduler.graph import Cause, Edge, Graph, GraphError, Kind, Lane, Task
+from weft.scheduler.costs import task_seconds
+from weft.scheduler.graph import Graph, GraphError
+from weft.scheduler.inspection import Inspection, UnitFacts
+from weft.scheduler.iteration_graph import build_graph
 from weft.scheduler.limit import speed_limit
-from weft.scheduler.plan import Inspection, Plan, Ring, StagePlan, UnitFacts, slot_bytes
-from weft.scheduler.schedules import SCHEDULES, in_flight
+from weft.scheduler.placement import Cuts, Placement, place
+from weft.scheduler.plan import Plan, Ring, StagePlan
+from weft.scheduler.rings import make_rings, shared_bytes
 from weft.scheduler.simulator import SimulationError, simulate
 from weft.spec import JobSpec
 
-PREFETCH_BATCHES = 2  # input slots for this many whole batches: one in use, one being loaded
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
 MIN_WINDOW_ITERATIONS = 2
 MAX_WINDOW_TASKS = 4096
 MAX_ITERATIONS = 2**31 - 1  # a board word is an int32
-COMPUTE, LOAD = "compute", "load"
 
 
 class PlanError(ValueError):
@@ -34,10 +37,19 @@ def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) 
     """A plan that has passed its checks. Errors: PlanError."""
     strategy = spec.strategy
     _check_sizes(spec, inspection)
-    cuts = partition(inspection.units, strategy.stages, strategy.split)
-    graph, rings = build_graph(spec, inspection, cuts)
-    seconds = _task_seconds(graph, inspection, cuts, recompute=strategy.recompute)
-    shared = _shared_bytes(inspection, rings, len(graph.tasks))
+    cuts = [partition(inspection.units, replica.stages, replica.split) for replica in strategy.replica_list]
+    placement = place(strategy, inspection, cuts, frozenset())
+    rings = make_rings(strategy, inspection, placement)
+    graph = build_graph(
+        strategy.schedule,
+        placement,
+        rings,
+        coarse=strategy.sync == "coarse",
+        has_buffers=any(unit.buffer_bytes for unit in inspection.units),
+        weighted=inspection.weighted,
+    )
+    seconds = task_seconds(spec, inspection, placement, graph)
+    shared = _shared_bytes(inspection, placement, rings, len(graph.tasks))
     if shared > shared_bytes_free:
         raise PlanError(
             f"the plan needs {shared / 2**20:.0f} MiB of shared memory (parameters and slots) and /dev/shm has "
@@ -49,19 +61,20 @@ def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) 
         recompute=strategy.recompute,
         window=strategy.window or _default_window(graph, seconds),
         itinerary=_itinerary(spec, inspection),
-        stages=_stage_plans(inspection, cuts, rings),
-        workers=("cpu",) * strategy.stages + ("loader",),
+        replicas=placement.replicas,
+        shares=tuple(strategy.share_list),
+        stages=_stage_plans(inspection, placement, rings),
+        workers=placement.workers,
         graph=graph,
         rings=rings,
         task_seconds=seconds,
         shared_bytes=shared,
+        synchronisation=placement.synchronisation,
     )
     return _checked(plan)
 
 
-def partition(
-    units: Sequence[UnitFacts], num_stages: int, split: Sequence[int] | None = None
-) -> tuple[tuple[int, int], ...]:
+def partition(units: Sequence[UnitFacts], num_stages: int, split: Sequence[int] | None = None) -> Cuts:
     """(first, last) of each stage, last exclusive, minimising the slowest stage's forward plus backward time.
 
     No cut falls after a unit whose output is no single tensor, nor between units that share a parameter. split: the
@@ -99,109 +112,6 @@ def partition(
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
 
 
-def build_graph(
-    spec: JobSpec, inspection: Inspection, cuts: Sequence[tuple[int, int]]
-) -> tuple[Graph, tuple[Ring, ...]]:
-    """The iteration graph of one pipeline replica, and the slot rings that its back-pressure edges stand for."""
-    num_stages, num_microbatches = len(cuts), spec.strategy.microbatches
-    builder = _Builder(num_microbatches)
-    loader = Lane(num_stages, LOAD)
-    for m in range(num_microbatches):
-        builder.add(Kind.LOAD, 0, m, loader)
-    for stage in range(num_stages):
-        for kind, m in SCHEDULES[spec.strategy.schedule](stage, num_stages, num_microbatches):
-            builder.add(kind, stage, m, Lane(stage, COMPUTE))
-        builder.add(Kind.UPDATE, stage, -1, Lane(stage, COMPUTE))
-    builder.flow_edges(num_stages)
-    rings = _rings(spec, inspection, cuts)
-    for ring in rings:
-        boundary = ring.name.partition("-")[2]
-        match ring.name.partition("-")[0]:
-            case "input":
-                builder.batch_edge(Kind.LOAD, 0, Kind.BACKWARD, 0)
-            case "target":
-                builder.batch_edge(Kind.LOAD, 0, Kind.BACKWARD, num_stages - 1)
-            case "activation":
-                builder.ring_edges(Kind.FORWARD, int(boundary), Kind.BACKWARD, int(boundary) + 1, ring.depth)
-            case "gradient":
-                builder.ring_edges(Kind.BACKWARD, int(boundary) + 1, Kind.BACKWARD, int(boundary), ring.depth)
-    return builder.graph(), rings
-
-
-class _Builder:
-    """Collects tasks by (kind, stage, microbatch), then edges between them."""
-
-    def __init__(self, num_microbatches: int) -> None:
-        self._num_microbatches = num_microbatches
-        self._tasks: dict[tuple[Kind, int, int], Task] = {}
-        self._edges: dict[tuple[int, int, int], Edge] = {}
-
-    def add(self, kind: Kind, stage: int, microbatch: int, lane: Lane) -> None:
-        task = Task(id=len(self._tasks), kind=kind, stage=stage, microbatch=microbatch, lane=lane)
-        self._tasks[kind, stage, microbatch] = task
-
-    def edge(self, source: tuple[Kind, int, int], target: tuple[Kind, int, int], distance: int, cause: Cause) -> None:
-        key = (self._tasks[source].id, self._tasks[target].id, distance)
-        self._edges.setdefault(key, Edge(*key, cause))  # the first cause given stands: data before slot
-
-    def flow_edges(self, num_stages: int) -> None:
-        last = num_stages - 1
-        for m in range(self._num_microbatches):
-            self.edge((Kind.LOAD, 0, m), (Kind.FORWARD, 0, m), 0, Cause.DATA)
-            self.edge((Kind.LOAD, 0, m), (Kind.FORWARD, last, m), 0, Cause.DATA)
-            for s in range(num_stages):
-                self.edge((Kind.FORWARD, s, m), (Kind.BACKWARD, s, m), 0, Cause.ACTIVATION)
-                self.edge((Kind.BACKWARD, s, m), (Kind.UPDATE, s, -1), 0, Cause.GRADIENT)
-                self.edge((Kind.UPDATE, s, -1), (Kind.FORWARD, s, m), 1, Cause.UPDATE)
-                if s < last:
-                    self.edge((Kind.FORWARD, s, m), (Kind.FORWARD, s + 1, m), 0, Cause.ACTIVATION)
-                    self.edge((Kind.BACKWARD, s + 1, m), (Kind.BACKWARD, s, m), 0, Cause.GRADIENT)
-
-    def ring_edges(self, writer: Kind, writer_stage: int, reader: Kind, reader_stage: int, depth: int) -> None:
-        """The writer of microbatch u of the whole run waits for the last reader of microbatch u - depth."""
-        for m in range(self._num_microbatches):
-            iterations_back, before = divmod(m - depth, self._num_microbatches)
-            self.edge((reader, reader_stage, before), (writer, writer_stage, m), -iterations_back, Cause.SLOT)
-
-    def batch_edge(self, writer: Kind, writer_stage: int, reader: Kind, reader_stage: int) -> None:
-        """A ring of PREFETCH_BATCHES whole batches is handed back a batch at a time.
-
-        The first write of a batch waits for the last read of the batch whose slots it takes; lane order does the rest.
-        So the writer wakes once an iteration and not once a microbatch: on a machine where every core computes, each
-        wake-up of a loader takes its time from a compute lane.
-        """
-        last = self._num_microbatches - 1
-        self.edge((reader, reader_stage, last), (writer, writer_stage, 0), PREFETCH_BATCHES, Cause.SLOT)
-
-    def graph(self) -> Graph:
-        programs: dict[Lane, list[int]] = {}
-        for task in self._tasks.values():
-            programs.setdefault(task.lane, []).append(task.id)
-        return Graph(
-            tasks=tuple(self._tasks.values()),
-            edges=tuple(self._edges.values()),
-            programs={lane: tuple(program) for lane, program in programs.items()},
-        )
-
-
-def _rings(spec: JobSpec, inspection: Inspection, cuts: Sequence[tuple[int, int]]) -> tuple[Ring, ...]:
-    num_stages, num_microbatches = len(cuts), spec.strategy.microbatches
-    rings = []
-    for name, facts in (("input", inspection.input), ("target", inspection.target)):
-        size = slot_bytes(facts.shapes, facts.itemsize)
-        depth = PREFETCH_BATCHES * num_microbatches
-        rings.append(Ring(name=name, depth=depth, dtype=facts.dtype, slot_bytes=size, shapes=facts.shapes))
-    for stage, (_, last) in enumerate(cuts[:-1]):
-        unit = inspection.units[last - 1]
-        depth = in_flight(spec.strategy.schedule, stage, num_stages, num_microbatches)
-        size = slot_bytes(unit.shapes, unit.itemsize)
-        rings += [
-            Ring(name=name, depth=depth, dtype=unit.dtype or "", slot_bytes=size, shapes=unit.shapes)
-            for name in (f"activation-{stage}", f"gradient-{stage}")
-        ]
-    return tuple(rings)
-
-
 def _can_cut(units: Sequence[UnitFacts], cut: int) -> bool:
     return units[cut - 1].dtype is not None and not any(
         partner < cut for unit in units[cut:] for partner in unit.tied_to
@@ -227,33 +137,13 @@ def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:
 def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
     if inspection.num_train == 0:
         raise PlanError("Workload.train has length 0; give at least one sample")
-    if spec.job.batch_size < spec.strategy.microbatches:
+    counts = spec.strategy.microbatch_counts
+    if spec.job.batch_size < sum(counts):
+        of = "strategy.microbatches" if len(counts) == 1 else "the microbatches of all replicas,"
         raise PlanError(
-            f"job.batch_size = {spec.job.batch_size} is smaller than strategy.microbatches = "
-            f"{spec.strategy.microbatches}; a microbatch needs at least one sample"
+            f"job.batch_size = {spec.job.batch_size} is smaller than {of} = {sum(counts)}; "
+            "a microbatch needs at least one sample"
         )
-
-
-def _task_seconds(
-    graph: Graph, inspection: Inspection, cuts: Sequence[tuple[int, int]], *, recompute: bool
-) -> tuple[float, ...]:
-    forward = [sum(unit.forward_seconds for unit in inspection.units[first:last]) for first, last in cuts]
-    backward = [sum(unit.backward_seconds for unit in inspection.units[first:last]) for first, last in cuts]
-    in_stage = [sum(unit.parameter_bytes for unit in inspection.units[first:last]) for first, last in cuts]
-    update = [inspection.update_seconds * size / (sum(in_stage) or 1) for size in in_stage]
-
-    def cost(task: Task) -> float:
-        match task.kind:
-            case Kind.LOAD:
-                return inspection.load_seconds
-            case Kind.FORWARD:
-                return forward[task.stage]
-            case Kind.BACKWARD:
-                return backward[task.stage] + (forward[task.stage] if recompute else 0.0)
-            case Kind.UPDATE:
-                return update[task.stage]
-
-    return tuple(cost(task) for task in graph.tasks)
 
 
 def _default_window(graph: Graph, seconds: Sequence[float]) -> int:
@@ -264,31 +154,45 @@ def _default_window(graph: Graph, seconds: Sequence[float]) -> int:
     return max(MIN_WINDOW_ITERATIONS * longest, min(iterations * longest, MAX_WINDOW_TASKS))
 
 
-def _shared_bytes(inspection: Inspection, rings: Sequence[Ring], num_tasks: int) -> int:
+def _shared_bytes(inspection: Inspection, placement: Placement, rings: Sequence[Ring], num_tasks: int) -> int:
     state = sum(unit.parameter_bytes + unit.buffer_bytes for unit in inspection.units)
-    return state + sum(ring.depth * ring.slot_bytes for ring in rings) + 4 * (num_tasks + 1)
+    return state + shared_bytes(rings) + _synchronised_bytes(placement) + 4 * (num_tasks + 1)
 
 
-def _stage_plans(
-    inspection: Inspection, cuts: Sequence[tuple[int, int]], rings: Sequence[Ring]
-) -> tuple[StagePlan, ...]:
+def _synchronised_bytes(placement: Placement) -> int:
+    """Gradients of every holder, and the versions of the parameters that stale replicas read."""
+    if placement.synchronisation is None:
+        return 0
+    depths = [1 + replica.staleness for replica in placement.replicas]
+    versions = max(depths) if max(depths) > 1 else 0
+    return sum(
+        part.bucket.num_bytes * (versions + sum(depths[r] for r, _ in part.bucket.holders))
+        for part in placement.synchronisation.buckets
+    )
+
+
+def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[Ring]) -> tuple[StagePlan, ...]:
     owned = {ring.name: ring.depth * ring.slot_bytes for ring in rings}
     plans = []
-    for stage, (first, last) in enumerate(cuts):
-        units = inspection.units[first:last]
-        parameters = sum(unit.parameter_bytes for unit in units)
-        slots = owned.get(f"activation-{stage}", 0) + owned.get(f"gradient-{stage - 1}", 0)
-        memory = 2 * parameters + sum(unit.buffer_bytes for unit in units) + slots
-        plans.append(
-            StagePlan(
-                first=first,
-                last=last,
-                worker=stage,
-                parameter_bytes=parameters,
-                memory_bytes=memory,
-                copies_input=units[0].in_place,
+    for r, cuts in enumerate(placement.cuts):
+        for stage, (first, last) in enumerate(cuts):
+            units = inspection.units[first:last]
+            parameters = sum(unit.parameter_bytes for unit in units)
+            slots = owned.get(f"activation-{r}-{stage}", 0) + owned.get(f"gradient-{r}-{stage - 1}", 0)
+            copies = 3 if placement.replicas[r].private else 2
+            memory = copies * parameters + sum(unit.buffer_bytes for unit in units) + slots
+            plans.append(
+                StagePlan(
+                    first=first,
+                    last=last,
+                    worker=placement.worker_of[r, stage],
+                    parameter_bytes=parameters,
+                    memory_bytes=memory,
+                    copies_input=units[0].in_place,
+                    replica=r,
+                    stage=stage,
+                )
             )
-        )
     return tuple(plans)
 
 

@@ -25,7 +25,7 @@ from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, en
 # A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
 SPIN_SECONDS = 4e-3
 DIRECTORY = "directory"
-LANES = {"cpu": "compute", "loader": "load"}
+LANES = {"cpu": "compute", "gpu": "compute", "loader": "load"}
 
 # Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
 # one heap that is kept serves them from warm pages, and transparent huge pages the ones above 32 MiB.
@@ -172,9 +172,9 @@ class Pool:
             {
                 "worker": worker,
                 "lane": LANES[kind],
-                "threads": self._settings.threads if kind == "cpu" else 1,
+                "threads": self._settings.threads if kind != "loader" else 1,
                 "cores": list(cores),
-                "spin_seconds": SPIN_SECONDS if pinned and kind == "cpu" else 0.0,
+                "spin_seconds": SPIN_SECONDS if pinned and kind != "loader" else 0.0,
                 "directory": str(self.directory_address),
                 "authkey": self._authkey,
             },
@@ -261,9 +261,10 @@ class Pool:
 
 
 def _core_sets(settings: Settings) -> dict[str, tuple[int, ...]]:
-    """Cores of each CPU worker, where there are enough for every worker to have its own; else none are pinned."""
+    """Cores of each worker that computes, where there are enough for each to have its own; else none are pinned."""
     cores = sorted(os.sched_getaffinity(0))
     threads = settings.threads
-    if settings.num_workers * threads > len(cores):
+    names = [f"cpu-{i}" for i in range(settings.num_workers)] + [f"gpu-{i}" for i in range(settings.stand_ins)]
+    if len(names) * threads > len(cores):
         return {}
-    return {f"cpu-{i}": tuple(cores[i * threads : (i + 1) * threads]) for i in range(settings.num_workers)}
+    return {name: tuple(cores[i * threads : (i + 1) * threads]) for i, name in enumerate(names)}

@@ -32,7 +32,8 @@ from weft.scheduler.events import (
 )
 from weft.scheduler.graph import Lane
 from weft.scheduler.plan import Plan
-from weft.spec import JobSection, JobSpec, Strategy
+from weft.spec import JobSection, JobSpec
+from weft.strategy import Replica, Strategy
 
 WARMUP_ITERATIONS = 4  # the first ones fill the pipeline and the input slots
 MEASURED_ITERATIONS = 4
@@ -70,6 +71,13 @@ def simulate(plan: Plan, seconds: Sequence[float] | None = None, *, iterations: 
     return run.to_end()
 
 
+def _strategy_of(plan: Plan) -> Strategy:
+    """One that needs the plan's workers, which is all that the core asks of it."""
+    replicas = [Replica(device=replica.device, stages=replica.num_stages) for replica in plan.replicas]
+    stages = sum(replica.stages for replica in replicas if replica.device == "cpu")
+    return Strategy(replicas=replicas, update="cpu" if plan.workers.count("cpu") > stages else "local")
+
+
 class _Run:
     def __init__(self, plan: Plan, seconds: Sequence[float]) -> None:
         self._plan = plan
@@ -90,7 +98,7 @@ class _Run:
     def to_end(self) -> Simulation:
         spec = JobSpec(
             job=JobSection(entry="simulated.py:workload", batch_size=1, steps=1),
-            strategy=Strategy(stages=len(self._plan.stages)),
+            strategy=_strategy_of(self._plan),
         )
         self._core.start()
         for name, worker in self._core.workers.items():

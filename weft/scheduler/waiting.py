@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from weft.scheduler.core import Core
-from weft.scheduler.job import Phase, workers_needed
+from weft.scheduler.job import Phase
+from weft.scheduler.placement import workers_needed
 
 
 def why(core: Core, name: str) -> str | None:
@@ -23,7 +24,7 @@ def why(core: Core, name: str) -> str | None:
     free = {kind: len(names) for kind, names in core.free().items()}
     missing = [
         f"{count} {kind} worker{'s' if count > 1 else ''} ({free.get(kind, 0)} free)"
-        for kind, count in workers_needed(job.spec).items()
+        for kind, count in workers_needed(job.spec.strategy).items()
         if free.get(kind, 0) < count
     ]
     holders = sorted({worker.job for worker in core.workers.values() if worker.job})

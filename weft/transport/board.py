@@ -58,15 +58,19 @@ def num_words(num_tasks: int) -> int:
 
 
 class Board:
-    """words: int32, shape (1 + num_tasks,), in shared memory. spin_seconds: 0 where waiters outnumber cores."""
+    """words: int32, shape (1 + num_tasks,), in shared memory. spin_seconds: 0 where waiters outnumber cores.
 
-    def __init__(self, words: torch.Tensor, spin_seconds: float = 0.0) -> None:
+    shares_core: other lanes of this process want the core and the GIL, so each look gives both away first.
+    """
+
+    def __init__(self, words: torch.Tensor, spin_seconds: float = 0.0, *, shares_core: bool = False) -> None:
         assert words.dtype is torch.int32
         self._tensor = words  # keeps the mapping
         self.words = memoryview(words.numpy())  # type: ignore[arg-type]  # an ndarray is a buffer
         self._address = words.data_ptr()
         self._spin_ns = int(spin_seconds * 1e9)
         self._waits_without_spin = 0
+        self._shares_core = shares_core
 
     def post(self, task: int, iteration: int) -> None:
         """Marks the task finished for the iteration and wakes whoever waits for it."""
@@ -99,6 +103,8 @@ class Board:
         words = self.words
         now = time.monotonic_ns()
         until = now + self._spin_ns
+        if self._shares_core:
+            return self._look_and_yield(word, iteration, until)
         while now < until:
             for _ in range(_SPINS_PER_CLOCK):
                 if words[word] >= iteration:
@@ -106,6 +112,14 @@ class Board:
             looked, now = now, time.monotonic_ns()
             if now - looked > PREEMPTED_NS:
                 self._waits_without_spin = WAITS_WITHOUT_SPIN
+        return False
+
+    def _look_and_yield(self, word: int, iteration: int, until: int) -> bool:
+        words = self.words
+        while time.monotonic_ns() < until:
+            if words[word] >= iteration:
+                return True
+            _libc_sleeping.sched_yield()
         return False
 
     def abort(self) -> None:

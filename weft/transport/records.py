@@ -27,6 +27,21 @@ MODES = BUSY_MODES + STALL_MODES
 MODE_INDEX = {mode: index for index, mode in enumerate(MODES)}
 FIELDS_PER_ROW = 6
 
+# What a task's time counts as, by its kind in the iteration graph. A milestone takes none; what is left to do for it
+# belongs to the backward that it ends.
+MODE_OF_KIND = {
+    "load": "load",
+    "fetch": "transfer",
+    "forward": "forward",
+    "backward": "backward",
+    "grad": "backward",
+    "down": "transfer",
+    "sync": "sync",
+    "update": "update",
+    "validate": "update",
+    "up": "transfer",
+}
+
 Row = tuple[int, int, int, int, int, int]
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from weft.itinerary import Iteration, microbatch_sizes
+from weft.division import Part
+from weft.itinerary import Iteration
 from weft.workers.randomness import seed_unit
 from weft.workload import Workload, WorkloadError, as_dataset
 
@@ -21,21 +22,20 @@ LOADING = -1  # stands for the unit in the key of random numbers that a dataset 
 class Batches:
     """Indices and samples of every microbatch of a job."""
 
-    def __init__(self, workload: Workload, *, seed: int, microbatches: int) -> None:
+    def __init__(self, workload: Workload, *, seed: int) -> None:
         self._train = as_dataset(workload.train, "train")
         self._validation = None if workload.validation is None else as_dataset(workload.validation, "validation")
         self._seed = seed
-        self._microbatches = microbatches
         self._epoch = -1
         self._order = torch.empty(0, dtype=torch.int64)
         self.num_train = len(self._train)  # type: ignore[arg-type]  # as_dataset has checked for __len__
         self.num_validation = 0 if self._validation is None else len(self._validation)  # type: ignore[arg-type]
 
     def load(
-        self, iteration: Iteration, microbatch: int, into: tuple[torch.Tensor, torch.Tensor] | None = None
+        self, iteration: Iteration, part: Part, into: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(input, target) of one microbatch; written to `into`, whose shapes and dtypes must be theirs, if given."""
-        indices = self._indices(iteration, microbatch)
+        indices = self._indices(iteration, part)
         dataset = self._train if iteration.training else self._validation
         assert dataset is not None
         if type(dataset) is TensorDataset and len(dataset.tensors) == 2:  # a subclass may change its items
@@ -45,7 +45,7 @@ class Batches:
                 return into
             inputs, targets = (tensor.index_select(0, indices) for tensor in dataset.tensors)
             return inputs, targets
-        seed_unit(self._seed, iteration.step, microbatch, LOADING)
+        seed_unit(self._seed, iteration.step, part.number, LOADING)
         pair = _collate(dataset, indices)
         if into is not None:
             for value, slot in zip(pair, into, strict=True):
@@ -57,16 +57,15 @@ class Batches:
                 slot.copy_(value)
         return pair
 
-    def _indices(self, iteration: Iteration, microbatch: int) -> torch.Tensor:
-        sizes = microbatch_sizes(iteration.size, self._microbatches)
-        start = iteration.start + sum(sizes[:microbatch])
+    def _indices(self, iteration: Iteration, part: Part) -> torch.Tensor:
+        start = iteration.start + part.start
         if not iteration.training:
-            return torch.arange(start, start + sizes[microbatch])
+            return torch.arange(start, start + part.size)
         if iteration.epoch != self._epoch:
             generator = torch.Generator().manual_seed(self._seed + iteration.epoch)
             self._order = torch.randperm(self.num_train, generator=generator)
             self._epoch = iteration.epoch
-        return self._order[start : start + sizes[microbatch]]
+        return self._order[start : start + part.size]
 
 
 def _collate(dataset: Dataset[Any], indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -135,6 +135,9 @@ def _checked(workload: object, spec: JobSpec) -> Workload:
     for name, value in (("loss", workload.loss), ("optimizer", workload.optimizer)):
         if not callable(value):
             raise WorkloadError(f"Workload.{name} is {type(value).__name__}; give a function")
+    for name, optional in (("weight", workload.weight), ("scheduler", workload.scheduler)):
+        if optional is not None and not callable(optional):
+            raise WorkloadError(f"Workload.{name} is {type(optional).__name__}; give a function, or leave it out")
     _check_metrics(workload.metrics)
     return workload
 

@@ -6,6 +6,7 @@ unit alone. Works on a model of its own, which is thrown away.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,39 +14,42 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.itinerary import Iteration, Itinerary, microbatch_sizes
+from weft.division import Part, divide
+from weft.itinerary import Iteration, Itinerary
 from weft.spec import JobSpec
 from weft.transport.arena import dtype_name
 from weft.workers.data import Batches
 from weft.workers.optimizer import make_optimizer
+from weft.workers.sharded_optimizer import is_elementwise
+from weft.workers.updates import group_of
 from weft.workload import Workload, WorkloadError, units
 
+COPIED_BYTES = 16 << 20  # beyond the caches of a core
 TIMED_RUNS = 3  # after one that warms up; the fastest counts
 
 
 def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
     """The wire form of weft.scheduler.plan.Inspection. Errors: WorkloadError, and whatever the user's code raises."""
-    batches = Batches(workload, seed=spec.job.seed, microbatches=1)
+    batches = Batches(workload, seed=spec.job.seed)
     if batches.num_train == 0:
         raise WorkloadError("Workload.train has length 0; give at least one sample")
-    if spec.job.batch_size < spec.strategy.microbatches:
-        raise WorkloadError(
-            f"job.batch_size = {spec.job.batch_size} is smaller than strategy.microbatches = "
-            f"{spec.strategy.microbatches}; a microbatch needs at least one sample"
-        )
     if not any(parameter.requires_grad for parameter in workload.model.parameters()):
         raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
     model = nn.ModuleList(module for _, module in units(workload.model))
     started = time.perf_counter()
     trained = _microbatch_sizes(spec, batches.num_train, 0)
     sizes = _microbatch_sizes(spec, batches.num_train, batches.num_validation)
-    samples = {size: batches.load(_batch_of(size, training=size <= batches.num_train), 0) for size in sizes}
+    samples = {
+        size: batches.load(_batch_of(size, training=size <= batches.num_train), Part(0, 0, size)) for size in sizes
+    }
     load_seconds = (time.perf_counter() - started) / len(samples)
     largest = max(samples)
     facts = [_unit_facts(name, module) for name, module in units(workload.model)]
-    _record_shapes(model, facts, samples, trained)
-    _measure(model, facts, workload, samples[largest])
+    with _precision(spec):
+        _record_shapes(model, facts, samples, trained)
+        _measure(model, facts, workload, samples[largest])
     _record_ties(model, facts)
+    optimizer = make_optimizer(workload.optimizer, list(workload.model.parameters()))
     return {
         "units": facts,
         "input": _tensor_facts({size: inputs for size, (inputs, _) in samples.items()}),
@@ -53,8 +57,12 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
         "num_train": batches.num_train,
         "num_validation": batches.num_validation,
         "load_seconds": load_seconds,
-        "update_seconds": _update_seconds(workload),
+        "update_seconds": _update_seconds(optimizer),
         "metrics": list(workload.metrics),
+        "parameters": _parameter_facts(workload.model, optimizer),
+        "elementwise": optimizer is None or is_elementwise(optimizer),
+        "weighted": workload.weight is not None,
+        "copy_bytes_per_second": _copy_bytes_per_second(),
     }
 
 
@@ -66,7 +74,8 @@ def _microbatch_sizes(spec: JobSpec, num_train: int, num_validation: int) -> lis
         epochs=spec.job.epochs,
         steps=spec.job.steps,
     )
-    sizes = {part for size in itinerary.batch_sizes() for part in microbatch_sizes(size, spec.strategy.microbatches)}
+    shares, counts = spec.strategy.share_list, spec.strategy.microbatch_counts
+    sizes = {part.size for size in itinerary.batch_sizes() for parts in divide(size, shares, counts) for part in parts}
     return sorted(sizes - {0})
 
 
@@ -171,14 +180,51 @@ def _copy(value: Any) -> Any:
 def _record_ties(model: nn.ModuleList, facts: list[dict[str, Any]]) -> None:
     owner: dict[int, int] = {}
     for number, (module, fact) in enumerate(zip(model, facts, strict=True)):
-        state = [*module.parameters(), *module.buffers()]  # two copies of a running mean would drift apart
-        tied = {owner.setdefault(id(tensor), number) for tensor in state} - {number}
+        # Two copies of a running mean would drift apart; a parameter may be in two stages, its gradients are summed.
+        tied = {owner.setdefault(id(buffer), number) for buffer in module.buffers()} - {number}
         fact["tied_to"] = sorted(tied)
 
 
-def _update_seconds(workload: Workload) -> float:
+def _parameter_facts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
+    """Of each parameter, in the order of `model.parameters()`."""
+    using: dict[int, list[int]] = {}
+    for number, (_, module) in enumerate(units(model)):
+        for parameter in module.parameters():
+            using.setdefault(id(parameter), []).append(number)
+    parameters = list(model.parameters())
+    groups = group_of(optimizer, parameters) if optimizer is not None else {}
+    return [
+        {
+            "units": using[id(parameter)],
+            "num_elements": parameter.numel(),
+            "dtype": dtype_name(parameter.dtype),
+            "itemsize": parameter.element_size(),
+            "trained": parameter.requires_grad and index in groups,
+            "group": groups.get(index, 0),
+        }
+        for index, parameter in enumerate(parameters)
+    ]
+
+
+def _precision(spec: JobSpec) -> contextlib.AbstractContextManager[object]:
+    if spec.strategy.precision == "bf16":
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def _copy_bytes_per_second() -> float:
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    seconds = []
+    for _ in range(TIMED_RUNS):
+        started = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - started)
+    return COPIED_BYTES / min(seconds)
+
+
+def _update_seconds(optimizer: torch.optim.Optimizer | None) -> float:
     """Seconds of one optimizer step on the whole model, gradients as `_measure` left them."""
-    optimizer = make_optimizer(workload.optimizer, list(workload.model.parameters()))
     if optimizer is None:
         return 0.0
     seconds = []

@@ -39,6 +39,7 @@ class Lane:
     def __init__(self, name: str, attempt: Attempt, operations: Mapping[int, Operation], send: Send) -> None:
         self._name = name
         self._attempt = attempt
+        self._board = attempt.boards[name]
         self._operations = operations
         self._send = send
         self._stalls = {op.task: tuple(MODE_INDEX[f"stall_{c}"] for _, _, c in op.waits) for op in operations.values()}
@@ -83,19 +84,23 @@ class Lane:
         iteration = attempt.iteration(index)
         runs = iteration.training or not operation.passes
         if runs:
-            words, board = attempt.board.words, attempt.board
-            for number, (source, distance, _) in enumerate(operation.waits):
-                if words[1 + source] < index - distance:
-                    board.wait(source, index - distance)
+            board = self._board
+            words = board.words
+            for number, (source, distance, cause) in enumerate(operation.waits):
+                needed = index - distance
+                if operation.update_needed is not None and cause == "update":
+                    needed = operation.update_needed(iteration)
+                if words[1 + source] < needed:
+                    board.wait(source, needed)
                     self._stamp_row(self._stalls[task][number], task, index, source)
             operation.run(iteration)
         if operation.wakes:
-            attempt.board.post(task, index)
+            self._board.post(task, index)
         else:
-            attempt.board.post_quietly(task, index)
+            self._board.post_quietly(task, index)
         self._finished += 1
         if runs:
-            self._stamp_row(MODE_INDEX[operation.kind], task, index, -1)
+            self._stamp_row(MODE_INDEX[operation.mode], task, index, -1)
 
     def _stamp_row(self, mode: int, task: int, iteration: int, waited_for: int) -> None:
         now = time.monotonic_ns()
@@ -104,14 +109,13 @@ class Lane:
             self._stamp = now
 
     def _report(self) -> None:
-        values = self._attempt.take_values()
         self._send(
             {
                 "type": "report",
                 "lane": self._name,
                 "count": self._finished,
                 "records": pack(self._rows),
-                "values": [{"iteration": value.iteration, **value.means} for value in values],
+                "values": self._attempt.measured[self._name].take(),
             }
         )
         self._rows.clear()

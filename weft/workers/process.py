@@ -1,10 +1,10 @@
 """A worker process: two threads, one job at a time, job after job.
 
     control thread   reads the daemon's messages; hands work to the lane, everything else to the main thread
-    main thread      does it: inspect, prepare (which runs the lane until something else comes), save, release
+    main thread      does it: inspect, prepare (which runs the lanes until something else comes), save, release
 
-The lane runs in the main thread because glibc serves that one from the heap that grows, others from mappings that are
-made and unmapped for each large tensor. The daemon's end of the socket closing is the signal to end, at any moment.
+The compute lane runs in the main thread because glibc serves that one from the heap that grows, others from mappings
+that are made and unmapped for each large tensor. The daemon's end of the socket closing is the signal to end, at any moment.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from weft.workers.attempt import Attempt
 from weft.workers.entry import load_workload, unload
 from weft.workers.faults import encodable, fault_of
 from weft.workers.inspection import inspect
-from weft.workers.lane import Lane, Work
+from weft.workers.lanes import Inbox, run_lanes
 
 RECEIVE_BYTES = 1 << 16
 GROWTH_BYTES = 1 << 30  # a worker this much above its size when new is replaced: its heap is a job's leftovers
@@ -44,7 +44,7 @@ GROWTH_BYTES = 1 << 30  # a worker this much above its size when new is replaced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """lane: the name of the worker's lane. cores: to run on, empty for any. spin_seconds: see Board."""
+    """lane: the one that runs in the main thread. cores: to run on, empty for any. spin_seconds: see Board."""
 
     worker: str
     lane: str
@@ -74,7 +74,7 @@ class _Worker:
         self._config = config
         self._send_lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._inboxes: dict[str, Inbox] = {}
         self._attempt: Attempt | None = None
         self._job: Message = {}
         self._baseline = _Footprint.now()
@@ -91,12 +91,13 @@ class _Worker:
 
     def _route(self, message: Message) -> None:
         if message["type"] == "dispatch":
-            self._work.put(message["work"])
+            self._inboxes[message["lane"]].put(message["work"])
             return
         if message["type"] == "prepare":
-            self._work = message["queue"] = queue.SimpleQueue()
+            self._inboxes = message["inboxes"] = {lane: queue.SimpleQueue() for lane in message["plan"]["lanes"]}
         else:
-            self._work.put(None)  # the lane stops for what comes now
+            for inbox in self._inboxes.values():
+                inbox.put(None)  # the lanes stop for what comes now
         if message["type"] == "release" and self._attempt is not None:
             self._attempt.board.abort()
         self._inbox.put(message)
@@ -126,8 +127,10 @@ class _Worker:
             with _job_output(self._send_output):
                 handle(message)
         except BaseException as error:  # user code may raise anything, SystemExit included
-            fault = fault_of(error)
-            self._send({"type": "fault", **self._job, **dataclasses.asdict(fault)})
+            self._send_fault(error)
+
+    def _send_fault(self, error: BaseException) -> None:
+        self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
 
     def _inspect(self, message: Message) -> None:
         spec = _enter_job(message)
@@ -145,23 +148,26 @@ class _Worker:
         directory = self._directory(message["arenas"])
         self._attempt = Attempt(spec, plan, workload, directory, self._config.spin_seconds)
         del workload  # the other stages' units go with it
-        lane = Lane(
-            self._config.lane,
-            self._attempt,
-            self._attempt.operations(plan["lanes"][self._config.lane]),
-            lambda report: self._send({**report, **self._job}),
-        )
         self._send({"type": "prepared", **self._job})
-        lane.run(message["queue"])
+        job = self._job
+        run_lanes(
+            self._config.lane if self._config.lane in plan["lanes"] else next(iter(plan["lanes"])),
+            plan["lanes"],
+            message["inboxes"],
+            self._attempt,
+            lambda report: self._send({**report, **job}),
+            self._send_fault,
+            threads=self._config.threads,
+        )
 
     def _save(self, message: Message) -> None:
         """Writes every stage's state as one safetensors file, whole or not at all."""
         directory = self._directory(message["arenas"])
         state: dict[str, torch.Tensor] = {}
-        for stage in range(message["num_stages"]):
+        for arena in message["arenas_to_save"]:
             state |= {
                 name: tensor.clone(memory_format=torch.contiguous_format)
-                for name, tensor in directory.find(f"state-{stage}").items().items()
+                for name, tensor in directory.find(arena).items().items()
             }
         path = Path(message["path"])
         partial = path.with_name(f".{path.name}.partial")

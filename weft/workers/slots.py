@@ -19,7 +19,9 @@ class SlotRing:
     """One ring. ring: its description in the plan (name, depth, dtype, slot_bytes, shapes by microbatch size)."""
 
     def __init__(self, directory: Directory, ring: Mapping[str, Any], microbatches: int) -> None:
-        self._block = directory.block(ring["name"], max(1, ring["depth"] * ring["slot_bytes"]))
+        num_bytes = max(1, ring["depth"] * ring["slot_bytes"])
+        shared = ring["shared"]
+        self._block = directory.block(ring["name"], num_bytes) if shared else torch.zeros(num_bytes, dtype=torch.uint8)
         self._depth: int = ring["depth"]
         self._microbatches = microbatches
         self._views: list[dict[int, torch.Tensor]] = [

@@ -7,6 +7,7 @@ in the whole model, so the numbers are the plain loop's, bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -41,13 +42,23 @@ class _Saved:
 class Stage:
     """Runs units forward and backward and keeps, between the two, what backward needs of each microbatch."""
 
-    def __init__(self, units: Sequence[Unit], *, seed: int, recompute: bool, copies_input: bool = False) -> None:
-        """copies_input: the first unit writes to its input, which neither a slot nor an autograd leaf allows."""
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        *,
+        seed: int,
+        recompute: bool,
+        copies_input: bool = False,
+        precision: str = "fp32",
+    ) -> None:
+        """copies_input: the first unit writes to its input, which neither a slot nor an autograd leaf allows.
+        precision: "bf16" runs units and heads under autocast."""
         self.units = tuple(units)
         self._is_first = units[0].index == 0
         self._copies_input = copies_input
         self._seed = seed
         self._recompute = recompute
+        self._autocasts = precision == "bf16"
         self._saved: dict[int, _Saved] = {}
 
     def train(self, training: bool) -> None:
@@ -74,6 +85,16 @@ class Stage:
         with torch.no_grad():
             return self._run(x, step, microbatch, None)
 
+    def measure(self, microbatch: int, step: int, x: torch.Tensor, heads: Sequence[Head]) -> list[torch.Tensor]:
+        """What each head makes of the output, without gradients."""
+        with torch.no_grad(), self._precision():
+            y = self._run(x, step, microbatch, None)
+            return [head(y) for head in heads]
+
+    def drop(self, microbatch: int) -> None:
+        """Forgets a microbatch whose forward has run and that gets no backward."""
+        self._saved.pop(microbatch, None)
+
     def take(self, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(input leaf, output with its graph) of a microbatch whose forward has run; under recompute it runs again."""
         saved = self._saved.pop(microbatch)
@@ -89,10 +110,14 @@ class Stage:
     def _run(self, x: torch.Tensor, step: int, microbatch: int, head: Head | None) -> torch.Tensor:
         if self._copies_input:
             x = x.clone()
-        for unit in self.units:
-            seed_unit(self._seed, step, microbatch, unit.index)
-            x = unit.module(x)
-        return x if head is None else head(x)
+        with self._precision():
+            for unit in self.units:
+                seed_unit(self._seed, step, microbatch, unit.index)
+                x = unit.module(x)
+            return x if head is None else head(x)
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast("cpu", dtype=torch.bfloat16) if self._autocasts else contextlib.nullcontext()
 
 
 def input_gradient(x: torch.Tensor) -> torch.Tensor:
@@ -100,9 +125,9 @@ def input_gradient(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(x) if x.grad is None else x.grad
 
 
-def move_state(units: Sequence[Unit], arena: Arena) -> None:
-    """Puts every tensor of the units' state dicts into its place, so that the module works on the place from now on."""
-    for tensor, name in {id(tensor): (tensor, name) for name, tensor in named_state(units)}.values():
+def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
+    """Puts every tensor into the place of its name, so that the module works on the place from now on."""
+    for tensor, name in {id(tensor): (tensor, name) for name, tensor in state}.values():
         place = arena[name]
         place.copy_(tensor.data)
         tensor.data = place

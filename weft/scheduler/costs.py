@@ -1,0 +1,82 @@
+"""Costs: the seconds of each task, from what an inspection measured. Pure; a prediction that the run corrects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft.division import divide
+from weft.scheduler.buckets import Holder
+from weft.scheduler.graph import Graph, Kind, Task
+from weft.scheduler.inspection import Inspection
+from weft.scheduler.placement import Placement
+from weft.scheduler.plan import BucketPlan
+from weft.spec import JobSpec
+
+
+def task_seconds(spec: JobSpec, inspection: Inspection, placement: Placement, graph: Graph) -> tuple[float, ...]:
+    """The cost of task i of the graph at i, for a whole batch divided by the shares at the start."""
+    costs = _Costs(spec, inspection, placement)
+    return tuple(costs.of(task) for task in graph.tasks)
+
+
+class _Costs:
+    def __init__(self, spec: JobSpec, inspection: Inspection, placement: Placement) -> None:
+        self._inspection = inspection
+        self._recompute = spec.strategy.recompute
+        self._placement = placement
+        self._parts = divide(spec.job.batch_size, spec.strategy.share_list, spec.strategy.microbatch_counts)
+        self._largest = max(part.size for parts in self._parts for part in parts)
+        self._forward, self._backward = self._by_stage("forward_seconds"), self._by_stage("backward_seconds")
+        self._parameter_bytes = self._by_stage("parameter_bytes")
+        sync = placement.synchronisation
+        self._buckets: Mapping[int, BucketPlan] = {p.bucket.index: p for p in sync.buckets} if sync else {}
+        self._all_bytes = sum(unit.parameter_bytes for unit in inspection.units) or 1
+
+    def _by_stage(self, fact: str) -> dict[Holder, float]:
+        units = self._inspection.units
+        return {
+            (r, s): sum(getattr(unit, fact) for unit in units[first:last])
+            for r, cuts in enumerate(self._placement.cuts)
+            for s, (first, last) in enumerate(cuts)
+        }
+
+    def of(self, task: Task) -> float:
+        r, s = task.replica, task.stage
+        match task.kind:
+            case Kind.LOAD:
+                return self._inspection.load_seconds * self._size(task)
+            case Kind.FETCH:
+                facts = (self._inspection.input, self._inspection.target)
+                return self._copying(sum(part.max_bytes() for part in facts)) * self._size(task)
+            case Kind.FORWARD:
+                return self._forward[r, s] * self._size(task)
+            case Kind.BACKWARD:
+                again = self._forward[r, s] if self._recompute else 0.0
+                return (self._backward[r, s] + again) * self._size(task)
+            case Kind.DOWN | Kind.UP:
+                return self._copying(self._buckets[task.bucket].bucket.num_bytes)
+            case Kind.SYNC:
+                holders = len(self._buckets[task.bucket].bucket.holders)
+                return self._copying(self._owned_bytes(task)) * (holders + 1) / 2
+            case Kind.UPDATE:
+                return self._inspection.update_seconds * self._updated_bytes(task) / self._all_bytes
+            case Kind.GRAD | Kind.VALIDATE:
+                return 0.0
+
+    def _size(self, task: Task) -> float:
+        """The task's microbatch as a part of the largest one, which was measured."""
+        return self._parts[task.replica][task.microbatch].size / self._largest
+
+    def _copying(self, num_bytes: float) -> float:
+        return num_bytes / self._inspection.copy_bytes_per_second
+
+    def _owned_bytes(self, task: Task) -> int:
+        part = self._buckets[task.bucket]
+        return sum(part.bucket.itemsize * (r.stop - r.start) for r in part.ranges if r.owner == task.replica)
+
+    def _updated_bytes(self, task: Task) -> float:
+        if task.bucket < 0:
+            return self._parameter_bytes[task.replica, task.stage]
+        if task.stage >= 0:
+            return self._buckets[task.bucket].bucket.num_bytes
+        return self._owned_bytes(task)

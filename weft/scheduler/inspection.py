@@ -1,0 +1,125 @@
+"""Inspection: what a worker found out about the user's model and data, as values for the planner. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitFacts:
+    """One unit of the model. Times are seconds for one microbatch of the largest size, measured alone.
+
+    shapes: microbatch size -> shape of its output; empty, and dtype None, where the output is no single tensor (no cut
+    is possible after such a unit). tied_to: earlier units that share a parameter or buffer. in_place: it writes to its
+    input.
+    """
+
+    name: str
+    parameter_bytes: int
+    buffer_bytes: int
+    forward_seconds: float
+    backward_seconds: float
+    dtype: str | None
+    itemsize: int
+    shapes: Mapping[int, Shape]
+    tied_to: tuple[int, ...] = ()
+    in_place: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterFacts:
+    """One parameter of the model, in the order of `model.parameters()`. units: those that use it. trained: it requires
+    a gradient. group: its parameter group in the user's optimizer."""
+
+    units: tuple[int, ...]
+    num_elements: int
+    dtype: str
+    itemsize: int
+    trained: bool
+    group: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * self.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """The input or the target of one microbatch: its dtype and its shape for each microbatch size."""
+
+    dtype: str
+    itemsize: int
+    shapes: Mapping[int, Shape]
+
+    def max_bytes(self) -> int:
+        return max((_elements(shape) * self.itemsize for shape in self.shapes.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What one worker found out about a workload.
+
+    elementwise: the optimizer treats each element by itself, so a parameter may be cut between owners. weighted: the
+    workload weighs microbatches by their targets. copy_bytes_per_second: of memory, by one thread.
+    """
+
+    units: tuple[UnitFacts, ...]
+    input: TensorFacts
+    target: TensorFacts
+    num_train: int
+    num_validation: int
+    load_seconds: float
+    update_seconds: float
+    metrics: tuple[str, ...]
+    parameters: tuple[ParameterFacts, ...] = ()
+    elementwise: bool = True
+    weighted: bool = False
+    copy_bytes_per_second: float = 5e9
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> Inspection:
+        return cls(
+            units=tuple(
+                UnitFacts(**{**unit, "shapes": _shapes(unit["shapes"]), "tied_to": tuple(unit["tied_to"])})
+                for unit in data["units"]
+            ),
+            input=TensorFacts(**{**data["input"], "shapes": _shapes(data["input"]["shapes"])}),
+            target=TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
+            metrics=tuple(data["metrics"]),
+            parameters=tuple(
+                ParameterFacts(**{**parameter, "units": tuple(parameter["units"])}) for parameter in data["parameters"]
+            ),
+            **{key: data[key] for key in _PLAIN},
+        )
+
+
+_PLAIN = (
+    "num_train",
+    "num_validation",
+    "load_seconds",
+    "update_seconds",
+    "elementwise",
+    "weighted",
+    "copy_bytes_per_second",
+)
+
+
+def _shapes(pairs: Any) -> dict[int, Shape]:
+    return {int(size): tuple(shape) for size, shape in pairs}
+
+
+def _elements(shape: Shape) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+def slot_bytes(shapes: Mapping[int, Shape], itemsize: int) -> int:
+    """Bytes of the largest microbatch, rounded up to the 64 that vector loads want."""
+    most = max((_elements(shape) * itemsize for shape in shapes.values()), default=0)
+    return -(-most // 64) * 64

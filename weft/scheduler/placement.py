@@ -1,0 +1,156 @@
+"""Placement: which worker holds which stage of which replica, and who reduces and updates each bucket. Pure.
+
+Positions of workers, as `workers_needed` counts them: the CPU replicas' stages, then hosts (CPU workers that only
+reduce and update for devices), then the devices' stages, then the loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.scheduler.buckets import Bucket, Holder, OwnedRange, make_buckets, owned_ranges
+from weft.scheduler.graph import Lane
+from weft.scheduler.inspection import Inspection
+from weft.scheduler.plan import BucketPlan, ReplicaPlan, Route, Synchronisation
+from weft.strategy import Strategy
+
+COMPUTE, SYNC, LOAD, FETCH, DOWN, UP = "compute", "sync", "load", "fetch", "d2h", "h2d"
+
+Cuts = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """cuts: units (first, last) of each stage of each replica. worker_of: the position that holds a stage."""
+
+    replicas: tuple[ReplicaPlan, ...]
+    cuts: tuple[Cuts, ...]
+    workers: tuple[str, ...]
+    worker_of: Mapping[Holder, int]
+    loader: int
+    synchronisation: Synchronisation | None
+
+    def holders(self) -> list[Holder]:
+        return [(r, s) for r, cuts in enumerate(self.cuts) for s in range(len(cuts))]
+
+
+def workers_needed(strategy: Strategy) -> dict[str, int]:
+    """How many workers of each kind a job holds while it runs."""
+    stages = {"cpu": 0, "gpu": 0}
+    for replica in strategy.replica_list:
+        stages[replica.device] += replica.stages
+    needed = {"cpu": stages["cpu"] + _num_hosts(strategy), "gpu": stages["gpu"], "loader": 1}
+    return {kind: count for kind, count in needed.items() if count}
+
+
+def _num_hosts(strategy: Strategy) -> int:
+    """Devices alone still need a CPU worker where their gradients meet, or where their updates are made."""
+    devices = [replica.device for replica in strategy.replica_list]
+    return int("cpu" not in devices and (len(devices) > 1 or strategy.update != "local"))
+
+
+def place(strategy: Strategy, inspection: Inspection, cuts: Sequence[Cuts], local: frozenset[int]) -> Placement:
+    """local: buckets that devices update themselves where the update is balanced."""
+    needed = workers_needed(strategy)
+    next_position = {"cpu": 0, "gpu": needed.get("cpu", 0)}
+    worker_of: dict[Holder, int] = {}
+    for r, replica in enumerate(strategy.replica_list):
+        for s in range(replica.stages):
+            worker_of[r, s] = next_position[replica.device]
+            next_position[replica.device] += 1
+    hosts = range(next_position["cpu"], needed.get("cpu", 0))
+    replicas = tuple(
+        ReplicaPlan(
+            device=replica.device,
+            num_stages=replica.stages,
+            microbatches=count,
+            private=replica.device == "gpu" or staleness > 0,
+            staleness=staleness,
+        )
+        for replica, count, staleness in zip(
+            strategy.replica_list, strategy.microbatch_counts, strategy.staleness_list, strict=True
+        )
+    )
+    workers = tuple(kind for kind, count in needed.items() for _ in range(count))
+    placement = Placement(
+        replicas=replicas,
+        cuts=tuple(cuts),
+        workers=workers,
+        worker_of=worker_of,
+        loader=len(workers) - 1,
+        synchronisation=None,
+    )
+    if not _needs_buckets(strategy, inspection, placement):
+        return placement
+    return Placement(
+        replicas=replicas,
+        cuts=tuple(cuts),
+        workers=workers,
+        worker_of=worker_of,
+        loader=placement.loader,
+        synchronisation=_synchronisation(strategy, inspection, placement, list(hosts), local),
+    )
+
+
+def _needs_buckets(strategy: Strategy, inspection: Inspection, placement: Placement) -> bool:
+    """Whether a stage's update concerns anybody but the stage."""
+    tied = any(
+        len({s for s, (first, last) in enumerate(cuts) for unit in facts.units if first <= unit < last}) > 1
+        for cuts in placement.cuts
+        for facts in inspection.parameters
+    )
+    return (
+        tied
+        or len(placement.replicas) > 1
+        or placement.replicas[0].private
+        or strategy.clip_norm is not None
+        or strategy.skip_nonfinite
+    )
+
+
+def _synchronisation(
+    strategy: Strategy, inspection: Inspection, placement: Placement, hosts: list[int], local: frozenset[int]
+) -> Synchronisation:
+    bounded = strategy.clip_norm is not None or strategy.skip_nonfinite
+    fine = strategy.sync == "fine"
+    owners: list[Lane] = []
+    plans = []
+    for bucket in make_buckets(inspection.parameters, placement.cuts, int(strategy.bucket_mib * 2**20)):
+        route = _route(strategy, placement, bucket, local)
+        lanes = _owner_lanes(placement, bucket, route, hosts, fine=fine)
+        owners += [lane for lane in lanes if lane not in owners]
+        ranges = owned_ranges(bucket, [owners.index(lane) for lane in lanes], elementwise=inspection.elementwise)
+        plans.append(BucketPlan(bucket=bucket, route=route, ranges=ranges))
+    return Synchronisation(
+        buckets=tuple(plans),
+        owners=tuple(owners),
+        elementwise=inspection.elementwise,
+        bounded=bounded,
+        speculative=bounded and fine,
+        warmup=strategy.staleness_warmup,
+    )
+
+
+def _route(strategy: Strategy, placement: Placement, bucket: Bucket, local: frozenset[int]) -> Route:
+    """A bucket that no device holds is the host's; so is every one whose parameters are versioned."""
+    devices = {r for r, _ in bucket.holders if placement.replicas[r].device == "gpu"}
+    stale = any(placement.replicas[r].staleness for r, _ in bucket.holders)
+    on_device = strategy.update == "local" or (strategy.update == "balanced" and bucket.index in local)
+    if not devices or stale or not on_device:
+        return Route.HOST
+    return Route.DEVICE if len(bucket.holders) == 1 else Route.SUM
+
+
+def _owner_lanes(placement: Placement, bucket: Bucket, route: Route, hosts: list[int], *, fine: bool) -> list[Lane]:
+    """Coarse: beside no backward, so in the compute lane. Fine: in a lane of its own, beside it."""
+    if route is Route.DEVICE:
+        return [Lane(placement.worker_of[bucket.holders[0]], SYNC if fine else COMPUTE)]
+    on_cpu = [placement.worker_of[holder] for holder in bucket.holders if placement.replicas[holder[0]].device == "cpu"]
+    if on_cpu:
+        return [Lane(worker, SYNC if fine else COMPUTE) for worker in on_cpu]
+    return [Lane(worker, SYNC) for worker in hosts]
+
+
+def owned(ranges: Sequence[OwnedRange]) -> list[int]:
+    return [part.owner for part in ranges]

@@ -1,0 +1,52 @@
+"""Slot rings of a placed job: how many microbatches of each kind may be on their way at once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from weft.scheduler.inspection import Inspection, TensorFacts, UnitFacts, slot_bytes
+from weft.scheduler.placement import Placement
+from weft.scheduler.plan import Ring
+from weft.scheduler.schedules import in_flight
+from weft.strategy import Strategy
+
+
+def make_rings(strategy: Strategy, inspection: Inspection, placement: Placement) -> tuple[Ring, ...]:
+    """Input and target: whole batches, loaded ahead. Activations and gradients: as many as the schedule has in flight.
+    A device's own input and target: those in flight and those that are fetched ahead."""
+    return tuple(
+        ring for r in range(len(placement.replicas)) for ring in _of_replica(strategy, inspection, placement, r)
+    )
+
+
+def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement, r: int) -> Iterator[Ring]:
+    replica = placement.replicas[r]
+    count, num_stages = replica.microbatches, replica.num_stages
+
+    def flying(stage: int) -> int:
+        return in_flight(strategy.schedule, stage, num_stages, count)
+
+    ends = (("input", inspection.input, 0), ("target", inspection.target, num_stages - 1))
+    for name, facts, stage in ends:
+        yield _ring(f"{name}-{r}", r, strategy.prefetch.load * count, facts)
+        if replica.device == "gpu":
+            yield _ring(f"device-{name}-{r}", r, flying(stage) + strategy.prefetch.transfer, facts, shared=False)
+    for stage, (_, last) in enumerate(placement.cuts[r][:-1]):
+        for name in ("activation", "gradient"):
+            yield _ring(f"{name}-{r}-{stage}", r, flying(stage), inspection.units[last - 1])
+
+
+def _ring(name: str, replica: int, depth: int, facts: UnitFacts | TensorFacts, *, shared: bool = True) -> Ring:
+    return Ring(
+        name=name,
+        replica=replica,
+        depth=depth,
+        dtype=facts.dtype or "",
+        slot_bytes=slot_bytes(facts.shapes, facts.itemsize),
+        shapes=facts.shapes,
+        shared=shared,
+    )
+
+
+def shared_bytes(rings: Iterable[Ring]) -> int:
+    return sum(ring.depth * ring.slot_bytes for ring in rings if ring.shared)

@@ -1,0 +1,159 @@
+"""The compute tasks of one stage of one replica: FORWARD, BACKWARD, and GRAD after the last of them.
+
+    FORWARD(r,s,m)    input or activation slot   → activation slot, or the loss on the last stage
+    BACKWARD(r,s,m)   gradient slot or the loss  → gradient slot of the stage before
+    GRAD(r,s,b)       what backward's hooks have not posted yet
+
+A microbatch without samples (a ragged last batch, a replica without a share) passes through every one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from weft.division import Part
+from weft.itinerary import Iteration
+from weft.workers.course import Course
+from weft.workers.errors import NonFiniteLoss
+from weft.workers.gradients import StageGradients
+from weft.workers.measured import Measured
+from weft.workers.slots import SlotRing
+from weft.workers.stage import Stage, input_gradient
+from weft.workers.weights import Weights
+from weft.workload import BatchFunction, WorkloadError
+
+
+class StageTasks:
+    """rings: by name without the replica's number ("input", "activation-0"). functions: the loss and the metrics, of
+    the last stage. gradients: None where the stage's own optimizer takes p.grad as it is. before_evaluation: called
+    before the first validation after training. skips_nonfinite: a loss that is nan or inf is no error."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        replica: int,
+        number: int,
+        num_stages: int,
+        course: Course,
+        weights: Weights,
+        rings: Mapping[str, SlotRing],
+        functions: Mapping[str, BatchFunction],
+        gradients: StageGradients | None,
+        before_evaluation: Callable[[], None],
+        skips_nonfinite: bool,
+    ) -> None:
+        self._stage = stage
+        self._replica = replica
+        self._number = number
+        self._is_last = number == num_stages - 1
+        self._course = course
+        self._weights = weights
+        self._rings = rings
+        self._functions = functions
+        self._gradients = gradients
+        self._before_evaluation = before_evaluation
+        self._skips_nonfinite = skips_nonfinite
+        self._training = True
+        self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts that have a backward
+
+    def forward(self, iteration: Iteration, microbatch: int, measured: Measured) -> None:
+        part = self._course.part(iteration, self._replica, microbatch)
+        if part.size:
+            self._run(iteration, microbatch, part, measured)
+        if self._is_last and microbatch == self._course.microbatches[self._replica] - 1:
+            measured.of(iteration.index).complete = True
+
+    def _run(self, iteration: Iteration, microbatch: int, part: Part, measured: Measured) -> None:
+        if iteration.training is not self._training:
+            self._training = iteration.training
+            self._stage.train(iteration.training)
+            if not iteration.training:
+                self._before_evaluation()
+        source = f"activation-{self._number - 1}" if self._number else "input"
+        x = self._slot(source, iteration, microbatch, part.size)
+        if not self._is_last:
+            run = self._stage.forward if iteration.training else self._stage.evaluate
+            y = run(part.number, iteration.step, x)
+            self._slot(f"activation-{self._number}", iteration, microbatch, part.size).copy_(y.detach())
+            return
+        target = self._slot("target", iteration, microbatch, part.size)
+        if iteration.training:
+            self._lose(iteration, part, x, target, measured)
+        else:
+            self._measure(iteration, part, x, target, measured)
+
+    def _lose(
+        self, iteration: Iteration, part: Part, x: torch.Tensor, target: torch.Tensor, measured: Measured
+    ) -> None:
+        fraction = self._weights.fraction(iteration, part)
+        if fraction == 0:  # nothing in it counts: a mean over nothing is nan
+            self._stage.evaluate(part.number, iteration.step, x)
+            return
+        loss = self._stage.forward(part.number, iteration.step, x, lambda y: self._functions["loss"](y, target))
+        value = number_of(loss, "Workload.loss")
+        if not (math.isfinite(value) or self._skips_nonfinite):
+            raise NonFiniteLoss(iteration.step, value, part.number)
+        measured.add(iteration.index, "loss", value, fraction)
+
+    def _measure(
+        self, iteration: Iteration, part: Part, x: torch.Tensor, target: torch.Tensor, measured: Measured
+    ) -> None:
+        fraction = self._weights.fraction(iteration, part)
+        heads = [functools.partial(_head, function, target) for function in self._functions.values() if fraction]
+        values = self._stage.measure(part.number, iteration.step, x, heads)
+        for name, value in zip(self._functions, values, strict=False):
+            measured.add(iteration.index, name, number_of(value, f"Workload's {name}"), fraction)
+        if self._weights.weighs:
+            measured.of(iteration.index).facts["weight"] = self._weights.total(iteration)
+
+    def backward(self, iteration: Iteration, microbatch: int) -> None:
+        part = self._course.part(iteration, self._replica, microbatch)
+        counting = self._parts_with_backward(iteration)
+        if part not in counting:
+            self._stage.drop(part.number)
+            return
+        if self._gradients is not None:
+            self._gradients.next_backward(is_last=part == counting[-1], is_only=len(counting) == 1)
+        x, y = self._stage.take(part.number)
+        if self._is_last:
+            (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
+        elif y.requires_grad:
+            torch.autograd.backward(y, self._slot(f"gradient-{self._number}", iteration, microbatch, part.size))
+        if self._number:
+            before = self._slot(f"gradient-{self._number - 1}", iteration, microbatch, part.size)
+            before.copy_(input_gradient(x))
+
+    def _parts_with_backward(self, iteration: Iteration) -> Sequence[Part]:
+        """Those with samples that count; found, and gradients begun, at the first backward of an iteration."""
+        if self._counting[0] != iteration.index:
+            parts = self._course.parts(iteration)[self._replica]
+            counting = [part for part in parts if part.size and self._weights.fraction(iteration, part)]
+            self._counting = (iteration.index, counting)
+            if self._gradients is not None:
+                self._gradients.begin(iteration.step)
+        return self._counting[1]
+
+    def finish_gradient(self, iteration: Iteration, bucket: int) -> None:
+        """After the last backward: the bucket is complete. Of a replica without samples nobody reads it."""
+        assert self._gradients is not None
+        if self._course.contributes(iteration, self._replica):
+            self._gradients.finish(bucket, iteration.index)
+
+    def _slot(self, ring: str, iteration: Iteration, microbatch: int, size: int) -> torch.Tensor:
+        return self._rings[ring].slot(iteration.index, microbatch, size)
+
+
+def _head(function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    return function(output, target)
+
+
+def number_of(value: object, source: str) -> float:
+    """The value of a loss or metric. Raises WorkloadError that names the source."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return float(value.item())
+    raise WorkloadError(f"{source} returned no scalar tensor; it must return the mean over the samples given")

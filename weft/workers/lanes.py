@@ -1,0 +1,57 @@
+"""The lanes of one worker in one attempt: one in the calling thread, the others in threads of their own.
+
+A lane ends when its inbox brings None or the attempt is aborted. What a lane in the calling thread raises is raised
+here, once the others have ended too; what another raises is told at once and ends that lane alone: the daemon, who
+hears of it, ends the rest.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from weft.workers.attempt import Attempt
+from weft.workers.lane import Lane, Send, Work
+
+Inbox = queue.SimpleQueue[Work | None]
+
+
+def run_lanes(
+    main: str,
+    programs: Mapping[str, list[dict[str, Any]]],
+    inboxes: Mapping[str, Inbox],
+    attempt: Attempt,
+    send: Send,
+    on_error: Callable[[BaseException], None],
+    *,
+    threads: int,
+) -> None:
+    """programs: by lane. main: the lane of the calling thread. threads: of torch, in each lane."""
+    lanes = {name: Lane(name, attempt, attempt.operations(name, program), send) for name, program in programs.items()}
+
+    def run_beside(name: str) -> None:
+        torch.set_num_threads(threads)  # torch counts them for each thread of ours
+        try:
+            lanes[name].run(inboxes[name])
+        except BaseException as error:  # user code, as in the calling thread
+            on_error(error)
+
+    beside = [
+        threading.Thread(target=run_beside, args=(name,), name=name, daemon=True) for name in lanes if name != main
+    ]
+    for thread in beside:
+        thread.start()
+    try:
+        lanes[main].run(inboxes[main])
+    except BaseException:
+        attempt.board.abort()
+        for inbox in inboxes.values():
+            inbox.put(None)
+        raise
+    finally:
+        for thread in beside:
+            thread.join()

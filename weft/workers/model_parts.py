@@ -1,0 +1,280 @@
+"""Model parts: what of the user's model and optimizer one worker holds, put together from its view of the plan.
+
+Without buckets a stage owns its state: an arena holds it, and the user's optimizer updates it. With buckets parameters
+lie in the shared memory of all, stages have arenas for the rest of their state only, and owners update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.itinerary import Iteration
+from weft.spec import JobSpec
+from weft.transport.arena import Arena, Layout
+from weft.transport.directory import Directory
+from weft.workers.bucket_memory import BucketMemory, BucketView, Holder
+from weft.workers.compute import StageTasks
+from weft.workers.course import Course
+from weft.workers.gradients import StageGradients
+from weft.workers.measured import Measured
+from weft.workers.optimizer import make_optimizer
+from weft.workers.replica_memory import ReplicaMemory
+from weft.workers.slots import SlotRing
+from weft.workers.stage import Stage, Unit, move_state, named_state
+from weft.workers.synchroniser import Owner, missing_parameters
+from weft.workers.updates import Norm, Updates, group_of, make_shard, step_scheduler
+from weft.workers.weights import Weights
+from weft.workload import Workload, make_scheduler, units
+
+PostGradient = Callable[[int, int, int], None]
+
+
+class StageUpdate:
+    """UPDATE(s) of a stage that owns its state."""
+
+    def __init__(self, workload: Workload, parameters: list[nn.Parameter], *, reports: bool) -> None:
+        self._optimizer = make_optimizer(workload.optimizer, parameters)
+        self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
+        self._reports = reports
+
+    def run(self, iteration: Iteration, measured: Measured) -> None:
+        rate = 0.0
+        if self._optimizer is not None:
+            rate = float(self._optimizer.param_groups[0].get("lr", 0.0))
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        if self._scheduler is not None:
+            step_scheduler(self._scheduler)
+        if self._reports:
+            fragment = measured.of(iteration.index)
+            fragment.facts["lr"] = rate
+            fragment.complete = True
+
+
+class ModelParts:
+    """stages, memories: by holder. owners: by number. own_updates: by stage."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        plan: Mapping[str, Any],
+        workload: Workload,
+        directory: Directory,
+        course: Course,
+        weights: Weights,
+        rings: Mapping[str, SlotRing],
+        post_gradient: PostGradient,
+    ) -> None:
+        self._spec, self._plan, self._workload = spec, plan, workload
+        self._directory, self._course, self._weights, self._rings = directory, course, weights, rings
+        self._post_gradient = post_gradient
+        self.num_stages: list[int] = [replica["num_stages"] for replica in plan["replicas"]]
+        self._units = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
+        self._parameters = list(workload.model.parameters())
+        self.stages: dict[Holder, StageTasks] = {}
+        self.memories: dict[Holder, ReplicaMemory] = {}
+        self.owners: dict[int, Owner] = {}
+        self.own_updates: dict[int, StageUpdate] = {}
+        self._device_updates: dict[Holder, Updates] = {}
+        sync = plan["synchronisation"]
+        self._memory = None
+        self._in_buckets: set[int] = set()
+        if sync is not None:
+            self._memory = BucketMemory(directory, sync, [replica["staleness"] for replica in plan["replicas"]])
+            self._in_buckets = {id(self._parameters[i]) for bucket in self._memory.buckets for i in bucket.places}
+        for part in plan["stages"]:
+            self._add_stage(part)
+        if sync is not None and (self.stages or self._owner_numbers()):
+            self._add_updates(sync)
+        del self._parameters, self._units, self._workload  # the other stages' parts of the model go with them
+
+    # --- stages
+
+    def _add_stage(self, part: Mapping[str, Any]) -> None:
+        holder = (part["replica"], part["stage"])
+        own = self._units[part["first"] : part["last"]]
+        gradients = None
+        if self._memory is not None:
+            gradients = self._place_in_buckets(holder)
+        state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
+        move_state(state, self._state_arena(holder, own))
+        stage = Stage(
+            own,
+            seed=self._spec.job.seed,
+            recompute=self._plan["recompute"],
+            copies_input=part["copies_input"],
+            precision=self._spec.strategy.precision,
+        )
+        last = self.num_stages[holder[0]] - 1
+        self.stages[holder] = StageTasks(
+            stage,
+            replica=holder[0],
+            number=holder[1],
+            num_stages=last + 1,
+            course=self._course,
+            weights=self._weights,
+            rings=self._rings_of(holder[0]),
+            functions={"loss": self._workload.loss, **self._workload.metrics},
+            gradients=gradients,
+            before_evaluation=self._buffers_of_first(holder, own),
+            skips_nonfinite=self._spec.strategy.skip_nonfinite,
+        )
+        if self._memory is None:
+            self.own_updates[holder[1]] = StageUpdate(self._workload, stage.parameters(), reports=holder[1] == last)
+
+    def _place_in_buckets(self, holder: Holder) -> StageGradients:
+        assert self._memory is not None
+        replica = self._plan["replicas"][holder[0]]
+        is_device = replica["device"] == "gpu"
+        memory = self.memories[holder] = ReplicaMemory(
+            self._memory,
+            self._course,
+            holder,
+            self._parameters,
+            is_private=replica["private"],
+            is_device=is_device,
+            writes=holder[0] == 0,
+        )
+        return StageGradients(
+            self._memory,
+            holder,
+            memory.held_parameters(),
+            memory.gradients,
+            lambda bucket: self._post_gradient(*holder, bucket),
+        )
+
+    def _state_arena(self, holder: Holder, own: list[Unit]) -> Arena:
+        """What of the units' state is in no bucket; found by peers as "state-REPLICA-STAGE"."""
+        state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
+        return self._directory.create(f"state-{holder[0]}-{holder[1]}", Layout.of(state))
+
+    def _rings_of(self, replica: int) -> dict[str, SlotRing]:
+        """By name without the replica; a device's own ring stands for the shared one that it is filled from."""
+        rings = {}
+        for name, ring in self._rings.items():
+            kind, _, rest = name.removeprefix("device-").partition("-")
+            number, _, stage = rest.partition("-")
+            plain = f"{kind}-{stage}" if stage else kind
+            if int(number) == replica and (name.startswith("device-") or plain not in rings):
+                rings[plain] = ring
+        return rings
+
+    def _buffers_of_first(self, holder: Holder, own: list[Unit]) -> Callable[[], None]:
+        """Other replicas evaluate with the first one's buffers; while they train, each has its own."""
+        buffers = {name: tensor for name, tensor in named_state(own) if not isinstance(tensor, nn.Parameter)}
+        if holder[0] == 0 or not buffers:
+            return lambda: None
+        theirs: dict[str, torch.Tensor] = {}
+        for stage, (first, last) in enumerate(self._plan["first_cuts"]):
+            arena = self._state_arena((0, stage), self._units[first:last])
+            theirs |= {name: tensor for name, tensor in arena.items().items() if name in buffers}
+
+        def read() -> None:
+            for name, buffer in buffers.items():
+                buffer.copy_(theirs[name])
+
+        return read
+
+    # --- owners and updates
+
+    def _owner_numbers(self) -> list[int]:
+        """Of this worker's lanes."""
+        sync = self._plan["synchronisation"]
+        position = self._plan["position"]
+        return [number for number, lane in enumerate(sync["owners"]) if lane["worker"] == position]
+
+    def _add_updates(self, sync: Mapping[str, Any]) -> None:
+        assert self._memory is not None
+        for number in self._owner_numbers():
+            self._add_owner(number, sync)
+        for holder in self.stages:
+            summed = [bucket for bucket in self._memory.held(holder) if bucket.route == "sum"]
+            if summed and self._plan["replicas"][holder[0]]["device"] == "gpu":
+                bounds = {bucket.index: (0, bucket.num_elements) for bucket in summed}
+                first = not any(self._is_cpu(r) for bucket in summed for r, _ in bucket.holders)
+                self._device_updates[holder] = self._updates(
+                    summed, bounds, holder, sync, speculative=False, publishes=first and holder == summed[0].holders[0]
+                )
+        names = named_state(self._units)
+        self._memory.publish_layout(names, self._parameters)
+
+    def _is_cpu(self, replica: int) -> bool:
+        return bool(self._plan["replicas"][replica]["device"] == "cpu")
+
+    def _add_owner(self, number: int, sync: Mapping[str, Any]) -> None:
+        assert self._memory is not None
+        owned = [bucket for bucket in self._memory.buckets if number in bucket.ranges]
+        on_device = next((bucket.holders[0] for bucket in owned if bucket.route == "device"), None)
+        updated = [
+            bucket for bucket in owned if bucket.route != "sum" or any(self._is_cpu(r) for r, _ in bucket.holders)
+        ]
+        updates = None
+        if updated:
+            bounds = {bucket.index: bucket.ranges[number] for bucket in updated}
+            updates = self._updates(
+                updated, bounds, on_device, sync, speculative=sync["speculative"], publishes=on_device is not None
+            )
+        gradients = self.memories[on_device].gradients if on_device is not None else None
+        self.owners[number] = Owner(
+            number, self._memory, self._course, gradients or {}, updates, squares=sync["bounded"]
+        )
+
+    def _updates(
+        self,
+        buckets: list[BucketView],
+        bounds: Mapping[int, tuple[int, int]],
+        holder: Holder | None,
+        sync: Mapping[str, Any],
+        *,
+        speculative: bool,
+        publishes: bool,
+    ) -> Updates:
+        """holder: whose own memory is updated; None for the shared one."""
+        memory, course = self._memory, self._course
+        assert memory is not None
+        template = make_optimizer(self._workload.optimizer, self._parameters)
+        assert template is not None
+        groups = group_of(template, self._parameters)
+        own = self.memories[holder] if holder is not None else None
+        shards = {}
+        for bucket in buckets:
+            values = own.values[bucket.index] if own is not None else memory.parameters(bucket)
+            gradient = (own.gradients or {})[bucket.index] if own is not None else memory.sum(bucket)
+            shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
+        strategy = self._spec.strategy
+
+        def done(bucket: BucketView, iteration: Iteration) -> None:
+            if memory.num_versions:
+                start, stop = bounds[bucket.index]
+                memory.version(bucket, iteration.step + 1)[start:stop].copy_(memory.parameters(bucket)[start:stop])
+            if publishes and own is not None and iteration.step == course.itinerary.steps - 1:
+                own.publish(bucket, bounds[bucket.index])
+
+        return Updates(
+            self._workload,
+            template,
+            self._parameters,
+            buckets,
+            shards,
+            norm=Norm(memory, strategy.clip_norm, skips_nonfinite=strategy.skip_nonfinite) if sync["bounded"] else None,
+            speculative=speculative,
+            missing=missing_parameters(memory, course),
+            done=done,
+            reports=self._plan["position"] == sync["reporter"],
+        )
+
+    def update_device(self, r: int, s: int, bucket: int, iteration: Iteration, measured: Measured) -> None:
+        """UPDATE(r,s,b) of a device's own parameters with the sum that has come up."""
+        assert self._memory is not None
+        self._device_updates[r, s].update(self._memory.buckets[bucket], iteration, measured)
+
+    def update_needed(self, task: Mapping[str, Any]) -> Callable[[Iteration], int] | None:
+        """For UP to a stale replica: the iteration whose update makes the version that is needed next."""
+        if task["kind"] != "up" or not self._plan["replicas"][task["replica"]]["staleness"]:
+            return None
+        memory, course = self.memories[task["replica"], task["stage"]], self._course
+        return lambda iteration: course.update_of(memory.next_version(iteration))

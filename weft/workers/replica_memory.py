@@ -1,0 +1,91 @@
+"""Replica memory: where one stage of one replica has its parameters and gradients, and what brings them to and fro.
+
+A CPU replica computes on the shared parameters, so an owner's update is there without another copy. A private one, on a
+device or stale, has its own, and for these are the tasks
+
+    DOWN(r,s,b)   a device's gradient                   → the holder's shared gradient
+    UP(r,s,b)     the shared parameters, or a version   → own parameters            (route "host")
+                  the sum of all gradients              → own gradient              (route "sum")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from weft.itinerary import Iteration
+from weft.workers.bucket_memory import BucketMemory, BucketView, Holder, shaped_like
+from weft.workers.course import Course
+
+
+class ReplicaMemory:
+    """values, gradients: flat, by bucket; gradients only of a device. writes: it gives the shared parameters their first
+    values. parameters: the model's; those in buckets are moved to their places, and modules compute there from now on.
+    """
+
+    def __init__(
+        self,
+        memory: BucketMemory,
+        course: Course,
+        holder: Holder,
+        parameters: Sequence[nn.Parameter],
+        *,
+        is_private: bool,
+        is_device: bool,
+        writes: bool,
+    ) -> None:
+        self._memory = memory
+        self._course = course
+        self._holder = holder
+        self._buckets = {bucket.index: bucket for bucket in memory.held(holder)}
+        self._versions = dict.fromkeys(self._buckets, 0)
+        self.gradients: Mapping[int, torch.Tensor] | None = None
+        if is_device:
+            self.gradients = {b: torch.zeros_like(memory.parameters(bucket)) for b, bucket in self._buckets.items()}
+        self.values: dict[int, torch.Tensor] = {}
+        for index, bucket in self._buckets.items():
+            shared = memory.parameters(bucket)
+            self.values[index] = torch.zeros_like(shared) if is_private else shared
+            for parameter, (start, _) in bucket.places.items():
+                tensor = parameters[parameter]
+                if writes:
+                    shaped_like(tensor, shared, start).copy_(tensor.data)
+                place = shaped_like(tensor, self.values[index], start)
+                place.copy_(tensor.data)
+                tensor.data = place.data
+        self._parameters = parameters
+
+    def held_parameters(self) -> dict[int, nn.Parameter]:
+        return {i: self._parameters[i] for bucket in self._buckets.values() for i in bucket.places}
+
+    def down(self, bucket: int, iteration: Iteration) -> None:
+        assert self.gradients is not None
+        if self._course.contributes(iteration, self._holder[0]):
+            view = self._buckets[bucket]
+            self._memory.gradient(self._holder, view, iteration.step).copy_(self.gradients[bucket])
+
+    def up(self, bucket: int, iteration: Iteration) -> None:
+        view = self._buckets[bucket]
+        if view.route == "sum":
+            assert self.gradients is not None
+            if iteration.training:
+                self.gradients[bucket].copy_(self._memory.sum(view))
+            return
+        version = self.next_version(iteration)
+        if version != self._versions[bucket]:
+            source = self._memory.version(view, version) if self._memory.num_versions else self._memory.parameters(view)
+            self.values[bucket].copy_(source)
+            self._versions[bucket] = version
+
+    def next_version(self, iteration: Iteration) -> int:
+        """The version that the iteration after this one computes with."""
+        if iteration.index + 1 == self._course.itinerary.num_iterations:
+            return self._versions[min(self._versions)]
+        return self._course.version(iteration.index + 1, self._holder[0])
+
+    def publish(self, bucket: BucketView, bounds: tuple[int, int]) -> None:
+        """Own parameters to the shared place, from where they are saved."""
+        start, stop = bounds
+        self._memory.parameters(bucket)[start:stop].copy_(self.values[bucket.index][start:stop])

@@ -1,0 +1,83 @@
+"""The tasks of one owner: SYNC, UPDATE and VALIDATE of its range of every bucket that it owns.
+
+    SYNC(o,b)      every holder's gradient   → their sum, in the first holder's place; its squares
+    UPDATE(o,b)    the sum                   → the parameters, in place
+    VALIDATE(o)    the norm                  → nothing, or the updates undone and made again
+
+The sum has a fixed order, that of the holders, so the same run gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from weft.itinerary import Iteration
+from weft.transport.collectives import Reduction
+from weft.workers.bucket_memory import BucketMemory, BucketView, Holder
+from weft.workers.course import Course
+from weft.workers.measured import Measured
+from weft.workers.updates import Updates
+
+
+class Owner:
+    """own_gradients: of buckets that a device synchronises with nobody, flat, by bucket. updates: None for an owner
+    that only sums. squares: whether anybody asks for the norm."""
+
+    def __init__(
+        self,
+        number: int,
+        memory: BucketMemory,
+        course: Course,
+        own_gradients: Mapping[int, torch.Tensor],
+        updates: Updates | None,
+        *,
+        squares: bool,
+    ) -> None:
+        self._number = number
+        self._memory = memory
+        self._course = course
+        self._own_gradients = own_gradients
+        self._updates = updates
+        self._squares = squares
+        self._buckets = {bucket.index: bucket for bucket in memory.buckets if number in bucket.ranges}
+        self._reductions: dict[tuple[int, tuple[tuple[Holder, int], ...]], Reduction] = {}
+
+    def sync(self, bucket: int, iteration: Iteration) -> None:
+        view = self._buckets[bucket]
+        squares = self._reduction(view, iteration).run(squares=self._squares)
+        if self._squares:
+            self._memory.norms(iteration.step)[bucket, self._number] = squares
+
+    def update(self, bucket: int, iteration: Iteration, measured: Measured) -> None:
+        assert self._updates is not None
+        self._updates.update(self._buckets[bucket], iteration, measured)
+
+    def validate(self, iteration: Iteration, measured: Measured) -> None:
+        assert self._updates is not None
+        self._updates.validate(iteration, measured)
+
+    def _reduction(self, bucket: BucketView, iteration: Iteration) -> Reduction:
+        """Views are made once for each set of contributing holders and the slots that their gradients are in."""
+        holders = contributors(self._course, bucket, iteration)
+        key = (bucket.index, tuple((h, iteration.step % self._memory.gradient_depth(h)) for h in holders))
+        if key not in self._reductions:
+            start, stop = bucket.ranges[self._number]
+            if bucket.index in self._own_gradients:
+                out = self._own_gradients[bucket.index]
+                sources = [out]
+            else:
+                out = self._memory.sum(bucket)
+                sources = [self._memory.gradient(holder, bucket, iteration.step) for holder in holders]
+            self._reductions[key] = Reduction(out[start:stop], [source[start:stop] for source in sources])
+        return self._reductions[key]
+
+
+def contributors(course: Course, bucket: BucketView, iteration: Iteration) -> list[Holder]:
+    """The holders whose replica has samples of the batch."""
+    return [holder for holder in bucket.holders if course.contributes(iteration, holder[0])]
+
+
+def missing_parameters(memory: BucketMemory, course: Course) -> Callable[[BucketView, Iteration], frozenset[int]]:
+    return lambda bucket, iteration: memory.missing_in(bucket, contributors(course, bucket, iteration), iteration.index)
