@@ -15,7 +15,7 @@ from weft.itinerary import Iteration, Itinerary
 from weft.transport.board import Board, num_words
 from weft.transport.records import MODES, Row, unpack
 from weft.workers import lane as lane_module
-from weft.workers.attempt import Operation, Values
+from weft.workers.attempt import Operation
 from weft.workers.lane import Lane
 
 SOON = 20.0

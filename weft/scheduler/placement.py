@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.scheduler.buckets import Bucket, Holder, OwnedRange, make_buckets, owned_ranges
+from weft.scheduler.buckets import Bucket, Holder, make_buckets, owned_ranges
 from weft.scheduler.graph import Lane
 from weft.scheduler.inspection import Inspection
 from weft.scheduler.plan import BucketPlan, ReplicaPlan, Route, Synchronisation
@@ -127,9 +127,15 @@ def _synchronisation(
         owners=tuple(owners),
         elementwise=inspection.elementwise,
         bounded=bounded,
-        speculative=bounded and fine,
+        speculative=bounded and fine and _hides_updates(placement, hosts),
         warmup=strategy.staleness_warmup,
     )
+
+
+def _hides_updates(placement: Placement, hosts: list[int]) -> bool:
+    """Whether owners have time that nobody computes in: a bubble, or a core of their own. Otherwise what undoing a
+    speculative update needs is copied in time that the norm would not have cost."""
+    return bool(hosts) or any(replica.num_stages > 1 for replica in placement.replicas)
 
 
 def _route(strategy: Strategy, placement: Placement, bucket: Bucket, local: frozenset[int]) -> Route:
@@ -149,8 +155,4 @@ def _owner_lanes(placement: Placement, bucket: Bucket, route: Route, hosts: list
     on_cpu = [placement.worker_of[holder] for holder in bucket.holders if placement.replicas[holder[0]].device == "cpu"]
     if on_cpu:
         return [Lane(worker, SYNC if fine else COMPUTE) for worker in on_cpu]
-    return [Lane(worker, SYNC) for worker in hosts]
-
-
-def owned(ranges: Sequence[OwnedRange]) -> list[int]:
-    return [part.owner for part in ranges]
+    return [Lane(worker, SYNC) for worker in hosts or [placement.worker_of[bucket.holders[0]]]]

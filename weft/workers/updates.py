@@ -4,6 +4,8 @@
     wait for the norm     UPDATE: step with the clipping factor, or none at all
     speculate             UPDATE: step as if the norm were small   VALIDATE: leave it, or undo it and step again
 
+Where the last step was clipped, or skipped, the next one most likely is: UPDATE then leaves its bucket to VALIDATE.
+
 The norm is known once every owner has done its last SYNC of the iteration; until then the graph lets nobody read it.
 """
 
@@ -77,6 +79,8 @@ class Updates:
         self._buckets = buckets
         self._norm = norm
         self._speculative = speculative
+        self._speculated: set[int] = set()  # buckets of the iteration that is on its way
+        self._stood = True  # the last step, as it was
         self._missing = missing
         self._done = done
         self._reports = reports
@@ -84,7 +88,9 @@ class Updates:
     def update(self, bucket: BucketView, iteration: Iteration, measured: Measured) -> None:
         touched = self._touched(bucket, iteration)
         if self._speculative:
-            self._optimizer.speculate(bucket.index, touched=touched)
+            if self._stood:
+                self._optimizer.speculate(bucket.index, touched=touched)
+                self._speculated.add(bucket.index)
             return
         factor = 1.0 if self._norm is None else self._norm.factor(iteration)
         if factor is not None:
@@ -97,15 +103,17 @@ class Updates:
         """All updates of the iteration have been made; the norm is known."""
         assert self._norm is not None
         factor = self._norm.factor(iteration)
+        self._stood = factor == 1.0
         for bucket in self._buckets:
-            if factor != 1.0:
-                self._optimizer.undo(bucket.index)
-                if factor is not None:
-                    touched = self._touched(bucket, iteration)
-                    self._optimizer.step(bucket.index, touched=touched, scale=factor)
-            else:
-                self._optimizer.confirm(bucket.index)
+            stands = False
+            if bucket.index in self._speculated:
+                stands = self._stood
+                (self._optimizer.confirm if stands else self._optimizer.undo)(bucket.index)
+            if not stands and factor is not None:
+                touched = self._touched(bucket, iteration)
+                self._optimizer.step(bucket.index, touched=touched, scale=factor)
             self._done(bucket, iteration)
+        self._speculated.clear()
         self._end_step(iteration, measured, skipped=factor is None)
 
     def _touched(self, bucket: BucketView, iteration: Iteration) -> Callable[[int], bool] | None:
