@@ -49,6 +49,7 @@ def test_every_setting_can_come_from_every_source() -> None:
         "state_dir": "s",
         "runs_dir": "u",
         "workers": 5,
+        "stand_ins": 3,
         "threads": 2,
         "metrics": "",
         "max_queued": 7,
@@ -66,6 +67,8 @@ BAD = [
     ("workers", -1, "greater than or equal to 0"),
     ("workers", 1025, "less than or equal to 1024"),
     ("workers", "many", "valid integer"),
+    ("stand_ins", -1, "greater than or equal to 0"),
+    ("stand_ins", 65, "less than or equal to 64"),
     ("threads", 0, "greater than or equal to 1"),
     ("max_queued", 0, "greater than or equal to 1"),
     ("drain_seconds", 0, "greater than 0"),
@@ -153,6 +156,13 @@ def test_the_number_of_workers_follows_from_the_cores_and_the_threads(monkeypatc
     assert load_settings({"threads": 4}, {}, None).num_workers == 1
     assert load_settings({"threads": 7}, {}, None).num_workers == 1
     assert load_settings({"threads": 4, "workers": 3}, {}, None).num_workers == 3
+
+
+def test_stand_ins_take_cores_from_the_workers_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    assert load_settings({"stand_ins": 2}, {}, None).num_workers == 4
+    assert load_settings({"stand_ins": 9}, {}, None).num_workers == 1
+    assert load_settings({"stand_ins": 2, "workers": 6}, {}, None).num_workers == 6
 
 
 @pytest.mark.parametrize(

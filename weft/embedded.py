@@ -49,8 +49,9 @@ class DaemonDied(DaemonUnreachable):
 class Daemon:
     """A daemon of our own; the `with` block gets its client. What is None is as in WEFT_* and weft.toml.
 
-    workers, threads: CPU workers and the compute threads of each; stand_ins: GPU workers that compute on the CPU; runs_dir: default ./runs; metrics: HOST:PORT, or ""
-    for none; drain_seconds: budget of its drain at the end; start_seconds: until its socket must answer.
+    workers, threads: CPU workers and the compute threads of each; stand_ins: GPU workers that compute on the CPU;
+    runs_dir: default ./runs; metrics: HOST:PORT, or "" for none; drain_seconds: budget of its drain at the end;
+    start_seconds: until its socket must answer.
     Raises DaemonDied, and DaemonUnreachable when the socket does not answer in time.
     """
 

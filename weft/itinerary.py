@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """index: number in the job, from 0. step: number among training iterations (for validation, the steps done).
-    start, size: its samples in the epoch's order."""
+    """index: number in the job, from 0. training: over the training data. learns: and with gradients and an update.
+    step: number among training iterations (for validation, the steps done). start, size: its samples in the epoch's
+    order."""
 
     index: int
     training: bool
@@ -28,24 +29,39 @@ class Iteration:
     start: int
     size: int
     last_of_validation: bool = False
+    learns: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Itinerary:
-    """num_train, num_validation: samples. steps: training iterations in all."""
+    """num_train, num_validation: samples. steps: training iterations in all. forward_only: none of them learns."""
 
     num_train: int
     num_validation: int
     batch_size: int
     steps: int
+    forward_only: bool = False
 
     @classmethod
     def of(
-        cls, *, num_train: int, num_validation: int, batch_size: int, epochs: int | None, steps: int | None
+        cls,
+        *,
+        num_train: int,
+        num_validation: int,
+        batch_size: int,
+        epochs: int | None,
+        steps: int | None,
+        forward_only: bool = False,
     ) -> Itinerary:
+        """A job that only runs forward does so over the training data, and validates nothing."""
         per_epoch = -(-num_train // batch_size)
-        total = steps if steps is not None else (epochs or 0) * per_epoch
-        return cls(num_train=num_train, num_validation=num_validation, batch_size=batch_size, steps=total)
+        return cls(
+            num_train=num_train,
+            num_validation=0 if forward_only else num_validation,
+            batch_size=batch_size,
+            steps=steps if steps is not None else (epochs or 0) * per_epoch,
+            forward_only=forward_only,
+        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -78,6 +94,7 @@ class Itinerary:
             start=start,
             size=min(self.batch_size, total - start),
             last_of_validation=not training and number == self.validations_per_epoch - 1,
+            learns=training and not self.forward_only,
         )
 
     def batch_sizes(self) -> set[int]:

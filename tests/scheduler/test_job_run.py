@@ -43,8 +43,13 @@ def stamps(iteration: int, start: int, seconds: int) -> list[Row]:
     ]
 
 
-def report(run: JobRun, iteration: int, start: int, seconds: int, **values: float) -> None:
-    run.add_report("cpu-0", "compute", stamps(iteration, start, seconds), [{"iteration": iteration, **values}])
+def fragment(iteration: int, means: dict[str, float], **facts: float) -> dict[str, Any]:
+    return {"iteration": iteration, "means": means, "facts": facts}
+
+
+def report(run: JobRun, iteration: int, start: int, seconds: int, means: dict[str, float], **facts: float) -> None:
+    values = [fragment(iteration, means, **facts)]
+    run.add_report("cpu-0", "compute", stamps(iteration, start, seconds), values)
 
 
 def lines(run: JobRun) -> list[dict[str, Any]]:
@@ -53,18 +58,32 @@ def lines(run: JobRun) -> list[dict[str, Any]]:
 
 
 def test_each_step_and_each_validation_is_a_line(run: JobRun) -> None:
-    values = [
-        {"loss": 2.0, "lr": 0.1},
-        {"loss": 1.5, "lr": 0.1},
-        {"loss": 1.0, "accuracy": 0.5},
-        {"loss": 2.0, "accuracy": 1.0},
-    ]
+    means = [{"loss": 2.0}, {"loss": 1.5}, {"loss": 1.0, "accuracy": 0.5}, {"loss": 2.0, "accuracy": 1.0}]
+    facts = [{"lr": 0.1}, {"lr": 0.05, "grad_norm": 3.0, "skipped": 1.0}, {}, {}]
     for iteration in range(4):
-        report(run, iteration, iteration * MAX_SECONDS, 2 + iteration % 2, **values[iteration])
+        report(run, iteration, iteration * MAX_SECONDS, 2 + iteration % 2, means[iteration], **facts[iteration])
         run.finish_iteration(iteration)
     first, second, validation = lines(run)
-    assert first == {"step": 1, "epoch": 0, "loss": 2.0, "lr": 0.1, "samples": 8, "seconds": None}
-    assert second == {"step": 2, "epoch": 0, "loss": 1.5, "lr": 0.1, "samples": 4, "seconds": 5.0}
+    assert first == {
+        "step": 1,
+        "epoch": 0,
+        "loss": 2.0,
+        "lr": 0.1,
+        "grad_norm": None,
+        "skipped": False,
+        "samples": 8,
+        "seconds": None,
+    }
+    assert second == {
+        "step": 2,
+        "epoch": 0,
+        "loss": 1.5,
+        "lr": 0.05,
+        "grad_norm": 3.0,
+        "skipped": True,
+        "samples": 4,
+        "seconds": 5.0,
+    }
     assert validation == {
         "step": 2,
         "epoch": 0,
@@ -76,7 +95,7 @@ def test_each_step_and_each_validation_is_a_line(run: JobRun) -> None:
 
 def test_a_validation_is_the_mean_over_its_samples_and_the_next_one_starts_over(run: JobRun) -> None:
     for iteration in range(8):
-        report(run, iteration, iteration * MAX_SECONDS, 2, loss=float(iteration))
+        report(run, iteration, iteration * MAX_SECONDS, 2, {"loss": float(iteration)})
         run.finish_iteration(iteration)
     means = [line["validation"]["loss"] for line in lines(run) if "validation" in line]
     assert means == [pytest.approx(0.8 * 2 + 0.2 * 3), pytest.approx(0.8 * 6 + 0.2 * 7)]
@@ -84,8 +103,8 @@ def test_a_validation_is_the_mean_over_its_samples_and_the_next_one_starts_over(
 
 def test_seconds_go_from_the_end_of_one_iteration_to_the_end_of_the_next(run: JobRun) -> None:
     """By the stamps of the lane that ends last, whatever the order in which reports arrive."""
-    report(run, 0, 0, 2, loss=1.0)
-    report(run, 1, 4, 3, loss=1.0)
+    report(run, 0, 0, 2, {"loss": 1.0})
+    report(run, 1, 4, 3, {"loss": 1.0})
     run.add_report("loader-0", "load", [(MODE_INDEX["load"], 0, 0, -1, 0, 3 * SECOND)], [])
     run.finish_iteration(0)
     run.finish_iteration(1)
@@ -94,8 +113,8 @@ def test_seconds_go_from_the_end_of_one_iteration_to_the_end_of_the_next(run: Jo
 
 
 def test_waiting_does_not_end_an_iteration(run: JobRun) -> None:
-    report(run, 0, 0, 2, loss=1.0)
-    report(run, 1, 4, 2, loss=1.0)
+    report(run, 0, 0, 2, {"loss": 1.0})
+    report(run, 1, 4, 2, {"loss": 1.0})
     run.add_report("loader-0", "load", [(MODE_INDEX["stall_slot"], 0, 1, 3, 0, 100 * SECOND)], [])
     run.finish_iteration(0)
     run.finish_iteration(1)
@@ -106,7 +125,7 @@ def test_waiting_does_not_end_an_iteration(run: JobRun) -> None:
 def test_a_number_that_json_does_not_have_is_null(run: JobRun, value: float) -> None:
     """A validation loss of nan made a line that no other JSON reader takes."""
     for iteration in range(4):
-        report(run, iteration, iteration * MAX_SECONDS, 2, loss=value)
+        report(run, iteration, iteration * MAX_SECONDS, 2, {"loss": value})
         run.finish_iteration(iteration)
     run.flush()
     text = (run.directory / "metrics.jsonl").read_text()
@@ -117,13 +136,13 @@ def test_a_number_that_json_does_not_have_is_null(run: JobRun, value: float) -> 
 
 def test_a_new_attempt_starts_its_numbers_and_its_metrics_over(run: JobRun, plan: Plan) -> None:
     for iteration in range(3):
-        report(run, iteration, iteration * MAX_SECONDS, 2, loss=9.0)
+        report(run, iteration, iteration * MAX_SECONDS, 2, {"loss": 9.0})
         run.finish_iteration(iteration)
     run.begin(plan, ("cpu-1", "loader-0"))
     assert (run.step, run.samples, run.loss, run.validation) == (0, 0, None, None)
     assert lines(run) == []
     for iteration in range(4):
-        report(run, iteration, 1000 + iteration * MAX_SECONDS, 2, loss=1.0)
+        report(run, iteration, 1000 + iteration * MAX_SECONDS, 2, {"loss": 1.0})
         run.finish_iteration(iteration)
     assert [line.get("seconds") for line in lines(run)] == [None, 4.0, None]
     assert lines(run)[2]["validation"] == {"loss": pytest.approx(1.0)}
@@ -169,11 +188,12 @@ def test_a_log_has_a_bound_and_says_so_once(run: JobRun, monkeypatch: pytest.Mon
 def test_progress_covers_the_time_since_it_was_last_asked_for(run: JobRun) -> None:
     assert run.take_progress() is None
     for iteration in range(2):
-        report(run, iteration, iteration * MAX_SECONDS, 4, loss=2.0 - iteration, lr=0.1)
+        report(run, iteration, iteration * MAX_SECONDS, 4, {"loss": 2.0 - iteration}, lr=0.1, grad_norm=2.5)
         run.finish_iteration(iteration)
     told = run.take_progress()
     assert told is not None
-    assert (told["step"], told["steps"], told["epoch"], told["loss"], told["lr"]) == (2, 4, 0, 1.0, 0.1)
+    assert (told["step"], told["steps"], told["epoch"], told["loss"]) == (2, 4, 0, 1.0)
+    assert (told["lr"], told["grad_norm"]) == (0.1, 2.5)
     assert told["samples_per_second"] == 1.0
     assert told["eta_seconds"] == 8.0
     assert told["data_percent"] == told["stall_percent"] == 25.0
@@ -202,7 +222,32 @@ def test_a_plan_of_very_many_tasks_is_not_searched_for_its_limit(run: JobRun, mo
     assert run.limit_seconds() is None
 
 
-def test_a_step_whose_numbers_did_not_come_is_still_a_line(run: JobRun) -> None:
+def test_a_step_in_which_nothing_counts_is_a_line_like_any_other(run: JobRun) -> None:
+    """No microbatch of it has a loss, as in the reference, whose sum over none is 0 as well."""
+    run.add_report("cpu-0", "compute", [], [fragment(0, {}, lr=0.1)])
     run.finish_iteration(0)
-    assert lines(run) == [{"step": 1, "epoch": 0, "loss": None, "lr": None, "samples": 8, "seconds": None}]
+    assert (lines(run)[0]["loss"], lines(run)[0]["lr"]) == (0.0, 0.1)
     assert run.median_iteration_seconds() is None
+
+
+def test_each_lanes_part_of_a_mean_is_added_up_and_a_fact_is_a_fact(run: JobRun) -> None:
+    """Two replicas have each their part of the batch's loss, and an owner knows the rate and the norm."""
+    for worker, part in (("cpu-0", 0.5), ("cpu-1", 0.25)):
+        run.add_report(worker, "compute", [], [fragment(0, {"loss": part}), fragment(1, {"loss": 10.0})])
+    run.add_report("cpu-0", "sync", [], [fragment(0, {}, lr=0.1, grad_norm=4.0)])
+    run.finish_iteration(0)
+    (line,) = lines(run)
+    assert (line["loss"], line["lr"], line["grad_norm"], line["skipped"]) == (0.75, 0.1, 4.0, False)
+    assert (run.loss, run.learning_rate, run.grad_norm) == (0.75, 0.1, 4.0)
+
+
+def test_a_validation_that_is_weighed_is_the_mean_over_what_counts(run: JobRun) -> None:
+    """What the batches of 8 and 2 samples count is another matter than their samples."""
+    for iteration, weight in ((2, 10.0), (3, 30.0), (6, 0.0), (7, 0.0)):
+        values = [fragment(iteration, {"loss": float(iteration)} if weight else {}, weight=weight)] * 2
+        run.add_report("cpu-0", "compute", [], values[:1])
+        run.add_report("cpu-1", "compute", [], [fragment(iteration, {}, weight=weight)])
+        run.finish_iteration(iteration)
+        if iteration == 3:
+            assert run.validation == {"loss": (10 * 2.0 + 30 * 3.0) / 40}
+    assert run.validation == {}, "where nothing counts there is no mean"

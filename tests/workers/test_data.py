@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from weft.itinerary import Itinerary
+from weft.division import Part, divide
+from weft.itinerary import Iteration, Itinerary
 from weft.workers.data import Batches
 from weft.workload import Workload, WorkloadError
+
+
+WHOLE = Part(0, 0, 3)  # a batch of three
 
 
 class Items(Dataset[Any]):
@@ -56,11 +60,17 @@ def pairs(count: int) -> Items:
     return Items([(inputs[i], targets[i]) for i in range(count)])
 
 
+def parts_of(iteration: Iteration, microbatches: int) -> list[Part]:
+    """The microbatches of one replica."""
+    return divide(iteration.size, [1.0], [microbatches])[0]
+
+
 def targets_of(batches: Batches, itinerary: Itinerary, microbatches: int) -> list[list[list[int]]]:
     """Of each iteration, of each microbatch, the targets: they are the samples' numbers."""
+    iterations = [itinerary.at(index) for index in range(itinerary.num_iterations)]
     return [
-        [batches.load(itinerary.at(index), m)[1].tolist() for m in range(microbatches)]
-        for index in range(itinerary.num_iterations)
+        [batches.load(iteration, part)[1].tolist() for part in parts_of(iteration, microbatches)]
+        for iteration in iterations
     ]
 
 
@@ -75,7 +85,7 @@ def test_training_goes_through_each_epochs_own_permutation(
     kind: Any, count: int, batch_size: int, microbatches: int, seed: int
 ) -> None:
     itinerary = Itinerary.of(num_train=count, num_validation=0, batch_size=batch_size, epochs=2, steps=None)
-    batches = Batches(workload(kind(count)), seed=seed, microbatches=microbatches)
+    batches = Batches(workload(kind(count)), seed=seed)
     sizes = [itinerary.at(index).size for index in range(itinerary.num_iterations)]
     if any(size < microbatches for size in sizes) and kind is pairs:
         return  # lanes pass over microbatches without samples
@@ -89,26 +99,27 @@ def test_training_goes_through_each_epochs_own_permutation(
 
 def test_validation_goes_through_its_own_samples_in_their_own_order() -> None:
     itinerary = Itinerary.of(num_train=2, num_validation=5, batch_size=2, epochs=1, steps=None)
-    batches = Batches(workload(tensors(2), pairs(5)), seed=3, microbatches=1)
+    batches = Batches(workload(tensors(2), pairs(5)), seed=3)
     assert (batches.num_train, batches.num_validation) == (2, 5)
     assert targets_of(batches, itinerary, 1)[1:] == [[[0, 1]], [[2, 3]], [[4]]]
 
 
 def test_an_epoch_can_be_gone_back_to() -> None:
     itinerary = Itinerary.of(num_train=9, num_validation=0, batch_size=3, epochs=3, steps=None)
-    batches = Batches(workload(tensors(9)), seed=1, microbatches=1)
+    batches = Batches(workload(tensors(9)), seed=1)
     forward = targets_of(batches, itinerary, 1)
-    backward = [batches.load(itinerary.at(index), 0)[1].tolist() for index in reversed(range(9))]
+    backward = [batches.load(itinerary.at(index), WHOLE)[1].tolist() for index in reversed(range(9))]
     assert [[part] for part in reversed(backward)] == forward
 
 
 @pytest.mark.parametrize("kind", [tensors, pairs])
 def test_samples_are_written_into_the_slots_that_are_given(kind: Any) -> None:
     itinerary = Itinerary.of(num_train=8, num_validation=0, batch_size=4, epochs=1, steps=None)
-    batches = Batches(workload(kind(8)), seed=1, microbatches=2)
+    batches = Batches(workload(kind(8)), seed=1)
     slots = torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)
-    expected = batches.load(itinerary.at(1), 1)
-    batches.load(itinerary.at(1), 1, slots)
+    second = parts_of(itinerary.at(1), 2)[1]
+    expected = batches.load(itinerary.at(1), second)
+    batches.load(itinerary.at(1), second, slots)
     assert torch.equal(slots[0], expected[0])
     assert torch.equal(slots[1], expected[1])
 
@@ -117,8 +128,11 @@ def test_augmentation_is_keyed_by_step_and_microbatch_and_not_by_the_order_of_lo
     itinerary = Itinerary.of(num_train=4, num_validation=0, batch_size=4, epochs=3, steps=None)
 
     def drawn(places: list[tuple[int, int]], seed: int = 5) -> dict[tuple[int, int], list[Any]]:
-        batches = Batches(workload(Drawn([0] * 4)), seed=seed, microbatches=2)
-        return {(index, m): batches.load(itinerary.at(index), m)[0].tolist() for index, m in places}
+        batches = Batches(workload(Drawn([0] * 4)), seed=seed)
+        return {
+            (index, m): batches.load(itinerary.at(index), parts_of(itinerary.at(index), 2)[m])[0].tolist()
+            for index, m in places
+        }
 
     places = [(index, m) for index in range(3) for m in range(2)]
     once = drawn(places)
@@ -139,7 +153,7 @@ def test_augmentation_is_keyed_by_step_and_microbatch_and_not_by_the_order_of_lo
 def test_items_that_are_no_pairs_of_tensors_are_refused(items: list[Any], text: str) -> None:
     itinerary = Itinerary.of(num_train=4, num_validation=0, batch_size=4, epochs=1, steps=None)
     with pytest.raises(WorkloadError, match=text):
-        Batches(workload(Items(items)), seed=0, microbatches=1).load(itinerary.at(0), 0)
+        Batches(workload(Items(items)), seed=0).load(itinerary.at(0), Part(0, 0, 4))
 
 
 @pytest.mark.parametrize(
@@ -147,9 +161,9 @@ def test_items_that_are_no_pairs_of_tensors_are_refused(items: list[Any], text: 
 )
 def test_samples_that_do_not_fit_the_slots_are_refused(inputs: torch.Tensor) -> None:
     itinerary = Itinerary.of(num_train=2, num_validation=0, batch_size=2, epochs=1, steps=None)
-    batches = Batches(workload(Items([(inputs[i], i) for i in range(2)])), seed=0, microbatches=1)
+    batches = Batches(workload(Items([(inputs[i], i) for i in range(2)])), seed=0)
     with pytest.raises(WorkloadError, match="every sample must have the same shape and dtype"):
-        batches.load(itinerary.at(0), 0, (torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)))
+        batches.load(itinerary.at(0), Part(0, 0, 2), (torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)))
 
 
 @pytest.mark.parametrize(
@@ -162,4 +176,4 @@ def test_samples_that_do_not_fit_the_slots_are_refused(inputs: torch.Tensor) -> 
 )
 def test_data_that_is_no_dataset_is_refused_by_its_field(data: Any, text: str) -> None:
     with pytest.raises(WorkloadError, match=text):
-        Batches(workload(data), seed=0, microbatches=1)
+        Batches(workload(data), seed=0)

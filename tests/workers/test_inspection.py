@@ -72,12 +72,53 @@ def test_a_unit_that_passes_on_no_single_tensor_has_no_shape() -> None:
     assert told["units"][1]["shapes"] == []
 
 
-def test_units_that_share_a_parameter_or_a_buffer_are_tied() -> None:
+def test_units_that_share_a_buffer_are_tied_and_those_that_share_a_parameter_are_told() -> None:
+    """Two copies of a running mean would drift apart; the gradients of a parameter in two stages are summed."""
     first, last, norm = nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)
     last.weight = first.weight
     model = nn.Sequential(first, norm, nn.ReLU(), norm, last)
     told = inspect(workload_of(model, train=(torch.randn(10, 3), torch.randn(10, 3))), spec_of())
-    assert [unit["tied_to"] for unit in told["units"]] == [[], [], [], [1], [0]]
+    assert [unit["tied_to"] for unit in told["units"]] == [[], [], [], [1], []]
+    assert [parameter["units"] for parameter in told["parameters"]] == [[0, 4], [0], [4]]
+
+
+def test_each_parameter_is_told_with_its_group_and_whether_it_is_trained() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2).double(), nn.Linear(2, 2))
+    model[2].weight.requires_grad_(False)
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        a, b, c, d, frozen, _ = parameters  # the last one is in no group
+        return torch.optim.Adam([{"params": [a, c, frozen]}, {"params": [b, d], "weight_decay": 0.1}])
+
+    class ToDouble(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.double()
+
+    class ToFloat(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.float()
+
+    whole = nn.Sequential(model[0], ToDouble(), model[1], ToFloat(), model[2])
+    told = inspect(workload_of(whole, optimizer=optimizer), spec_of())["parameters"]
+    assert [facts["num_elements"] for facts in told] == [15, 5, 10, 2, 4, 2]
+    assert [facts["trained"] for facts in told] == [True, True, True, True, False, False]
+    assert [facts["group"] for facts in told] == [0, 1, 0, 1, 0, 0]
+    assert [(facts["dtype"], facts["itemsize"]) for facts in told[1:4]] == [
+        ("float32", 4),
+        ("float64", 8),
+        ("float64", 8),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "elementwise"), [(torch.optim.Adam, True), (torch.optim.Adafactor, False)])
+def test_it_is_told_whether_the_optimizer_may_be_cut_and_the_batch_is_weighed(
+    kind: type[torch.optim.Optimizer], elementwise: bool
+) -> None:
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2)), optimizer=kind), spec_of())
+    assert (told["elementwise"], told["weighted"]) == (elementwise, False)
+    assert told["copy_bytes_per_second"] > 0
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2)), weight=lambda target: target.sum()), spec_of())
+    assert told["weighted"]
 
 
 def test_a_module_that_stands_twice_in_a_model_is_two_units() -> None:
@@ -140,7 +181,6 @@ def test_inputs_that_are_no_floats_go_through() -> None:
     ("changes", "spec", "text"),
     [
         ({"train": (torch.zeros(0, 3), torch.zeros(0, 2))}, spec_of(), r"Workload\.train has length 0; give at least"),
-        ({}, spec_of(2, 3), r"job\.batch_size = 2 is smaller than strategy\.microbatches = 3; a microbatch needs"),
         (
             {"loss": nn.MSELoss(reduction="none")},
             spec_of(),

@@ -17,6 +17,7 @@ from weft.transport.records import MODES, Row, unpack
 from weft.workers import lane as lane_module
 from weft.workers.attempt import Operation
 from weft.workers.lane import Lane
+from weft.workers.measured import Measured
 
 SOON = 20.0
 ELSEWHERE = 9  # a task of another lane
@@ -28,15 +29,12 @@ class Attempt:
 
     def __init__(self) -> None:
         self.board = Board(torch.full((num_words(10),), -1, dtype=torch.int32))
+        self.boards = {"compute": self.board}
+        self.measured = {"compute": Measured()}
         self._itinerary = Itinerary.of(num_train=1, num_validation=1, batch_size=1, epochs=10, steps=None)
-        self.values: list[Values] = []
 
     def iteration(self, index: int) -> Iteration:
         return self._itinerary.at(index)
-
-    def take_values(self) -> list[Values]:
-        values, self.values = self.values, []
-        return values
 
 
 class Stand:
@@ -66,18 +64,21 @@ class Stand:
         self,
         task: int,
         *,
-        kind: str = "forward",
+        mode: str = "forward",
         waits: tuple[tuple[int, int, str], ...] = (),
         passes: bool = False,
         wakes: bool = True,
         run: Callable[[Iteration], None] | None = None,
+        update_needed: Callable[[Iteration], int] | None = None,
     ) -> Operation:
         def body(iteration: Iteration) -> None:
             self.ran.append((iteration.index, task))
             if run is not None:
                 run(iteration)
 
-        return Operation(task=task, kind=kind, waits=waits, wakes=wakes, passes=passes, run=body)
+        return Operation(
+            task=task, mode=mode, waits=waits, wakes=wakes, passes=passes, run=body, update_needed=update_needed
+        )
 
     def report(self) -> dict[str, Any]:
         return self.reports.get(timeout=SOON)
@@ -147,10 +148,28 @@ def test_an_input_that_is_there_is_no_stall(stand: Stand) -> None:
     assert modes == ["forward"]
 
 
+def test_a_task_may_wait_for_an_update_that_is_no_fixed_distance_away(stand: Stand) -> None:
+    """A stale replica's UP, whose version depends on warm-up and on the validations in between."""
+    reached = threading.Event()
+    stand.attempt.board.post(8, 4)
+    stand.begin(
+        stand.operation(1, run=lambda iteration: reached.set()),
+        stand.operation(2, waits=((ELSEWHERE, 2, "update"), (8, 0, "slot")), update_needed=lambda iteration: 3),
+    )
+    stand.attempt.board.post(ELSEWHERE, 2)
+    stand.inbox.put([(4, [1, 2])])
+    assert reached.wait(SOON)
+    assert stand.ran == [(4, 1)], "iteration 4 less the distance is there, and iteration 3 is asked for"
+    stand.attempt.board.post(ELSEWHERE, 3)
+    rows = rows_of(stand.count(2))
+    assert stand.ran == [(4, 1), (4, 2)]
+    assert [MODES[mode] for mode, _, _, waited, *_ in rows if waited == ELSEWHERE] == ["stall_update"]
+
+
 def test_stamps_follow_one_another_without_a_gap_or_an_overlap(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "MIN_STALL_NS", 0)
     stand.attempt.board.post(ELSEWHERE, 100)
-    stand.begin(stand.operation(1, waits=((ELSEWHERE, 0, "data"),)), stand.operation(2, kind="update"))
+    stand.begin(stand.operation(1, waits=((ELSEWHERE, 0, "data"),)), stand.operation(2, mode="update"))
     reports = []
     for iteration in range(0, 8, 2):
         stand.inbox.put([(iteration, [1, 2, 1])])
@@ -204,11 +223,14 @@ def test_a_long_queue_is_reported_now_and_then(stand: Stand, monkeypatch: pytest
 
 def test_values_travel_with_the_report_after_their_iteration(stand: Stand) -> None:
     def measure(iteration: Iteration) -> None:
-        stand.attempt.values.append(Values(iteration.index, {"loss": 0.5 + iteration.index}, complete=True))
+        fragment = stand.attempt.measured["compute"].of(iteration.index)
+        fragment.means["loss"] = 0.5 + iteration.index
+        fragment.complete = iteration.index == 4
 
     stand.begin(stand.operation(1, run=measure))
-    stand.inbox.put([(4, [1])])
-    assert stand.report()["values"] == [{"iteration": 4, "loss": 4.5}]
+    for iteration, told in ((2, []), (4, [{"iteration": 4, "means": {"loss": 4.5}, "facts": {}}])):
+        stand.inbox.put([(iteration, [1])])
+        assert stand.report()["values"] == told
 
 
 def test_an_abort_ends_a_lane_that_waits_for_an_input(stand: Stand) -> None:

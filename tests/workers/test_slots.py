@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from weft.workers.slots import SlotRing
 
-RING = {"name": "activation-0", "depth": 3, "dtype": "float32", "slot_bytes": 64, "shapes": [[2, [2, 4]], [1, [1, 4]]]}
+RING = {
+    "name": "activation-0-0",
+    "depth": 3,
+    "dtype": "float32",
+    "slot_bytes": 64,
+    "shapes": [[2, [2, 4]], [1, [1, 4]]],
+    "shared": True,
+}
 
 
 class Blocks:
@@ -58,7 +65,7 @@ def test_slots_do_not_overlap() -> None:
     ring.slot(0, 1, 2).fill_(1)
     assert not ring.slot(0, 0, 2).any()
     assert not ring.slot(1, 0, 2).any()
-    assert blocks.made["activation-0"].numel() == 3 * 64
+    assert blocks.made["activation-0-0"].numel() == 3 * 64
 
 
 def test_the_view_of_a_slot_is_made_once() -> None:
@@ -71,8 +78,17 @@ def test_a_microbatch_size_that_was_not_planned_is_an_error() -> None:
         ring_of(Blocks()).slot(0, 0, 3)
 
 
+def test_a_devices_own_ring_is_not_shared() -> None:
+    blocks = Blocks()
+    first, second = (ring_of(blocks, name="device-input-0", shared=False) for _ in range(2))
+    first.slot(0, 0, 2).fill_(1)
+    assert first.slot(0, 0, 2).tolist() == [[1.0] * 4] * 2
+    assert not second.slot(0, 0, 2).any()
+    assert blocks.made == {}
+
+
 def test_a_ring_for_what_has_no_elements_has_a_block_all_the_same() -> None:
     blocks = Blocks()
     ring = ring_of(blocks, slot_bytes=0, shapes=[[1, [1, 0]]])
     assert ring.slot(0, 0, 1).shape == (1, 0)
-    assert blocks.made["activation-0"].numel() == 1
+    assert blocks.made["activation-0-0"].numel() == 1

@@ -232,7 +232,7 @@ def test_state_that_was_moved_is_the_state_that_is_trained(make: Callable[[], nn
     units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
     layout = Layout.of(named_state(units))
     arena = Arena(torch.zeros(layout.num_bytes, dtype=torch.uint8), layout)
-    move_state(units, arena)
+    move_state(named_state(units), arena)
     train_stages(
         [Stage(units[:2], seed=SEED, recompute=True), Stage(units[2:], seed=SEED, recompute=True)]
         if make is not repeated

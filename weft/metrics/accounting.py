@@ -11,7 +11,7 @@ Sums are whole nanoseconds, so nothing is lost to rounding. This module knows mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NoReturn, TypedDict
 
 BUSY_MODES: Final = ("forward", "backward", "sync", "update", "load", "transfer", "snapshot")
@@ -70,6 +70,11 @@ class JobAccount:
     def lane_seconds(self) -> LaneSeconds:
         """Seconds by lane and mode since the job began; modes that a lane was never in are absent."""
         return {name: account.seconds() for name, account in self._lanes.items()}
+
+    def mode_ns(self, lane: str) -> Sequence[int]:
+        """Nanoseconds since the job began, by a mode's index in MODES; all 0 for a lane without rows."""
+        account = self._lanes.get(lane)
+        return account.mode_ns if account is not None else (0,) * len(MODES)
 
     def wall_seconds(self, lane: str) -> float:
         """From the lane's first start to its last end. Raises KeyError for a lane without rows."""

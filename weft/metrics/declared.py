@@ -49,6 +49,20 @@ METRICS: Final = (
         help="Wall time of a lane that no mode accounts for, since the job began.",
     ),
     Metric(
+        name="weft_overlap_seconds_total",
+        kind=MetricKind.COUNTER,
+        unit="seconds",
+        labels=("job", "worker", "kind"),
+        help="Time of sync, transfer or update in which the worker computed (for one that never does: any worker).",
+    ),
+    Metric(
+        name="weft_exposed_seconds_total",
+        kind=MetricKind.COUNTER,
+        unit="seconds",
+        labels=("job", "worker", "kind"),
+        help="Time of sync, transfer or update that no computation hid.",
+    ),
+    Metric(
         name="weft_iteration_seconds",
         kind=MetricKind.HISTOGRAM,
         unit="seconds",

@@ -52,7 +52,7 @@ class _Costs:
                 return self._forward[r, s] * self._size(task)
             case Kind.BACKWARD:
                 again = self._forward[r, s] if self._recompute else 0.0
-                return (self._backward[r, s] + again) * self._size(task)
+                return (self._backward[r, s] + again) * self._size(task) if self._placement.learns else 0.0
             case Kind.DOWN | Kind.UP:
                 return self._copying(self._buckets[task.bucket].bucket.num_bytes)
             case Kind.SYNC:

@@ -43,6 +43,7 @@ from weft.scheduler.events import (
 )
 from weft.scheduler.inspection import Inspection
 from weft.scheduler.job import Phase
+from weft.scheduler.job_metrics import publish, publish_limit
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_state import JobState
 from weft.scheduler.ledger import AsyncLedger, JobChanges, JobRow, Ledger
@@ -321,6 +322,7 @@ class Driver:
     def _ending(self, run: JobRun, now: float) -> dict[str, Any]:
         """What the ledger keeps of an ended job beside its columns."""
         started = self._started_at.get(run.job)
+        run.overlap.flush()
         return {
             "seconds": now - started if started is not None else 0.0,
             "first_iteration_seconds": run.first_iteration_seconds,
@@ -329,6 +331,7 @@ class Driver:
             "validation": run.validation or {},
             "steps": run.plan.itinerary.steps if run.plan else None,
             "lanes": run.account.lane_seconds(),
+            "overlap": run.overlap.seconds(),
             "plan": summary_of(run),
         }
 
@@ -340,29 +343,16 @@ class Driver:
         self._num_ticks += 1
         for name, run in self.runs.items():
             if run.plan is not None:
-                self._publish(name, run)
+                run.flush()
+                publish(self._exporter, name, run)
+                if self._num_ticks % TICKS_PER_LIMIT == 0:
+                    publish_limit(self._exporter, name, run)
                 self._progress[name] = run.take_progress() or self._progress.get(name, {})
                 self.changed[name].notify()
 
     def progress(self, name: str) -> Message | None:
         """The newest progress of a running job."""
         return self._progress.get(name) or None
-
-    def _publish(self, name: str, run: JobRun) -> None:
-        run.flush()
-        self._exporter.set("weft_job_step", run.step, job=name)
-        if run.loss is not None:
-            self._exporter.set("weft_job_loss", run.loss, job=name)
-        for lane, modes in run.account.take_seconds().items():
-            worker, _, lane_name = lane.partition("/")
-            for mode, seconds in modes.items():
-                self._exporter.add(
-                    "weft_lane_seconds_total", seconds, job=name, worker=worker, lane=lane_name, mode=mode
-                )
-            residual = run.account.residual_seconds(lane)
-            self._exporter.set("weft_lane_residual_seconds", residual, job=name, worker=worker, lane=lane_name)
-        if self._num_ticks % TICKS_PER_LIMIT == 0 and (limit := run.limit_seconds()) is not None:
-            self._exporter.set("weft_iteration_limit_seconds", limit, job=name)
 
     async def _end(self, name: str, changes: dict[str, Any]) -> None:
         run = self.runs[name]

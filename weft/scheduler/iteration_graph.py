@@ -33,7 +33,8 @@ def build_graph(
         synchronise.edges(coarse=coarse)
     else:
         builder.flow_edges()
-        builder.update_edges()
+        if placement.learns:
+            builder.update_edges()
     for ring in rings:
         builder.ring(ring)
     if has_buffers:
@@ -101,7 +102,7 @@ class _Builder:
                         self.add((Kind.FETCH, r, s, m, -1), self.lane(r, s, FETCH))
                 for kind, m in SCHEDULES[self._schedule](s, replica.num_stages, replica.microbatches):
                     self.add((kind, r, s, m, -1), self.lane(r, s))
-                if self.placement.synchronisation is None:
+                if self.placement.learns and self.placement.synchronisation is None:
                     self.add((Kind.UPDATE, r, s, -1, -1), self.lane(r, s))
 
     # --- edges of the pipelines

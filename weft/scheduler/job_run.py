@@ -24,15 +24,18 @@ from typing import IO, Any
 
 from weft.itinerary import Iteration
 from weft.metrics.accounting import JobAccount
+from weft.metrics.overlap import OverlapAccount
 from weft.metrics.progress import Progress
+from weft.scheduler.graph import Kind
 from weft.scheduler.limit import speed_limit
 from weft.scheduler.plan import Plan
-from weft.transport.records import BUSY_MODES, MODE_INDEX, Row
+from weft.transport.records import BUSY_MODES, MODE_INDEX, MODE_OF_KIND, Row
 
 MODEL = "model.safetensors"
 SAMPLES_PER_TASK = 31  # of a task's duration; their median sets the measured limit
 MAX_TASKS_FOR_LIMIT = 4096  # above it the search for the critical cycle would hold up the daemon
 MAX_LOG_BYTES = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
+NEVER_RUN = (Kind.BACKWARD,)  # by a job that only runs forward
 _FIRST_STALL = MODE_INDEX[BUSY_MODES[-1]] + 1
 
 
@@ -61,6 +64,7 @@ class JobRun:
         self.plan: Plan | None = None
         self.worker_names: tuple[str, ...] = ()
         self.account = JobAccount()
+        self.overlap = OverlapAccount(self.account, {})
         self.progress = Progress(0)
         self.step = 0
         self.samples = 0
@@ -104,6 +108,7 @@ class JobRun:
         """A new attempt: numbers and metrics.jsonl start over, since training does."""
         self.plan, self.worker_names = plan, worker_names
         self.account, self.progress = JobAccount(), Progress(plan.itinerary.steps)
+        self.overlap = OverlapAccount(self.account, _modes_of_lanes(plan, worker_names))
         self.step = self.samples = 0
         self.loss = self.validation = None
         self._values, self._ends, self._durations, self._validating = {}, {}, {}, {}
@@ -120,6 +125,7 @@ class JobRun:
     def add_report(self, worker: str, lane: str, rows: list[Row], values: list[dict[str, Any]]) -> None:
         """What a lane stamped and measured. Errors: AccountingError for rows that contradict one another."""
         self.account.add(f"{worker}/{lane}", rows)
+        self.overlap.add(f"{worker}/{lane}", rows)
         for mode, task, iteration, _, start, end in rows:
             if mode < _FIRST_STALL:
                 if end > self._ends.get(iteration, 0):
@@ -169,6 +175,7 @@ class JobRun:
             skipped=bool(values.facts.get("skipped")),
             samples=iteration.size,
             seconds=seconds,
+            **({} if iteration.learns else {"measured": values.means}),
         )
 
     def _finish_validation(self, iteration: Iteration, values: _Values) -> None:
@@ -201,7 +208,7 @@ class JobRun:
             "samples_per_second": pace.samples_per_second,
             "data_percent": shares["data_percent"],
             "stall_percent": shares["stall_percent"],
-            "overlap_percent": None,
+            "overlap_percent": self.overlap.take_percent(),
             "eta_seconds": pace.eta_seconds,
             "validation": self.validation,
         }
@@ -211,11 +218,14 @@ class JobRun:
 
     def limit_seconds(self) -> float | None:
         """The graph's speed limit from the median durations of its tasks, as they ran; None before all have."""
-        if self.plan is None or len(self._durations) < len(self.plan.graph.tasks):
+        if self.plan is None:
+            return None
+        idle = NEVER_RUN if self.plan.itinerary.forward_only else ()
+        if any(task.id not in self._durations and task.kind not in idle for task in self.plan.graph.tasks):
             return None
         if len(self.plan.graph.tasks) > MAX_TASKS_FOR_LIMIT:
             return None
-        seconds = [statistics.median(self._durations[task.id]) / 1e9 for task in self.plan.graph.tasks]
+        seconds = [statistics.median(self._durations.get(task.id, (0,))) / 1e9 for task in self.plan.graph.tasks]
         return speed_limit(self.plan.graph, seconds).seconds
 
     def flush(self) -> None:
@@ -252,6 +262,14 @@ class JobRun:
             if not self._write_has_failed:
                 self._write_has_failed = True
                 _log.warning("%s: lines of its log or metrics are lost: %s", self.job, error)
+
+
+def _modes_of_lanes(plan: Plan, worker_names: tuple[str, ...]) -> dict[str, set[str]]:
+    """What each lane, by its name in the accounts, can be busy with."""
+    return {
+        f"{worker_names[lane.worker]}/{lane.name}": {MODE_OF_KIND[plan.graph.tasks[task].kind] for task in program}
+        for lane, program in plan.graph.programs.items()
+    }
 
 
 def _finite(value: Any) -> Any:

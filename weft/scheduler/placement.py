@@ -29,6 +29,7 @@ class Placement:
     workers: tuple[str, ...]
     worker_of: Mapping[Holder, int]
     loader: int
+    learns: bool = True
     synchronisation: Synchronisation | None
 
     def holders(self) -> list[Holder]:
@@ -50,8 +51,15 @@ def _num_hosts(strategy: Strategy) -> int:
     return int("cpu" not in devices and (len(devices) > 1 or strategy.update != "local"))
 
 
-def place(strategy: Strategy, inspection: Inspection, cuts: Sequence[Cuts], local: frozenset[int]) -> Placement:
-    """local: buckets that devices update themselves where the update is balanced."""
+def place(
+    strategy: Strategy,
+    inspection: Inspection,
+    cuts: Sequence[Cuts],
+    local: frozenset[int] = frozenset(),
+    *,
+    learns: bool = True,
+) -> Placement:
+    """local: buckets that devices update themselves where the update is balanced. learns: the job has updates."""
     needed = workers_needed(strategy)
     next_position = {"cpu": 0, "gpu": needed.get("cpu", 0)}
     worker_of: dict[Holder, int] = {}
@@ -79,9 +87,10 @@ def place(strategy: Strategy, inspection: Inspection, cuts: Sequence[Cuts], loca
         workers=workers,
         worker_of=worker_of,
         loader=len(workers) - 1,
+        learns=learns,
         synchronisation=None,
     )
-    if not _needs_buckets(strategy, inspection, placement):
+    if not learns or not _needs_buckets(strategy, inspection, placement):
         return placement
     return Placement(
         replicas=replicas,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from weft.itinerary import Itinerary
+from weft.scheduler.balance import local_buckets
 from weft.scheduler.costs import task_seconds
 from weft.scheduler.graph import Graph, GraphError
 from weft.scheduler.inspection import Inspection, UnitFacts
@@ -38,7 +39,9 @@ def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) 
     strategy = spec.strategy
     _check_sizes(spec, inspection)
     cuts = [partition(inspection.units, replica.stages, replica.split) for replica in strategy.replica_list]
-    placement = place(strategy, inspection, cuts, frozenset())
+    placement = place(strategy, inspection, cuts, learns=spec.job.mode == "train")
+    if strategy.update == "balanced" and placement.synchronisation is not None:
+        placement = place(strategy, inspection, cuts, local_buckets(inspection, placement))
     rings = make_rings(strategy, inspection, placement)
     graph = build_graph(
         strategy.schedule,
@@ -125,6 +128,7 @@ def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:
         batch_size=spec.job.batch_size,
         epochs=spec.job.epochs,
         steps=spec.job.steps,
+        forward_only=spec.job.mode == "forward",
     )
     if itinerary.num_iterations > MAX_ITERATIONS:
         field = "epochs" if spec.job.steps is None else "steps"

@@ -58,7 +58,7 @@ class StageTasks:
         self._gradients = gradients
         self._before_evaluation = before_evaluation
         self._skips_nonfinite = skips_nonfinite
-        self._training = True
+        self._learning = True
         self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts that have a backward
 
     def forward(self, iteration: Iteration, microbatch: int, measured: Measured) -> None:
@@ -69,20 +69,20 @@ class StageTasks:
             measured.of(iteration.index).complete = True
 
     def _run(self, iteration: Iteration, microbatch: int, part: Part, measured: Measured) -> None:
-        if iteration.training is not self._training:
-            self._training = iteration.training
-            self._stage.train(iteration.training)
-            if not iteration.training:
+        if iteration.learns is not self._learning:
+            self._learning = iteration.learns
+            self._stage.train(iteration.learns)
+            if not iteration.learns:
                 self._before_evaluation()
         source = f"activation-{self._number - 1}" if self._number else "input"
         x = self._slot(source, iteration, microbatch, part.size)
         if not self._is_last:
-            run = self._stage.forward if iteration.training else self._stage.evaluate
+            run = self._stage.forward if iteration.learns else self._stage.evaluate
             y = run(part.number, iteration.step, x)
             self._slot(f"activation-{self._number}", iteration, microbatch, part.size).copy_(y.detach())
             return
         target = self._slot("target", iteration, microbatch, part.size)
-        if iteration.training:
+        if iteration.learns:
             self._lose(iteration, part, x, target, measured)
         else:
             self._measure(iteration, part, x, target, measured)

@@ -53,7 +53,7 @@ class Course:
         """Updates that the replica's parameters have at iteration `index`; validation has them all."""
         iteration = self.iteration(index)
         step = iteration.step
-        if not iteration.training or step < self._warmup:
+        if not iteration.learns or step < self._warmup:
             return step
         return max(min(step, self._warmup), step - self._staleness[replica])
 

@@ -33,7 +33,8 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
     batches = Batches(workload, seed=spec.job.seed)
     if batches.num_train == 0:
         raise WorkloadError("Workload.train has length 0; give at least one sample")
-    if not any(parameter.requires_grad for parameter in workload.model.parameters()):
+    learns = spec.job.mode == "train"
+    if learns and not any(parameter.requires_grad for parameter in workload.model.parameters()):
         raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
     model = nn.ModuleList(module for _, module in units(workload.model))
     started = time.perf_counter()
@@ -49,7 +50,7 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
         _record_shapes(model, facts, samples, trained)
         _measure(model, facts, workload, samples[largest])
     _record_ties(model, facts)
-    optimizer = make_optimizer(workload.optimizer, list(workload.model.parameters()))
+    optimizer = make_optimizer(workload.optimizer, list(workload.model.parameters())) if learns else None
     return {
         "units": facts,
         "input": _tensor_facts({size: inputs for size, (inputs, _) in samples.items()}),
@@ -73,6 +74,7 @@ def _microbatch_sizes(spec: JobSpec, num_train: int, num_validation: int) -> lis
         batch_size=spec.job.batch_size,
         epochs=spec.job.epochs,
         steps=spec.job.steps,
+        forward_only=spec.job.mode == "forward",
     )
     shares, counts = spec.strategy.share_list, spec.strategy.microbatch_counts
     sizes = {part.size for size in itinerary.batch_sizes() for parts in divide(size, shares, counts) for part in parts}

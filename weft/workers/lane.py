@@ -82,7 +82,7 @@ class Lane:
         operation = self._operations[task]
         attempt = self._attempt
         iteration = attempt.iteration(index)
-        runs = iteration.training or not operation.passes
+        runs = iteration.learns or not operation.passes
         if runs:
             board = self._board
             words = board.words

@@ -123,7 +123,7 @@ class ModelParts:
             before_evaluation=self._buffers_of_first(holder, own),
             skips_nonfinite=self._spec.strategy.skip_nonfinite,
         )
-        if self._memory is None:
+        if self._memory is None and not self._course.itinerary.forward_only:
             self.own_updates[holder[1]] = StageUpdate(self._workload, stage.parameters(), reports=holder[1] == last)
 
     def _place_in_buckets(self, holder: Holder) -> StageGradients:
@@ -218,10 +218,9 @@ class ModelParts:
             updates = self._updates(
                 updated, bounds, on_device, sync, speculative=sync["speculative"], publishes=on_device is not None
             )
-        gradients = self.memories[on_device].gradients if on_device is not None else None
-        self.owners[number] = Owner(
-            number, self._memory, self._course, gradients or {}, updates, squares=sync["bounded"]
-        )
+        gradients = (self.memories[on_device].gradients if on_device is not None else None) or {}
+        own = {bucket.index: gradients[bucket.index] for bucket in owned if bucket.route == "device"}
+        self.owners[number] = Owner(number, self._memory, self._course, own, updates, squares=sync["bounded"])
 
     def _updates(
         self,

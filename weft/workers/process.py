@@ -4,7 +4,8 @@
     main thread      does it: inspect, prepare (which runs the lanes until something else comes), save, release
 
 The compute lane runs in the main thread because glibc serves that one from the heap that grows, others from mappings
-that are made and unmapped for each large tensor. The daemon's end of the socket closing is the signal to end, at any moment.
+that are made and unmapped for each large tensor. Other lanes have threads of their own (weft.workers.lanes). The
+daemon's end of the socket closing is the signal to end, at any moment.
 """
 
 from __future__ import annotations

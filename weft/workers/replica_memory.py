@@ -21,8 +21,8 @@ from weft.workers.course import Course
 
 
 class ReplicaMemory:
-    """values, gradients: flat, by bucket; gradients only of a device. writes: it gives the shared parameters their first
-    values. parameters: the model's; those in buckets are moved to their places, and modules compute there from now on.
+    """values, gradients: flat, by bucket; gradients only of a device. writes: it gives the shared parameters their
+    first values. parameters: the model's; those in buckets move to their places, where modules compute from now on.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ReplicaMemory:
         view = self._buckets[bucket]
         if view.route == "sum":
             assert self.gradients is not None
-            if iteration.training:
+            if iteration.learns:
                 self.gradients[bucket].copy_(self._memory.sum(view))
             return
         version = self.next_version(iteration)
