@@ -244,8 +244,8 @@ def test_each_lanes_part_of_a_mean_is_added_up_and_a_fact_is_a_fact(run: JobRun)
 def test_a_validation_that_is_weighed_is_the_mean_over_what_counts(run: JobRun) -> None:
     """What the batches of 8 and 2 samples count is another matter than their samples."""
     for iteration, weight in ((2, 10.0), (3, 30.0), (6, 0.0), (7, 0.0)):
-        values = [fragment(iteration, {"loss": float(iteration)} if weight else {}, weight=weight)] * 2
-        run.add_report("cpu-0", "compute", [], values[:1])
+        means = {"loss": float(iteration)} if weight else {}
+        run.add_report("cpu-0", "compute", [], [fragment(iteration, means, weight=weight)])
         run.add_report("cpu-1", "compute", [], [fragment(iteration, {}, weight=weight)])
         run.finish_iteration(iteration)
         if iteration == 3:

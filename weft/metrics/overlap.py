@@ -54,12 +54,12 @@ class OverlapAccount:
             if lane not in self._computing and not set(modes).isdisjoint(KINDS):
                 beside.setdefault(_worker_of(lane), []).append(lane)
         self._workers = {
-            worker: _WorkerOverlap(
+            worker: WorkerOverlap(
                 [lane for lane in self._computing if _worker_of(lane) == worker] or self._computing, own
             )
             for worker, own in beside.items()
         }
-        self._computed_for: dict[str, list[_WorkerOverlap]] = {}
+        self._computed_for: dict[str, list[WorkerOverlap]] = {}
         for worker in self._workers.values():
             for lane in worker.computing:
                 self._computed_for.setdefault(lane, []).append(worker)
@@ -125,7 +125,7 @@ class OverlapAccount:
         return sums
 
 
-class _WorkerOverlap:
+class WorkerOverlap:
     """One worker's lanes beside compute, against the lanes `computing`. Sums are by a mode's index in MODES."""
 
     def __init__(self, computing: Collection[str], beside: Collection[str]) -> None:
@@ -155,12 +155,13 @@ class _WorkerOverlap:
         self._computed.drop(end)
 
     def _keep_bounded(self) -> None:
-        if self._num_intervals() > SETTLE_ABOVE:
+        if self.num_intervals() > SETTLE_ABOVE:
             self.settle()
-            if self._num_intervals() > MAX_INTERVALS:
+            if self.num_intervals() > MAX_INTERVALS:
                 self.flush()
 
-    def _num_intervals(self) -> int:
+    def num_intervals(self) -> int:
+        """That are kept for lanes that lag."""
         lanes = (*self.computing.values(), *self.beside.values())
         return sum(len(lane.intervals) for lane in lanes) + len(self._computed)
 
