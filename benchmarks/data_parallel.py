@@ -26,8 +26,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from measure import Result, interleave, main, ratio_result, value_result
 import torch.distributed as dist
+from measure import Result, interleave, main, ratio_result, value_result
 
 import weft.embedded
 from weft.client import Client

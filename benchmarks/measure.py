@@ -93,11 +93,22 @@ def interleave(runs: int, *measures: Callable[[], float]) -> list[list[float]]:
     return values
 
 
-def main(name: str, collect: Callable[[bool], list[Result]]) -> None:
-    """The body of a benchmark's script: measures, then prints a table or JSON."""
+def main(
+    name: str,
+    collect: Callable[[bool], list[Result]],
+    *,
+    table: Callable[[Sequence[Result]], str] | None = None,
+    draw: Callable[[Sequence[Result], Path], None] | None = None,
+) -> None:
+    """The body of a benchmark's script: measures, then prints a table or JSON. draw: what `--png PATH` asks for."""
     parser = argparse.ArgumentParser(description=f"The benchmark {name}; benchmarks/README.md says how to read it.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="fewer runs: to see that it works, not to quote")
+    parser.set_defaults(png=None)
+    if draw is not None:
+        parser.add_argument(
+            "--png", type=Path, metavar="PATH", help="draw the results; needs pip install 'weft[plots]'"
+        )
     arguments = parser.parse_args()
     results = collect(arguments.quick)
     report = {
@@ -106,7 +117,9 @@ def main(name: str, collect: Callable[[bool], list[Result]]) -> None:
         "versions": versions(),
         "results": [asdict(result) for result in results],
     }
-    print(json.dumps(report, indent=1) if arguments.json else text_table(results))
+    print(json.dumps(report, indent=1) if arguments.json else (table or text_table)(results))
+    if draw is not None and arguments.png is not None:
+        draw(results, arguments.png)
 
 
 def machine() -> dict[str, Any]:

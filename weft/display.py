@@ -186,6 +186,47 @@ def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[s
     console.print(_facts(_outcome(result)))
 
 
+def comparison_page(console: Console, comparison: Message, *, check: bool) -> None:
+    """`weft compare`: a row for each preset, then the reasons of those that have not completed."""
+    rows = comparison["rows"]
+    stalls = [share for row in rows for share in (row["stall_percent"] or {}).items()]
+    seen = {f"stall_{cause}" for cause, share in stalls if percent(share) != percent(0.0)}
+    causes = [mode.removeprefix("stall_") for mode in MODES if mode in seen]
+    columns = ["preset", "workers", "state", "iteration>", "limit>", "ratio>", *(f"stall {cause}>" for cause in causes)]
+    columns += ["hidden>", "exposed>", "peak memory>", "shared>", "loss>", *(["agrees"] if check else [])]
+    table = _table(*columns)
+    for row in rows:
+        agrees = {True: "yes", False: "no", None: _NONE}[row["agrees"]]
+        table.add_row(*_comparison_cells(row, causes), *([agrees] if check else []))
+    console.print(table)
+    for row in rows:
+        if row["state"] != "completed":
+            reason = f" ({row['reason']})" if row["reason"] else ""
+            console.print(_plain(f"{row['preset']} {row['state']}{reason}: {row['error'] or 'no more is known'}"))
+
+
+def _comparison_cells(row: Message, causes: Sequence[str]) -> list[str | Text]:
+    stalls = row["stall_percent"] or {}
+    return [
+        _plain(row["preset"]),
+        " + ".join(f"{count} {kind}" for kind, count in row["workers"].items()),
+        Text(row["state"], style=_STATE_STYLES.get(row["state"], "")),
+        duration(row["iteration_seconds"]),
+        duration(row["limit_seconds"]),
+        number(row["limit_ratio"], 3),
+        *(percent(stalls.get(cause)) for cause in causes),
+        *(_seconds_beside_compute(row["overlap_seconds"], name) for name in ("hidden", "exposed")),
+        size(row["peak_bytes"]),
+        size(row["shared_bytes"]),
+        number(row["loss"], 6),
+    ]
+
+
+def _seconds_beside_compute(overlap: Mapping[str, Mapping[str, float]] | None, name: str) -> str:
+    """Of sync, transfer and update together, the seconds of an iteration that were hidden, or exposed."""
+    return _NONE if overlap is None else duration(sum(seconds[name] for seconds in overlap.values()))
+
+
 def status_page(console: Console, status: Message) -> None:
     """`weft status`: the daemon, its workers and its jobs."""
     jobs = ", ".join(f"{count} {state}" for state, count in status["jobs"].items() if count) or "none"

@@ -245,6 +245,16 @@ class Strategy(Section):
         return [self.staleness] * len(self.replica_list)
 
     @property
+    def division(self) -> tuple[list[float], list[int]]:
+        """Shares and numbers of microbatches, as `weft.division.divide` takes them at the start.
+
+        Where replicas steal, one part in `microbatches` microbatches: which replica computes one shows as it runs.
+        """
+        if self.share == "stealing":
+            return [1.0], [self.microbatches]
+        return self.share_list, self.microbatch_counts
+
+    @property
     def share_list(self) -> list[float]:
         """A weight for each replica, as `weft.division` takes them: they need not add up to 1."""
         return [1.0] * len(self.replica_list) if self.shares is None else list(self.shares)

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
 import typer
 
 from weft import __version__
-from weft.client import Client, DaemonUnreachable, RequestRefused
+from weft.client import Client
 from weft.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
 from weft.job_list import list_jobs
+from weft.presets import PRESETS
 from weft.result import result_json, to_json
 from weft.transport.wire import Message
 
 if TYPE_CHECKING:
     from weft.spec import JobSpec
-
-CANCEL_SECONDS = 10.0  # for a job to end after a Ctrl-C; then its daemon is stopped anyway
 
 app = typer.Typer(
     name="weft",
@@ -74,11 +73,67 @@ def run(
         lanes: Message = {}
     else:
         from weft.embedded import Daemon
+        from weft.foreground import run_in_foreground
 
         daemon = Daemon(workers=workers, threads=threads, stand_ins=stand_ins, runs_dir=runs_dir, metrics=metrics or "")
         with sigterm_raises(), daemon as client:
-            result, lanes = _run_embedded(client, job_spec)
+            result, shown = run_in_foreground(client, job_spec)
+        lanes = shown["lanes"] or {}
     _finish(result, lanes, json, sys.stdout)
+
+
+def _complete_presets(incomplete: str) -> list[str]:
+    """What the shell offers: the list so far with each name that its last one may become."""
+    begun, comma, last = incomplete.rpartition(",")
+    return [f"{begun}{comma}{name}" for name in ("as-is", *PRESETS) if name.startswith(last)]
+
+
+@app.command(epilog="Example: weft compare digits.toml --presets 1f1b,ddp,hybrid-fine --check")
+@guarded
+def compare(
+    spec: SpecPath,
+    presets: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            autocompletion=_complete_presets,
+            help="In this order; as-is (or none): the spec as it stands. By default every preset.",
+        ),
+    ] = None,
+    set_: Set = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Training steps of each job, instead of the spec's.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also say whether the final losses agree with the first one's.")
+    ] = False,
+    workers: Workers = None,
+    threads: Threads = None,
+    stand_ins: StandIns = None,
+    runs_dir: RunsDir = None,
+    json: Json = False,
+) -> None:
+    """Train one job under several presets, one after another, and compare where the time went.
+
+    A preset's row counts before the spec's own strategy, and --set before both. Unless --workers and --stand-ins say
+    otherwise, each preset has as many workers as it needs. Ctrl-C cancels the running job and prints the table so far.
+    """
+    from weft.compare import Machine, comparison, run_trials, set_agreement, tell_what_differs
+    from weft.trial import make_trials
+
+    names = list(PRESETS) if presets is None else [name.strip() for name in presets.split(",")]
+    trials = make_trials(spec, set_ or (), names, steps)
+    machine = Machine.of(workers=workers, threads=threads, stand_ins=stand_ins, runs_dir=runs_dir)
+    tell_what_differs(trials, machine)
+    rows: list[Message] = []
+    try:
+        with sigterm_raises():
+            run_trials(trials, machine, rows)
+    finally:
+        if check:
+            set_agreement(trials, rows)
+        _print_comparison(comparison(spec, trials, rows), check, json)
+    leave(0 if any(row["state"] == "completed" for row in rows) else 1)
 
 
 @app.command(epilog="Example: weft daemon --workers 4 --metrics 127.0.0.1:9464")
@@ -225,25 +280,6 @@ def _load_spec(path: Path, overrides: list[str] | None) -> JobSpec:
     return spec
 
 
-def _run_embedded(client: Client, spec: JobSpec) -> tuple[Message, Message]:
-    """The job's result and the seconds of its lanes; an interrupt cancels the job first."""
-    from weft.follower import follow
-
-    job = client.submit(spec)["job"]
-    try:
-        result = follow(client.follow(job), log=sys.stderr)
-    except DaemonUnreachable:
-        raise
-    except BaseException:
-        try:
-            client.cancel(job)
-            client.wait(job, CANCEL_SECONDS)
-        except RequestRefused:
-            pass  # it has just ended, or does not end in time
-        raise
-    return result, client.show(job)["lanes"] or {}
-
-
 def _follow(client: Client, job: str, log: TextIO) -> Message:
     """Shows the job to its end; Ctrl-C leaves it alone and says how to come back to it."""
     from weft.follower import follow
@@ -264,6 +300,14 @@ def _finish(result: Message, lanes: Message, json: bool, stream: TextIO) -> NoRe
 
         result_page(make_console(stream), result, lanes)
     leave(of_result(result))
+
+
+def _print_comparison(compared: Message, check: bool, json: bool) -> None:
+    if json:
+        return _print_json(compared)
+    from weft.display import comparison_page, make_console
+
+    return comparison_page(make_console(sys.stdout), compared, check=check)
 
 
 def _print_json(value: Message) -> None:

@@ -92,6 +92,18 @@ def test_the_seconds_of_the_lanes_of_an_ended_job_are_kept(
         assert 0 < sum(seconds.values()) <= result["seconds"]
 
 
+@pytest.mark.slow
+def test_hidden_and_exposed_seconds_of_an_ended_job_add_up_to_the_busy_seconds_of_its_lanes(daemon: RealDaemon) -> None:
+    result = daemon.run(daemon.spec(strategy={"replicas": 2, "sync": "fine", "clip_norm": 1.0}, steps=100))
+    shown = daemon.client.show(result["job"])
+    assert set(shown["overlap"]) == {"cpu-0", "cpu-1"}
+    for worker, kinds in shown["overlap"].items():
+        for kind, seconds in kinds.items():
+            lanes = [modes for lane, modes in shown["lanes"].items() if lane.startswith(f"{worker}/")]
+            busy = sum(modes.get(kind, 0) for modes in lanes)
+            assert seconds["hidden"] + seconds["exposed"] == pytest.approx(busy), (worker, kind)
+
+
 def test_workers_and_connections_are_shown_while_no_job_runs(daemon: RealDaemon) -> None:
     with daemon.connected():
         samples = scrape(daemon)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from weft.scheduler import job_run
-from weft.scheduler.job_run import JobRun
 from weft.scheduler.inspection import Inspection, UnitFacts
+from weft.scheduler.job_run import JobRun
 from weft.scheduler.plan import Plan
 from weft.transport.records import MODE_INDEX, Row
 

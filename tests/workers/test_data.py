@@ -17,7 +17,6 @@ from weft.itinerary import Iteration, Itinerary
 from weft.workers.data import Batches
 from weft.workload import Workload, WorkloadError
 
-
 WHOLE = Part(0, 0, 3)  # a batch of three
 
 

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from weft.scheduler import dispatch
 from weft.scheduler.events import (
     CancelRequested,
     Command,
     DirectoryLost,
-    Dispatch,
     DrainRequested,
     DropArenas,
     Event,
@@ -37,6 +37,7 @@ from weft.scheduler.events import (
     RecordIteration,
     RecordState,
     Release,
+    ReplicasMeasured,
     ResultSaved,
     SaveResult,
     StartWorker,
@@ -47,7 +48,7 @@ from weft.scheduler.events import (
     WorkerPrepared,
     WorkerReleased,
 )
-from weft.scheduler.job import MOVES, Job, LaneState, Outcome, Phase, Worker, work_between
+from weft.scheduler.job import MOVES, Job, Outcome, Phase, Worker
 from weft.scheduler.placement import workers_needed
 from weft.strategy import Strategy
 
@@ -89,6 +90,8 @@ class Core:
                 return self._job_planned(event)
             case WorkerPrepared():
                 return self._worker_prepared(event)
+            case ReplicasMeasured():
+                return self._replicas_measured(event)
             case JobFaulted():
                 return self._job_faulted(event, now)
             case ResultSaved():
@@ -162,19 +165,8 @@ class Core:
         job.waiting_for.discard(event.worker)
         if job.waiting_for:
             return []
-        assert job.plan is not None
         self._move(job, Phase.RUNNING, "every worker is prepared")
-        iterations = job.plan.itinerary.num_iterations
-        job.lanes = {
-            (job.workers[lane.worker], lane.name): LaneState(
-                job.workers[lane.worker], lane.name, program, iterations * len(program)
-            )
-            for lane, program in job.plan.graph.programs.items()
-        }
-        commands: list[Command] = [RecordState(job=job.name, state="running", attempt=job.attempt)]
-        for lane in job.lanes.values():
-            commands += self._top_up(job, lane)
-        return commands
+        return [RecordState(job=job.name, state="running", attempt=job.attempt), *dispatch.begin(job)]
 
     def _tasks_finished(self, event: TasksFinished) -> list[Command]:
         job = self.jobs.get(event.job)
@@ -185,7 +177,7 @@ class Core:
         lane.finished += event.count
         if lane.finished > lane.sent:
             raise IllegalMove(self._story(job, f"{lane} finished more than it was sent"))
-        commands = self._top_up(job, lane)
+        commands = dispatch.lane_finished(job, lane)
         if lane.finished // len(lane.program) > before:
             commands += self._iterations_finished(job)
         return commands
@@ -202,17 +194,9 @@ class Core:
             commands.append(SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0]))
         return commands
 
-    def _top_up(self, job: Job, lane: LaneState) -> list[Command]:
-        """Sends the lane its next tasks, up to the window, once half of the window is free."""
-        assert job.plan is not None
-        window = job.plan.window
-        outstanding = lane.sent - lane.finished
-        if lane.sent == lane.total or (outstanding and 2 * outstanding > window):
-            return []
-        until = min(lane.finished + window, lane.total)
-        work = work_between(lane.program, lane.sent, until)
-        lane.sent = until
-        return [Dispatch(job.name, job.attempt, lane.worker, lane.name, work)]
+    def _replicas_measured(self, event: ReplicasMeasured) -> list[Command]:
+        job = self._current(event.job, event.attempt, Phase.RUNNING)
+        return [] if job is None else dispatch.replicas_measured(job, event.measured)
 
     def _result_saved(self, event: ResultSaved, now: float) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.SAVING)
@@ -299,6 +283,7 @@ class Core:
     def _released(self, job: Job) -> list[Command]:
         commands: list[Command] = [DropArenas(job=job.name, attempt=job.attempt)]
         job.workers, job.lanes, job.plan, job.deadline, job.iterations_done = (), {}, None, None, 0
+        job.shares = job.stealing = None
         assert job.outcome is not None
         if job.outcome.state == "":
             job.attempt += 1

@@ -24,8 +24,10 @@ class _Costs:
         self._inspection = inspection
         self._recompute = spec.strategy.recompute
         self._placement = placement
-        self._parts = divide(spec.job.batch_size, spec.strategy.share_list, spec.strategy.microbatch_counts)
+        self._parts = divide(spec.job.batch_size, *spec.strategy.division)
         self._largest = max(part.size for parts in self._parts for part in parts)
+        if spec.strategy.share == "adaptive":  # what a replica may come to have was measured
+            self._largest = -(-spec.job.batch_size // min(spec.strategy.microbatch_counts))
         self._forward, self._backward = self._by_stage("forward_seconds"), self._by_stage("backward_seconds")
         self._parameter_bytes = self._by_stage("parameter_bytes")
         sync = placement.synchronisation
@@ -65,7 +67,8 @@ class _Costs:
 
     def _size(self, task: Task) -> float:
         """The task's microbatch as a part of the largest one, which was measured."""
-        return self._parts[task.replica][task.microbatch].size / self._largest
+        parts = self._parts[task.replica if len(self._parts) > 1 else 0]
+        return parts[task.microbatch].size / self._largest
 
     def _copying(self, num_bytes: float) -> float:
         return num_bytes / self._inspection.copy_bytes_per_second

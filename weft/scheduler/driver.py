@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from weft.metrics.exporter import Exporter
+from weft.scheduler import replica_commands
 from weft.scheduler.core import Core
 from weft.scheduler.events import (
     Command,
     Dispatch,
     DropArenas,
     Event,
+    Grant,
     JobFaulted,
     JobPlanned,
     JobSubmitted,
@@ -30,9 +32,12 @@ from weft.scheduler.events import (
     Prepare,
     RecordIteration,
     RecordState,
+    RecordVerdict,
     Release,
+    ReplicasMeasured,
     ResultSaved,
     SaveResult,
+    SetShares,
     StartWorker,
     TasksFinished,
     Ticked,
@@ -160,6 +165,8 @@ class Driver:
             case "saved":
                 self.feed(ResultSaved(job=message["job"], attempt=message["attempt"]))
             case "released":
+                if message["job"] in self.runs:
+                    self.runs[message["job"]].note_peak(worker, message["peak_bytes"])
                 self.feed(
                     WorkerReleased(
                         worker=worker, job=message["job"], attempt=message["attempt"], clean=message["clean"]
@@ -181,14 +188,14 @@ class Driver:
         if job is None or run is None or job.attempt != attempt:
             return  # late: the attempt has ended
         commands = self.core.handle(TasksFinished(name, attempt, worker, lane, message["count"]), arrived)
-        dispatches = [command for command in commands if isinstance(command, Dispatch)]
+        dispatches = [command for command in commands if isinstance(command, (Grant, Dispatch))]
         for dispatch in dispatches:  # before the books are kept: a lane may wait for it
             self._perform(dispatch)
         if dispatches:
             self._exporter.observe("weft_dispatch_latency_seconds", time.monotonic() - arrived)
         run.add_report(worker, lane, list(unpack(message["records"])), message["values"])
         for command in commands:
-            if not isinstance(command, Dispatch):
+            if not isinstance(command, (Grant, Dispatch)):
                 self._perform(command)
 
     async def _plan(self, message: Message) -> None:
@@ -210,6 +217,8 @@ class Driver:
         match command:
             case Dispatch():
                 self._pool.send(command.worker, {"type": "dispatch", "lane": command.lane, "work": command.work})
+            case Grant() | SetShares() | RecordVerdict():
+                replica_commands.perform(command, self.core.jobs[command.job], self.runs[command.job], self._pool.send)
             case RecordIteration():
                 self._record_iteration(command)
             case StartWorker():
@@ -232,6 +241,12 @@ class Driver:
                 self._record_state(command)
             case _:
                 assert_never(command)
+
+    def _measure_replicas(self, name: str) -> None:
+        """Tells the core how fast the job's replicas are, where that is newly known and may change something."""
+        run, job = self.runs[name], self.core.jobs.get(name)
+        if job is not None and run.replicas is not None and (measured := run.replicas.take()) is not None:
+            self.feed(ReplicasMeasured(job=name, attempt=job.attempt, measured=measured))
 
     def _send(self, worker: str, kind: str, job: str, attempt: int, **fields: Any) -> None:
         run = self.runs[job]
@@ -290,6 +305,8 @@ class Driver:
             self._exporter.add("weft_job_samples_total", iteration.size, job=command.job)
             if run.iteration_seconds:
                 self._exporter.observe("weft_iteration_seconds", run.iteration_seconds[-1], job=command.job)
+        if run.plan is not None and run.plan.share == "stealing":
+            self._measure_replicas(command.job)
 
     def _record_state(self, command: RecordState) -> None:
         name, state = command.job, JobState(command.state)
@@ -332,6 +349,7 @@ class Driver:
             "steps": run.plan.itinerary.steps if run.plan else None,
             "lanes": run.account.lane_seconds(),
             "overlap": run.overlap.seconds(),
+            "peak_bytes": run.peak_bytes,
             "plan": summary_of(run),
         }
 
@@ -348,6 +366,7 @@ class Driver:
                 if self._num_ticks % TICKS_PER_LIMIT == 0:
                     publish_limit(self._exporter, name, run)
                 self._progress[name] = run.take_progress() or self._progress.get(name, {})
+                self._measure_replicas(name)
                 self.changed[name].notify()
 
     def progress(self, name: str) -> Message | None:
@@ -378,7 +397,8 @@ def summary_of(run: JobRun) -> dict[str, Any] | None:
         return None
     keys = ("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds", "window")
     described = run.plan.describe(run.worker_names)
-    return {key: described[key] for key in keys} | {"shared_bytes": described["shared_bytes"]}
+    replicas = {"shares": run.replicas.newest, "verdicts": run.replicas.verdicts} if run.replicas else {}
+    return {key: described[key] for key in keys} | {"shared_bytes": described["shared_bytes"]} | replicas
 
 
 def _reason_of_exit(exit_code: int | None) -> str:

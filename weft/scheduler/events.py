@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.scheduler.plan import Plan
+from weft.scheduler.shares import Measurement, Verdict
 from weft.spec import JobSpec
 
 # --- events
@@ -61,6 +62,15 @@ class TasksFinished:
     worker: str
     lane: str
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasMeasured:
+    """How fast the replicas of a job have been of late: over an interval, or, where they steal, in one iteration."""
+
+    job: str
+    attempt: int
+    measured: Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +129,7 @@ Event = (
     | JobPlanned
     | WorkerPrepared
     | TasksFinished
+    | ReplicasMeasured
     | JobFaulted
     | ResultSaved
     | WorkerReleased
@@ -180,6 +191,37 @@ class Dispatch:
     work: tuple[tuple[int, tuple[int, ...]], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The replica's next positions: (iteration, position, number of the microbatch). A number of -1: neither this
+    position nor any after it in the iteration has a microbatch. Goes before the tasks that need it."""
+
+    job: str
+    attempt: int
+    replica: int
+    grants: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetShares:
+    """Tell every worker of the job; no task of the iteration has been dispatched."""
+
+    job: str
+    attempt: int
+    first_iteration: int
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordVerdict:
+    """A replica does not pay: its share is 0 from the iteration on."""
+
+    job: str
+    attempt: int
+    verdict: Verdict
+    first_iteration: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
     """Write the trained weights from the worker. Answered by ResultSaved or JobFaulted."""
@@ -232,6 +274,9 @@ Command = (
     | PlanJob
     | Prepare
     | Dispatch
+    | Grant
+    | SetShares
+    | RecordVerdict
     | SaveResult
     | Release
     | DropArenas

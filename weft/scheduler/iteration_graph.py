@@ -19,10 +19,12 @@ def build_graph(
     *,
     coarse: bool = False,
     has_buffers: bool = False,
+    recompute: bool = False,
     weighted: bool = False,
 ) -> Graph:
-    """coarse: every SYNC waits for every BACKWARD. has_buffers: replicas share those of the first one. weighted: what a
-    microbatch counts is known once its whole batch is loaded."""
+    """coarse: every SYNC waits for every BACKWARD. has_buffers: replicas share those of the first one. recompute:
+    BACKWARD changes buffers too, for a while. weighted: what a microbatch counts is known once its whole batch is
+    loaded."""
     builder = _Builder(schedule, placement)
     builder.load_tasks()
     builder.compute_tasks()
@@ -38,7 +40,7 @@ def build_graph(
     for ring in rings:
         builder.ring(ring)
     if has_buffers:
-        builder.buffer_edges()
+        builder.buffer_edges(Kind.BACKWARD if recompute else Kind.FORWARD)
     if weighted:
         builder.weight_edges()
     return builder.graph()
@@ -137,13 +139,13 @@ class _Builder:
                 self.edge((Kind.BACKWARD, 0, s, m, -1), update, 0, Cause.GRADIENT)
                 self.edge(update, (Kind.FORWARD, 0, s, m, -1), 1, Cause.UPDATE)
 
-    def buffer_edges(self) -> None:
+    def buffer_edges(self, changes: Kind) -> None:
         """Other replicas read the first one's buffers where they evaluate: after it has changed them, before again."""
         (first, *others) = self.placement.replicas
         for r, replica in enumerate(others, start=1):
             for s in range(replica.num_stages):
                 for own in range(first.num_stages):
-                    last, start = (Kind.FORWARD, 0, own, first.microbatches - 1, -1), (Kind.FORWARD, r, s, 0, -1)
+                    last, start = (changes, 0, own, first.microbatches - 1, -1), (Kind.FORWARD, r, s, 0, -1)
                     self.edge(last, start, 1, Cause.SYNC)
                     end = (Kind.FORWARD, r, s, replica.microbatches - 1, -1)
                     self.edge(end, (Kind.FORWARD, 0, own, 0, -1), 1, Cause.SYNC)
@@ -310,6 +312,9 @@ class _Synchronise:
         for part in updated:
             b = part.bucket.index
             self._builder.edge((Kind.SYNC, owner, -1, -1, b), (Kind.UPDATE, owner, -1, -1, b), 0, Cause.SYNC)
+            if part.route is Route.SUM and self._builder.is_device(part.bucket.holders[0][0]):
+                # unlike a replica on shared parameters, the device whose gradient gave way to the sum does not wait
+                self._builder.edge(self._completion(owner, part), self._writer_of_sum(part), 1, Cause.SLOT)
         if self._plan.bounded and updated:
             self._norm_edges(
                 (Kind.VALIDATE, owner, -1, -1, -1)
@@ -325,13 +330,12 @@ class _Synchronise:
 
     def _completions(self, part: BucketPlan) -> list[Key]:
         """The tasks after which the shared parameters of a bucket stand."""
-        speculative = self._plan.speculative
-        return [
-            (Kind.VALIDATE, owned.owner, -1, -1, -1)
-            if speculative
-            else (Kind.UPDATE, owned.owner, -1, -1, part.bucket.index)
-            for owned in part.ranges
-        ]
+        return [self._completion(owned.owner, part) for owned in part.ranges]
+
+    def _completion(self, owner: int, part: BucketPlan) -> Key:
+        if self._plan.speculative:
+            return (Kind.VALIDATE, owner, -1, -1, -1)
+        return (Kind.UPDATE, owner, -1, -1, part.bucket.index)
 
     def _shared_edges(self, r: int, s: int) -> None:
         """The stage computes on the owners' parameters."""

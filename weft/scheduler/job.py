@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from weft.scheduler.plan import Plan
+from weft.scheduler.shares import Shares
 from weft.spec import JobSpec
+
+if TYPE_CHECKING:
+    from weft.scheduler.stealing import Stealing
 
 
 class Phase(enum.StrEnum):
@@ -32,7 +37,8 @@ MOVES = {
 
 @dataclass(slots=True)
 class LaneState:
-    """sent, finished: tasks of the lane's endless program (its tasks of iteration 0, of iteration 1, ...)."""
+    """sent, finished: tasks of the lane's endless program (its tasks of iteration 0, of iteration 1, ...). allowed: how
+    many of them may be sent so far; None where the window alone says it."""
 
     worker: str
     name: str
@@ -40,6 +46,7 @@ class LaneState:
     total: int
     sent: int = 0
     finished: int = 0
+    allowed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,8 @@ class Outcome:
 
 @dataclass(slots=True)
 class Job:
-    """workers: those it holds, by position in the plan. waiting_for: those that have yet to answer in this phase."""
+    """workers: those it holds, by position in the plan. waiting_for: those that have yet to answer in this phase.
+    shares, stealing: of an attempt that runs; stealing only where its replicas do."""
 
     name: str
     spec: JobSpec
@@ -66,6 +74,8 @@ class Job:
     waiting_for: set[str] = field(default_factory=set)
     plan: Plan | None = None
     lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
+    shares: Shares | None = None
+    stealing: Stealing | None = None
     iterations_done: int = 0
     outcome: Outcome | None = None
     deadline: float | None = None

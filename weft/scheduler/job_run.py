@@ -29,6 +29,7 @@ from weft.metrics.progress import Progress
 from weft.scheduler.graph import Kind
 from weft.scheduler.limit import speed_limit
 from weft.scheduler.plan import Plan
+from weft.scheduler.replica_shares import ReplicaShares
 from weft.transport.records import BUSY_MODES, MODE_INDEX, MODE_OF_KIND, Row
 
 MODEL = "model.safetensors"
@@ -63,6 +64,7 @@ class JobRun:
         self.directory = directory
         self.plan: Plan | None = None
         self.worker_names: tuple[str, ...] = ()
+        self.replicas: ReplicaShares | None = None
         self.account = JobAccount()
         self.overlap = OverlapAccount(self.account, {})
         self.progress = Progress(0)
@@ -74,6 +76,7 @@ class JobRun:
         self.validation: dict[str, float] | None = None
         self.iteration_seconds: deque[float] = deque(maxlen=1024)  # of training iterations, the newest
         self.first_iteration_seconds: float | None = None  # from here to the end of the first one, by its stamps
+        self.peak_bytes: dict[str, int] = {}  # by worker: its greatest resident size, known once it is released
         self._taken_ns = time.monotonic_ns()
         self._write_has_failed = False
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -109,8 +112,10 @@ class JobRun:
         self.plan, self.worker_names = plan, worker_names
         self.account, self.progress = JobAccount(), Progress(plan.itinerary.steps)
         self.overlap = OverlapAccount(self.account, _modes_of_lanes(plan, worker_names))
+        self.replicas = ReplicaShares(plan)
         self.step = self.samples = 0
         self.loss = self.validation = None
+        self.peak_bytes = {}
         self._values, self._ends, self._durations, self._validating = {}, {}, {}, {}
         self._weighed = 0.0
         self._last_end = None
@@ -121,6 +126,11 @@ class JobRun:
             (self.directory / "plan.json").write_text(text + "\n", encoding="utf-8")
         assert self._metrics is not None
         self._metrics.truncate(0)
+
+    def note_peak(self, worker: str, peak_bytes: int | None) -> None:
+        """The greatest resident size of a worker that has let go of the job; None where it never prepared it."""
+        if peak_bytes is not None:
+            self.peak_bytes[worker] = peak_bytes
 
     def add_report(self, worker: str, lane: str, rows: list[Row], values: list[dict[str, Any]]) -> None:
         """What a lane stamped and measured. Errors: AccountingError for rows that contradict one another."""
@@ -134,6 +144,8 @@ class JobRun:
                 if durations is None:
                     durations = self._durations[task] = deque(maxlen=SAMPLES_PER_TASK)
                 durations.append(end - start)
+        if self.replicas is not None:
+            self.replicas.add(row for row in rows if row[0] < _FIRST_STALL)
         for fragment in values:
             self._values.setdefault(fragment["iteration"], _Values()).add(fragment)
 
@@ -150,13 +162,15 @@ class JobRun:
             self._last_end = (index, end)
             if self.first_iteration_seconds is None:
                 self.first_iteration_seconds = (end - self._taken_ns) / 1e9
+        assert self.replicas is not None
+        samples = self.replicas.finish(iteration, seconds)
         if iteration.training:
-            self._finish_step(iteration, values, seconds)
+            self._finish_step(iteration, values, seconds, samples)
         else:
             self._finish_validation(iteration, values)
         return iteration
 
-    def _finish_step(self, iteration: Iteration, values: _Values, seconds: float | None) -> None:
+    def _finish_step(self, iteration: Iteration, values: _Values, seconds: float | None, shares: list[int]) -> None:
         self.step = iteration.step + 1
         self.samples += iteration.size
         self.loss = values.means.get("loss", 0.0)
@@ -176,6 +190,7 @@ class JobRun:
             samples=iteration.size,
             seconds=seconds,
             **({} if iteration.learns else {"measured": values.means}),
+            **({"shares": shares} if len(shares) > 1 else {}),
         )
 
     def _finish_validation(self, iteration: Iteration, values: _Values) -> None:

@@ -7,7 +7,7 @@ reduce and update for devices), then the devices' stages, then the loader.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.scheduler.buckets import Bucket, Holder, make_buckets, owned_ranges
 from weft.scheduler.graph import Lane
@@ -48,7 +48,8 @@ def workers_needed(strategy: Strategy) -> dict[str, int]:
 def _num_hosts(strategy: Strategy) -> int:
     """Devices alone still need a CPU worker where their gradients meet, or where their updates are made."""
     devices = [replica.device for replica in strategy.replica_list]
-    return int("cpu" not in devices and (len(devices) > 1 or strategy.update != "local"))
+    on_host = strategy.update != "local" or any(strategy.staleness_list)
+    return int("cpu" not in devices and (len(devices) > 1 or on_host))
 
 
 def place(
@@ -128,9 +129,10 @@ def _synchronisation(
     for bucket in make_buckets(inspection.parameters, placement.cuts, int(strategy.bucket_mib * 2**20)):
         route = _route(strategy, placement, bucket, local)
         lanes = _owner_lanes(placement, bucket, route, hosts, fine=fine)
-        owners += [lane for lane in lanes if lane not in owners]
-        ranges = owned_ranges(bucket, [owners.index(lane) for lane in lanes], elementwise=inspection.elementwise)
-        plans.append(BucketPlan(bucket=bucket, route=route, ranges=ranges))
+        ranges = owned_ranges(bucket, range(len(lanes)), elementwise=inspection.elementwise)
+        owners += [lanes[part.owner] for part in ranges if lanes[part.owner] not in owners]  # some may get nothing
+        numbered = tuple(replace(part, owner=owners.index(lanes[part.owner])) for part in ranges)
+        plans.append(BucketPlan(bucket=bucket, route=route, ranges=numbered))
     return Synchronisation(
         buckets=tuple(plans),
         owners=tuple(owners),

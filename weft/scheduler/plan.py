@@ -110,6 +110,7 @@ class Plan:
     task_seconds: tuple[float, ...]
     shared_bytes: int
     synchronisation: Synchronisation | None = None
+    share: Literal["fixed", "adaptive", "stealing"] = "fixed"
     predicted_iteration_seconds: float = 0.0
     limit_seconds: float = 0.0
     limit_cycle: str = ""
@@ -126,6 +127,7 @@ class Plan:
             "stages": [asdict(stage) for stage in self.stages if stage.worker == worker],
             "replicas": [asdict(replica) for replica in self.replicas],
             "shares": self.shares,
+            "share": self.share,
             "recompute": self.recompute,
             "itinerary": asdict(self.itinerary),
             "rings": [
@@ -191,6 +193,7 @@ class Plan:
             "recompute": self.recompute,
             "window": self.window,
             "replicas": [asdict(replica) for replica in self.replicas],
+            "share": self.share,
             "shares": list(self.shares),
             "stages": [
                 {

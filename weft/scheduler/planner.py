@@ -22,6 +22,7 @@ from weft.scheduler.placement import Cuts, Placement, place
 from weft.scheduler.plan import Plan, Ring, StagePlan
 from weft.scheduler.rings import make_rings, shared_bytes
 from weft.scheduler.simulator import SimulationError, simulate
+from weft.shapes import ShapeError
 from weft.spec import JobSpec
 
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
@@ -42,13 +43,17 @@ def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) 
     placement = place(strategy, inspection, cuts, learns=spec.job.mode == "train")
     if strategy.update == "balanced" and placement.synchronisation is not None:
         placement = place(strategy, inspection, cuts, local_buckets(inspection, placement))
-    rings = make_rings(strategy, inspection, placement)
+    try:
+        rings = make_rings(strategy, inspection, placement)
+    except ShapeError as error:
+        raise PlanError(str(error)) from error
     graph = build_graph(
         strategy.schedule,
         placement,
         rings,
         coarse=strategy.sync == "coarse",
         has_buffers=any(unit.buffer_bytes for unit in inspection.units),
+        recompute=strategy.recompute,
         weighted=inspection.weighted,
     )
     seconds = task_seconds(spec, inspection, placement, graph)
@@ -73,6 +78,7 @@ def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) 
         task_seconds=seconds,
         shared_bytes=shared,
         synchronisation=placement.synchronisation,
+        share=strategy.share if len(placement.replicas) > 1 else "fixed",
     )
     return _checked(plan)
 

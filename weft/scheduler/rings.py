@@ -8,15 +8,34 @@ from weft.scheduler.inspection import Inspection, TensorFacts, UnitFacts, slot_b
 from weft.scheduler.placement import Placement
 from weft.scheduler.plan import Ring
 from weft.scheduler.schedules import in_flight
+from weft.shapes import ShapeError, check_affine
 from weft.strategy import Strategy
 
 
 def make_rings(strategy: Strategy, inspection: Inspection, placement: Placement) -> tuple[Ring, ...]:
     """Input and target: whole batches, loaded ahead. Activations and gradients: as many as the schedule has in flight.
-    A device's own input and target: those in flight and those that are fetched ahead."""
-    return tuple(
+    A device's own input and target: those in flight and those that are fetched ahead.
+
+    Errors: ShapeError where shares adapt and it is not clear how the shapes grow with a microbatch.
+    """
+    rings = tuple(
         ring for r in range(len(placement.replicas)) for ring in _of_replica(strategy, inspection, placement, r)
     )
+    if strategy.share == "adaptive":
+        for ring in rings:
+            _check_any_size_fits(ring)
+    return rings
+
+
+def _check_any_size_fits(ring: Ring) -> None:
+    try:
+        check_affine(ring.shapes)
+    except ShapeError as error:
+        what = {"input": "inputs", "target": "targets"}.get(ring.name.split("-")[0], "a stage's outputs")
+        raise ShapeError(
+            f"strategy.share = 'adaptive' makes microbatches of any size, and the shapes of {what} do not grow evenly "
+            f"with them: {error}; use share = 'fixed' or 'stealing'"
+        ) from None
 
 
 def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement, r: int) -> Iterator[Ring]:

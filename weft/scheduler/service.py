@@ -212,12 +212,14 @@ class Service:
             details = {
                 "plan": summary_of(run),
                 "lanes": run.account.lane_seconds(),
+                "overlap": run.overlap.seconds(),
+                "peak_bytes": run.peak_bytes,
                 "validation": run.validation or {},
                 "first_iteration_seconds": run.first_iteration_seconds,
                 "iteration_seconds": run.median_iteration_seconds(),
                 "limit_seconds": run.limit_seconds(),
             }
-        keys: tuple[str, ...] = ("plan", "lanes", "validation", "seconds")
+        keys: tuple[str, ...] = ("plan", "lanes", "overlap", "peak_bytes", "validation", "seconds")
         keys += ("first_iteration_seconds", "iteration_seconds", "limit_seconds")
         return {
             **self._summary(row),
@@ -387,6 +389,7 @@ def _result_of(row: JobRow) -> Message:
         "first_iteration_seconds": details.get("first_iteration_seconds"),
         "iteration_seconds": details.get("iteration_seconds"),
         "limit_seconds": details.get("limit_seconds"),
+        "peak_bytes": details.get("peak_bytes", {}),
         "run_dir": row.run_dir,
         "model": _model_of(row),
         "exit_code": row.exit_code,

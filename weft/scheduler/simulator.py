@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.scheduler.core import Core
@@ -39,6 +39,8 @@ WARMUP_ITERATIONS = 4  # the first ones fill the pipeline and the input slots
 MEASURED_ITERATIONS = 4
 _JOB = "simulated"
 
+Milestones = Mapping[int, Mapping[int, float]]  # task -> milestone -> part of the task after which it is posted
+
 
 class SimulationError(RuntimeError):
     """The plan stops before its end. The text names the tasks that wait and what for."""
@@ -63,11 +65,21 @@ class Simulation:
     spans: dict[Lane, list[Span]]
 
 
-def simulate(plan: Plan, seconds: Sequence[float] | None = None, *, iterations: int | None = None) -> Simulation:
-    """Runs `iterations` (default: enough for a steady state) of the plan. Errors: SimulationError."""
+def simulate(
+    plan: Plan,
+    seconds: Sequence[float] | None = None,
+    *,
+    iterations: int | None = None,
+    milestones: Milestones | None = None,
+) -> Simulation:
+    """Runs `iterations` (default: enough for a steady state) of the plan. Errors: SimulationError.
+
+    milestones: those that are posted from inside another task; without them each comes in its lane's order, as the
+    speed limit has it.
+    """
     count = iterations or WARMUP_ITERATIONS + MEASURED_ITERATIONS
     itinerary = replace(plan.itinerary, num_train=1, num_validation=0, batch_size=1, steps=count)
-    run = _Run(replace(plan, itinerary=itinerary), seconds or plan.task_seconds)
+    run = _Run(replace(plan, itinerary=itinerary), seconds or plan.task_seconds, milestones or {})
     return run.to_end()
 
 
@@ -79,9 +91,10 @@ def _strategy_of(plan: Plan) -> Strategy:
 
 
 class _Run:
-    def __init__(self, plan: Plan, seconds: Sequence[float]) -> None:
+    def __init__(self, plan: Plan, seconds: Sequence[float], milestones: Milestones) -> None:
         self._plan = plan
         self._seconds = seconds
+        self._milestones = milestones
         self._now = 0.0
         self._core = Core({f"{kind}-{position}": kind for position, kind in enumerate(plan.workers)})
         names = {lane: (f"{plan.workers[lane.worker]}-{lane.worker}", lane.name) for lane in plan.graph.programs}
@@ -92,7 +105,7 @@ class _Run:
         self._finished: list[int] = [-1] * len(plan.graph.tasks)  # the board
         self._spans: dict[Lane, list[Span]] = {lane: [] for lane in plan.graph.programs}
         self._iteration_ends: list[float] = []
-        self._happening: list[tuple[float, int, Lane, int, int]] = []  # heap of tasks that run
+        self._happening: list[tuple[float, int, Lane | None, int, int]] = []  # heap of tasks that run; no lane: posted
         self._order = 0
 
     def to_end(self) -> Simulation:
@@ -107,6 +120,9 @@ class _Run:
         while self._happening:
             self._now, _, lane, task, iteration = heapq.heappop(self._happening)
             self._finished[task] = iteration
+            if lane is None:
+                self._start_ready()
+                continue
             self._busy[lane] = False
             self._feed(TasksFinished(_JOB, 1, *self._names[lane], 1))
         if len(self._iteration_ends) < self._plan.itinerary.num_iterations:
@@ -154,8 +170,13 @@ class _Run:
             end = self._now + self._seconds[task]
             self._busy[lane] = True
             self._spans[lane].append(Span(task=task, iteration=iteration, start=self._now, end=end))
-            self._order += 1
-            heapq.heappush(self._happening, (end, self._order, lane, task, iteration))
+            self._happens(end, lane, task, iteration)
+            for milestone, part in self._milestones.get(task, {}).items():
+                self._happens(self._now + part * self._seconds[task], None, milestone, iteration)
+
+    def _happens(self, when: float, lane: Lane | None, task: int, iteration: int) -> None:
+        self._order += 1
+        heapq.heappush(self._happening, (when, self._order, lane, task, iteration))
 
     def _missing(self, task: int, iteration: int) -> int | None:
         for edge in self._plan.graph.inputs(task):

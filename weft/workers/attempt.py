@@ -19,6 +19,7 @@ import torch
 
 from weft.itinerary import Iteration
 from weft.spec import JobSpec
+from weft.strategy import Prefetch
 from weft.transport.board import INITIAL_BYTE, Board, num_words
 from weft.transport.directory import Directory
 from weft.transport.records import MODE_OF_KIND
@@ -74,7 +75,7 @@ class Attempt:
             workload.weight,
             directory,
             num_microbatches=sum(self.course.microbatches),
-            depth=spec.strategy.prefetch.load + 1,
+            depth=_batches_under_way(spec.strategy.prefetch),
         )
         loads = any(task["kind"] == "load" for program in plan["lanes"].values() for task in program)
         self._batches = Batches(workload, seed=spec.job.seed) if loads else None
@@ -145,7 +146,7 @@ class Attempt:
     # --- tasks that belong to no other module
 
     def _load(self, iteration: Iteration, replica: int, microbatch: int) -> None:
-        part = self.course.part(iteration, replica, microbatch)
+        part = self.course.loaded_part(iteration, replica, microbatch)
         if part.size == 0:
             self._weights.weigh(iteration, part, None)
             return
@@ -171,3 +172,12 @@ class Attempt:
 
 
 _DATA = ("input", "target")
+
+
+def _batches_under_way(prefetch: Prefetch) -> int:
+    """Loaded, at most, and not yet through the last backward of every replica; the one being loaded counts too.
+
+    A device hands the loader's slots back when it has fetched them, which is up to `transfer` microbatches and those in
+    flight (at most a batch) before it computes with what is in them.
+    """
+    return prefetch.load + 1 + prefetch.transfer + 1

@@ -5,7 +5,7 @@
     bucket-gradient-R-S  depth × the buckets of a holder           what owners reduce; step i's in i % depth
     sums              every bucket, where gradients have depth  otherwise the sum stands in the first holder's gradient
     norms             float64, 2 × buckets × owners             sums of squares; step i's in i % 2
-    missing           int32, holders × (buckets + parameters)   iteration in which a parameter got no gradient
+    missing           int32, depth × holders × (buckets + parameters)   step in which a parameter got no gradient
 
 A device keeps its own parameters and gradients beside these. Step numbers count training iterations, from 0.
 """
@@ -77,8 +77,11 @@ class BucketMemory:
         norms = directory.block("norms", 8 * NORMS_DEPTH * max(1, len(self.buckets) * self.num_owners))
         self._norms = norms.view(torch.float64).view(NORMS_DEPTH, -1, max(1, self.num_owners))
         words = len(self.holders) * (len(self.buckets) + self._num_parameters)
-        missing = directory.block("missing", 4 * max(1, words), 0xFF)
-        self.missing = missing.view(torch.int32).view(len(self.holders), -1)
+        # A stale holder marks steps that owners come to later; any other one may mark the next step while the last
+        # update of this one is still made.
+        depth = 2 + max(staleness)
+        missing = directory.block("missing", 4 * max(1, depth * words), 0xFF)
+        self.missing = missing.view(torch.int32).view(depth, len(self.holders), -1)
         self._gradients: dict[Holder, torch.Tensor] = {}
 
     def norms(self, step: int) -> torch.Tensor:
@@ -118,20 +121,23 @@ class BucketMemory:
 
     # --- parameters that got no gradient
 
-    def mark_missing(self, holder: Holder, bucket: BucketView, parameters: Sequence[int], iteration: int) -> None:
+    def mark_missing(self, holder: Holder, bucket: BucketView, parameters: Sequence[int], step: int) -> None:
         """Before the bucket's milestone is posted."""
-        row = self.missing[self.holders.index(holder)]
-        row[bucket.index] = iteration
+        row = self._missing_row(holder, step)
+        row[bucket.index] = step
         for parameter in parameters:
-            row[len(self.buckets) + parameter] = iteration
+            row[len(self.buckets) + parameter] = step
 
-    def missing_in(self, bucket: BucketView, holders: Sequence[Holder], iteration: int) -> frozenset[int]:
+    def missing_in(self, bucket: BucketView, holders: Sequence[Holder], step: int) -> frozenset[int]:
         """Parameters of the bucket that none of these holders has a gradient for."""
-        rows = [self.missing[self.holders.index(holder)] for holder in holders]
-        if not all(int(row[bucket.index]) == iteration for row in rows):
+        rows = [self._missing_row(holder, step) for holder in holders]
+        if not all(int(row[bucket.index]) == step for row in rows):
             return frozenset()
         first = len(self.buckets)
-        return frozenset(index for index in bucket.places if all(int(row[first + index]) == iteration for row in rows))
+        return frozenset(index for index in bucket.places if all(int(row[first + index]) == step for row in rows))
+
+    def _missing_row(self, holder: Holder, step: int) -> torch.Tensor:
+        return self.missing[step % len(self.missing), self.holders.index(holder)]
 
     def publish_layout(self, names: Sequence[tuple[str, torch.Tensor]], parameters: Sequence[nn.Parameter]) -> None:
         """Tells where each name of the model's state dict lies in "parameters", for whoever saves it."""

@@ -118,7 +118,7 @@ class StageTasks:
             self._stage.drop(part.number)
             return
         if self._gradients is not None:
-            self._gradients.next_backward(is_last=part == counting[-1], is_only=len(counting) == 1)
+            self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
         x, y = self._stage.take(part.number)
         if self._is_last:
             (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
@@ -138,11 +138,16 @@ class StageTasks:
                 self._gradients.begin(iteration.step)
         return self._counting[1]
 
+    def _last_part(self, iteration: Iteration) -> Part:
+        """The last one with samples, even if it does not count: until its forward has read the parameters, no milestone
+        may let an owner update them. GRAD posts those that no hook does."""
+        return next(part for part in reversed(self._course.parts(iteration)[self._replica]) if part.size)
+
     def finish_gradient(self, iteration: Iteration, bucket: int) -> None:
         """After the last backward: the bucket is complete. Of a replica without samples nobody reads it."""
         assert self._gradients is not None
         if self._course.contributes(iteration, self._replica):
-            self._gradients.finish(bucket, iteration.index)
+            self._gradients.finish(bucket, iteration.step)
 
     def _slot(self, ring: str, iteration: Iteration, microbatch: int, size: int) -> torch.Tensor:
         return self._rings[ring].slot(iteration.index, microbatch, size)

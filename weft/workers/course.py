@@ -11,21 +11,28 @@ from typing import Any
 
 from weft.division import Part, divide
 from weft.itinerary import Iteration, Itinerary
+from weft.share_table import ShareTable
 
 _KEPT = 64  # answers of each kind; a lane asks for few different ones in a row
+_GRANTS_KEPT = 4  # iterations; one begins when a replica works in the one before and a stage may be one behind
+_NOTHING = Part(-1, 0, 0)
 
 
 class Course:
-    """replicas: as in the plan's worker view. shares: of a batch, by replica."""
+    """replicas, share, shares: as in the plan's worker view. One thread may set shares and take grants while lanes ask
+    for the iterations whose tasks they have been sent."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self.itinerary = Itinerary(**plan["itinerary"])
         self.microbatches: list[int] = [replica["microbatches"] for replica in plan["replicas"]]
+        self.steals = plan.get("share") == "stealing"
         self._staleness: list[int] = [replica["staleness"] for replica in plan["replicas"]]
         self._warmup: int = (plan["synchronisation"] or {}).get("warmup", 0)
-        self._shares: Sequence[float] = plan["shares"]
+        self._shares = ShareTable([1.0] if self.steals else plan["shares"])
+        self._divided = self.microbatches[:1] if self.steals else self.microbatches
+        self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
         self._iterations: dict[int, Iteration] = {}
-        self._parts: dict[int, list[list[Part]]] = {}
+        self._parts: dict[tuple[int, tuple[float, ...]], list[list[Part]]] = {}
 
     def iteration(self, index: int) -> Iteration:
         if index not in self._iterations:
@@ -34,20 +41,44 @@ class Course:
             self._iterations[index] = self.itinerary.at(index)
         return self._iterations[index]
 
+    # --- who has what
+
+    def set_shares(self, first: int, shares: Sequence[float]) -> None:
+        """From iteration `first` on, of which no task has been dispatched."""
+        self._shares.set(first, shares)
+
+    def grant(self, replica: int, grants: Sequence[Sequence[int]]) -> None:
+        """The numbers of microbatches at the replica's next positions, before the tasks of these are dispatched."""
+        for iteration, position, number in grants:
+            if iteration not in self._granted:
+                self._granted[iteration] = {}
+                self._granted.pop(iteration - _GRANTS_KEPT, None)
+            if number >= 0:
+                self._granted[iteration][replica, position] = number
+
     def parts(self, iteration: Iteration) -> list[list[Part]]:
-        """The microbatches of each replica."""
-        if iteration.size not in self._parts:
+        """The microbatches of each replica; where replicas steal, those of the batch, as if it were one replica's."""
+        key = (iteration.size, self._shares.of(iteration.index))
+        if key not in self._parts:
             if len(self._parts) >= _KEPT:
                 self._parts.clear()
-            self._parts[iteration.size] = divide(iteration.size, self._shares, self.microbatches)
-        return self._parts[iteration.size]
+            self._parts[key] = divide(iteration.size, key[1], self._divided)
+        return self._parts[key]
 
-    def part(self, iteration: Iteration, replica: int, microbatch: int) -> Part:
+    def part(self, iteration: Iteration, replica: int, position: int) -> Part:
+        """What the replica's tasks at a position work on; a part of size 0 where that is nothing."""
+        if not self.steals:
+            return self.parts(iteration)[replica][position]
+        number = self._granted[iteration.index].get((replica, position))
+        return _NOTHING if number is None else self.parts(iteration)[0][number]
+
+    def loaded_part(self, iteration: Iteration, replica: int, microbatch: int) -> Part:
+        """What the loader loads."""
         return self.parts(iteration)[replica][microbatch]
 
     def contributes(self, iteration: Iteration, replica: int) -> bool:
-        """Whether the replica has any samples of the batch."""
-        return any(part.size for part in self.parts(iteration)[replica])
+        """Whether owners have to read the replica's gradient. Where replicas steal they do: they know of no grants."""
+        return self.steals or any(part.size for part in self.parts(iteration)[replica])
 
     def version(self, index: int, replica: int) -> int:
         """Updates that the replica's parameters have at iteration `index`; validation has them all."""

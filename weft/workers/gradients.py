@@ -13,6 +13,7 @@ places of parameters that got none at all.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 
 import torch
@@ -74,21 +75,30 @@ class StageGradients:
         self._is_last, self._is_only = is_last, is_only
 
     def _hook(self, index: int, bucket: int) -> Callable[[torch.Tensor], None]:
+        # weak: Python's collector does not see what a tensor's hooks hold, and we hold the tensor
+        gradients = weakref.ref(self)
+
         def accumulated(parameter: torch.Tensor) -> None:
-            place, gradient = self._now[index], parameter.grad
-            if gradient is not place:
-                assert gradient is not None
-                place.copy_(gradient)
-                self._present.add(index)
-                parameter.grad = None if self._is_only else place
-            if self._is_last:
-                self._left[bucket] -= 1
-                if self._left[bucket] == 0:
-                    self._post(bucket)
+            owner = gradients()
+            assert owner is not None
+            owner._accumulated(parameter, index, bucket)
 
         return accumulated
 
-    def finish(self, bucket: int, iteration: int) -> None:
+    def _accumulated(self, parameter: torch.Tensor, index: int, bucket: int) -> None:
+        """autograd's call, once a parameter has all of a backward's gradient."""
+        place, gradient = self._now[index], parameter.grad
+        if gradient is not place:
+            assert gradient is not None
+            place.copy_(gradient)
+            self._present.add(index)
+            parameter.grad = None if self._is_only else place
+        if self._is_last:
+            self._left[bucket] -= 1
+            if self._left[bucket] == 0:
+                self._post(bucket)
+
+    def finish(self, bucket: int, step: int) -> None:
         """After the last backward: a bucket that no hook has completed is complete, before it is posted."""
         if self._left[bucket] == 0:
             return
@@ -96,4 +106,4 @@ class StageGradients:
         if absent := [index for index in view.places if index not in self._present]:
             for index in absent:
                 self._now[index].zero_()
-            self._memory.mark_missing(self._holder, view, absent, iteration)
+            self._memory.mark_missing(self._holder, view, absent, step)

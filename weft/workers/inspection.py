@@ -40,6 +40,7 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
     started = time.perf_counter()
     trained = _microbatch_sizes(spec, batches.num_train, 0)
     sizes = _microbatch_sizes(spec, batches.num_train, batches.num_validation)
+    sizes = sorted({*sizes, *_sizes_at_any_share(spec, max(batches.num_train, batches.num_validation))})
     samples = {
         size: batches.load(_batch_of(size, training=size <= batches.num_train), Part(0, 0, size)) for size in sizes
     }
@@ -76,9 +77,18 @@ def _microbatch_sizes(spec: JobSpec, num_train: int, num_validation: int) -> lis
         steps=spec.job.steps,
         forward_only=spec.job.mode == "forward",
     )
-    shares, counts = spec.strategy.share_list, spec.strategy.microbatch_counts
+    shares, counts = spec.strategy.division
     sizes = {part.size for size in itinerary.batch_sizes() for parts in divide(size, shares, counts) for part in parts}
     return sorted(sizes - {0})
+
+
+def _sizes_at_any_share(spec: JobSpec, num_samples: int) -> set[int]:
+    """The largest microbatch that a replica may get, and two on the way there: they show how shapes grow."""
+    if spec.strategy.share != "adaptive":
+        return set()
+    batch_size = min(spec.job.batch_size, num_samples)
+    largest = max(-(-batch_size // count) for count in spec.strategy.microbatch_counts)
+    return {largest, -(-largest // 2), -(-largest // 3)}
 
 
 def _batch_of(size: int, *, training: bool) -> Iteration:
@@ -106,7 +116,8 @@ def _record_shapes(
     samples: dict[int, tuple[torch.Tensor, torch.Tensor]],
     trained: list[int],
 ) -> None:
-    """Sizes that only validation has go through in its mode: batch norm trains on no batch of one."""
+    """Sizes that no batch is known to have in training go through in validation's mode: batch norm trains on no batch
+    of one."""
     with torch.no_grad():
         for size, (x, _) in samples.items():
             model.train(size in trained)

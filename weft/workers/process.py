@@ -61,6 +61,7 @@ def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
     if config.cores:
         os.sched_setaffinity(0, config.cores)
     torch.set_num_threads(config.threads)
+    os.environ["WEFT_WORKER"] = config.worker  # for the job's code
     _warm_up()
     gc.collect()
     gc.freeze()  # torch and all that it imported: 90 ms of every later collection that nothing would come of
@@ -94,6 +95,10 @@ class _Worker:
         if message["type"] == "dispatch":
             self._inboxes[message["lane"]].put(message["work"])
             return
+        if message["type"] in ("shares", "grants"):
+            if self._attempt is not None:  # gone where the job's own code has failed meanwhile
+                self._divide(self._attempt, message)
+            return
         if message["type"] == "prepare":
             self._inboxes = message["inboxes"] = {lane: queue.SimpleQueue() for lane in message["plan"]["lanes"]}
         else:
@@ -102,6 +107,14 @@ class _Worker:
         if message["type"] == "release" and self._attempt is not None:
             self._attempt.board.abort()
         self._inbox.put(message)
+
+    @staticmethod
+    def _divide(attempt: Attempt, message: Message) -> None:
+        """How iterations are divided whose tasks have not come yet."""
+        if message["type"] == "shares":
+            attempt.course.set_shares(message["first"], message["shares"])
+        else:
+            attempt.course.grant(message["replica"], message["grants"])
 
     # --- main thread
 
@@ -143,8 +156,12 @@ class _Worker:
         self._send({"type": "inspected", **self._job, "inspection": inspection})
 
     def _prepare(self, message: Message) -> None:
+        _reset_peak()
         spec = _enter_job(message)
         plan = message["plan"]
+        if not plan["lanes"]:  # a host, where every device updates its own parameters
+            self._send({"type": "prepared", **self._job})
+            return
         workload = load_workload(spec)
         directory = self._directory(message["arenas"])
         self._attempt = Attempt(spec, plan, workload, directory, self._config.spin_seconds)
@@ -179,13 +196,15 @@ class _Worker:
         self._send({"type": "saved", **self._job})
 
     def _release(self, message: Message) -> None:
+        peak_bytes = _peak_bytes() if self._attempt is not None else None
         self._attempt = None
         unload(JobSpec.parse(message["spec"]), self._baseline.modules)
         os.chdir("/")
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         clean = self._baseline.is_clean()
-        self._send({"type": "released", "job": message["job"], "attempt": message["attempt"], "clean": clean})
+        released = {"type": "released", "job": message["job"], "attempt": message["attempt"]}
+        self._send({**released, "clean": clean, "peak_bytes": peak_bytes})
 
     def _directory(self, job: str) -> Directory:
         return Directory(Path(self._config.directory), self._config.authkey, job)
@@ -223,6 +242,20 @@ class _Footprint:
         grown = psutil.Process().memory_info().rss - self.num_bytes > GROWTH_BYTES
         threads = threading.active_count() > self.num_threads + 1  # the control thread has come since
         return not grown and not threads and torch.get_default_dtype() is self.dtype
+
+
+def _reset_peak() -> None:
+    """Lets the kernel's high-water mark of this process begin anew (proc(5), clear_refs)."""
+    with contextlib.suppress(OSError):  # a kernel that does not: the mark is then of the process's whole life
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes() -> int | None:
+    """The most that was resident since the mark was reset, in bytes, shared pages included; None where no one tells."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 class _JobOutput(io.TextIOBase):

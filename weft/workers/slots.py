@@ -1,7 +1,7 @@
 """Slots: the fixed-shape tensors that microbatches travel in, as rings over one shared block each.
 
-Microbatch m of iteration i is number u = i × M + m of the whole run and stands in slot u % depth of each ring. Views
-are made once for each (slot, microbatch size) and kept, so nothing is allocated per task.
+Microbatch m of iteration i is number u = i × M + m of the whole run and stands in slot u % depth of each ring. A view
+is made when a slot first holds a microbatch of its size, and kept, so hardly anything is allocated per task.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from weft.shapes import shape_of
 from weft.transport.arena import typed
 from weft.transport.directory import Directory
 
@@ -24,14 +25,16 @@ class SlotRing:
         self._block = directory.block(ring["name"], num_bytes) if shared else torch.zeros(num_bytes, dtype=torch.uint8)
         self._depth: int = ring["depth"]
         self._microbatches = microbatches
-        self._views: list[dict[int, torch.Tensor]] = [
-            {
-                size: typed(self._block, slot * ring["slot_bytes"], tuple(shape), ring["dtype"])
-                for size, shape in ring["shapes"]
-            }
-            for slot in range(self._depth)
-        ]
+        self._slot_bytes: int = ring["slot_bytes"]
+        self._dtype: str = ring["dtype"]
+        self._shapes = {size: tuple(shape) for size, shape in ring["shapes"]}
+        self._views: list[dict[int, torch.Tensor]] = [{} for _ in range(self._depth)]
 
     def slot(self, iteration: int, microbatch: int, size: int) -> torch.Tensor:
-        """The slot of a microbatch of `size` samples."""
-        return self._views[(iteration * self._microbatches + microbatch) % self._depth][size]
+        """The slot of a microbatch of `size` samples. Errors: KeyError for a size beyond those that were planned."""
+        slot = (iteration * self._microbatches + microbatch) % self._depth
+        views = self._views[slot]
+        if size not in views:
+            shape = shape_of(size, self._shapes)
+            views[size] = typed(self._block, slot * self._slot_bytes, shape, self._dtype)
+        return views[size]

@@ -80,4 +80,4 @@ def contributors(course: Course, bucket: BucketView, iteration: Iteration) -> li
 
 
 def missing_parameters(memory: BucketMemory, course: Course) -> Callable[[BucketView, Iteration], frozenset[int]]:
-    return lambda bucket, iteration: memory.missing_in(bucket, contributors(course, bucket, iteration), iteration.index)
+    return lambda bucket, iteration: memory.missing_in(bucket, contributors(course, bucket, iteration), iteration.step)

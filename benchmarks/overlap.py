@@ -1,0 +1,213 @@
+"""How much of synchronisation, transfer and update is hidden behind computation, coarse against fine.
+
+The shape of Fig. 6 in Li et al., PyTorch Distributed (VLDB 2020): an iteration's time in forward, backward, exposed
+communication and the optimizer, with and without overlap, and over bucket sizes. Three jobs train the same GPT:
+
+    ddp        two CPU replicas; coarse, and fine with buckets of 1, 5, 25 (the default: ddp_fine) and 100 MiB
+    offload    a stand-in device; gradients come down to a host that updates, and parameters go up again
+    pipeline   two stages whose gradient is clipped, so that fine updates are speculative and go into the bubbles
+
+Every number is from the accounts that the daemon keeps of each worker's stamped rows. Times are those of one worker
+and one iteration, the mean over the workers that have any. Where lanes share a core, as on a machine with no more cores
+than workers, hidden time is not free: it shows in a longer backward, and a backward that waits for its core hides too.
+Coarse holds back synchronisation only; a device's gradients come down, and its next microbatch comes in, all the same.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from measure import Result, main, number, value_result
+
+import weft.embedded
+from weft.client import Client
+from weft.spec import JobSpec
+
+HERE = Path(__file__).resolve().parent
+GPT = {"layers": 8, "dim": 256, "heads": 4, "context": 32, "vocabulary": 4096, "samples": 256}  # 32 MiB of gradients
+BATCH_SIZE = 4  # small, so that gradients weigh against computation
+TURNS = 5
+STEPS = 150
+QUICK_STEPS = 40
+COMMUNICATION = ("sync", "transfer")
+PARTS = {  # of an iteration's time, as the columns of the table and the segments of a bar
+    "forward": "forward",
+    "backward": "backward",
+    "exposed_communication": "exposed sync and transfer",
+    "exposed_update": "exposed update",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """name of its results; what the job is, in words; its strategy."""
+
+    name: str
+    what: str
+    strategy: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Cases that take turns on one daemon: its CPU workers and stand-in devices."""
+
+    workers: int
+    stand_ins: int
+    cases: tuple[Case, ...]
+
+
+@dataclass(slots=True)
+class Runs:
+    """Of one case: a value for each turn. hidden: shares. seconds: by part of an iteration."""
+
+    hidden: list[float] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+
+
+def _cases(name: str, what: str, **strategy: Any) -> tuple[Case, Case]:
+    coarse = Case(name=f"{name}_coarse", what=f"{what}, coarse", strategy=strategy | {"sync": "coarse"})
+    return coarse, Case(name=f"{name}_fine", what=f"{what}, fine", strategy=strategy | {"sync": "fine"})
+
+
+SIZES = tuple(
+    Case(
+        name=f"ddp_fine_{size}MiB",
+        what=f"two CPU replicas, fine, buckets of {size} MiB",
+        strategy={"replicas": 2, "bucket_mib": float(size)},
+    )
+    for size in (1, 5, 100)
+)
+SETTINGS = (
+    Setting(
+        workers=2,
+        stand_ins=0,
+        cases=(
+            *_cases("ddp", "two CPU replicas", replicas=2),
+            *SIZES,
+            *_cases("pipeline", "two stages, clipped", stages=2, microbatches=4, clip_norm=1.0, bucket_mib=5.0),
+        ),
+    ),
+    Setting(
+        workers=1,
+        stand_ins=1,
+        cases=_cases(
+            "offload", "a device, updates on the host", replicas=[{"device": "gpu"}], update="cpu", bucket_mib=5.0
+        ),
+    ),
+)
+
+
+def collect(quick: bool) -> list[Result]:
+    return [result for setting in SETTINGS for result in _measure(setting, quick=quick)]
+
+
+def _measure(setting: Setting, *, quick: bool) -> list[Result]:
+    runs = {case.name: Runs() for case in setting.cases}
+    order = list(setting.cases)
+    with (
+        tempfile.TemporaryDirectory(prefix="weft-bench-") as runs_dir,
+        weft.embedded.Daemon(
+            workers=setting.workers, stand_ins=setting.stand_ins, threads=1, runs_dir=runs_dir
+        ) as client,
+    ):
+        for _ in range(1 if quick else TURNS):
+            for case in order:
+                _run(client, case, QUICK_STEPS if quick else STEPS, runs[case.name])
+            order.reverse()
+    return [result for case in setting.cases for result in _results(case, runs[case.name])]
+
+
+def _run(client: Client, case: Case, steps: int, runs: Runs) -> None:
+    spec = JobSpec.parse(
+        {
+            "job": {"entry": "gpt_job.py:workload", "args": GPT, "steps": steps, "batch_size": BATCH_SIZE, "seed": 1},
+            "strategy": case.strategy,
+            "directory": str(HERE),
+        }
+    )
+    job = client.submit(spec)["job"]
+    result = client.wait(job, timeout=600)
+    assert result["state"] == "completed", result
+    shown = client.show(job)
+    kinds = [parts for worker in shown["overlap"].values() for parts in worker.items()]
+    hidden, exposed = (sum(seconds[which] for _, seconds in kinds) for which in ("hidden", "exposed"))
+    runs.hidden.append(hidden / (hidden + exposed))
+    for part in ("forward", "backward"):
+        runs.seconds[part].append(_mean(lane.get(part, 0.0) for lane in shown["lanes"].values()) / steps)
+    for part, ours in (("exposed_communication", COMMUNICATION), ("exposed_update", ("update",))):
+        each = [
+            sum(seconds["exposed"] for kind, seconds in worker.items() if kind in ours)
+            for worker in shown["overlap"].values()
+        ]
+        runs.seconds[part].append(_mean(each) / steps)
+
+
+def _mean(seconds: Iterable[float]) -> float:
+    """Over the workers that have any; 0 where none has."""
+    some = [value for value in seconds if value]
+    return statistics.mean(some) if some else 0.0
+
+
+def _results(case: Case, runs: Runs) -> list[Result]:
+    how = f"{case.what}; GPT of {GPT['layers']} layers of {GPT['dim']}, batch {BATCH_SIZE}, one thread for each worker"
+    hidden = f"share of sync, transfer and update that ran while compute ran; {how}"
+    return [
+        value_result(f"{case.name}_hidden", runs.hidden, "%", scale=100, how=hidden),
+        *(
+            value_result(f"{case.name}_{part}", seconds, "ms", scale=1e3, how=f"{PARTS[part]} of an iteration; {how}")
+            for part, seconds in runs.seconds.items()
+        ),
+    ]
+
+
+def table(results: Sequence[Result]) -> str:
+    """A row for each case: its parts in milliseconds of an iteration and the share that is hidden."""
+    columns = [*PARTS, "hidden"]
+    rows = [["", *(PARTS.get(column, column) for column in columns)]]
+    for name, values in _by_case(results).items():
+        cells = [f"{number(values[column])} {'%' if column == 'hidden' else 'ms'}" for column in columns]
+        rows.append([name, *cells])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    )
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """A bar for each case, stacked from the parts of its iteration, with the hidden share above it."""
+    from matplotlib.figure import Figure
+
+    cases = _by_case(results)
+    names = [name.replace("_", "\n") for name in cases]
+    figure = Figure(figsize=(1.2 * len(cases) + 2, 4.5), layout="constrained")
+    axes = figure.subplots()
+    bottoms = [0.0] * len(cases)
+    for part, label in PARTS.items():
+        heights = [values[part] for values in cases.values()]
+        axes.bar(names, heights, bottom=bottoms, label=label)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    for position, (top, values) in enumerate(zip(bottoms, cases.values(), strict=True)):
+        axes.annotate(f"{values['hidden']:.0f} %\nhidden", (position, top), ha="center", va="bottom")
+    axes.set_ylabel("ms of an iteration, per worker")
+    axes.margins(y=0.15)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    figure.savefig(path, format="png", dpi=150)
+
+
+def _by_case(results: Sequence[Result]) -> dict[str, dict[str, float]]:
+    """Values by case and then by what follows the case's name in a result's."""
+    cases = [case for setting in SETTINGS for case in setting.cases]
+    by_name = {result.name: result.value for result in results}
+    return {case.name: {what: by_name[f"{case.name}_{what}"] for what in (*PARTS, "hidden")} for case in cases}
+
+
+if __name__ == "__main__":
+    main("overlap", collect, table=table, draw=draw)

@@ -1,0 +1,357 @@
+"""A job's memory with vector clocks instead of bytes: who may touch what, and what they find there.
+
+Each task reads and writes the cells that a worker would. The only things that order two lanes are the words of the
+board that one waits for and the other has posted (Mattern, Virtual time and global states of distributed systems, 1989,
+has the clocks). Two accesses to a cell, one of them a write, that nothing orders are a race, whether or not this run
+has met it: one run stands for every order in which the lanes could have gone, and an AssertionError names the two.
+
+    lane A   write ─ post            clock of the post: A at 1
+    lane B            └─▶ wait ─ read    B knows A up to 1: it reads what was written, in any run
+    lane C   read                        C knows nothing of A: a race
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from weft.division import Part
+from weft.itinerary import Iteration
+from weft.scheduler.buckets import Holder
+from weft.scheduler.graph import Graph, Kind, Lane, Task
+from weft.scheduler.placement import Placement
+from weft.scheduler.plan import BucketPlan, Ring, Route
+from weft.strategy import Strategy
+from weft.workers.bucket_memory import NORMS_DEPTH
+from weft.workers.course import Course
+
+Cell = tuple[object, ...]
+Clock = dict[Lane, int]
+
+# --- memory that knows who may be there at the same time
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    name: str
+    lane: Lane
+    tick: int
+
+
+class Memory:
+    """A cell's last write and the reads since; values are whatever tells one version from another."""
+
+    def __init__(self) -> None:
+        self._values: dict[Cell, object] = {}
+        self._writes: dict[Cell, Access] = {}
+        self._reads: defaultdict[Cell, dict[Lane, Access]] = defaultdict(dict)
+
+    def read(self, cell: Cell, access: Access, clock: Clock) -> object:
+        self._check(cell, self._writes.get(cell), access, clock, "reads")
+        self._reads[cell][access.lane] = access
+        return self._values.get(cell, 0)
+
+    def write(self, cell: Cell, value: object, access: Access, clock: Clock) -> None:
+        for earlier in (self._writes.get(cell), *self._reads.pop(cell, {}).values()):
+            self._check(cell, earlier, access, clock, "writes")
+        self._writes[cell] = access
+        self._values[cell] = value
+
+    def _check(self, cell: Cell, earlier: Access | None, access: Access, clock: Clock, does: str) -> None:
+        if earlier is not None and clock.get(earlier.lane, 0) < earlier.tick:
+            raise AssertionError(f"a race: {access.name} {does} {cell} and nothing holds it behind {earlier.name}")
+
+
+# --- what each task does to it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One job, resolved. absent: (holder, bucket, iteration) whose gradient has a parameter without any."""
+
+    strategy: Strategy
+    placement: Placement
+    rings: Mapping[str, Ring]
+    graph: Graph
+    course: Course
+    has_buffers: bool
+    weighted: bool
+    absent: frozenset[tuple[Holder, int, int]]
+
+
+class Running:
+    """One task of one iteration: its lane's clock, and the memory as it sees it."""
+
+    def __init__(self, name: str, lane: Lane, clock: Clock, memory: Memory) -> None:
+        self._name, self._lane, self._clock, self._memory = name, lane, clock, memory
+        self.tick()
+
+    def tick(self) -> None:
+        """What was done until now is before what is posted now; what is done from now on is not."""
+        self._clock[self._lane] = self._clock.get(self._lane, 0) + 1
+
+    def read(self, cell: Cell, expected: object) -> None:
+        found = self.look(cell)
+        assert found == expected, f"{self._name} reads {cell}: {found} and not {expected}"
+
+    def look(self, cell: Cell) -> object:
+        return self._memory.read(cell, self._access(), self._clock)
+
+    def write(self, cell: Cell, value: object) -> None:
+        self._memory.write(cell, value, self._access(), self._clock)
+
+    def _access(self) -> Access:
+        return Access(self._name, self._lane, self._clock[self._lane])
+
+
+class Workers:
+    """The tasks as weft.workers runs them. post: sets a GRAD's word from inside a BACKWARD."""
+
+    def __init__(self, case: Case, post: Callable[[Task, int], None], rng: random.Random) -> None:
+        self._case, self._course, self._post, self._rng = case, case.course, post, rng
+        self._replicas = case.placement.replicas
+        sync = case.placement.synchronisation
+        self._sync = sync
+        self._parts: dict[int, BucketPlan] = {part.bucket.index: part for part in sync.buckets} if sync else {}
+        depth = 1 + max(replica.staleness for replica in self._replicas)
+        self._num_versions = depth if depth > 1 else 0
+        self._versions: dict[tuple[Holder, int], int] = {}
+        self._milestones = {(t.replica, t.stage, t.bucket): t for t in case.graph.tasks if t.kind is Kind.GRAD}
+
+    def run(self, task: Task, i: Iteration, me: Running) -> None:
+        match task.kind:
+            case Kind.LOAD:
+                self._load(task, i, me)
+            case Kind.FETCH:
+                self._fetch(task, i, me)
+            case Kind.FORWARD:
+                self._forward(task, i, me)
+            case Kind.BACKWARD:
+                self._backward(task, i, me)
+            case Kind.GRAD:
+                self._grad(task, i, me)
+            case Kind.DOWN:
+                self._down(task, i, me)
+            case Kind.SYNC:
+                self._reduce(task, i, me)
+            case Kind.UPDATE if task.bucket >= 0:
+                self._update(task, i, me)
+            case Kind.VALIDATE:
+                self._validate(task, i, me)
+            case Kind.UP:
+                self._up(task, i, me)
+
+    # --- data and slots
+
+    def _part(self, task: Task, i: Iteration) -> Part:
+        return self._course.part(i, task.replica, task.microbatch)
+
+    def _slot(self, ring: str, task: Task, i: Iteration) -> tuple[Cell, int]:
+        unit = i.index * self._replicas[task.replica].microbatches + task.microbatch
+        return (ring, unit % self._case.rings[ring].depth), unit
+
+    def _load(self, task: Task, i: Iteration, me: Running) -> None:
+        part = self._part(task, i)
+        for name in ("input", "target") if part.size else ():
+            me.write(*self._slot(f"{name}-{task.replica}", task, i))
+        if self._case.weighted:
+            me.write(self._weight(i, part.number), i.index)
+
+    def _weight(self, i: Iteration, number: int) -> Cell:
+        prefetch = self._case.strategy.prefetch
+        return ("weight", i.index % (prefetch.load + 1 + prefetch.transfer + 1), number)
+
+    def _read_weights(self, i: Iteration, me: Running) -> None:
+        for number in range(sum(replica.microbatches for replica in self._replicas) if self._case.weighted else 0):
+            me.read(self._weight(i, number), i.index)
+
+    def _is_last(self, task: Task) -> bool:
+        return task.stage == self._replicas[task.replica].num_stages - 1
+
+    def _ends(self, task: Task) -> list[str]:
+        """Of the rings that come from the loader, those that the stage reads."""
+        names = ["input"] if task.stage == 0 else []
+        return [f"{name}-{task.replica}" for name in [*names, *(["target"] if self._is_last(task) else [])]]
+
+    def _fetch(self, task: Task, i: Iteration, me: Running) -> None:
+        for name in self._ends(task) if self._part(task, i).size else ():
+            me.read(*self._slot(name, task, i))
+            me.write(*self._slot(f"device-{name}", task, i))
+
+    def _read_inputs(self, task: Task, i: Iteration, me: Running) -> None:
+        own = "device-" if self._replicas[task.replica].device == "gpu" else ""
+        before = [f"activation-{task.replica}-{task.stage - 1}"] if task.stage else []
+        for ring in [*before, *(own + name for name in self._ends(task))]:
+            me.read(*self._slot(ring, task, i))
+
+    # --- forward and backward
+
+    def _forward(self, task: Task, i: Iteration, me: Running) -> None:
+        if self._part(task, i).size == 0:
+            return
+        self._read_inputs(task, i, me)
+        if self._is_last(task):
+            self._read_weights(i, me)
+        else:
+            me.write(*self._slot(f"activation-{task.replica}-{task.stage}", task, i))
+        for bucket in self._held(task):
+            self._read_parameters(bucket, task, i, me)
+        if self._case.has_buffers and i.learns and task.replica == 0:
+            me.write(("buffers", task.stage), i.index)
+        if self._case.has_buffers and not i.learns and task.replica:
+            for stage in range(self._replicas[0].num_stages):
+                me.look(("buffers", stage))
+
+    def _held(self, task: Task) -> list[int]:
+        return [b for b, part in self._parts.items() if (task.replica, task.stage) in part.bucket.holders]
+
+    def _read_parameters(self, bucket: int, task: Task, i: Iteration, me: Running) -> None:
+        private = self._replicas[task.replica].private
+        place: Cell = ("own", task.replica, task.stage) if private else ("shared",)
+        for owner in self._owners(bucket):
+            me.read((*place, bucket, owner), self._course.version(i.index, task.replica))
+
+    def _owners(self, bucket: int) -> list[int]:
+        return [owned.owner for owned in self._parts[bucket].ranges]
+
+    def _backward(self, task: Task, i: Iteration, me: Running) -> None:
+        """Buckets are complete, and posted, in any order, at the last microbatch with samples."""
+        counting = [part for part in self._course.parts(i)[task.replica] if part.size]
+        if task.microbatch == 0 and counting:
+            self._read_weights(i, me)
+        if self._part(task, i) not in counting:
+            return
+        if self._case.has_buffers and self._case.strategy.recompute and task.replica == 0:
+            me.write(("buffers", task.stage), i.index)
+        held = self._held(task)
+        for bucket in self._rng.sample(held, len(held)):
+            self._read_parameters(bucket, task, i, me)
+            self._write_gradient(bucket, (task.replica, task.stage), i, me)
+            absent = ((task.replica, task.stage), bucket, i.index) in self._case.absent
+            if self._part(task, i) == counting[-1] and not absent:
+                self._post(self._milestones[task.replica, task.stage, bucket], i.index)
+                me.tick()
+        self._read_inputs(task, i, me)
+        if not self._is_last(task):
+            me.read(*self._slot(f"gradient-{task.replica}-{task.stage}", task, i))
+        if task.stage:
+            me.write(*self._slot(f"gradient-{task.replica}-{task.stage - 1}", task, i))
+
+    # --- gradients
+
+    def _gradient(self, holder: Holder, bucket: int, i: Iteration) -> Cell:
+        """The shared place of a step's gradient."""
+        return ("gradient", holder, i.step % (1 + self._replicas[holder[0]].staleness), bucket)
+
+    def _write_gradient(self, bucket: int, holder: Holder, i: Iteration, me: Running) -> None:
+        device = self._replicas[holder[0]].device == "gpu"
+        place: Cell = ("device-gradient", holder, bucket) if device else self._gradient(holder, bucket, i)
+        for owner in self._owners(bucket):
+            me.write((*place, owner), ("part", i.step))
+
+    def _missing(self, holder: Holder, bucket: int, i: Iteration) -> Cell:
+        return ("missing", holder, bucket, i.step % (1 + max(1, self._num_versions)))
+
+    def _grad(self, task: Task, i: Iteration, me: Running) -> None:
+        holder = (task.replica, task.stage)
+        if (holder, task.bucket, i.index) in self._case.absent and self._course.contributes(i, task.replica):
+            self._write_gradient(task.bucket, holder, i, me)
+            me.write(self._missing(holder, task.bucket, i), i.index + 1)
+
+    def _down(self, task: Task, i: Iteration, me: Running) -> None:
+        holder = (task.replica, task.stage)
+        for owner in self._owners(task.bucket) if self._course.contributes(i, task.replica) else ():
+            me.read(("device-gradient", holder, task.bucket, owner), ("part", i.step))
+            me.write((*self._gradient(holder, task.bucket, i), owner), ("part", i.step))
+
+    def _contributors(self, bucket: int, i: Iteration) -> list[Holder]:
+        return [holder for holder in self._parts[bucket].bucket.holders if self._course.contributes(i, holder[0])]
+
+    def _sum(self, bucket: int, owner: int, i: Iteration) -> Cell:
+        first = self._parts[bucket].bucket.holders[0]
+        if self._parts[bucket].route is Route.DEVICE:
+            return ("device-gradient", first, bucket, owner)
+        return ("sum", bucket, owner) if self._num_versions else (*self._gradient(first, bucket, i), owner)
+
+    def _reduce(self, task: Task, i: Iteration, me: Running) -> None:
+        owner, bucket = task.replica, task.bucket
+        for holder in self._contributors(bucket, i):
+            on_device = self._parts[bucket].route is Route.DEVICE
+            place = ("device-gradient", holder, bucket) if on_device else self._gradient(holder, bucket, i)
+            me.read((*place, owner), ("part", i.step))
+        me.write(self._sum(bucket, owner, i), ("sum", i.step))
+        me.write(("norm", i.step % NORMS_DEPTH, bucket, owner), i.step)
+
+    # --- parameters
+
+    def _update(self, task: Task, i: Iteration, me: Running) -> None:
+        assert self._sync is not None
+        if task.stage >= 0:
+            self._update_on_device(task, i, me)
+            return
+        if self._sync.bounded and not self._sync.speculative:
+            self._read_norms(i, me)
+        guess = ("guess", i.step + 1)
+        self._step(task.bucket, task.replica, i, me, i.step, guess if self._sync.speculative else i.step + 1)
+
+    def _validate(self, task: Task, i: Iteration, me: Running) -> None:
+        """As if every norm were too large: undone, and made again."""
+        self._read_norms(i, me)
+        for bucket, part in self._parts.items():
+            summed = part.route is Route.SUM and all(self._replicas[r].device == "gpu" for r, _ in part.bucket.holders)
+            if task.replica in self._owners(bucket) and not summed:
+                self._step(bucket, task.replica, i, me, ("guess", i.step + 1), i.step + 1)
+
+    def _read_norms(self, i: Iteration, me: Running) -> None:
+        for bucket in self._parts:
+            for owner in self._owners(bucket):
+                me.read(("norm", i.step % NORMS_DEPTH, bucket, owner), i.step)
+
+    def _step(self, bucket: int, owner: int, i: Iteration, me: Running, before: object, after: object) -> None:
+        me.read(self._sum(bucket, owner, i), ("sum", i.step))
+        self._read_missing(bucket, i, me)
+        part = self._parts[bucket]
+        place: Cell = ("own", *part.bucket.holders[0]) if part.route is Route.DEVICE else ("shared",)
+        me.read((*place, bucket, owner), before)
+        me.write((*place, bucket, owner), after)
+        if self._num_versions and after == i.step + 1:
+            me.write(("version", after % self._num_versions, bucket, owner), after)
+
+    def _read_missing(self, bucket: int, i: Iteration, me: Running) -> None:
+        for holder in self._contributors(bucket, i):
+            absent = (holder, bucket, i.index) in self._case.absent
+            assert (me.look(self._missing(holder, bucket, i)) == i.index + 1) is absent
+
+    def _update_on_device(self, task: Task, i: Iteration, me: Running) -> None:
+        assert self._sync is not None
+        if self._sync.bounded:
+            self._read_norms(i, me)
+        self._read_missing(task.bucket, i, me)
+        for owner in self._owners(task.bucket):
+            me.read(("device-gradient", (task.replica, task.stage), task.bucket, owner), ("sum", i.step))
+            own = ("own", task.replica, task.stage, task.bucket, owner)
+            me.read(own, i.step)
+            me.write(own, i.step + 1)
+
+    def next_version(self, task: Task, i: Iteration) -> int:
+        if i.index + 1 == self._course.itinerary.num_iterations:
+            return self._versions.get(((task.replica, task.stage), task.bucket), 0)
+        return self._course.version(i.index + 1, task.replica)
+
+    def _up(self, task: Task, i: Iteration, me: Running) -> None:
+        holder, bucket = (task.replica, task.stage), task.bucket
+        if self._parts[bucket].route is Route.SUM:
+            for owner in self._owners(bucket) if i.learns else ():
+                me.read(self._sum(bucket, owner, i), ("sum", i.step))
+                me.write(("device-gradient", holder, bucket, owner), ("sum", i.step))
+            return
+        version = self.next_version(task, i)
+        if version == self._versions.get((holder, bucket), 0):
+            return
+        self._versions[holder, bucket] = version
+        for owner in self._owners(bucket):
+            place: Cell = ("version", version % self._num_versions) if self._num_versions else ("shared",)
+            me.read((*place, bucket, owner), version)
+            me.write(("own", *holder, bucket, owner), version)

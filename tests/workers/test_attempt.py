@@ -1,0 +1,208 @@
+"""All workers of a job in one thread: whatever order their lanes take turns in, they train what the plain loop does."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft import reference
+from weft.spec import JobSpec
+from weft.transport.directory import Directory
+from weft.workers.attempt import Attempt, Operation
+from weft.workers.entry import load_workload
+from weft.workload import Workload
+
+SOURCE = '''
+import torch
+from torch import nn
+
+import weft
+
+
+class Gate(nn.Module):
+    """Its second layer has no part in a microbatch whose first number is below 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.one(x) if x[0, 0] < 0 else self.one(x) + self.other(x)
+
+
+def workload():
+    """More than half of the samples do not count, so neither do some microbatches, nor all of some small batches."""
+    generator = torch.Generator().manual_seed(1)
+    data = torch.randn(26, 4, generator=generator), torch.randint(-4, 3, (26,), generator=generator).clamp(min=-1)
+    first = nn.Linear(4, 6, bias=False)  # whose gradient before a norm is rounding alone, and Adam makes much of it
+    layers = [first, nn.BatchNorm1d(6), nn.Dropout(0.2), Gate(), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3)]
+    model = nn.Sequential(*layers)
+    model[5].weight = model[3].one.weight
+    return weft.Workload(
+        model=model,
+        loss=lambda y, target: nn.functional.cross_entropy(y, target, ignore_index=-1),
+        metrics={"accuracy": lambda y, target: (y.argmax(1) == target).sum() / (target != -1).sum()},
+        weight=lambda target: (target != -1).sum(),
+        train=data,
+        validation=(data[0][:11], data[1][:11]),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05, eps=1e-3),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5),
+    )
+'''
+
+ORDERS: list[Callable[[list[int]], int]] = [min, max, random.Random(0).choice]  # the first lane that can, the last, any
+GPU, CPU = {"device": "gpu"}, {"device": "cpu"}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "one worker": {"microbatches": 2},
+    "clipped": {"clip_norm": 0.5},
+    "stages": {"stages": 3, "split": [2, 4], "microbatches": 3},
+    "stages clipped": {"stages": 3, "split": [2, 4], "microbatches": 3, "clip_norm": 0.5},
+    "gpipe recomputed": {"stages": 2, "split": [3], "microbatches": 2, "schedule": "gpipe", "recompute": True},
+    "replicas": {"replicas": 3},
+    "coarse replicas": {"replicas": 2, "sync": "coarse", "clip_norm": 0.5},
+    "replicas in one bucket": {"replicas": 2, "bucket_mib": 1.0, "microbatches": 2},
+    "uneven replicas": {
+        "replicas": [{"stages": 2, "split": [2]}, {"stages": 2, "split": [4], "microbatches": 2}],
+        "shares": [0.3, 0.7],
+    },
+    "small batches": {"batch_size": 2, "clip_norm": 0.5},
+    "replicas of small batches": {"batch_size": 4, "replicas": 2},
+    "no share": {"replicas": 2, "shares": [0.0, 1.0]},
+    "stale": {"replicas": 2, "staleness": [0, 2]},
+    "all stale after a warm-up": {"replicas": 2, "staleness": 1, "staleness_warmup": 2, "clip_norm": 0.5},
+    "device": {"replicas": [GPU], "microbatches": 2, "update": "local"},
+    "device updated by the host": {"replicas": [GPU], "update": "cpu", "clip_norm": 0.5},
+    "devices": {"replicas": [GPU, GPU], "update": "local", "clip_norm": 0.5},
+    "device and CPU": {"replicas": [GPU, CPU], "update": "local"},
+    "device and CPU by the host": {"replicas": [CPU, GPU], "update": "cpu", "microbatches": 2},
+    "device in stages": {"replicas": [{"device": "gpu", "stages": 2, "split": [3]}], "microbatches": 2},
+}
+
+Values = Mapping[int, Mapping[str, float]]
+
+
+class Turns:
+    """Every lane of every worker, run a task at a time in this thread."""
+
+    def __init__(self, planned: Any, directory: Directory) -> None:
+        self._plan = planned.plan
+        self._directory = directory
+        self._lanes: list[tuple[Attempt, list[Operation]]] = []
+        self._attempts = []
+        for view in planned.views:
+            attempt = Attempt(planned.spec, view, load_workload(planned.spec), directory, spin_seconds=0.0)
+            self._attempts.append(attempt)
+            for lane, program in view["lanes"].items():
+                operations = attempt.operations(lane, program)
+                self._lanes.append((attempt, [operations[task["id"]] for task in program]))
+
+    def run(self, choose: Callable[[list[int]], int]) -> None:
+        """All iterations, the next lane chosen from those that can go on."""
+        num_iterations = self._plan.itinerary.num_iterations
+        done = [0] * len(self._lanes)
+        ends = [len(operations) * num_iterations for _, operations in self._lanes]
+        while done != ends:
+            ready = [number for number in range(len(done)) if done[number] < ends[number] and self._can(number, done)]
+            assert ready, "nobody can go on"
+            number = choose(ready)
+            self._run(number, done[number])
+            done[number] += 1
+
+    def _can(self, number: int, done: list[int]) -> bool:
+        attempt, operations = self._lanes[number]
+        index, place = divmod(done[number], len(operations))
+        operation, iteration = operations[place], attempt.iteration(index)
+        if operation.passes and not iteration.learns:
+            return True
+        needed_update = operation.update_needed(iteration) if operation.update_needed is not None else None
+        return all(
+            attempt.board.words[1 + source]
+            >= (needed_update if cause == "update" and needed_update is not None else index - distance)
+            for source, distance, cause in operation.waits
+        )
+
+    def _run(self, number: int, turn: int) -> None:
+        attempt, operations = self._lanes[number]
+        index, place = divmod(turn, len(operations))
+        operation, iteration = operations[place], attempt.iteration(index)
+        if iteration.learns or not operation.passes:
+            operation.run(iteration)
+        attempt.board.post(operation.task, index)
+
+    def measured(self) -> tuple[Values, Values]:
+        """(means, facts) by iteration, over all lanes."""
+        means: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        facts: dict[int, dict[str, float]] = defaultdict(dict)
+        for attempt in self._attempts:
+            for lane in attempt.measured.values():
+                for fragment in lane.take():
+                    part: Any = fragment
+                    facts[part["iteration"]] |= part["facts"]
+                    for name, value in part["means"].items():
+                        means[part["iteration"]][name] += value
+        return means, facts
+
+    def validations(self, means: Values, facts: Values) -> list[dict[str, float]]:
+        """Means over what each validation counts."""
+        sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        totals: dict[int, float] = defaultdict(float)
+        for index in range(self._plan.itinerary.num_iterations):
+            iteration = self._plan.itinerary.at(index)
+            if not iteration.training:
+                totals[iteration.epoch] += facts[index]["weight"]
+                for name, value in means[index].items():
+                    sums[iteration.epoch][name] += value * facts[index]["weight"]
+        return [{name: value / totals[epoch] for name, value in sums[epoch].items()} for epoch in sorted(sums)]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = {}
+        for arena in self._plan.arenas_to_save():
+            state |= self._directory.find(arena).items()
+        return state
+
+
+@pytest.fixture
+def turns_of(planned: Any, tmp_path: Path) -> Callable[..., tuple[Turns, Any]]:
+    def build(**strategy: Any) -> tuple[Turns, Any]:
+        (tmp_path / "job.py").write_text(SOURCE)
+        probe = planned_workload(tmp_path)
+        plan = planned(probe, steps=5, directory=str(tmp_path), **{"batch_size": 9} | strategy)
+        return Turns(plan, plan.new_directory()), plan.spec
+
+    return build
+
+
+def planned_workload(directory: Path) -> Workload:
+    job = {"entry": "job.py:workload", "batch_size": 9, "steps": 5, "seed": 5}
+    return load_workload(JobSpec.parse({"job": job, "directory": str(directory)}))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_every_order_of_turns_trains_what_the_plain_loop_trains(
+    turns_of: Callable[..., tuple[Turns, Any]], strategy: dict[str, Any]
+) -> None:
+    states: list[dict[str, torch.Tensor]] = []
+    expected = None
+    for choose in ORDERS:
+        turns, spec = turns_of(**strategy)
+        expected = reference.train(spec) if expected is None else expected
+        turns.run(choose)
+        means, facts = turns.measured()
+        steps = [index for index, values in sorted(facts.items()) if "lr" in values]
+        assert [means[index]["loss"] for index in steps] == pytest.approx(expected.losses, rel=1e-5)
+        assert [facts[index]["lr"] for index in steps] == expected.learning_rates
+        if strategy.get("clip_norm"):
+            assert [facts[index]["grad_norm"] for index in steps] == pytest.approx(expected.grad_norms, rel=1e-5)
+        assert turns.validations(means, facts) == [pytest.approx(values, rel=1e-4) for values in expected.validations]
+        states.append({name: tensor.clone() for name, tensor in turns.state().items()})
+        assert states[-1].keys() == expected.state.keys()
+        for name, tensor in expected.state.items():
+            torch.testing.assert_close(states[-1][name], tensor, rtol=1e-4, atol=1e-5)
+    for other in states[1:]:
+        assert all(torch.equal(states[0][name], tensor) for name, tensor in other.items()), "bit for bit in any order"

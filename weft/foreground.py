@@ -1,0 +1,33 @@
+"""Foreground: a job that runs to its end while its user looks on. `weft run` and `weft compare` are made of it."""
+
+from __future__ import annotations
+
+import sys
+
+from weft.client import Client, DaemonUnreachable, RequestRefused
+from weft.spec import JobSpec
+from weft.transport.wire import Message
+
+CANCEL_SECONDS = 10.0  # for a job to end after a Ctrl-C; then its daemon is stopped anyway
+
+
+def run_in_foreground(client: Client, spec: JobSpec, job: str | None = None) -> tuple[Message, Message]:
+    """The job's result and what `show` says of it then. Log and progress go to stderr; an interrupt cancels the job.
+
+    job: its id, by default one that the daemon makes.
+    """
+    from weft.follower import follow
+
+    job = client.submit(spec, job=job)["job"]
+    try:
+        result = follow(client.follow(job), log=sys.stderr)
+    except DaemonUnreachable:
+        raise
+    except BaseException:
+        try:
+            client.cancel(job)
+            client.wait(job, CANCEL_SECONDS)
+        except RequestRefused:
+            pass  # it has just ended, or does not end in time
+        raise
+    return result, client.show(job)

@@ -1,0 +1,115 @@
+"""Dispatch: what the lanes of a running job are sent next, and how its replicas divide the batches. Functions on a Job.
+
+A lane is sent the tasks of its endless program up to a window ahead of what it has finished. Where replicas steal, the
+lanes of a replica are sent no task of a position before it is granted; see weft.scheduler.stealing.
+
+New shares hold from the first iteration of which no lane has been sent anything. Sockets keep the order of messages, so
+each worker knows them before it is sent a task of that iteration. So that this is soon, lanes of a job whose shares
+adapt are sent few iterations ahead.
+"""
+
+from __future__ import annotations
+
+from weft.division import replica_sizes
+from weft.scheduler.events import Command, Dispatch, Grant, RecordVerdict, SetShares
+from weft.scheduler.job import Job, LaneState, work_between
+from weft.scheduler.shares import Measurement, Shares, Verdict, adapt
+from weft.scheduler.stealing import Stealing
+
+ADAPTIVE_ITERATIONS = 4  # sent ahead to each lane: shares are late by as many; two would do to hide the daemon
+
+
+def begin(job: Job) -> list[Command]:
+    """Every worker is prepared: the first work of every lane."""
+    plan = job.plan
+    assert plan is not None
+    iterations = plan.itinerary.num_iterations
+    lanes = {
+        lane: LaneState(job.workers[lane.worker], lane.name, program, iterations * len(program))
+        for lane, program in plan.graph.programs.items()
+    }
+    job.lanes = {(state.worker, state.name): state for state in lanes.values()}
+    job.shares = Shares.starting(plan.shares)
+    commands: list[Command] = []
+    if plan.share == "stealing":
+        job.stealing = Stealing(plan, lanes)
+        for replica in range(len(plan.replicas)):
+            commands += _grant(job, replica)
+    for state in job.lanes.values():
+        commands += lane_finished(job, state) if plan.share == "adaptive" else top_up(job, state)
+    return commands
+
+
+def lane_finished(job: Job, lane: LaneState) -> list[Command]:
+    """The lane has finished some more of its tasks."""
+    commands: list[Command] = []
+    assert job.plan is not None
+    if job.plan.share == "adaptive":
+        length = len(lane.program)
+        lane.allowed = min(lane.total, (lane.finished // length + ADAPTIVE_ITERATIONS) * length)
+    if job.stealing is not None and (replica := job.stealing.replica_that_ends_in(lane)) is not None:
+        commands += _grant(job, replica)
+    return commands + top_up(job, lane)
+
+
+def top_up(job: Job, lane: LaneState) -> list[Command]:
+    """Sends the lane its next tasks, up to the window, once half of the window is free."""
+    assert job.plan is not None
+    window = job.plan.window
+    outstanding = lane.sent - lane.finished
+    if lane.sent == lane.total or (outstanding and 2 * outstanding > window):
+        return []
+    until = min(lane.finished + window, lane.total if lane.allowed is None else lane.allowed)
+    if until <= lane.sent:
+        return []
+    work = work_between(lane.program, lane.sent, until)
+    lane.sent = until
+    return [Dispatch(job.name, job.attempt, lane.worker, lane.name, work)]
+
+
+def _grant(job: Job, replica: int) -> list[Command]:
+    """The replica's next microbatches, and the tasks that they let its lanes be sent."""
+    assert job.stealing is not None
+    grants = job.stealing.grant_more(replica)
+    if not grants:
+        return []
+    commands: list[Command] = [Grant(job.name, job.attempt, replica, tuple(grants))]
+    for lane in job.stealing.lanes_of(replica):
+        commands += top_up(job, lane)
+    return commands
+
+
+# --- measurements
+
+
+def replicas_measured(job: Job, measured: Measurement) -> list[Command]:
+    """What the measured speed of the replicas changes."""
+    if job.stealing is not None:
+        verdict = job.stealing.measured(measured)
+        return [_record(job, verdict, job.stealing.first_open())] if verdict is not None else []
+    return _change_shares(job, measured)
+
+
+def _change_shares(job: Job, measured: Measurement) -> list[Command]:
+    plan, before = job.plan, job.shares
+    assert plan is not None
+    assert before is not None
+    batch_size = min(plan.itinerary.batch_size, plan.itinerary.num_train)
+    job.shares, verdict = adapt(before, measured, batch_size)
+    first = first_unsent(job)
+    commands: list[Command] = []
+    changed = replica_sizes(batch_size, before.weights) != replica_sizes(batch_size, job.shares.weights)
+    if changed and first < plan.itinerary.num_iterations:
+        commands.append(SetShares(job=job.name, attempt=job.attempt, first_iteration=first, shares=job.shares.weights))
+    if verdict is not None:
+        commands.append(_record(job, verdict, first))
+    return commands
+
+
+def first_unsent(job: Job) -> int:
+    """The first iteration of which no lane has been sent anything."""
+    return max(-(-lane.sent // len(lane.program)) for lane in job.lanes.values())
+
+
+def _record(job: Job, verdict: Verdict, first: int) -> Command:
+    return RecordVerdict(job=job.name, attempt=job.attempt, verdict=verdict, first_iteration=first)

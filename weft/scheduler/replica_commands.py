@@ -1,0 +1,36 @@
+"""Replica commands: how the driver performs what the core decides about replicas' parts of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.scheduler.events import Grant, RecordVerdict, SetShares
+from weft.scheduler.job import Job
+from weft.scheduler.job_run import JobRun
+from weft.transport.wire import Message
+
+ReplicaCommand = Grant | SetShares | RecordVerdict
+Send = Callable[[str, Message], None]
+
+
+def perform(command: ReplicaCommand, job: Job, run: JobRun, send: Send) -> None:
+    """send: to a worker, in order with all else that it is sent."""
+    assert run.replicas is not None
+    match command:
+        case Grant():
+            for worker in _workers_of(command.replica, job):
+                send(worker, {"type": "grants", "replica": command.replica, "grants": command.grants})
+            run.replicas.grant(command.replica, command.grants)
+        case SetShares():
+            for worker in job.workers:
+                send(worker, {"type": "shares", "first": command.first_iteration, "shares": command.shares})
+            run.replicas.set(command.first_iteration, command.shares)
+            parts = ", ".join(f"{100 * share:.1f} %" for share in command.shares)
+            run.log(f"shares from iteration {command.first_iteration}: {parts}")
+        case RecordVerdict():
+            run.log(run.replicas.judge(command.verdict, command.first_iteration))
+
+
+def _workers_of(replica: int, job: Job) -> list[str]:
+    assert job.plan is not None
+    return [job.workers[w] for w in sorted({stage.worker for stage in job.plan.stages if stage.replica == replica})]
