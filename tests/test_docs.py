@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from weft.exits import of_refusal
+from weft.presets import PRESETS, presets_table
 from weft.settings import Settings
+from weft.strategy import Prefetch, Strategy
 from weft.transport.wire import ErrorCode
 from weft.verbs import app
 
@@ -77,8 +79,9 @@ def test_the_architecture_names_files_and_the_names_in_them() -> None:
         assert f"def {name}(" in source
 
 
-def test_the_pages_made_from_the_code_are_current() -> None:
-    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
+@pytest.mark.parametrize("script", ["generate.py", "timelines.py"])
+def test_what_is_made_from_the_code_is_current(script: str) -> None:
+    command = [sys.executable, str(ROOT / "docs" / script), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
 
@@ -96,3 +99,32 @@ def test_the_protocol_page_has_every_error_code_with_its_exit_code() -> None:
 def test_the_operations_page_has_every_setting_with_its_variable() -> None:
     rows = {name: cells[0].strip("`") for name, cells in table("docs/operations.md", "| `[daemon]`").items()}
     assert rows == {name: f"WEFT_{name.upper()}" for name in Settings.model_fields}
+
+
+def test_the_strategies_page_has_the_current_table_of_presets() -> None:
+    _, _, behind = text("docs/strategies.md").partition("<!-- presets: python -m weft.presets -->\n")
+    assert behind.partition("<!-- end of presets -->")[0] == presets_table()
+
+
+def test_the_strategies_page_has_every_axis_with_its_default() -> None:
+    def written(default: object) -> str:
+        match default:
+            case None:
+                return "unset"
+            case bool():
+                return str(default).lower()
+            case Prefetch():
+                return f"load {default.load}, transfer {default.transfer}"
+            case _:
+                return str(default)
+
+    rows = {axis: cells[1].strip("`") for axis, cells in table("docs/strategies.md", "| axis |").items()}
+    assert rows == {axis: written(field.default) for axis, field in Strategy.model_fields.items()}
+
+
+def test_the_strategies_page_explains_every_preset_and_shows_every_timeline() -> None:
+    page = text("docs/strategies.md")
+    headings = " ".join(re.findall(r"^##+ (.*)", page, flags=re.MULTILINE)).split()
+    assert set(PRESETS) <= set(headings)
+    shown = re.findall(r"!\[[^\]]+\]\(timelines/([\w-]+\.svg)\)", page)
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "docs" / "timelines").glob("*.svg"))

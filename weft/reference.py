@@ -67,14 +67,14 @@ def train(
     modules_before = set(sys.modules)
     torch.set_num_threads(threads)
     try:
-        return _Loop(spec, load_workload(spec), shares or (lambda step: spec.strategy.share_list)).run(on_step)
+        return _Loop(spec, load_workload(spec), shares or (lambda step: spec.strategy.division[0])).run(on_step)
     finally:
         torch.set_num_threads(threads_before)
         unload(spec, modules_before)
 
 
 def _check_microbatches(spec: JobSpec) -> None:
-    counts = spec.strategy.microbatch_counts
+    counts = spec.strategy.division[1]
     if spec.job.batch_size < sum(counts):
         what = "strategy.microbatches is" if len(counts) == 1 else "the sum of all replicas' microbatches is"
         raise WorkloadError(
@@ -161,7 +161,7 @@ class _Loop:
         self._workload.model.eval()
         weights, measured = [], []
         for indices in split(torch.arange(data.size), self._job.batch_size):
-            batch = self._batch(step, data, indices, self._strategy.share_list)
+            batch = self._batch(step, data, indices, self._strategy.division[0])
             weights.append(batch.weight)
             measured.append(self._measure(step, batch))
         return _means(measured, weights)
@@ -193,7 +193,7 @@ class _Loop:
 
     def _batch(self, step: int, data: Data, indices: torch.Tensor, shares: Sequence[float]) -> Batch:
         microbatches = []
-        for replica, parts in enumerate(divide(len(indices), shares, self._strategy.microbatch_counts)):
+        for replica, parts in enumerate(divide(len(indices), shares, self._strategy.division[1])):
             for part in parts:
                 if part.size == 0:
                     continue

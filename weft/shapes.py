@@ -46,8 +46,8 @@ def _between(size: int, low: tuple[int, Shape], high: tuple[int, Shape]) -> Shap
     """On the line through two sizes."""
     if len(low[1]) != len(high[1]):
         raise ShapeError(f"{low[0]} samples have the shape {low[1]} and {high[0]} have {high[1]}")
-    position = Fraction(size - low[0], high[0] - low[0])
-    extents = [a + position * (b - a) for a, b in zip(low[1], high[1], strict=True)]
-    if any(extent.denominator != 1 or extent < 0 for extent in extents):
+    per_sample = [Fraction(b - a, high[0] - low[0]) for a, b in zip(low[1], high[1], strict=True)]
+    extents = [a + (size - low[0]) * each for a, each in zip(low[1], per_sample, strict=True)]
+    if any(each.denominator != 1 for each in per_sample) or min(extents, default=0) < 0:
         raise ShapeError(f"between {low[1]} for {low[0]} samples and {high[1]} for {high[0]} no shape fits {size}")
     return tuple(int(extent) for extent in extents)

@@ -245,12 +245,17 @@ class Strategy(Section):
         return [self.staleness] * len(self.replica_list)
 
     @property
+    def steals(self) -> bool:
+        """Whether there is more than one replica to take microbatches from the same batch."""
+        return self.share == "stealing" and len(self.replica_list) > 1
+
+    @property
     def division(self) -> tuple[list[float], list[int]]:
         """Shares and numbers of microbatches, as `weft.division.divide` takes them at the start.
 
         Where replicas steal, one part in `microbatches` microbatches: which replica computes one shows as it runs.
         """
-        if self.share == "stealing":
+        if self.steals:
             return [1.0], [self.microbatches]
         return self.share_list, self.microbatch_counts
 

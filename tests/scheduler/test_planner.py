@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgpack
 import pytest
@@ -18,6 +19,7 @@ from weft.scheduler.plan import Plan
 from weft.scheduler.planner import PlanError, make_plan, partition
 from weft.scheduler.schedules import SCHEDULES, in_flight
 from weft.spec import JobSpec
+from weft.strategy import Strategy
 
 PlanOf = Callable[..., Plan]
 UnitOf = Callable[..., UnitFacts]
@@ -247,6 +249,47 @@ def test_every_reader_finds_its_own_microbatch_in_the_slot_however_the_lanes_rac
             board[number] = iteration
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_strategy_has_a_plan_that_runs_within_its_limit_and_can_be_sent(
+    inspection_of: InspectionOf,
+    unit_of: UnitOf,
+    spec_of: SpecOf,
+    strategies_of: Callable[[int], st.SearchStrategy[Strategy]],
+    data: st.DataObject,
+) -> None:
+    """make_plan checks the graph and simulates it; a worker's view is plain data, and every task is in one of them."""
+    inspection = inspection_of(
+        [unit_of(number, parameter_bytes=4 * size) for number, size in enumerate([300, 20, 1, 90])]
+    )
+    strategy = data.draw(strategies_of(4))
+    spec = spec_of(**strategy.model_dump(exclude_none=True))
+    plan = make_plan(spec, inspection, shared_bytes_free=1 << 40)
+    assert 0 < plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-9)
+    views = [plan.worker_view(position) for position in range(len(plan.workers))]
+    assert [json.loads(json.dumps(view)) for view in views] == [msgpack.unpackb(msgpack.packb(view)) for view in views]
+    sent = [task["id"] for view in views for program in view["lanes"].values() for task in program]
+    assert sorted(sent) == [task.id for task in plan.graph.tasks]
+    assert len({view["synchronisation"]["reporter"] for view in views if view["synchronisation"]}) <= 1
+    json.dumps(plan.describe())
+
+
+def test_gradients_of_every_holder_and_the_versions_that_stale_replicas_read_are_shared_memory(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    inspection = inspection_of([unit_of(0, parameter_bytes=1024)])
+
+    def num_bytes(**settings: Any) -> int:
+        plan = plan_of(inspection, **settings)
+        return plan.shared_bytes - 4 * len(plan.graph.tasks)
+
+    one, two = num_bytes(clip_norm=1.0), num_bytes(replicas=2)
+    slots = num_bytes() - 1024 - inspection.units[0].buffer_bytes - 4
+    assert one == num_bytes() + 1024
+    assert two - one == slots + 1024
+    assert num_bytes(replicas=2, staleness=[0, 2]) >= two + (2 + 3) * 1024
+
+
 def test_a_worker_is_told_whom_each_task_waits_for_and_whom_it_wakes(plan_of: PlanOf) -> None:
     plan = plan_of(stages=2, microbatches=1)
     names = {str(task): task.id for task in plan.graph.tasks}
@@ -319,7 +362,9 @@ def test_an_inspection_is_the_same_on_the_other_side_of_the_wire(inspection_of: 
         "load_seconds": 0.0,
         "update_seconds": 0.0,
         "metrics": [],
-        "parameters": [],
+        "parameters": [
+            {"units": [0], "num_elements": 25, "dtype": "float32", "itemsize": 4, "trained": True, "group": 0}
+        ],
         "elementwise": True,
         "weighted": False,
         "copy_bytes_per_second": 5e9,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -49,7 +50,7 @@ def test_the_window_changes_neither_the_order_nor_the_time(plan_of: PlanOf, sche
     assert all(orders(ahead).values())
 
 
-def random_plan(draw: st.DrawFn, plan_of: PlanOf) -> tuple[Plan, list[float]]:
+def random_plan(draw: Callable[..., Any], plan_of: PlanOf) -> tuple[Plan, list[float]]:
     plan = plan_of(
         stages=draw(st.integers(1, 3)),
         microbatches=draw(st.integers(1, 4)),
@@ -104,6 +105,34 @@ def test_no_slot_is_written_before_its_last_reader_is_done(plan_of: PlanOf, data
         for number in range(ring.depth, 5 * plan.microbatches):
             for reader in readers:
                 assert span_of(*reader, number - ring.depth)[1] <= span_of(*writer, number)[0], ring.name
+
+
+@pytest.mark.parametrize("sync", ["coarse", "fine"])
+def test_fine_synchronisation_begins_in_the_bubbles_of_the_pipeline_and_coarse_after_them(
+    plan_of: PlanOf, inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], sync: str
+) -> None:
+    """Of two pipelines the last stages' gradients are there a forward and a backward before the first stages' are."""
+    inspection = inspection_of([unit_of(n, parameter_bytes=1024) for n in range(2)], copy_bytes_per_second=1024.0)
+    plan = plan_of(inspection, replicas=2, stages=2, microbatches=2, bucket_mib=1e-3, sync=sync)
+    simulation = simulate(plan, iterations=1)
+    spans = {plan.graph.tasks[span.task]: span for lane in simulation.spans.values() for span in lane}
+    last_backward = max(span.end for task, span in spans.items() if task.kind is Kind.BACKWARD)
+    starts = {task.bucket: span.start for task, span in spans.items() if task.kind is Kind.SYNC}
+    assert (starts[0] < last_backward) is (sync == "fine")
+    assert starts[1] >= last_backward
+
+
+def test_staleness_takes_a_slow_update_out_of_the_iteration(
+    plan_of: PlanOf, inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts]
+) -> None:
+    """A device that computes for 3 s, and a host that updates for 3 s: in turn, or at the same time."""
+    inspection = inspection_of([unit_of(0, parameter_bytes=1024)], update_seconds=3.0, copy_bytes_per_second=1e12)
+    replicas = [{"device": "gpu"}]
+    seconds = [
+        plan_of(inspection, replicas=replicas, update="cpu", staleness=staleness).predicted_iteration_seconds
+        for staleness in (0, 1)
+    ]
+    assert seconds == pytest.approx([6.0, 3.0])
 
 
 def with_a_ring_of_one_slot(plan: Plan) -> Plan:

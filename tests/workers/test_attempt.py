@@ -158,7 +158,7 @@ class Turns:
                 totals[iteration.epoch] += facts[index]["weight"]
                 for name, value in means[index].items():
                     sums[iteration.epoch][name] += value * facts[index]["weight"]
-        return [{name: value / totals[epoch] for name, value in sums[epoch].items()} for epoch in sorted(sums)]
+        return [{name: value / (totals[epoch] or 1.0) for name, value in sums[epoch].items()} for epoch in sorted(sums)]
 
     def state(self) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = {}
@@ -169,8 +169,8 @@ class Turns:
 
 @pytest.fixture
 def turns_of(planned: Any, tmp_path: Path) -> Callable[..., tuple[Turns, Any]]:
-    def build(**strategy: Any) -> tuple[Turns, Any]:
-        (tmp_path / "job.py").write_text(SOURCE)
+    def build(source: str = SOURCE, **strategy: Any) -> tuple[Turns, Any]:
+        (tmp_path / "job.py").write_text(source)
         probe = planned_workload(tmp_path)
         plan = planned(probe, steps=5, directory=str(tmp_path), **{"batch_size": 9} | strategy)
         return Turns(plan, plan.new_directory()), plan.spec
@@ -206,3 +206,26 @@ def test_every_order_of_turns_trains_what_the_plain_loop_trains(
             torch.testing.assert_close(states[-1][name], tensor, rtol=1e-4, atol=1e-5)
     for other in states[1:]:
         assert all(torch.equal(states[0][name], tensor) for name, tensor in other.items()), "bit for bit in any order"
+
+
+def test_no_milestone_is_posted_before_a_microbatch_that_does_not_count_has_run(
+    turns_of: Callable[..., tuple[Turns, Any]],
+) -> None:
+    """The hooks of the last microbatch that counts posted them, and an owner updated the parameters that the forward of
+    one behind it was to read: a batch norm's statistics then depended on who was faster."""
+    states = []
+    for choose in ORDERS:
+        turns, _ = turns_of(replicas=2, microbatches=2, stages=2, split=[2])
+        turns.run(choose)
+        states.append({name: tensor.clone() for name, tensor in turns.state().items()})
+    for name in ("1.running_mean", "1.running_var"):
+        assert all(torch.equal(states[0][name], other[name]) for other in states[1:])
+
+
+def test_a_validation_in_which_nothing_counts_has_means_of_0_as_in_the_plain_loop(
+    turns_of: Callable[..., tuple[Turns, Any]],
+) -> None:
+    source = SOURCE.replace("validation=(data[0][:11], data[1][:11])", "validation=(data[0], data[1] * 0 - 1)")
+    turns, spec = turns_of(source)
+    turns.run(min)
+    assert reference.train(spec).validations == turns.validations(*turns.measured())

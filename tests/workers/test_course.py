@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.division import divide
 from weft.itinerary import Itinerary
 from weft.reference_replicas import updates_seen
+from weft.workers import course as course_module
 from weft.workers.course import Course
 
 
@@ -98,3 +103,45 @@ def test_answers_stay_right_over_more_iterations_than_are_kept() -> None:
     course = course_of(itinerary)
     for index in [*range(itinerary.num_iterations), 0, 5]:
         assert course.iteration(index) == itinerary.at(index)
+
+
+@pytest.fixture
+def _busy_switching() -> Iterator[None]:
+    """Threads take the interpreter from each other in the middle of anything."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("_busy_switching")
+def test_lanes_may_ask_while_another_one_drops_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every lane of a worker asks the same course: one dropped what another had just found, which was a KeyError."""
+    monkeypatch.setattr(course_module, "_KEPT", 1)
+    course = course_of(Itinerary(num_train=7, num_validation=0, batch_size=4, steps=400))
+    wrong: list[object] = []
+
+    def ask(first: int) -> None:
+        try:
+            for index in range(first, 400):
+                iteration = course.iteration(index)
+                wrong.extend([iteration] * (iteration.index != index))
+                wrong.extend([iteration] * (course.part(iteration, 0, 0).size != iteration.size))
+        except KeyError as error:
+            wrong.append(error)
+
+    lanes = [threading.Thread(target=ask, args=(first,)) for first in range(6)]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    assert wrong == []
+
+
+def test_shares_change_from_the_iteration_that_is_told() -> None:
+    course = course_of(
+        Itinerary(num_train=8, num_validation=0, batch_size=8, steps=4), staleness=(0, 0), shares=(1.0, 1.0)
+    )
+    course.set_shares(2, [3.0, 1.0])
+    sizes = [[sum(part.size for part in own) for own in course.parts(course.iteration(index))] for index in range(4)]
+    assert sizes == [[4, 4], [4, 4], [6, 2], [6, 2]]

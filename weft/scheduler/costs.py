@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from weft.division import divide
 from weft.scheduler.buckets import Holder
-from weft.scheduler.graph import Graph, Kind, Task
+from weft.scheduler.graph import Graph, Kind, Lane, Task
 from weft.scheduler.inspection import Inspection
 from weft.scheduler.placement import Placement
-from weft.scheduler.plan import BucketPlan
+from weft.scheduler.plan import BucketPlan, Plan
 from weft.spec import JobSpec
 
 
@@ -17,6 +17,23 @@ def task_seconds(spec: JobSpec, inspection: Inspection, placement: Placement, gr
     """The cost of task i of the graph at i, for a whole batch divided by the shares at the start."""
     costs = _Costs(spec, inspection, placement)
     return tuple(costs.of(task) for task in graph.tasks)
+
+
+def mean_seconds(plan: Plan) -> tuple[float, ...]:
+    """What each task of a plan takes on average: where replicas steal, a position has a microbatch now and then only,
+    and a replica gets as many as its speed is of all replicas' together."""
+    if plan.share != "stealing":
+        return plan.task_seconds
+    of_position = [task for task in plan.graph.tasks if task.kind in (Kind.FETCH, Kind.FORWARD, Kind.BACKWARD)]
+    busy: dict[int, dict[Lane, float]] = {}
+    for task in of_position:
+        lanes = busy.setdefault(task.replica, {})
+        lanes[task.lane] = lanes.get(task.lane, 0.0) + plan.task_seconds[task.id]
+    speeds = {replica: 1 / (max(lanes.values()) or 1e-9) for replica, lanes in busy.items()}
+    seconds = list(plan.task_seconds)
+    for task in of_position:
+        seconds[task.id] *= speeds[task.replica] / sum(speeds.values())
+    return tuple(seconds)
 
 
 class _Costs:

@@ -14,7 +14,7 @@ class UnitFacts:
     """One unit of the model. Times are seconds for one microbatch of the largest size, measured alone.
 
     shapes: microbatch size -> shape of its output; empty, and dtype None, where the output is no single tensor (no cut
-    is possible after such a unit). tied_to: earlier units that share a parameter or buffer. in_place: it writes to its
+    is possible after such a unit). tied_to: earlier units that share a buffer. in_place: it writes to its
     input.
     """
 

@@ -21,11 +21,12 @@ def build_graph(
     has_buffers: bool = False,
     recompute: bool = False,
     weighted: bool = False,
+    steals: bool = False,
 ) -> Graph:
     """coarse: every SYNC waits for every BACKWARD. has_buffers: replicas share those of the first one. recompute:
     BACKWARD changes buffers too, for a while. weighted: what a microbatch counts is known once its whole batch is
-    loaded."""
-    builder = _Builder(schedule, placement)
+    loaded. steals: microbatches are loaded by their number, and a replica's position may come to have any of them."""
+    builder = _Builder(schedule, placement, steals=steals)
     builder.load_tasks()
     builder.compute_tasks()
     if placement.synchronisation is not None:
@@ -41,7 +42,7 @@ def build_graph(
         builder.ring(ring)
     if has_buffers:
         builder.buffer_edges(Kind.BACKWARD if recompute else Kind.FORWARD)
-    if weighted:
+    if weighted and not steals:
         builder.weight_edges()
     return builder.graph()
 
@@ -49,8 +50,9 @@ def build_graph(
 class _Builder:
     """Collects tasks by key, then edges between them."""
 
-    def __init__(self, schedule: str, placement: Placement) -> None:
+    def __init__(self, schedule: str, placement: Placement, *, steals: bool) -> None:
         self.placement = placement
+        self._steals = steals
         self._schedule = schedule
         self._tasks: dict[Key, Task] = {}
         self._edges: dict[tuple[int, int, int], Edge] = {}
@@ -90,7 +92,7 @@ class _Builder:
     # --- tasks
 
     def load_tasks(self) -> None:
-        replicas = self.placement.replicas
+        replicas = self.placement.replicas[:1] if self._steals else self.placement.replicas
         for m in range(max(replica.microbatches for replica in replicas)):
             for r, replica in enumerate(replicas):
                 if m < replica.microbatches:
@@ -122,13 +124,15 @@ class _Builder:
                         self.edge((Kind.BACKWARD, r, s + 1, m, -1), backward, 0, Cause.GRADIENT)
 
     def _data_edges(self, r: int, s: int, m: int) -> None:
-        load, forward = (Kind.LOAD, r, 0, m, -1), (Kind.FORWARD, r, s, m, -1)
-        if not self.is_device(r):
-            self.edge(load, forward, 0, Cause.DATA)
-            return
-        fetch = (Kind.FETCH, r, s, m, -1)
-        self.edge(load, fetch, 0, Cause.DATA)
-        self.edge(fetch, forward, 0, Cause.DATA)
+        """Where replicas steal, all of a batch is there before the first of it is taken."""
+        forward = (Kind.FORWARD, r, s, m, -1)
+        reader = (Kind.FETCH, r, s, m, -1) if self.is_device(r) else forward
+        if not self._steals:
+            self.edge((Kind.LOAD, r, 0, m, -1), reader, 0, Cause.DATA)
+        elif m == 0:
+            self.edge((Kind.LOAD, 0, 0, self.placement.replicas[0].microbatches - 1, -1), reader, 0, Cause.DATA)
+        if self.is_device(r):
+            self.edge(reader, forward, 0, Cause.DATA)
 
     def update_edges(self) -> None:
         """Of stages that update their own parameters."""
@@ -162,11 +166,14 @@ class _Builder:
 
     def ring(self, ring: Ring) -> None:
         r, last = ring.replica, self.placement.replicas[ring.replica].num_stages - 1
+        readers = range(len(self.placement.replicas)) if ring.by_number else [r]
         match ring.name.split("-"):
             case ["input", _]:
-                self._batch_edge(ring, self._reader(r, 0))
+                for reader in readers:
+                    self._batch_edge(ring, self._reader(reader, 0))
             case ["target", _]:
-                self._batch_edge(ring, self._reader(r, last))
+                for reader in readers:
+                    self._batch_edge(ring, self._reader(reader, self.placement.replicas[reader].num_stages - 1))
             case ["device", "input", _]:
                 self._ring_edges(ring, (Kind.FETCH, 0), (Kind.BACKWARD, 0))
             case ["device", "target", _]:

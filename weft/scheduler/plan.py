@@ -20,7 +20,8 @@ from weft.scheduler.inspection import Shape
 class Ring:
     """A ring of `depth` slots that the owner's tasks write, microbatch u of the replica's run into slot u % depth.
 
-    shared: other workers map it. Otherwise it is a device's own.
+    shared: other workers map it. Otherwise it is a device's own. by_number: all replicas read it, and microbatches
+    stand in it by their number in the batch, not by their position in a replica's program.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Ring:
     shapes: Mapping[int, Shape]
     replica: int = 0
     shared: bool = True
+    by_number: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,16 +157,17 @@ class Plan:
     def _rings_of(self, task: Task) -> set[str]:
         """Names of the rings that a task reads or writes."""
         r, s, last = task.replica, task.stage, self.replicas[task.replica].num_stages - 1 if task.stage >= 0 else 0
-        data = {f"input-{r}"} if s == 0 else set()
-        data |= {f"target-{r}"} if s == last else set()
+        ends = (["input"] if s == 0 else []) + (["target"] if s == last else [])
+        data = {f"{name}-{0 if self.share == 'stealing' else r}" for name in ends}
+        own = {f"device-{name}-{r}" for name in ends}
         match task.kind:
             case Kind.LOAD:
                 return {f"input-{r}", f"target-{r}"}
             case Kind.FETCH:
-                return data | {f"device-{name}" for name in data}
+                return data | own
             case Kind.FORWARD | Kind.BACKWARD:
                 between = {f"{ring}-{r}-{stage}" for ring in ("activation", "gradient") for stage in (s - 1, s)}
-                return between | data | {f"device-{name}" for name in data}
+                return between | data | own
             case _:
                 return set()
 

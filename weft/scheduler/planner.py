@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 from weft.itinerary import Itinerary
 from weft.scheduler.balance import local_buckets
-from weft.scheduler.costs import task_seconds
+from weft.scheduler.costs import mean_seconds, task_seconds
 from weft.scheduler.graph import Graph, GraphError
 from weft.scheduler.inspection import Inspection, UnitFacts
 from weft.scheduler.iteration_graph import build_graph
@@ -24,6 +24,7 @@ from weft.scheduler.rings import make_rings, shared_bytes
 from weft.scheduler.simulator import SimulationError, simulate
 from weft.shapes import ShapeError
 from weft.spec import JobSpec
+from weft.strategy import Strategy
 
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
 MIN_WINDOW_ITERATIONS = 2
@@ -55,6 +56,7 @@ def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) 
         has_buffers=any(unit.buffer_bytes for unit in inspection.units),
         recompute=strategy.recompute,
         weighted=inspection.weighted,
+        steals=strategy.steals,
     )
     seconds = task_seconds(spec, inspection, placement, graph)
     shared = _shared_bytes(inspection, placement, rings, len(graph.tasks))
@@ -147,12 +149,28 @@ def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:
 def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
     if inspection.num_train == 0:
         raise PlanError("Workload.train has length 0; give at least one sample")
-    counts = spec.strategy.microbatch_counts
+    if spec.strategy.steals:
+        _check_stealing(spec.strategy)
+    counts = spec.strategy.division[1]
     if spec.job.batch_size < sum(counts):
         of = "strategy.microbatches" if len(counts) == 1 else "the microbatches of all replicas,"
         raise PlanError(
             f"job.batch_size = {spec.job.batch_size} is smaller than {of} = {sum(counts)}; "
             "a microbatch needs at least one sample"
+        )
+
+
+def _check_stealing(strategy: Strategy) -> None:
+    """Any replica may take any microbatch, so nothing about one may depend on who does."""
+    if set(strategy.microbatch_counts) != {strategy.microbatches}:
+        raise PlanError(
+            f"the replicas' microbatches = {strategy.microbatch_counts} cannot stand beside share = 'stealing'; give "
+            "strategy.microbatches alone, the parts of a whole batch that replicas take"
+        )
+    if len(set(strategy.staleness_list)) > 1:
+        raise PlanError(
+            f"strategy.staleness = {strategy.staleness} differs between replicas, and with share = 'stealing' it would "
+            "be chance which parameters a sample sees; give one number, or use share = 'fixed' or 'adaptive'"
         )
 
 
@@ -209,7 +227,7 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
 def _checked(plan: Plan) -> Plan:
     try:
         plan.graph.check()
-        limit = speed_limit(plan.graph, plan.task_seconds)
+        limit = speed_limit(plan.graph, mean_seconds(plan))
         predicted = simulate(plan).iteration_seconds
     except (GraphError, SimulationError) as error:
         raise PlanError(str(error)) from error

@@ -13,8 +13,9 @@ from weft.strategy import Strategy
 
 
 def make_rings(strategy: Strategy, inspection: Inspection, placement: Placement) -> tuple[Ring, ...]:
-    """Input and target: whole batches, loaded ahead. Activations and gradients: as many as the schedule has in flight.
-    A device's own input and target: those in flight and those that are fetched ahead.
+    """Input and target: whole batches, loaded ahead; for all replicas together where they steal. Activations and
+    gradients: as many as the schedule has in flight. A device's own input and target: those in flight and those that are
+    fetched ahead.
 
     Errors: ShapeError where shares adapt and it is not clear how the shapes grow with a microbatch.
     """
@@ -47,7 +48,8 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
 
     ends = (("input", inspection.input, 0), ("target", inspection.target, num_stages - 1))
     for name, facts, stage in ends:
-        yield _ring(f"{name}-{r}", r, strategy.prefetch.load * count, facts)
+        if r == 0 or not strategy.steals:
+            yield _ring(f"{name}-{r}", r, strategy.prefetch.load * count, facts, by_number=strategy.steals)
         if replica.device == "gpu":
             yield _ring(f"device-{name}-{r}", r, flying(stage) + strategy.prefetch.transfer, facts, shared=False)
     for stage, (_, last) in enumerate(placement.cuts[r][:-1]):
@@ -55,7 +57,15 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
             yield _ring(f"{name}-{r}-{stage}", r, flying(stage), inspection.units[last - 1])
 
 
-def _ring(name: str, replica: int, depth: int, facts: UnitFacts | TensorFacts, *, shared: bool = True) -> Ring:
+def _ring(
+    name: str,
+    replica: int,
+    depth: int,
+    facts: UnitFacts | TensorFacts,
+    *,
+    shared: bool = True,
+    by_number: bool = False,
+) -> Ring:
     return Ring(
         name=name,
         replica=replica,
@@ -64,6 +74,7 @@ def _ring(name: str, replica: int, depth: int, facts: UnitFacts | TensorFacts, *
         slot_bytes=slot_bytes(facts.shapes, facts.itemsize),
         shapes=facts.shapes,
         shared=shared,
+        by_number=by_number,
     )
 
 

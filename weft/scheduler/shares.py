@@ -23,8 +23,9 @@ from weft.division import replica_sizes
 
 DAMPING = 0.5  # of the way to the target; measurements are noisy, and a share that swings costs more than one that lags
 MAX_STEP = 0.2  # of a batch, in one measurement: arbitrary; a single wrong one must do no great harm
-SETTLED = 0.02  # of a batch, or one sample: nearer to its target no share has to be, to judge what it brings
+SETTLED = 0.05  # of a share, or one sample: nearer to its target none has to be, to judge what a replica brings
 MARGIN = 1.05  # what an iteration with a replica may take beyond one without: below it the difference is noise
+ROUNDING = 1e-9
 STRIKES = 2  # measurements in a row, since a share that is 0 stays 0
 
 
@@ -111,12 +112,11 @@ def _judge(
     shares: Shares, target: Sequence[float], measured: Measurement, batch_size: int
 ) -> tuple[Shares, Verdict | None]:
     """Looks at the slowest replica once shares have settled: before, an iteration shows what is wrong with them."""
-    tolerance = max(1.0, SETTLED * batch_size)
     now, then = replica_sizes(batch_size, shares.weights), replica_sizes(batch_size, target)
     live = [r for r, weight in enumerate(shares.weights) if weight]
     slowest = max(live, key=lambda r: shares.unit_seconds[r] or 0.0)
     without = _without_seconds(shares, slowest, measured, batch_size)
-    settled = all(abs(a - b) <= tolerance for a, b in zip(now, then, strict=True))
+    settled = all(abs(a - b) <= max(1.0, SETTLED * b) for a, b in zip(now, then, strict=True))
     struck = settled and measured.iteration_seconds > MARGIN * without
     strikes = tuple(shares.strikes[r] + 1 if r == slowest and struck else 0 for r in range(len(shares.weights)))
     shares = replace(shares, strikes=strikes)
@@ -159,6 +159,6 @@ def grant(
     done = before = 0
     for other, (theirs, seconds) in enumerate(zip(outstanding, seconds_per_microbatch, strict=True)):
         if other != replica and theirs is not None and seconds:
-            done += math.ceil(finish / seconds) - 1  # strictly before
+            done += math.ceil(finish / seconds - ROUNDING) - 1  # strictly before
             before += theirs
     return done < remaining + before

@@ -17,12 +17,14 @@ from weft.scheduler.events import (
     Command,
     Dispatch,
     Event,
+    Grant,
     JobPlanned,
     JobSubmitted,
     PlanJob,
     Prepare,
     RecordIteration,
     Release,
+    ReplicasMeasured,
     ResultSaved,
     SaveResult,
     TasksFinished,
@@ -30,8 +32,9 @@ from weft.scheduler.events import (
     WorkerPrepared,
     WorkerReleased,
 )
-from weft.scheduler.graph import Lane
+from weft.scheduler.graph import Kind, Lane
 from weft.scheduler.plan import Plan
+from weft.scheduler.replica_pace import ReplicaPace
 from weft.spec import JobSection, JobSpec
 from weft.strategy import Replica, Strategy
 
@@ -107,6 +110,9 @@ class _Run:
         self._iteration_ends: list[float] = []
         self._happening: list[tuple[float, int, Lane | None, int, int]] = []  # heap of tasks that run; no lane: posted
         self._order = 0
+        self._steals = plan.share == "stealing"
+        self._granted: set[tuple[int, int, int]] = set()  # iteration, replica, position
+        self._pace = ReplicaPace(plan)
 
     def to_end(self) -> Simulation:
         spec = JobSpec(
@@ -124,6 +130,9 @@ class _Run:
                 self._start_ready()
                 continue
             self._busy[lane] = False
+            if self._steals and self._seconds_of(task, iteration):
+                span = self._spans[lane][-1]
+                self._pace.add(task, iteration, round(1e9 * span.start), round(1e9 * span.end))
             self._feed(TasksFinished(_JOB, 1, *self._names[lane], 1))
         if len(self._iteration_ends) < self._plan.itinerary.num_iterations:
             raise SimulationError(f"the plan stops at {self._now:.6g} s: {self._who_waits()}")
@@ -149,8 +158,13 @@ class _Run:
             case Dispatch():
                 queue = self._queues[self._lanes[command.worker, command.lane]]
                 queue.extend((iteration, task) for iteration, tasks in command.work for task in tasks)
+            case Grant():
+                for iteration, position, number in command.grants:
+                    if number >= 0:
+                        self._granted.add((iteration, command.replica, position))
             case RecordIteration():
                 self._iteration_ends.append(self._now)
+                return self._measured(command.iteration) if self._steals else None
             case SaveResult():
                 return ResultSaved(job=_JOB, attempt=1)
             case Release():
@@ -158,6 +172,15 @@ class _Run:
             case _:
                 pass
         return None
+
+    def _measured(self, iteration: int) -> Event | None:
+        """How fast the replicas were in an iteration that is over, as the daemon would tell the core."""
+        counts = [sum(done[:2] == (iteration, r) for done in self._granted) for r in range(len(self._plan.replicas))]
+        ends = self._iteration_ends
+        self._pace.finish(iteration, counts, self._now - ends[-2] if len(ends) > 1 else None)
+        self._granted = {each for each in self._granted if each[0] > iteration}
+        measured = self._pace.take(1)
+        return None if measured is None else ReplicasMeasured(job=_JOB, attempt=1, measured=measured)
 
     def _start_ready(self) -> None:
         for lane, queue in self._queues.items():
@@ -167,12 +190,21 @@ class _Run:
             if self._missing(task, iteration) is not None:
                 continue
             queue.popleft()
-            end = self._now + self._seconds[task]
+            seconds = self._seconds_of(task, iteration)
+            end = self._now + seconds
             self._busy[lane] = True
             self._spans[lane].append(Span(task=task, iteration=iteration, start=self._now, end=end))
             self._happens(end, lane, task, iteration)
             for milestone, part in self._milestones.get(task, {}).items():
-                self._happens(self._now + part * self._seconds[task], None, milestone, iteration)
+                self._happens(self._now + part * seconds, None, milestone, iteration)
+
+    def _seconds_of(self, task: int, iteration: int) -> float:
+        """Nothing for a position that has no microbatch."""
+        if self._steals and self._plan.graph.tasks[task].kind in (Kind.FETCH, Kind.FORWARD, Kind.BACKWARD):
+            where = self._plan.graph.tasks[task]
+            if (iteration, where.replica, where.microbatch) not in self._granted:
+                return 0.0
+        return self._seconds[task]
 
     def _happens(self, when: float, lane: Lane | None, task: int, iteration: int) -> None:
         self._order += 1

@@ -71,6 +71,9 @@ class Attempt:
         self._rings = {
             ring["name"]: SlotRing(directory, ring, self.course.microbatches[ring["replica"]]) for ring in plan["rings"]
         }
+        for name in [name for name, ring in self._rings.items() if ring.by_number]:
+            for replica in range(len(plan["replicas"])):
+                self._rings[f"{name.partition('-')[0]}-{replica}"] = self._rings[name]
         self._weights = Weights(
             workload.weight,
             directory,
@@ -160,11 +163,9 @@ class Attempt:
         last = self._parts.num_stages[replica] - 1
         for name, at in (("input", 0), ("target", last)):
             if part.size and stage == at:
-                slots = [
-                    self._rings[f"{place}{name}-{replica}"].slot(iteration.index, microbatch, part.size)
-                    for place in ("device-", "")
-                ]
-                slots[0].copy_(slots[1])
+                device, shared = (self._rings[f"{place}{name}-{replica}"] for place in ("device-", ""))
+                source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
+                device.slot(iteration.index, microbatch, part.size).copy_(source)
 
     def _backward(self, iteration: Iteration, replica: int, stage: int, microbatch: int) -> None:
         self._now = iteration.index  # what the hooks post

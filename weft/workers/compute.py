@@ -59,7 +59,7 @@ class StageTasks:
         self._before_evaluation = before_evaluation
         self._skips_nonfinite = skips_nonfinite
         self._learning = True
-        self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts that have a backward
+        self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts known to have a backward
 
     def forward(self, iteration: Iteration, microbatch: int, measured: Measured) -> None:
         part = self._course.part(iteration, self._replica, microbatch)
@@ -75,13 +75,13 @@ class StageTasks:
             if not iteration.learns:
                 self._before_evaluation()
         source = f"activation-{self._number - 1}" if self._number else "input"
-        x = self._slot(source, iteration, microbatch, part.size)
+        x = self._slot(source, iteration, microbatch, part)
         if not self._is_last:
             run = self._stage.forward if iteration.learns else self._stage.evaluate
             y = run(part.number, iteration.step, x)
-            self._slot(f"activation-{self._number}", iteration, microbatch, part.size).copy_(y.detach())
+            self._slot(f"activation-{self._number}", iteration, microbatch, part).copy_(y.detach())
             return
-        target = self._slot("target", iteration, microbatch, part.size)
+        target = self._slot("target", iteration, microbatch, part)
         if iteration.learns:
             self._lose(iteration, part, x, target, measured)
         else:
@@ -108,13 +108,15 @@ class StageTasks:
         values = self._stage.measure(part.number, iteration.step, x, heads)
         for name, value in zip(self._functions, values, strict=False):
             measured.add(iteration.index, name, number_of(value, f"Workload's {name}"), fraction)
+        for name in self._functions if not fraction else ():  # nothing in it counts; where nothing does the mean is 0
+            measured.add(iteration.index, name, 0.0, 0.0)
         if self._weights.weighs:
             measured.of(iteration.index).facts["weight"] = self._weights.total(iteration)
 
     def backward(self, iteration: Iteration, microbatch: int) -> None:
         part = self._course.part(iteration, self._replica, microbatch)
         counting = self._parts_with_backward(iteration)
-        if part not in counting:
+        if not self._has_backward(iteration, part):
             self._stage.drop(part.number)
             return
         if self._gradients is not None:
@@ -123,25 +125,33 @@ class StageTasks:
         if self._is_last:
             (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
         elif y.requires_grad:
-            torch.autograd.backward(y, self._slot(f"gradient-{self._number}", iteration, microbatch, part.size))
+            torch.autograd.backward(y, self._slot(f"gradient-{self._number}", iteration, microbatch, part))
         if self._number:
-            before = self._slot(f"gradient-{self._number - 1}", iteration, microbatch, part.size)
+            before = self._slot(f"gradient-{self._number - 1}", iteration, microbatch, part)
             before.copy_(input_gradient(x))
 
     def _parts_with_backward(self, iteration: Iteration) -> Sequence[Part]:
-        """Those with samples that count; found, and gradients begun, at the first backward of an iteration."""
+        """Those with samples that count; found, and gradients begun, at the first backward of an iteration.
+
+        None where replicas steal, since nobody knows yet which will come.
+        """
         if self._counting[0] != iteration.index:
-            parts = self._course.parts(iteration)[self._replica]
-            counting = [part for part in parts if part.size and self._weights.fraction(iteration, part)]
-            self._counting = (iteration.index, counting)
+            parts = [] if self._course.steals else self._course.parts(iteration)[self._replica]
+            self._counting = (iteration.index, [part for part in parts if self._has_backward(iteration, part)])
             if self._gradients is not None:
                 self._gradients.begin(iteration.step)
         return self._counting[1]
 
-    def _last_part(self, iteration: Iteration) -> Part:
+    def _last_part(self, iteration: Iteration) -> Part | None:
         """The last one with samples, even if it does not count: until its forward has read the parameters, no milestone
-        may let an owner update them. GRAD posts those that no hook does."""
+        may let an owner update them. GRAD posts those that no hook does, all of them where nobody knows the last part.
+        """
+        if self._course.steals:
+            return None
         return next(part for part in reversed(self._course.parts(iteration)[self._replica]) if part.size)
+
+    def _has_backward(self, iteration: Iteration, part: Part) -> bool:
+        return bool(part.size and self._weights.fraction(iteration, part))
 
     def finish_gradient(self, iteration: Iteration, bucket: int) -> None:
         """After the last backward: the bucket is complete. Of a replica without samples nobody reads it."""
@@ -149,8 +159,9 @@ class StageTasks:
         if self._course.contributes(iteration, self._replica):
             self._gradients.finish(bucket, iteration.step)
 
-    def _slot(self, ring: str, iteration: Iteration, microbatch: int, size: int) -> torch.Tensor:
-        return self._rings[ring].slot(iteration.index, microbatch, size)
+    def _slot(self, name: str, iteration: Iteration, microbatch: int, part: Part) -> torch.Tensor:
+        ring = self._rings[name]
+        return ring.slot(iteration.index, part.number if ring.by_number else microbatch, part.size)
 
 
 def _head(function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:

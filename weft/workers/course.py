@@ -35,11 +35,12 @@ class Course:
         self._parts: dict[tuple[int, tuple[float, ...]], list[list[Part]]] = {}
 
     def iteration(self, index: int) -> Iteration:
-        if index not in self._iterations:
+        iteration = self._iterations.get(index)
+        if iteration is None:
             if len(self._iterations) >= _KEPT:
                 self._iterations.clear()
-            self._iterations[index] = self.itinerary.at(index)
-        return self._iterations[index]
+            iteration = self._iterations[index] = self.itinerary.at(index)
+        return iteration
 
     # --- who has what
 
@@ -59,11 +60,12 @@ class Course:
     def parts(self, iteration: Iteration) -> list[list[Part]]:
         """The microbatches of each replica; where replicas steal, those of the batch, as if it were one replica's."""
         key = (iteration.size, self._shares.of(iteration.index))
-        if key not in self._parts:
+        parts = self._parts.get(key)
+        if parts is None:
             if len(self._parts) >= _KEPT:
                 self._parts.clear()
-            self._parts[key] = divide(iteration.size, key[1], self._divided)
-        return self._parts[key]
+            parts = self._parts[key] = divide(iteration.size, key[1], self._divided)
+        return parts
 
     def part(self, iteration: Iteration, replica: int, position: int) -> Part:
         """What the replica's tasks at a position work on; a part of size 0 where that is nothing."""

@@ -25,6 +25,7 @@ class SlotRing:
         self._block = directory.block(ring["name"], num_bytes) if shared else torch.zeros(num_bytes, dtype=torch.uint8)
         self._depth: int = ring["depth"]
         self._microbatches = microbatches
+        self.by_number: bool = ring.get("by_number", False)  # whether its readers go by a microbatch's number
         self._slot_bytes: int = ring["slot_bytes"]
         self._dtype: str = ring["dtype"]
         self._shapes = {size: tuple(shape) for size, shape in ring["shapes"]}
