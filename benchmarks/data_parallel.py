@@ -26,8 +26,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from measure import Result, interleave, main, ratio_result, value_result
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, if not in __all__
 
 import weft.embedded
 from weft.client import Client
@@ -172,7 +172,7 @@ def _spec(case: Case, steps: int) -> JobSpec:
 def _ddp(case: Case) -> Iterator[Party]:
     """The store is ours, so that its port is free for certain; Gloo is kept on the loopback too."""
     patience = timedelta(seconds=STORE_SECONDS)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)  # type: ignore[attr-defined]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)
     configs = [{"rank": rank, "port": store.port, "cores": [core]} for rank, core in enumerate(_cores())]
     with _peers(case, configs) as party:
         yield party

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, if not in __all__
 from torch.nn.parallel import DistributedDataParallel
 
 from weft.spec import JobSpec
@@ -78,7 +79,7 @@ def _iteration(config: dict[str, Any]) -> Callable[[int], float]:
     assert optimizer is not None
     model: nn.Module = workload.model
     if num_ranks > 1:
-        store = dist.TCPStore("127.0.0.1", config["port"], num_ranks, is_master=False, timeout=PATIENCE)
+        store = TCPStore("127.0.0.1", config["port"], num_ranks, is_master=False, timeout=PATIENCE)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=PATIENCE)
         model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
 

@@ -75,15 +75,24 @@ def strategies(draw: st.DrawFn, num_units: int) -> Strategy:
     """Of one to three replicas, for a model of so many units that can be cut anywhere."""
     listed = draw(st.lists(replicas(num_units), min_size=1, max_size=3))
     num_replicas = len(listed)
+    shares: list[float] | None = draw(
+        st.tuples(*[st.sampled_from([0.0, 1.0, 2.0])] * num_replicas).filter(any).map(list)
+    )
+    staleness = draw(st.just([0] * num_replicas) | st.tuples(*[st.integers(0, 2)] * num_replicas).map(list))
+    share = draw(st.sampled_from(["fixed", "fixed", "stealing"]))
+    if share == "stealing":  # of what is the same for all
+        shares, staleness = None, [staleness[0]] * num_replicas
+        listed = [replica.model_copy(update={"microbatches": listed[0].microbatches}) for replica in listed]
     return Strategy(
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         replicas=listed,
         recompute=draw(st.booleans()),
         sync=draw(st.sampled_from(["coarse", "fine"])),
         update=draw(st.sampled_from(["local", "cpu", "balanced"])),
-        staleness=draw(st.just([0] * num_replicas) | st.tuples(*[st.integers(0, 2)] * num_replicas).map(list)),
+        staleness=staleness,
         staleness_warmup=draw(st.sampled_from([0, 0, 1, 3])),
-        shares=draw(st.tuples(*[st.sampled_from([0.0, 1.0, 2.0])] * num_replicas).filter(any).map(list)),
+        share=share,
+        shares=shares,
         bucket_mib=draw(st.sampled_from([0.001, 0.01, 1.0])),
         clip_norm=draw(st.none() | st.just(1.0)),
         prefetch=Prefetch(load=draw(st.integers(1, 2)), transfer=draw(st.integers(1, 3))),

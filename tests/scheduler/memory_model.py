@@ -12,6 +12,7 @@ has met it: one run stands for every order in which the lanes could have gone, a
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -69,7 +70,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One job, resolved. absent: (holder, bucket, iteration) whose gradient has a parameter without any."""
+    """One job, resolved. absent: (holder, bucket, iteration) whose gradient has a parameter without any. weightless:
+    (iteration, number) of microbatches in which nothing counts. taken: where replicas steal, the number of the
+    microbatch at each (iteration, replica, position)."""
 
     strategy: Strategy
     placement: Placement
@@ -79,6 +82,8 @@ class Case:
     has_buffers: bool
     weighted: bool
     absent: frozenset[tuple[Holder, int, int]]
+    weightless: frozenset[tuple[int, int]]
+    taken: Mapping[tuple[int, int, int], int]
 
 
 class Running:
@@ -118,6 +123,8 @@ class Workers:
         depth = 1 + max(replica.staleness for replica in self._replicas)
         self._num_versions = depth if depth > 1 else 0
         self._versions: dict[tuple[Holder, int], int] = {}
+        self._posted: set[tuple[Holder, int, int]] = set()  # milestones, from inside a backward
+        self._marked: set[tuple[Holder, int, int]] = set()  # buckets with a parameter that got no gradient
         self._milestones = {(t.replica, t.stage, t.bucket): t for t in case.graph.tasks if t.kind is Kind.GRAD}
 
     def run(self, task: Task, i: Iteration, me: Running) -> None:
@@ -145,15 +152,30 @@ class Workers:
 
     # --- data and slots
 
-    def _part(self, task: Task, i: Iteration) -> Part:
-        return self._course.part(i, task.replica, task.microbatch)
+    def _work(self, replica: int, i: Iteration) -> list[Part]:
+        """What a replica's tasks at each position work on."""
+        parts = self._course.parts(i)
+        if not self._course.steals:
+            return parts[replica]
+        positions = range(self._replicas[replica].microbatches)
+        numbers = [self._case.taken.get((i.index, replica, position)) for position in positions]
+        return [Part(-1, 0, 0) if number is None else parts[0][number] for number in numbers]
 
-    def _slot(self, ring: str, task: Task, i: Iteration) -> tuple[Cell, int]:
-        unit = i.index * self._replicas[task.replica].microbatches + task.microbatch
-        return (ring, unit % self._case.rings[ring].depth), unit
+    def _part(self, task: Task, i: Iteration) -> Part:
+        return self._work(task.replica, i)[task.microbatch]
+
+    def _slot(self, name: str, task: Task, i: Iteration) -> tuple[Cell, int]:
+        ring, position = self._case.rings[name], task.microbatch
+        if ring.by_number and task.kind is not Kind.LOAD:
+            position = self._part(task, i).number
+        unit = i.index * self._replicas[ring.replica].microbatches + position
+        return (name, unit % ring.depth), unit
+
+    def _shared_ring(self, name: str, task: Task) -> str:
+        return f"{name}-{0 if self._course.steals else task.replica}"
 
     def _load(self, task: Task, i: Iteration, me: Running) -> None:
-        part = self._part(task, i)
+        part = self._course.loaded_part(i, task.replica, task.microbatch)
         for name in ("input", "target") if part.size else ():
             me.write(*self._slot(f"{name}-{task.replica}", task, i))
         if self._case.weighted:
@@ -164,8 +186,8 @@ class Workers:
         return ("weight", i.index % (prefetch.load + 1 + prefetch.transfer + 1), number)
 
     def _read_weights(self, i: Iteration, me: Running) -> None:
-        for number in range(sum(replica.microbatches for replica in self._replicas) if self._case.weighted else 0):
-            me.read(self._weight(i, number), i.index)
+        for part in itertools.chain(*self._course.parts(i)) if self._case.weighted else ():
+            me.read(self._weight(i, part.number), i.index)
 
     def _is_last(self, task: Task) -> bool:
         return task.stage == self._replicas[task.replica].num_stages - 1
@@ -173,17 +195,18 @@ class Workers:
     def _ends(self, task: Task) -> list[str]:
         """Of the rings that come from the loader, those that the stage reads."""
         names = ["input"] if task.stage == 0 else []
-        return [f"{name}-{task.replica}" for name in [*names, *(["target"] if self._is_last(task) else [])]]
+        return [*names, *(["target"] if self._is_last(task) else [])]
 
     def _fetch(self, task: Task, i: Iteration, me: Running) -> None:
         for name in self._ends(task) if self._part(task, i).size else ():
-            me.read(*self._slot(name, task, i))
-            me.write(*self._slot(f"device-{name}", task, i))
+            me.read(*self._slot(self._shared_ring(name, task), task, i))
+            me.write(*self._slot(f"device-{name}-{task.replica}", task, i))
 
     def _read_inputs(self, task: Task, i: Iteration, me: Running) -> None:
-        own = "device-" if self._replicas[task.replica].device == "gpu" else ""
+        device = self._replicas[task.replica].device == "gpu"
         before = [f"activation-{task.replica}-{task.stage - 1}"] if task.stage else []
-        for ring in [*before, *(own + name for name in self._ends(task))]:
+        ends = [f"device-{n}-{task.replica}" if device else self._shared_ring(n, task) for n in self._ends(task)]
+        for ring in [*before, *ends]:
             me.read(*self._slot(ring, task, i))
 
     # --- forward and backward
@@ -217,11 +240,12 @@ class Workers:
         return [owned.owner for owned in self._parts[bucket].ranges]
 
     def _backward(self, task: Task, i: Iteration, me: Running) -> None:
-        """Buckets are complete, and posted, in any order, at the last microbatch with samples."""
-        counting = [part for part in self._course.parts(i)[task.replica] if part.size]
-        if task.microbatch == 0 and counting:
+        """Buckets are complete, and posted, in any order, at the last microbatch with samples; if that is known."""
+        part = self._part(task, i)
+        filled = [each for each in self._work(task.replica, i) if each.size]
+        if task.microbatch == 0 and filled:
             self._read_weights(i, me)
-        if self._part(task, i) not in counting:
+        if part not in filled or (i.index, part.number) in self._case.weightless:
             return
         if self._case.has_buffers and self._case.strategy.recompute and task.replica == 0:
             me.write(("buffers", task.stage), i.index)
@@ -230,7 +254,8 @@ class Workers:
             self._read_parameters(bucket, task, i, me)
             self._write_gradient(bucket, (task.replica, task.stage), i, me)
             absent = ((task.replica, task.stage), bucket, i.index) in self._case.absent
-            if self._part(task, i) == counting[-1] and not absent:
+            if part == filled[-1] and not absent and not self._course.steals:
+                self._posted.add(((task.replica, task.stage), bucket, i.index))
                 self._post(self._milestones[task.replica, task.stage, bucket], i.index)
                 me.tick()
         self._read_inputs(task, i, me)
@@ -255,10 +280,17 @@ class Workers:
         return ("missing", holder, bucket, i.step % (1 + max(1, self._num_versions)))
 
     def _grad(self, task: Task, i: Iteration, me: Running) -> None:
-        holder = (task.replica, task.stage)
-        if (holder, task.bucket, i.index) in self._case.absent and self._course.contributes(i, task.replica):
-            self._write_gradient(task.bucket, holder, i, me)
-            me.write(self._missing(holder, task.bucket, i), i.index + 1)
+        """What no backward has posted is filled up here; without a microbatch that counts, with nothing but zeros."""
+        key = (task.replica, task.stage), task.bucket, i.index
+        if key in self._posted or not self._course.contributes(i, task.replica):
+            return
+        self._write_gradient(task.bucket, key[0], i, me)
+        counts = (
+            part.size and (i.index, part.number) not in self._case.weightless for part in self._work(task.replica, i)
+        )
+        if key in self._case.absent or not any(counts):
+            me.write(self._missing(key[0], task.bucket, i), i.index + 1)
+            self._marked.add(key)
 
     def _down(self, task: Task, i: Iteration, me: Running) -> None:
         holder = (task.replica, task.stage)
@@ -321,8 +353,8 @@ class Workers:
 
     def _read_missing(self, bucket: int, i: Iteration, me: Running) -> None:
         for holder in self._contributors(bucket, i):
-            absent = (holder, bucket, i.index) in self._case.absent
-            assert (me.look(self._missing(holder, bucket, i)) == i.index + 1) is absent
+            found = me.look(self._missing(holder, bucket, i)) == i.index + 1
+            assert found is ((holder, bucket, i.index) in self._marked)
 
     def _update_on_device(self, task: Task, i: Iteration, me: Running) -> None:
         assert self._sync is not None

@@ -112,6 +112,7 @@ def make_case(
         coarse=strategy.sync == "coarse",
         has_buffers=has_buffers,
         recompute=strategy.recompute,
+        steals=strategy.steals,
         weighted=inspection.weighted,
     )
     sync = placement.synchronisation
@@ -120,20 +121,37 @@ def make_case(
         "replicas": [asdict(replica) for replica in placement.replicas],
         "synchronisation": {"warmup": sync.warmup} if sync else None,
         "shares": strategy.share_list,
-        "share": "fixed",
+        "share": "stealing" if strategy.steals else "fixed",
     }
+    course = Course(view)
     grads = [task for task in graph.tasks if task.kind is Kind.GRAD]
     absent = [(t, i) for t in grads for i in range(itinerary.num_iterations) if rng.random() < 0.2]
+    numbers = range(sum(replica.microbatches for replica in placement.replicas))
+    weightless = [(i, n) for i in range(itinerary.num_iterations) for n in numbers if rng.random() < 0.1]
     return _MODEL["Case"](
         strategy=strategy,
         placement=placement,
         rings={ring.name: ring for ring in rings},
         graph=graph,
-        course=Course(view),
+        course=course,
         has_buffers=has_buffers,
         weighted=inspection.weighted,
         absent=frozenset(((task.replica, task.stage), task.bucket, i) for task, i in absent),
+        weightless=frozenset(weightless) if inspection.weighted else frozenset(),
+        taken=taken(course, rng) if course.steals else {},
     )
+
+
+def taken(course: Course, rng: random.Random) -> dict[tuple[int, int, int], int]:
+    """Each microbatch of each batch goes to the next position of any replica."""
+    taken: dict[tuple[int, int, int], int] = {}
+    for index in range(course.itinerary.num_iterations):
+        free = [iter(range(count)) for count in course.microbatches]
+        for part in course.parts(course.iteration(index))[0]:
+            if part.size:
+                replica = rng.randrange(len(free))
+                taken[index, replica, next(free[replica])] = part.number
+    return taken
 
 
 @st.composite

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.division import divide
 from weft.itinerary import Itinerary
 from weft.reference_replicas import updates_seen
-from weft.workers import course as course_module
 from weft.workers.course import Course
 
 
 def course_of(
-    itinerary: Itinerary, *, staleness: tuple[int, ...] = (0,), warmup: int = 0, shares: tuple[float, ...] = (1.0,)
+    itinerary: Itinerary,
+    *,
+    staleness: tuple[int, ...] = (0,),
+    warmup: int = 0,
+    shares: tuple[float, ...] = (1.0,),
 ) -> Course:
     replicas: list[dict[str, Any]] = [{"microbatches": 1 + r, "staleness": k} for r, k in enumerate(staleness)]
     return Course(
@@ -105,39 +104,6 @@ def test_answers_stay_right_over_more_iterations_than_are_kept() -> None:
         assert course.iteration(index) == itinerary.at(index)
 
 
-@pytest.fixture
-def _busy_switching() -> Iterator[None]:
-    """Threads take the interpreter from each other in the middle of anything."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
-
-
-@pytest.mark.usefixtures("_busy_switching")
-def test_lanes_may_ask_while_another_one_drops_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every lane of a worker asks the same course: one dropped what another had just found, which was a KeyError."""
-    monkeypatch.setattr(course_module, "_KEPT", 1)
-    course = course_of(Itinerary(num_train=7, num_validation=0, batch_size=4, steps=400))
-    wrong: list[object] = []
-
-    def ask(first: int) -> None:
-        try:
-            for index in range(first, 400):
-                iteration = course.iteration(index)
-                wrong.extend([iteration] * (iteration.index != index))
-                wrong.extend([iteration] * (course.part(iteration, 0, 0).size != iteration.size))
-        except KeyError as error:
-            wrong.append(error)
-
-    lanes = [threading.Thread(target=ask, args=(first,)) for first in range(6)]
-    for lane in lanes:
-        lane.start()
-    for lane in lanes:
-        lane.join()
-    assert wrong == []
-
-
 def test_shares_change_from_the_iteration_that_is_told() -> None:
     course = course_of(
         Itinerary(num_train=8, num_validation=0, batch_size=8, steps=4), staleness=(0, 0), shares=(1.0, 1.0)
@@ -145,3 +111,26 @@ def test_shares_change_from_the_iteration_that_is_told() -> None:
     course.set_shares(2, [3.0, 1.0])
     sizes = [[sum(part.size for part in own) for own in course.parts(course.iteration(index))] for index in range(4)]
     assert sizes == [[4, 4], [4, 4], [6, 2], [6, 2]]
+
+
+def test_where_replicas_steal_a_position_has_the_microbatch_that_was_granted_for_it() -> None:
+    itinerary = Itinerary(num_train=8, num_validation=0, batch_size=8, steps=2)
+    course = Course(
+        {
+            "itinerary": asdict(itinerary),
+            "replicas": [{"microbatches": 4, "staleness": 0}] * 2,
+            "share": "stealing",
+            "shares": (1.0, 1.0),
+            "synchronisation": None,
+        }
+    )
+    first, second = course.iteration(0), course.iteration(1)
+    course.grant(1, [(0, 0, 2), (0, 1, 0), (0, 2, -1)])
+    course.grant(0, [(0, 0, 1), (1, 0, 3)])
+    assert [course.part(first, 1, position).number for position in (0, 1)] == [2, 0]
+    assert [course.part(first, 1, 0).start, course.part(first, 1, 0).size] == [4, 2]
+    assert course.part(first, 1, 2).size == 0, "nothing was left for it"
+    assert (course.part(first, 0, 0).number, course.part(second, 0, 0).number) == (1, 3)
+    assert [course.loaded_part(first, 0, m).number for m in range(4)] == [0, 1, 2, 3]
+    assert course.contributes(first, 0)
+    assert course.contributes(first, 1)

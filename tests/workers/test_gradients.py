@@ -152,13 +152,13 @@ def test_a_parameter_that_is_used_twice_counts_once(stand_of: Callable[..., Stan
             assert torch.equal(stand.of(index), gradient)
 
 
-def test_a_parameter_without_a_gradient_is_zeroed_and_missing_in_that_iteration(stand_of: Callable[..., Stand]) -> None:
+def test_a_parameter_without_a_gradient_is_zeroed_and_missing_in_that_step(stand_of: Callable[..., Stand]) -> None:
     stand = stand_of(nn.Sequential(Gated()))
     with_other, without = torch.full((4, 3), 1.0), torch.full((4, 3), -1.0)
     buckets = {index: bucket for bucket in stand.memory.buckets for index in bucket.places}
 
-    def missing(iteration: int) -> list[int]:
-        return [index for index in range(4) if index in stand.memory.missing_in(buckets[index], [HOLDER], iteration)]
+    def missing(step: int) -> list[int]:
+        return [index for index in range(4) if index in stand.memory.missing_in(buckets[index], [HOLDER], step)]
 
     stand.run(0, [with_other])
     assert missing(0) == []

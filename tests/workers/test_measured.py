@@ -20,9 +20,9 @@ def test_a_fragment_is_told_once_and_not_before_it_is_complete() -> None:
     assert measured.take() == []
     measured.of(0).complete = True
     measured.add(1, "loss", 2.0, 1.0)
-    assert [fragment["iteration"] for fragment in measured.take()] == [0]
+    assert measured.take() == [{"iteration": 0, "means": {"loss": 1.0}, "facts": {}}]
     measured.of(1).complete = True
-    assert [fragment["iteration"] for fragment in measured.take()] == [1]
+    assert measured.take() == [{"iteration": 1, "means": {"loss": 2.0}, "facts": {}}]
     assert measured.take() == []
 
 

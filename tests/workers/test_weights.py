@@ -52,15 +52,13 @@ def test_batches_on_their_way_do_not_share_a_row_and_the_next_one_leaves_nothing
     directory: Directory,
 ) -> None:
     weights = Weights(counted, directory, num_microbatches=3, depth=2)
+    totals = []
     for index, target in enumerate(([1, 1, 1], [1, 1, -100], [-100, -100, 1])):
         weights.weigh(iteration(index), FIRST, torch.tensor(target))
         weights.weigh(iteration(index), SECOND, torch.tensor([1]))
         weights.weigh(iteration(index), EMPTY, None)
-        assert [weights.total(iteration(index - before)) for before in (0, 1)[: 1 + index]] == [
-            [4.0],
-            [3.0, 4.0],
-            [2.0, 3.0],
-        ][index]
+        totals.append([weights.total(iteration(each)) for each in range(max(0, index - 1), index + 1)])
+    assert totals == [[4.0], [4.0, 3.0], [3.0, 2.0]]
 
 
 def test_a_weight_that_is_no_number_is_refused(directory: Directory) -> None:

@@ -114,7 +114,7 @@ class JobRun:
         self.overlap = OverlapAccount(self.account, _modes_of_lanes(plan, worker_names))
         self.replicas = ReplicaShares(plan)
         self.step = self.samples = 0
-        self.loss = self.validation = None
+        self.loss = self.validation = self.learning_rate = self.grad_norm = None
         self.peak_bytes = {}
         self._values, self._ends, self._durations, self._validating = {}, {}, {}, {}
         self._weighed = 0.0

@@ -13,9 +13,9 @@ from weft.strategy import Strategy
 
 
 def make_rings(strategy: Strategy, inspection: Inspection, placement: Placement) -> tuple[Ring, ...]:
-    """Input and target: whole batches, loaded ahead; for all replicas together where they steal. Activations and
-    gradients: as many as the schedule has in flight. A device's own input and target: those in flight and those that are
-    fetched ahead.
+    """Input and target: whole batches, loaded ahead; for all replicas where they steal. Activations and
+    gradients: as many as the schedule has in flight. A device's own input and target: those in flight and those
+    that are fetched ahead.
 
     Errors: ShapeError where shares adapt and it is not clear how the shapes grow with a microbatch.
     """

@@ -7,12 +7,13 @@ samples. Replica 1 is three times slower here:
     replica 0   positions  0 1 2 3 4 5 6 7      replica 1   positions  0 1 2 3 4 5 6 7
                 numbers    0 1 4 5 6 7 - -                  numbers    2 3 - - - - - -
 
-A replica has the microbatches that it works on and one more, so that it never waits for the daemon; once an iteration
-has nothing more for it, the first ones of the next iteration are granted, for the same reason.
+A replica has the microbatches that it works on and at least one more, so that it never waits for the daemon; once an
+iteration has nothing more for it, the first ones of the next iteration are granted, for the same reason.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections import deque
@@ -24,6 +25,7 @@ from weft.scheduler.job import LaneState
 from weft.scheduler.plan import Plan
 from weft.scheduler.shares import Measurement, Verdict, grant
 
+QUEUED_SECONDS = 0.005  # of work beyond what a replica works on: a daemon without a core of its own answers late
 NO_MORE = -1  # instead of a number: the position and all after it in the iteration have no microbatch
 KEPT = 5  # iterations whose speed counts: the median forgets one that something else slowed down
 MIN_KEPT = 2  # before anybody is refused anything
@@ -36,13 +38,13 @@ Granted = tuple[int, int, int]  # iteration, position, number or NO_MORE
 class _Taker:
     """One replica. gates: its lanes, each with the index in its program of each position's first task. last, ends: the
     lane in which positions end, and the index of each position's last task there. iteration, position: decided next.
-    held: granted positions with a microbatch that have not ended, counted through all iterations. seconds: of one
+    fills: microbatches that keep all its stages at work. held: granted positions with a microbatch that have not ended, counted through all iterations. seconds: of one
     microbatch, by iteration, the newest. idle: iterations in a row without one."""
 
     gates: list[tuple[LaneState, tuple[int, ...]]]
     last: LaneState
     ends: tuple[int, ...]
-    ahead: int
+    fills: int
     iteration: int = 0
     position: int = 0
     held: deque[int] = field(default_factory=deque)
@@ -52,6 +54,11 @@ class _Taker:
 
     def seconds_per_microbatch(self) -> float | None:
         return statistics.median(self.seconds) if len(self.seconds) >= MIN_KEPT else None
+
+    def ahead(self) -> int:
+        """Microbatches to hold at once."""
+        seconds = self.seconds_per_microbatch()
+        return self.fills + (max(1, math.ceil(QUEUED_SECONDS / seconds)) if seconds else 1)
 
     def forget_ended(self) -> None:
         iteration, within = divmod(self.last.finished, len(self.last.program))
@@ -96,7 +103,7 @@ class Stealing:
         made: list[Granted] = []
         while taker.iteration < min(self._iterations, 2 + taker.last.finished // len(taker.last.program)):
             number = self._given.get(taker.iteration, 0)
-            if number < self._count and len(taker.held) >= taker.ahead:
+            if number < self._count and len(taker.held) >= taker.ahead():
                 break
             if number < self._count and self._should_take(replica):
                 made.append((taker.iteration, taker.position, number))
@@ -168,7 +175,7 @@ def _taker(plan: Plan, replica: int, lanes: Mapping[Lane, LaneState]) -> _Taker:
     ends = _indices(
         plan.graph.programs[last], tasks, lambda task: (task.kind, task.replica, task.stage) == (kind, replica, stage)
     )
-    return _Taker(gates=gates, last=lanes[last], ends=ends, ahead=last_stage + 2)
+    return _Taker(gates=gates, last=lanes[last], ends=ends, fills=last_stage + 1)
 
 
 def _indices(program: tuple[int, ...], tasks: tuple[Task, ...], wanted: Callable[[Task], bool]) -> tuple[int, ...]:

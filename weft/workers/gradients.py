@@ -2,8 +2,7 @@
 
 The first microbatch's gradient is copied into its place, and from then on `p.grad` is that place: later microbatches
 add to it. During the last microbatch's backward a hook counts each bucket's parameters, and the one that completes a
-bucket posts its milestone, while backward goes on. Where the only microbatch is the last one too, a bucket's small
-gradients wait until then and are copied in one call.
+bucket posts its milestone, while backward goes on.
 
     backward of the last microbatch   ▕ layer 3 ▏▕ layer 2 ▏▕ layer 1 ▏
     milestones                                  ▲ bucket 0       ▲ bucket 1
@@ -21,9 +20,7 @@ import torch
 from torch import nn
 
 from weft.workers.bucket_memory import BucketMemory, Holder, shaped_like
-
-# A hook's own copy of a small gradient costs several times its bytes; a large one is copied while the cache has it.
-SMALL_BYTES = 128 << 10
+from weft.workload import WorkloadError
 
 Post = Callable[[int], None]
 
@@ -47,7 +44,6 @@ class StageGradients:
         self._buckets = {bucket.index: bucket for bucket in memory.held(holder)}
         self._post = post
         self._parameters = {index: parameters[index] for bucket in self._buckets.values() for index in bucket.places}
-        self._small = {index for index, parameter in self._parameters.items() if parameter.nbytes <= SMALL_BYTES}
         depth = 1 if own is not None else memory.gradient_depth(holder)
         self._views = [self._places(own, step) for step in range(depth)]
         self._now = self._views[0]
@@ -92,39 +88,26 @@ class StageGradients:
 
     def _accumulated(self, parameter: torch.Tensor, index: int, bucket: int) -> None:
         """autograd's call, once a parameter has all of a backward's gradient."""
-        if not (self._is_only and index in self._small):
-            self._place(index, parameter)
-        if self._is_last:
-            self._left[bucket] -= 1
-            if self._left[bucket] == 0:
-                self._gather(bucket)
-                self._post(bucket)
-
-    def _place(self, index: int, parameter: torch.Tensor) -> None:
         place, gradient = self._now[index], parameter.grad
         if gradient is not place:
             assert gradient is not None
+            if gradient.is_sparse:
+                raise WorkloadError(
+                    f"a parameter of shape {tuple(parameter.shape)} gets a sparse gradient, which does not fit a bucket; "
+                    "build its nn.Embedding with sparse=False, or train one replica on the CPU without clipping"
+                )
             place.copy_(gradient)
             self._present.add(index)
             parameter.grad = None if self._is_only else place
-
-    def _gather(self, bucket: int) -> None:
-        """The small gradients of a bucket that have come, where they were left for this."""
-        if not self._is_only:
-            return
-        came = [(i, self._parameters[i].grad) for i in self._buckets[bucket].places if i in self._small]
-        gradients = {index: gradient for index, gradient in came if gradient is not None}
-        if gradients:
-            torch._foreach_copy_([self._now[index] for index in gradients], list(gradients.values()))
-            self._present.update(gradients)
-        for index in gradients:
-            self._parameters[index].grad = None
+        if self._is_last:
+            self._left[bucket] -= 1
+            if self._left[bucket] == 0:
+                self._post(bucket)
 
     def finish(self, bucket: int, step: int) -> None:
         """After the last backward: a bucket that no hook has completed is complete, before it is posted."""
         if self._left[bucket] == 0:
             return
-        self._gather(bucket)
         view = self._buckets[bucket]
         if absent := [index for index in view.places if index not in self._present]:
             for index in absent:

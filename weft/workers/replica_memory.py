@@ -44,6 +44,9 @@ class ReplicaMemory:
         self.gradients: Mapping[int, torch.Tensor] | None = None
         if is_device:
             self.gradients = {b: torch.zeros_like(memory.parameters(bucket)) for b, bucket in self._buckets.items()}
+            for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
+                memory.gradient(holder, bucket, 0)
+                memory.sum(bucket)
         self.values: dict[int, torch.Tensor] = {}
         for index, bucket in self._buckets.items():
             shared = memory.parameters(bucket)

@@ -42,6 +42,10 @@ class Owner:
         self._updates = updates
         self._squares = squares
         self._buckets = {bucket.index: bucket for bucket in memory.buckets if number in bucket.ranges}
+        for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
+            memory.sum(bucket)
+            for holder in bucket.holders:
+                memory.gradient(holder, bucket, 0)
         self._reductions: dict[tuple[int, tuple[tuple[Holder, int], ...]], Reduction] = {}
 
     def sync(self, bucket: int, iteration: Iteration) -> None:
