@@ -115,7 +115,7 @@ def cnn() -> nn.Sequential:
 
 
 def sometimes() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 6), Sometimes(), nn.Tanh(), nn.Linear(6, 1))
+    return nn.Sequential(Sometimes(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
 
 
 def partly_frozen() -> nn.Sequential:

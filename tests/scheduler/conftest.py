@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import strategies as st
@@ -79,13 +79,14 @@ def strategies(draw: st.DrawFn, num_units: int) -> Strategy:
         st.tuples(*[st.sampled_from([0.0, 1.0, 2.0])] * num_replicas).filter(any).map(list)
     )
     staleness = draw(st.just([0] * num_replicas) | st.tuples(*[st.integers(0, 2)] * num_replicas).map(list))
-    share = draw(st.sampled_from(["fixed", "fixed", "stealing"]))
+    share: Literal["fixed", "stealing"] = draw(st.sampled_from(["fixed", "fixed", "stealing"]))
     if share == "stealing":  # of what is the same for all
         shares, staleness = None, [staleness[0]] * num_replicas
         listed = [replica.model_copy(update={"microbatches": listed[0].microbatches}) for replica in listed]
     return Strategy(
         schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
         replicas=listed,
+        microbatches=listed[0].microbatches or 1,
         recompute=draw(st.booleans()),
         sync=draw(st.sampled_from(["coarse", "fine"])),
         update=draw(st.sampled_from(["local", "cpu", "balanced"])),

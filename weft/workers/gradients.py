@@ -93,7 +93,7 @@ class StageGradients:
             assert gradient is not None
             if gradient.is_sparse:
                 raise WorkloadError(
-                    f"a parameter of shape {tuple(parameter.shape)} gets a sparse gradient, which does not fit a bucket; "
+                    f"a parameter of shape {tuple(parameter.shape)} gets a sparse gradient, which no bucket takes; "
                     "build its nn.Embedding with sparse=False, or train one replica on the CPU without clipping"
                 )
             place.copy_(gradient)

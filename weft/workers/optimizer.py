@@ -42,7 +42,21 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
         for group in optimizer.param_groups:
             if _can_fuse(group):
                 group["fused"] = True
+    if type(optimizer) is torch.optim.SGD:
+        optimizer.register_step_pre_hook(_begin_momentum)
     return optimizer
+
+
+def _begin_momentum(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Fused SGD of torch 2.13 raises TypeError where a parameter has its first gradient after others have had theirs.
+
+    A momentum of zeros gives the first step that torch's loop makes, as long as there is no dampening.
+    """
+    for group in optimizer.param_groups:
+        if group["fused"] and group["momentum"]:
+            for parameter in group["params"]:
+                if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _check(optimizer: object, given: list[nn.Parameter]) -> None:
@@ -73,7 +87,8 @@ def _can_fuse(group: dict[str, Any]) -> bool:
         if name != "params"
         for part in (value if isinstance(value, tuple) else (value,))
     )
-    return not (chosen or forbidden or tensor_settings) and all(map(_fits_fused_kernel, group["params"]))
+    dampened = group.get("momentum") and group.get("dampening")  # see _begin_momentum
+    return not (chosen or forbidden or tensor_settings or dampened) and all(map(_fits_fused_kernel, group["params"]))
 
 
 def _fits_fused_kernel(parameter: torch.Tensor) -> bool:
