@@ -169,7 +169,7 @@ def itineraries(draw: st.DrawFn, num_microbatches: int) -> Itinerary:
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_every_reader_finds_what_it_should_however_the_lanes_race(
     inspection_of: InspectionOf,

@@ -25,7 +25,7 @@ from weft.scheduler.job import LaneState
 from weft.scheduler.plan import Plan
 from weft.scheduler.shares import Measurement, Verdict, grant
 
-QUEUED_SECONDS = 0.005  # of work beyond what a replica works on: a daemon without a core of its own answers late
+QUEUED_SECONDS = 0.01  # of work beyond what a replica works on: a daemon without a core of its own answers late
 NO_MORE = -1  # instead of a number: the position and all after it in the iteration have no microbatch
 KEPT = 5  # iterations whose speed counts: the median forgets one that something else slowed down
 MIN_KEPT = 2  # before anybody is refused anything
@@ -37,9 +37,10 @@ Granted = tuple[int, int, int]  # iteration, position, number or NO_MORE
 @dataclass(slots=True)
 class _Taker:
     """One replica. gates: its lanes, each with the index in its program of each position's first task. last, ends: the
-    lane in which positions end, and the index of each position's last task there. iteration, position: decided next.
-    fills: microbatches that keep all its stages at work. held: granted positions with a microbatch that have not ended, counted through all iterations. seconds: of one
-    microbatch, by iteration, the newest. idle: iterations in a row without one."""
+    lane in which positions end, and the index of each position's last task there. fills: microbatches that keep all
+    its stages at work. iteration, position: decided next. held: granted positions with a microbatch that have not
+    ended, counted through all iterations. seconds: of one microbatch, by iteration, the newest. idle: iterations in a
+    row without one."""
 
     gates: list[tuple[LaneState, tuple[int, ...]]]
     last: LaneState

@@ -53,7 +53,7 @@ def _begin_momentum(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) ->
     A momentum of zeros gives the first step that torch's loop makes, as long as there is no dampening.
     """
     for group in optimizer.param_groups:
-        if group["fused"] and group["momentum"]:
+        if group["fused"] and group["momentum"] and not group["dampening"]:
             for parameter in group["params"]:
                 if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
                     optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
