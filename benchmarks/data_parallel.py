@@ -91,8 +91,10 @@ CASES = (
 
 
 def collect(quick: bool) -> list[Result]:
-    runs = tempfile.mkdtemp(prefix="weft-bench-")
-    with weft.embedded.Daemon(workers=NUM_CORES, threads=1, runs_dir=runs) as client:
+    with (
+        tempfile.TemporaryDirectory(prefix="weft-bench-") as runs,  # it goes: each job of the MLP leaves 200 MB
+        weft.embedded.Daemon(workers=NUM_CORES, threads=1, runs_dir=runs) as client,
+    ):
         return [result for case in CASES for result in _measure(client, case, 2 if quick else case.turns)]
 
 
