@@ -114,7 +114,7 @@ def test_devices_and_pipelines_steal_too(own_daemon: Any) -> None:
 @pytest.mark.slow
 def test_a_replica_that_would_always_be_last_gets_nothing_and_the_job_says_so(daemon: RealDaemon) -> None:
     """Its microbatch takes longer than all of the batch takes the other one."""
-    spec = spec_of(daemon, {"share": "stealing", "microbatches": 4}, {"steps": 60}, extra=20)
+    spec = spec_of(daemon, {"share": "stealing", "microbatches": 2}, {"steps": 60}, extra=20)
     result = daemon.run(spec)
     rows = [row for row in metrics_rows(result["run_dir"]) if "loss" in row]
     assert rows[-1]["shares"] == [rows[-1]["samples"], 0]

@@ -119,10 +119,12 @@ class Stealing:
         taker = self._takers[replica]
         if taker.off:
             return False
+        iteration = taker.iteration  # what is left of those before is done by the time that anybody begins with it
         outstanding = [
-            None if other.off or other.iteration > taker.iteration else len(other.held) for other in self._takers
+            None if other.off or other.iteration > iteration else sum(h // self._count == iteration for h in other.held)
+            for other in self._takers
         ]
-        remaining = self._count - self._given.get(taker.iteration, 0)
+        remaining = self._count - self._given.get(iteration, 0)
         return grant(replica, outstanding, remaining, [other.seconds_per_microbatch() for other in self._takers])
 
     def _give(self, taker: _Taker) -> None:
