@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from weft.transport.directory import Directory
 from weft.workers.bucket_memory import BucketMemory
 from weft.workers.gradients import StageGradients
+from weft.workload import WorkloadError
 
 HOLDER = (0, 0)
 
@@ -219,3 +221,30 @@ def test_memory_of_another_order_takes_gradients_by_place_and_not_by_order(stand
     gradient = expected(model, given)[0]
     assert gradient is not None
     assert torch.equal(flat.view(3, 2).t(), gradient)
+
+
+def test_a_sparse_gradient_is_refused_with_a_remedy(stand_of: Callable[..., Stand]) -> None:
+    stand = stand_of(nn.Linear(3, 2))
+    stand.gradients.begin(0)
+    stand.gradients.next_backward(is_last=True, is_only=True)
+    parameter = stand.parameters[0]
+    parameter.grad = torch.sparse_coo_tensor(
+        torch.tensor([[0], [0]]), torch.ones(1), parameter.shape, check_invariants=True
+    )
+    with pytest.raises(WorkloadError, match=r"\(2, 3\) gets a sparse gradient.*sparse=False"):
+        stand.gradients._accumulated(parameter, 0, 0)
+
+
+def test_a_gradient_in_two_parts_is_refused_since_its_bucket_has_been_posted(stand_of: Callable[..., Stand]) -> None:
+    """Two reentrant checkpoints of one module are two backwards within one, and each has a part of the gradient."""
+    layer, last = nn.Linear(3, 3), nn.Linear(3, 2)
+    stand = stand_of(nn.Sequential(layer, last))
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+
+    x = torch.ones(2, 3, requires_grad=True)
+    stand.gradients.begin(0)
+    stand.gradients.next_backward(is_last=True, is_only=True)
+    with pytest.raises(WorkloadError, match=r"in two parts of one backward.*use_reentrant=False"):
+        last(part(part(x))).sum().backward()

@@ -153,3 +153,20 @@ def test_a_factory_that_cannot_be_used_is_refused_by_name_with_a_remedy(build: C
 def test_what_the_factory_raises_passes_unchanged() -> None:
     with pytest.raises(ValueError, match="Invalid learning rate"):
         make_optimizer(factory(torch.optim.Adam, lr=-1), parameters())
+
+
+def test_fused_momentum_takes_a_parameter_whose_gradient_comes_later_than_others() -> None:
+    """torch 2.13's fused SGD raises TypeError for it; its plain loop begins that parameter's momentum then."""
+
+    def trained(**how: Any) -> list[torch.Tensor]:
+        given = parameters()
+        optimizer = make_optimizer(factory(torch.optim.SGD, lr=0.1, momentum=0.9, **how), given)
+        assert optimizer is not None
+        for step in range(3):
+            for number, parameter in enumerate(given):
+                parameter.grad = torch.full_like(parameter, 0.5) if step or number == 0 else None
+            optimizer.step()
+        return [parameter.detach() for parameter in given]
+
+    for ours, plain in zip(trained(), trained(foreach=False, fused=False), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-6, atol=0)

@@ -49,6 +49,7 @@ class StageGradients:
         self._now = self._views[0]
         self._is_last = self._is_only = False
         self._present: set[int] = set()
+        self._counted: set[int] = set()  # in the last backward
         self._left: dict[int, int] = {}
         for bucket in self._buckets.values():
             for index in bucket.places:
@@ -67,6 +68,7 @@ class StageGradients:
         """Before the first backward of an iteration."""
         self._now = self._views[step % len(self._views)]
         self._present.clear()
+        self._counted.clear()
         self._left = {bucket.index: len(bucket.places) for bucket in self._buckets.values()}
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -100,6 +102,12 @@ class StageGradients:
             self._present.add(index)
             parameter.grad = None if self._is_only else place
         if self._is_last:
+            if index in self._counted:
+                raise WorkloadError(
+                    f"a parameter of shape {tuple(parameter.shape)} gets its gradient in two parts of one backward, so "
+                    "nobody knows when it is complete; give torch.utils.checkpoint use_reentrant=False"
+                )
+            self._counted.add(index)
             self._left[bucket] -= 1
             if self._left[bucket] == 0:
                 self._post(bucket)
