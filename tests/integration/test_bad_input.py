@@ -162,11 +162,25 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         "invalid-plan",
         "strategy.stages = 2, but the model can be cut into at most 1 stages",
     ),
+    "more replicas than workers": (
+        workload_with(),
+        {"strategy": {"replicas": 9}},
+        2,
+        "invalid-plan",
+        "needs 9 CPU workers and this daemon has",
+    ),
+    "a device that is not there": (
+        workload_with(),
+        {"strategy": {"replicas": [{"device": "gpu"}]}},
+        2,
+        "invalid-plan",
+        "needs 1 GPU workers and this daemon has 0; use fewer replicas, or start the daemon with --stand-ins 1",
+    ),
     "fewer samples in a batch than microbatches": (
         workload_with(),
         {"batch_size": 2, "strategy": {"microbatches": 3}},
         2,
-        "invalid-workload",
+        "invalid-plan",
         "job.batch_size = 2 is smaller than strategy.microbatches = 3",
     ),
     "a dataset of length 0": (

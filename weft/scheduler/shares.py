@@ -147,8 +147,8 @@ def grant(
 ) -> bool:
     """Whether the replica should take one more microbatch of an iteration.
 
-    outstanding: microbatches that each replica has and has not finished; None for one that takes no more of this
-    iteration. remaining: those that nobody has. No: the others would have finished all of them before it has this one.
+    outstanding: microbatches of it that each replica has and has not finished; None for one that takes no more of them.
+    remaining: those that nobody has. No: the others would have finished all of them before it has this one.
     Whoever would be the first to finish one more is never refused, so every microbatch finds a taker.
     """
     own, held = seconds_per_microbatch[replica], outstanding[replica]
