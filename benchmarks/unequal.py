@@ -25,8 +25,8 @@ from weft.client import Client
 from weft.spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
-BATCH_SIZE = 160
-MICROBATCHES = 40  # of a batch: a slow replica's last one may be a twentieth of an iteration late
+BATCH_SIZE = 240
+MICROBATCHES = 80  # of a batch: what the slow replica has last may end a twentieth of an iteration late
 TURNS = 5
 WARM_ITERATIONS = 5
 SETTLING_ITERATIONS = 110  # ten measurements of eight iterations and more; each halves what is wrong with the shares

@@ -169,12 +169,12 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         "invalid-plan",
         "needs 9 CPU workers and this daemon has",
     ),
-    "a device that is not there": (
+    "more devices than there are": (
         workload_with(),
-        {"strategy": {"replicas": [{"device": "gpu"}]}},
+        {"strategy": {"replicas": [{"device": "gpu", "stages": 9}]}},
         2,
         "invalid-plan",
-        "needs 1 GPU workers and this daemon has 0; use fewer replicas, or start the daemon with --stand-ins 1",
+        "use fewer replicas, or start the daemon with --stand-ins 9",
     ),
     "fewer samples in a batch than microbatches": (
         workload_with(),
