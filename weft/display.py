@@ -168,6 +168,10 @@ def show_page(console: Console, shown: Message, now: float) -> None:
             f"{duration(plan['predicted_iteration_seconds'])} an iteration predicted"
         )
         console.print(stages_table(plan["stages"]))
+        if len(plan.get("shares", ())) > 1:
+            console.print("shares of a batch: " + ", ".join(percent(100 * share) for share in plan["shares"]))
+        for verdict in plan.get("verdicts", ()):
+            console.print(_plain(verdict))
     if shown["lanes"]:
         console.print("\nwhere the time went")
         console.print(lanes_table(shown["lanes"]))

@@ -45,8 +45,8 @@ class Rehearsal:
             self.tell(WorkerJoined(worker=worker.name, kind=worker.kind))
         self.tell(JobSubmitted(job="a", spec=spec_of(**settings), priority=0))
         self.tell(JobPlanned(job="a", attempt=1, plan=self.plan))
-        for worker in self.core.workers:
-            self.tell(WorkerPrepared(job="a", attempt=1, worker=worker))
+        for name in self.core.workers:
+            self.tell(WorkerPrepared(job="a", attempt=1, worker=name))
 
     @property
     def job(self) -> Job:

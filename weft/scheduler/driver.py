@@ -350,7 +350,7 @@ class Driver:
             "lanes": run.account.lane_seconds(),
             "overlap": run.overlap.seconds(),
             "peak_bytes": run.peak_bytes,
-            "plan": summary_of(run),
+            "plan": run.summary(),
         }
 
     # --- what is looked at now and then
@@ -389,16 +389,6 @@ class Driver:
 def arenas_name(job: str, attempt: int) -> str:
     """A job's name in the directory: an attempt never meets the blocks of the one before."""
     return f"{job}@{attempt}"
-
-
-def summary_of(run: JobRun) -> dict[str, Any] | None:
-    """The parts of a plan that fit a screen."""
-    if run.plan is None:
-        return None
-    keys = ("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds", "window")
-    described = run.plan.describe(run.worker_names)
-    replicas = {"shares": run.replicas.newest, "verdicts": run.replicas.verdicts} if run.replicas else {}
-    return {key: described[key] for key in keys} | {"shared_bytes": described["shared_bytes"]} | replicas
 
 
 def _reason_of_exit(exit_code: int | None) -> str:

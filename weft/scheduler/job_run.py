@@ -228,6 +228,18 @@ class JobRun:
             "validation": self.validation,
         }
 
+    def summary(self) -> dict[str, Any] | None:
+        """The parts of the plan that fit a screen, and what has become of the replicas' shares."""
+        if self.plan is None or self.replicas is None:
+            return None
+        keys = ("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds")
+        described = self.plan.describe(self.worker_names)
+        return {
+            **{key: described[key] for key in (*keys, "window", "shared_bytes")},
+            "shares": list(self.replicas.newest),
+            "verdicts": list(self.replicas.verdicts),
+        }
+
     def median_iteration_seconds(self) -> float | None:
         return statistics.median(self.iteration_seconds) if self.iteration_seconds else None
 

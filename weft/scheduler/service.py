@@ -18,7 +18,7 @@ from typing import Any
 from weft import __version__
 from weft.metrics.exporter import Exporter
 from weft.scheduler.core import Core
-from weft.scheduler.driver import Changed, Driver, Spawn, summary_of
+from weft.scheduler.driver import Changed, Driver, Spawn
 from weft.scheduler.events import CancelRequested
 from weft.scheduler.job_id import InvalidJobId
 from weft.scheduler.job_run import MODEL
@@ -210,7 +210,7 @@ class Service:
         details: dict[str, Any] = row.result or {}
         if run is not None:
             details = {
-                "plan": summary_of(run),
+                "plan": run.summary(),
                 "lanes": run.account.lane_seconds(),
                 "overlap": run.overlap.seconds(),
                 "peak_bytes": run.peak_bytes,
