@@ -122,7 +122,7 @@ def lanes_table(lanes: Mapping[str, Mapping[str, float]]) -> Table:
     seen = {mode for seconds in lanes.values() for mode in seconds}
     modes = [mode for mode in MODES if mode in seen] + sorted(seen.difference(MODES))
     table = _table("lane", *(f"{mode.replace('_', ' ')}>" for mode in modes))
-    for lane, seconds in lanes.items():
+    for lane, seconds in sorted(lanes.items()):
         total = sum(seconds.values()) or 1.0
         shares = [percent(100 * seconds[mode] / total) if mode in seconds else _NONE for mode in modes]
         table.add_row(_plain(lane), *shares)

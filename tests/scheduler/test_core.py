@@ -230,6 +230,16 @@ def test_nobody_overtakes_a_job_that_waits_for_workers(rehearsal: Rehearsal) -> 
     assert rehearsal.tell(CancelRequested(job="wide"))[-2:] == start_of(rehearsal, "narrow", worker="cpu-1")
 
 
+def test_a_job_on_its_way_to_another_attempt_is_not_overtaken_by_a_worker_that_joins(rehearsal: Rehearsal) -> None:
+    """The place of a killed worker was up again before the others had let go, and the next job in line took it."""
+    rehearsal.submit("wide", stages=2)
+    rehearsal.submit("narrow")
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    assert rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu")) == []
+    assert rehearsal.release("wide")[-2:] == start_of(rehearsal, "wide", attempt=2)
+    assert rehearsal.workers("narrow") == ()
+
+
 def test_jobs_start_by_priority_and_then_in_the_order_of_submission(rehearsal: Rehearsal) -> None:
     rehearsal.submit("running", stages=2)
     for job, priority in (("first", 0), ("second", 0), ("urgent", 5), ("idle", -5), ("third", 0)):

@@ -18,6 +18,7 @@ waits for workers holds back those behind it: nobody overtakes, so nobody starve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import assert_never
 
 from weft.scheduler import dispatch
@@ -133,7 +134,11 @@ class Core:
         commands: list[Command] = []
         if self.draining:
             return commands
-        for job in self.queue():
+        for job in self._in_order(self.jobs.values()):
+            if job.phase is Phase.RELEASING and job.outcome is not None and job.outcome.state == "":
+                break  # it is on its way to the queue, in its place there
+            if job.phase is not Phase.QUEUED:
+                continue
             free = self.free()
             needed = workers_needed(job.spec.strategy)
             if any(len(free.get(kind, ())) < count for kind, count in needed.items()):
@@ -334,8 +339,11 @@ class Core:
 
     def queue(self) -> list[Job]:
         """The jobs that wait, in the order in which they will start."""
-        queued = [job for job in self.jobs.values() if job.phase is Phase.QUEUED]
-        return sorted(queued, key=lambda job: (-job.priority, job.sequence))
+        return self._in_order(job for job in self.jobs.values() if job.phase is Phase.QUEUED)
+
+    @staticmethod
+    def _in_order(jobs: Iterable[Job]) -> list[Job]:
+        return sorted(jobs, key=lambda job: (-job.priority, job.sequence))
 
     def free(self) -> dict[str, list[str]]:
         """Workers that are up and hold no job, by kind."""
