@@ -58,7 +58,7 @@ def collect(quick: bool) -> list[Result]:
 def _apart(client: Client, fast: list[float], slow: list[float]) -> float:
     """The sum of both throughputs; each goes to its list. Free workers are given out in order, the fast one first."""
     jobs = [
-        _submit(client, {"microbatches": MICROBATCHES}, steps) for steps in (WARM_ITERATIONS + 40, WARM_ITERATIONS + 9)
+        _submit(client, {"microbatches": MICROBATCHES}, steps) for steps in (WARM_ITERATIONS + 40, WARM_ITERATIONS + 5)
     ]
     for job, speeds in zip(jobs, (fast, slow), strict=True):
         speeds.append(_samples_per_second(client, job, WARM_ITERATIONS))

@@ -29,7 +29,7 @@ class Layer(nn.Module):
 
 
 def workload(
-    slow_worker: str = "cpu-1", layers: int = 3, dim: int = 256, tokens: int = 64, samples: int = 320
+    slow_worker: str = "cpu-1", layers: int = 3, dim: int = 256, tokens: int = 64, samples: int = 480
 ) -> weft.Workload:
     """float32 (B, T, D) -> (B, T, 1)."""
     is_slow = os.environ.get("WEFT_WORKER") == slow_worker

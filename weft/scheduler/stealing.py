@@ -25,7 +25,8 @@ from weft.scheduler.job import LaneState
 from weft.scheduler.plan import Plan
 from weft.scheduler.shares import Measurement, Verdict, grant
 
-QUEUED_SECONDS = 0.01  # of work beyond what a replica works on: a daemon without a core of its own answers late
+QUEUED_SECONDS = 0.02  # of work beyond what a replica works on: a daemon without a core of its own answers late, and
+# each answer takes some of a core from somebody
 NO_MORE = -1  # instead of a number: the position and all after it in the iteration have no microbatch
 KEPT = 5  # iterations whose speed counts: the median forgets one that something else slowed down
 MIN_KEPT = 2  # before anybody is refused anything
