@@ -31,8 +31,8 @@ from weft.metrics.exporter import Exporter
 from weft.scheduler.core import Core
 from weft.scheduler.driver import Driver
 from weft.scheduler.events import JobPlanned, JobSubmitted, TasksFinished, WorkerJoined, WorkerPrepared
-from weft.scheduler.ledger import AsyncLedger, Ledger
 from weft.scheduler.inspection import Inspection, TensorFacts, UnitFacts
+from weft.scheduler.ledger import AsyncLedger, Ledger
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import make_plan
 from weft.scheduler.pool import SPIN_SECONDS, Child, Link, Pool

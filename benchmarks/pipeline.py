@@ -27,8 +27,8 @@ from measure import Result, main, ratio_result
 
 import weft.embedded
 from weft.client import Client
-from weft.scheduler.limit import speed_limit
 from weft.scheduler.inspection import Inspection
+from weft.scheduler.limit import speed_limit
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import make_plan
 from weft.scheduler.pool import ALLOCATOR
