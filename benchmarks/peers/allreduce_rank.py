@@ -24,7 +24,7 @@ from measure import pin
 
 from weft.scheduler.pool import SPIN_SECONDS
 from weft.transport.board import Board
-from weft.transport.collectives import Reduction, owner_ranges
+from weft.transport.collectives import Reduction
 
 MEETING, READY, DONE = 0, 2, 4  # words of the board, one for each rank
 PATIENCE = datetime.timedelta(seconds=60)
@@ -90,7 +90,7 @@ class Weft(Rank):
         """With name "squares" also the sum of squares of this rank's half, as for clipping; with "sum" without."""
         squares = name == "squares"
         if elements not in self._reductions:
-            start, end = owner_ranges(elements, 2)[self.rank]
+            start, end = halves(elements)[self.rank]
             self._reductions[elements] = Reduction(
                 self._blocks[self.rank][start:end], [block[start:end] for block in self._blocks]
             )
@@ -106,8 +106,13 @@ class Weft(Rank):
         return reduce
 
     def check(self, elements: int) -> None:
-        for block, (start, end) in zip(self._blocks, owner_ranges(elements, 2), strict=True):
+        for block, (start, end) in zip(self._blocks, halves(elements), strict=True):
             assert (block[start:end] == 3.0).all()
+
+
+def halves(elements: int) -> list[tuple[int, int]]:
+    """Each owner's range; the sizes here divide into whole cache lines."""
+    return [(0, elements // 2), (elements // 2, elements)]
 
 
 class Gloo(Rank):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.transport.collectives import TILE_BYTES, Reduction, owner_ranges
+from weft.transport.collectives import TILE_BYTES, Reduction
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 TILE_ELEMENTS = TILE_BYTES // 4  # of float32
@@ -175,24 +175,3 @@ def test_an_out_that_overlaps_a_source_in_part_is_refused() -> None:
     with pytest.raises(ValueError, match="overlaps"):
         Reduction(block[:8], [block[1:]])
     Reduction(block[:4], [block[4:8]]).run(squares=False)
-
-
-@given(
-    num_elements=st.integers(0, 10_000),
-    num_owners=st.integers(1, 40),
-    align_elements=st.sampled_from([1, 2, 16, 32]),
-)
-def test_owners_cover_the_elements_in_aligned_ranges_of_nearly_one_length(
-    num_elements: int, num_owners: int, align_elements: int
-) -> None:
-    ranges = owner_ranges(num_elements, num_owners, align_elements=align_elements)
-    assert len(ranges) == num_owners
-    assert [i for start, end in ranges for i in range(start, end)] == list(range(num_elements))
-    assert all(start % align_elements == 0 or start == end == num_elements for start, end in ranges)
-    lengths = [end - start for start, end in ranges]
-    assert max(lengths) - min(lengths) < 2 * align_elements
-
-
-def test_a_bucket_of_less_than_a_block_for_each_owner_leaves_some_with_nothing() -> None:
-    assert owner_ranges(20, 4) == [(0, 0), (0, 16), (16, 16), (16, 20)]
-    assert owner_ranges(0, 2) == [(0, 0), (0, 0)]

@@ -69,7 +69,23 @@ def place(
             worker_of[r, s] = next_position[replica.device]
             next_position[replica.device] += 1
     hosts = range(next_position["cpu"], needed.get("cpu", 0))
-    replicas = tuple(
+    workers = tuple(kind for kind, count in needed.items() for _ in range(count))
+    placement = Placement(
+        replicas=_replica_plans(strategy),
+        cuts=tuple(cuts),
+        workers=workers,
+        worker_of=worker_of,
+        loader=len(workers) - 1,
+        learns=learns,
+        synchronisation=None,
+    )
+    if not learns or not _needs_buckets(strategy, inspection, placement):
+        return placement
+    return replace(placement, synchronisation=_synchronisation(strategy, inspection, placement, list(hosts), local))
+
+
+def _replica_plans(strategy: Strategy) -> tuple[ReplicaPlan, ...]:
+    return tuple(
         ReplicaPlan(
             device=replica.device,
             num_stages=replica.stages,
@@ -80,26 +96,6 @@ def place(
         for replica, count, staleness in zip(
             strategy.replica_list, strategy.microbatch_counts, strategy.staleness_list, strict=True
         )
-    )
-    workers = tuple(kind for kind, count in needed.items() for _ in range(count))
-    placement = Placement(
-        replicas=replicas,
-        cuts=tuple(cuts),
-        workers=workers,
-        worker_of=worker_of,
-        loader=len(workers) - 1,
-        learns=learns,
-        synchronisation=None,
-    )
-    if not learns or not _needs_buckets(strategy, inspection, placement):
-        return placement
-    return Placement(
-        replicas=replicas,
-        cuts=tuple(cuts),
-        workers=workers,
-        worker_of=worker_of,
-        loader=placement.loader,
-        synchronisation=_synchronisation(strategy, inspection, placement, list(hosts), local),
     )
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -71,17 +70,6 @@ class Reduction:
                         step()
                     total += float(tile_squares())
         return total
-
-
-def owner_ranges(num_elements: int, num_owners: int, *, align_elements: int = 16) -> list[tuple[int, int]]:
-    """Who reduces what: a range [start, end) for each owner, one after another, which cover the elements.
-
-    Starts are multiples of `align_elements` (16 of float32 are a cache line: no two owners write the same one), or the
-    number of elements where nothing is left. Lengths differ by less than two such blocks.
-    """
-    num_blocks = -(-num_elements // align_elements)
-    bounds = [min(num_blocks * i // num_owners * align_elements, num_elements) for i in range(num_owners + 1)]
-    return list(pairwise(bounds))
 
 
 def _check(out: Tensor, sources: Sequence[Tensor]) -> None:
