@@ -47,9 +47,9 @@ def main() -> None:
     directory = PrivateDirectory()
     stage = Attempt(spec, config["view"], load_workload(spec), directory, 0.0)  # type: ignore[arg-type]
     loader = Attempt(spec, config["loader_view"], load_workload(spec), directory, 0.0)  # type: ignore[arg-type]
-    loads = loader.operations(config["loader_view"]["lanes"]["load"])
+    loads = loader.operations("load", config["loader_view"]["lanes"]["load"])
     program = config["view"]["lanes"]["compute"]
-    operations = stage.operations(program)
+    operations = stage.operations("compute", program)
     for name, block in directory.blocks.items():
         if name.startswith("activation"):
             block.view(torch.float32).normal_()
@@ -59,7 +59,7 @@ def main() -> None:
     for line in sys.stdin:
         seconds: defaultdict[int, list[float]] = defaultdict(list)
         for _ in range(int(line.split()[1])):
-            iteration = stage.iteration(iteration_number % stage.itinerary.num_iterations)
+            iteration = stage.iteration(iteration_number % stage.course.itinerary.num_iterations)
             iteration_number += 1
             for load in loads.values():
                 started = time.perf_counter()
@@ -69,7 +69,7 @@ def main() -> None:
                 started = time.perf_counter()
                 operations[task["id"]].run(iteration)
                 seconds[task["id"]].append(time.perf_counter() - started)
-            stage.take_values()
+            stage.measured["compute"].take()
         print(json.dumps(seconds), flush=True)
 
 
