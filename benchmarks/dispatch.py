@@ -176,7 +176,8 @@ def reports(plan: Plan, count: int) -> Iterator[bytes]:
         rows += [MODE_INDEX[task.kind], task.id, iteration, -1, stamp + 50_000, stamp + 1_000_000]
         stamp += 1_000_000
         last = position == len(program) - 1
-        values = [{"iteration": iteration, "loss": 1 / (1 + iteration), "lr": 1e-3}] if last else []
+        measured = {"iteration": iteration, "means": {"loss": 1 / (1 + iteration)}, "facts": {"lr": 1e-3}}
+        values = [measured] if last else []
         report = {"type": "report", "lane": "compute", "count": 1, "records": pack(rows), "values": values}
         yield encode({**report, "job": JOB, "attempt": 1})
 
