@@ -23,7 +23,7 @@ def run_in_foreground(client: Client, spec: JobSpec, job: str | None = None) -> 
         result = follow(client.follow(job), log=sys.stderr)
     except DaemonUnreachable:
         raise
-    except BaseException:
+    except (KeyboardInterrupt, OSError):  # OSError: nobody reads what is shown any more
         try:
             client.cancel(job)
             client.wait(job, CANCEL_SECONDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +15,7 @@ SAMPLES = 19  # in batches of 8: two whole ones and one of 3
 TOKENS = 11
 IGNORED = -100
 CULPRIT = 5.0  # a target whose gradient is nan
-LATE_SECONDS = 0.01  # far more than forward and backward take
+LATE_PRODUCTS = 30  # of matrices; some 10 ms, far more than forward and backward take
 
 
 class Embedding(nn.Module):
@@ -75,11 +74,13 @@ class Trusting(torch.optim.Optimizer):
 
 
 class Late(torch.optim.SGD):
-    """Whoever updates beside a backward is slow about it."""
+    """Whoever updates beside a backward has much to compute first."""
 
     def step(self, closure: Any = None) -> Any:
         if threading.current_thread().name == "sync":
-            time.sleep(LATE_SECONDS)
+            matrix = torch.eye(256)
+            for _ in range(LATE_PRODUCTS):
+                matrix = matrix @ matrix
         return super().step(closure)
 
 

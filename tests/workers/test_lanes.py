@@ -73,7 +73,7 @@ class Stand:
                     self.inboxes,
                     self.attempt,  # type: ignore[arg-type]  # all that lanes ask of one
                     self.reports.put,
-                    self.told.put,
+                    self.guard,
                     threads=THREADS,
                 )
             except BaseException as error:
@@ -81,6 +81,12 @@ class Stand:
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
+
+    def guard(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except BaseException as error:
+            self.told.put(error)
 
     def dispatch(self, iteration: int) -> None:
         self.inboxes["sync"].put([(iteration, [1])])

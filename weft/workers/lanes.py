@@ -17,6 +17,7 @@ import torch
 from weft.workers.attempt import Attempt
 from weft.workers.lane import Lane, Send, Work
 
+Guard = Callable[[Callable[[], None]], None]
 Inbox = queue.SimpleQueue[Work | None]
 
 
@@ -26,32 +27,31 @@ def run_lanes(
     inboxes: Mapping[str, Inbox],
     attempt: Attempt,
     send: Send,
-    on_error: Callable[[BaseException], None],
+    guard: Guard,
     *,
     threads: int,
 ) -> None:
-    """programs: by lane. main: the lane of the calling thread. threads: of torch, in each lane."""
+    """programs: by lane. main: the lane of the calling thread. guard: runs a lane in another thread, and tells what it
+    raises. threads: of torch, in each lane."""
     lanes = {name: Lane(name, attempt, attempt.operations(name, program), send) for name, program in programs.items()}
 
     def run_beside(name: str) -> None:
         torch.set_num_threads(threads)  # torch counts them for each thread of ours
-        try:
-            lanes[name].run(inboxes[name])
-        except BaseException as error:  # user code, as in the calling thread
-            on_error(error)
+        guard(lambda: lanes[name].run(inboxes[name]))
 
     beside = [
         threading.Thread(target=run_beside, args=(name,), name=name, daemon=True) for name in lanes if name != main
     ]
     for thread in beside:
         thread.start()
+    has_ended = False
     try:
         lanes[main].run(inboxes[main])
-    except BaseException:
-        attempt.board.abort()
-        for inbox in inboxes.values():
-            inbox.put(None)
-        raise
+        has_ended = True
     finally:
+        if not has_ended:
+            attempt.board.abort()
+            for inbox in inboxes.values():
+                inbox.put(None)
         for thread in beside:
             thread.join()

@@ -20,7 +20,7 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,16 +135,21 @@ class _Worker:
                     raise AssertionError(f"the daemon sent {other!r}")
 
     def _guarded(self, handle: Any, message: Message) -> None:
-        """Runs user code: whatever it raises fails the job and leaves the worker waiting for its release."""
+        """As `_guard`, with what user code prints."""
         self._job = {"job": message["job"], "attempt": message["attempt"]}
-        try:
+
+        def run() -> None:
             with _job_output(self._send_output):
                 handle(message)
-        except BaseException as error:  # user code may raise anything, SystemExit included
-            self._send_fault(error)
 
-    def _send_fault(self, error: BaseException) -> None:
-        self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
+        self._guard(run)
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        """Runs user code: whatever it raises fails the job and leaves the worker waiting for its release."""
+        try:
+            run()
+        except BaseException as error:  # user code may raise anything, SystemExit included
+            self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
 
     def _inspect(self, message: Message) -> None:
         spec = _enter_job(message)
@@ -174,7 +179,7 @@ class _Worker:
             message["inboxes"],
             self._attempt,
             lambda report: self._send({**report, **job}),
-            self._send_fault,
+            self._guard,
             threads=self._config.threads,
         )
 
