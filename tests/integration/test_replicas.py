@@ -289,6 +289,31 @@ def test_parameters_without_a_gradient_are_known_to_an_owner_that_lags_behind(ma
     agrees(machine, spec)
 
 
+# --- a job that only runs forward
+
+FORWARD: dict[str, Strategy] = {
+    "two stages": {"stages": 2, "microbatches": 3},
+    "a device's two stages": {"replicas": [TWO_GPU], "microbatches": 3},
+    "a device beside a host": {"replicas": [GPU, CPU], "shares": [0.85, 0.15]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", FORWARD)
+def test_a_job_that_only_runs_forward_measures_each_batch_and_changes_nothing(
+    machine: RealDaemon, name: str, model: str
+) -> None:
+    spec = spec_of({"model": model}, FORWARD[name], mode="forward")
+    expected = reference.train(spec)
+    result = completed(machine, spec)
+    measured = [row["measured"] for row in steps_of(result)]
+    assert measured == [pytest.approx(means, rel=FLOAT64, abs=0) for means in expected.measured]
+    assert len(measured) == len(expected.losses) > 0
+    assert result["limit_seconds"] > 0
+    assert_same_state(load_file(result["model"]), expected.state, 0.0)
+
+
 # --- the same bits
 
 
