@@ -19,21 +19,17 @@ import os
 import select
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from measure import Result, interleave, main, ratio_result, value_result
+from party import party
 
-from weft.scheduler.pool import ALLOCATOR
 from weft.transport.board import INITIAL_BYTE, num_words
 
-PEER = Path(__file__).resolve().parent / "peers" / "allreduce_rank.py"
-ENVIRONMENT = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"}  # every party gets what the workers have
 NUM_TASKS = 6  # of the board: three words for each rank
 TURNS = 11
 ANSWER_SECONDS = 60.0  # for one turn; none takes more than two
@@ -163,34 +159,9 @@ def _party(name: str) -> Iterator[Party]:
             "blocks": blocks,
             "rendezvous": str(Path(directory, "rendezvous")),
         }
-        processes = [_rank(config | {"rank": rank}, [board, *blocks]) for rank in range(2)]
-        try:
+        configs = [config | {"rank": rank} for rank in range(2)]
+        with party("allreduce_rank.py", configs, descriptors=[board, *blocks]) as processes:
             yield Party(processes)
-        finally:
-            _end(processes)
-
-
-def _rank(config: dict[str, Any], descriptors: list[int]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(PEER), json.dumps(config)],
-        env=ENVIRONMENT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        pass_fds=descriptors,
-    )
-
-
-def _end(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.close()
-    for process in processes:
-        try:
-            process.wait(10.0)
-        except subprocess.TimeoutExpired:  # the other one has died in the middle of an operation
-            process.kill()
-            process.wait()
 
 
 @contextmanager

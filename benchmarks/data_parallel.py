@@ -16,8 +16,6 @@ import functools
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,23 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from measure import Result, interleave, main, ratio_result, value_result
+from party import Party, party
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, if not in __all__
 
 import weft.embedded
 from weft.client import Client
-from weft.scheduler.pool import ALLOCATOR
 from weft.spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
-LOOP = HERE / "peers" / "training_loop.py"
 NUM_CORES = 2
 WARM_ITERATIONS = 10  # of every job; the first ones touch memory for the first time
 SAME_STEPS = 5  # whose losses are compared
 TOLERANCE = 1e-3  # relative: sums in another order, multiplied by a few steps of AdamW
 STORE_SECONDS = 60
-END_SECONDS = 30  # a peer that has not ended by itself by then is killed
-
-Party = list[subprocess.Popen[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,14 +170,14 @@ def _ddp(case: Case) -> Iterator[Party]:
     patience = timedelta(seconds=STORE_SECONDS)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience)
     configs = [{"rank": rank, "port": store.port, "cores": [core]} for rank, core in enumerate(_cores())]
-    with _peers(case, configs) as party:
-        yield party
+    with _peers(case, configs) as processes:
+        yield processes
 
 
 @contextmanager
 def _one_process(case: Case) -> Iterator[Party]:
-    with _peers(case, [{"rank": 0, "cores": _cores()}]) as party:
-        yield party
+    with _peers(case, [{"rank": 0, "cores": _cores()}]) as processes:
+        yield processes
 
 
 def _cores() -> list[int]:
@@ -195,54 +189,37 @@ def _cores() -> list[int]:
 def _peers(case: Case, configs: list[dict[str, Any]]) -> Iterator[Party]:
     """One process for each config; they end when their input does."""
     spec = _spec(case, 1).to_wire()
-    threads = NUM_CORES // len(configs)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(LOOP), json.dumps(config | {"spec": spec, "num_ranks": len(configs)})],
-            env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for config in configs
-    ]
-    try:
+    with party(
+        "training_loop.py",
+        [config | {"spec": spec, "num_ranks": len(configs)} for config in configs],
+        threads=NUM_CORES // len(configs),
+        environment={"GLOO_SOCKET_IFNAME": "lo"},
+    ) as processes:
         yield processes
-    finally:
-        for process in processes:
-            _end(process)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    try:
-        process.communicate(timeout=END_SECONDS)  # closes its input
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-
-
-def _ask(party: Party, iterations: int) -> list[dict[str, list[float]]]:
+def _ask(processes: Party, iterations: int) -> list[dict[str, list[float]]]:
     """Has every process take so many steps at the same time; what each of them measured."""
-    for process in party:
+    for process in processes:
         assert process.stdin is not None
         process.stdin.write(f"run {iterations}\n")
         process.stdin.flush()
     answers = []
-    for process in party:
+    for process in processes:
         assert process.stdout is not None
         answers.append(json.loads(process.stdout.readline()))
     return answers
 
 
-def _losses(party: Party) -> list[float]:
+def _losses(processes: Party) -> list[float]:
     """Of the first steps, over the whole batch: every rank has as many samples of it."""
-    answers = _ask(party, SAME_STEPS)
+    answers = _ask(processes, SAME_STEPS)
     return [statistics.mean(losses) for losses in zip(*(answer["losses"] for answer in answers), strict=True)]
 
 
-def _seconds(party: Party, iterations: int) -> float:
+def _seconds(processes: Party, iterations: int) -> float:
     """Median iteration of a turn, of the slower rank; the steps before it were its warm-up."""
-    answers = _ask(party, iterations)
+    answers = _ask(processes, iterations)
     slowest: list[float] = [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
     return statistics.median(slowest)
 

@@ -17,24 +17,17 @@ import importlib.util
 import json
 import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from measure import Result, interleave, main, ratio_result, value_result
+from party import Party, party
 
-from weft.scheduler.pool import ALLOCATOR
-
-PEERS = Path(__file__).resolve().parent / "peers"
 LAYERS, WIDTH = 3, 4096
 STEPS = 5  # of one turn, whose median counts
 WAYS = ("wait", "wait_clipped", "speculate", "speculate_clipped", "unclipped")
-
-Party = list[subprocess.Popen[str]]
 
 
 def collect(quick: bool) -> list[Result]:
@@ -47,12 +40,12 @@ def collect(quick: bool) -> list[Result]:
 def _on(cores: list[int], prefix: str, runs: int) -> list[Result]:
     with ExitStack() as stack:
         owners = stack.enter_context(_owners(cores))
-        torch_peer = stack.enter_context(_processes("fused_adamw.py", [_peer(cores, "torch")], cores))
+        torch_peer = stack.enter_context(party("fused_adamw.py", [_peer(cores, "torch")], threads=len(cores)))
         measures: dict[str, Callable[[], float]] = {way: functools.partial(_seconds, owners, way) for way in WAYS}
         measures["torch_clipping"] = functools.partial(_seconds, torch_peer, "1")
         measures["torch"] = functools.partial(_seconds, torch_peer, "0")
         if importlib.util.find_spec("deepspeed") is not None:
-            deepspeed = stack.enter_context(_processes("fused_adamw.py", [_peer(cores, "deepspeed")], cores))
+            deepspeed = stack.enter_context(party("fused_adamw.py", [_peer(cores, "deepspeed")], threads=len(cores)))
             measures["deepspeed"] = functools.partial(_seconds, deepspeed, "0")
         for measure in measures.values():
             measure()
@@ -107,44 +100,21 @@ def _owners(cores: list[int]) -> Iterator[Party]:
         os.write(memory[2], b"\xff" * 4096)  # a board's words begin at -1
         config = {"cores": cores, "layers": LAYERS, "width": WIDTH, "memory": memory}
         configs = [config | {"rank": rank} for rank in range(len(cores))]
-        with _processes("optimizer_owner.py", configs, [1] * len(cores), memory) as processes:
+        with party("optimizer_owner.py", configs, descriptors=memory) as processes:
             yield processes
     finally:
         for each in memory:
             os.close(each)
 
 
-@contextmanager
-def _processes(
-    script: str, configs: list[dict[str, Any]], threads: list[int], descriptors: list[int] | None = None
-) -> Iterator[Party]:
-    """One process for each config; they end when their input does."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PEERS / script), json.dumps(config)],
-            env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(len(threads) // len(configs))},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=descriptors or (),
-            text=True,
-        )
-        for config in configs
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.communicate(timeout=30)  # closes its input
-
-
-def _seconds(party: Party, way: str) -> float:
+def _seconds(processes: Party, way: str) -> float:
     """Median step of a turn. Every process of the party measures the same steps; the slowest's count."""
-    for process in party:
+    for process in processes:
         assert process.stdin is not None
         process.stdin.write(f"run {way} {STEPS}\n")
         process.stdin.flush()
     answers = []
-    for process in party:
+    for process in processes:
         assert process.stdout is not None
         answers.append(json.loads(process.stdout.readline()))
     slowest: list[float] = [max(seconds) for seconds in zip(*answers, strict=True)]

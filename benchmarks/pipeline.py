@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import Result, main, ratio_result
+from party import Party, party
 
 import weft.embedded
 from weft.client import Client
@@ -35,7 +36,6 @@ from weft.scheduler.pool import ALLOCATOR
 from weft.spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
-PEERS = HERE / "peers"
 WARM_ITERATIONS = 10
 ENVIRONMENT = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"}  # the peers get what the workers have
 
@@ -158,7 +158,7 @@ def _limit(plan: Plan, answers: list[dict[str, list[float]]]) -> float:
 
 
 @contextmanager
-def _torch_peers(case: Case, schedule: str, stages: list[list[int]]) -> Iterator[list[subprocess.Popen[str]]]:
+def _torch_peers(case: Case, schedule: str, stages: list[list[int]]) -> Iterator[Party]:
     with tempfile.TemporaryDirectory() as directory:
         config = {
             "rendezvous": str(Path(directory, "rendezvous")),
@@ -167,42 +167,27 @@ def _torch_peers(case: Case, schedule: str, stages: list[list[int]]) -> Iterator
             "schedule": schedule,
             "microbatches": 8,
         }
-        with _peers("torch_pipeline.py", [config | {"rank": rank} for rank in range(2)]) as peers:
+        with party("torch_pipeline.py", [config | {"rank": rank, "core": rank} for rank in range(2)]) as peers:
             yield peers
 
 
 @contextmanager
-def _stage_peers(case: Case, schedule: str, plan: Plan, split: list[int]) -> Iterator[list[subprocess.Popen[str]]]:
+def _stage_peers(case: Case, schedule: str, plan: Plan, split: list[int]) -> Iterator[Party]:
     spec = _spec(case, schedule, 1000, split).to_wire()
     configs = [
-        {"spec": spec, "view": plan.worker_view(stage), "loader_view": plan.worker_view(len(plan.stages))}
+        {
+            "spec": spec,
+            "view": plan.worker_view(stage),
+            "loader_view": plan.worker_view(len(plan.stages)),
+            "core": stage,
+        }
         for stage in range(len(plan.stages))
     ]
-    with _peers("stage_tasks.py", configs) as peers:
+    with party("stage_tasks.py", configs) as peers:
         yield peers
 
 
-@contextmanager
-def _peers(script: str, configs: list[dict[str, Any]]) -> Iterator[list[subprocess.Popen[str]]]:
-    """One process for each config, each on a core of its own; they end when their input does."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PEERS / script), json.dumps(config | {"core": core})],
-            env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for core, config in enumerate(configs)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.communicate(timeout=30)  # closes its input
-
-
-def _ask(processes: list[subprocess.Popen[str]], iterations: int) -> list[Any]:
+def _ask(processes: Party, iterations: int) -> list[Any]:
     """Has every process run so many iterations at the same time; what each of them measured."""
     for process in processes:
         assert process.stdin is not None
