@@ -109,9 +109,16 @@ class Client:
         """One map for each job that the daemon keeps, as in `weft ps --all --json`."""
         return _reply(list, self._conversation.jobs())
 
-    def show(self, job: str) -> Message:
-        """All that is known about the job: state, plan, and the seconds of each lane in each mode."""
-        return _reply(dict, self._conversation.show(job))
+    def show(self, job: str, *, path: bool = False) -> Message:
+        """All that is known about the job: state, plan, and the seconds of each lane in each mode.
+
+        path: while it runs, look for the critical path of the last iterations too; once it has ended it is there.
+        """
+        return _reply(dict, self._conversation.show(job, path))
+
+    def record(self, job: str) -> Path:
+        """The file with the job's recording (see `weft.metrics.recording`), written now where the job runs."""
+        return Path(_reply(str, self._conversation.record(job)))
 
     def follow(self, job: str, *, offset: int = 0, progress: bool = True) -> Iterator[Message]:
         """{"log": str, "offset": int} and {"progress": map} events as they come; the last item is {"result": map}.
@@ -159,9 +166,13 @@ class AsyncClient:
         """See `Client.jobs`."""
         return await _async_reply(list, self._conversation.jobs())
 
-    async def show(self, job: str) -> Message:
+    async def show(self, job: str, *, path: bool = False) -> Message:
         """See `Client.show`."""
-        return await _async_reply(dict, self._conversation.show(job))
+        return await _async_reply(dict, self._conversation.show(job, path))
+
+    async def record(self, job: str) -> Path:
+        """See `Client.record`."""
+        return Path(await _async_reply(str, self._conversation.record(job)))
 
     def follow(self, job: str, *, offset: int = 0, progress: bool = True) -> AsyncIterator[Message]:
         """See `Client.follow`; wrap it in `contextlib.aclosing` to leave it early."""

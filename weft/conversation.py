@@ -146,8 +146,12 @@ class Conversation:
         reply = yield from self._call("ps", {})
         yield Deliver(reply["jobs"])
 
-    def show(self, job: str) -> Script:
-        yield Deliver((yield from self._call("show", {"job": job})))
+    def show(self, job: str, path: bool = False) -> Script:
+        yield Deliver((yield from self._call("show", {"job": job, "path": path})))
+
+    def record(self, job: str) -> Script:
+        reply = yield from self._call("record", {"job": job})
+        yield Deliver(reply["path"])
 
     def cancel(self, job: str) -> Script:
         reply = yield from self._call("cancel", {"job": job}, extra_seconds=CANCEL_SECONDS)

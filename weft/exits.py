@@ -46,6 +46,7 @@ _REFUSALS: dict[str, int] = {
     ErrorCode.QUEUE_FULL: TRY_LATER,
     ErrorCode.TOO_MANY_CONNECTIONS: TRY_LATER,
     ErrorCode.NOT_YOURS: NOT_YOURS,
+    ErrorCode.NOTHING_RECORDED: NO_SUCH_JOB,
     ErrorCode.TIMED_OUT: TIMED_OUT,
 }
 

@@ -48,7 +48,8 @@ from weft.scheduler.events import (
 )
 from weft.scheduler.inspection import Inspection
 from weft.scheduler.job import Phase
-from weft.scheduler.job_metrics import publish, publish_limit
+from weft.scheduler.job_metrics import JobMetrics
+from weft.scheduler.job_result import conclude, details_of
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_state import JobState
 from weft.scheduler.ledger import AsyncLedger, JobChanges, JobRow, Ledger
@@ -59,8 +60,6 @@ from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
 from weft.transport.records import unpack
 from weft.transport.wire import Message
-
-TICKS_PER_LIMIT = 10  # the critical cycle takes milliseconds to find, on a core that a lane has use for
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
@@ -96,12 +95,12 @@ class Driver:
         self.any_change = Changed()
         self._ledger = ledger
         self._exporter = exporter
+        self._metrics = JobMetrics(exporter)
         self._pool = pool
         self._spawn = spawn
         self._submitted_at: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
         self._progress: dict[str, Message] = {}
-        self._num_ticks = 0
         self._starting: set[asyncio.Task[None]] = set()
 
     # --- into the core
@@ -142,6 +141,7 @@ class Driver:
         self.runs[row.job] = run
         self._submitted_at[row.job] = row.submitted_at
         if attempt > 1:
+            self._exporter.add("weft_recoveries_total", cause="daemon-restart")
             run.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
         self.feed(JobSubmitted(job=row.job, spec=spec, priority=row.priority, attempt=attempt))
 
@@ -205,6 +205,7 @@ class Driver:
             return
         try:
             inspection = Inspection.from_wire(message["inspection"])
+            self.runs[name].inspection = message["inspection"]
             plan = await asyncio.to_thread(make_plan, job.spec, inspection, shared_bytes_free=_shared_bytes_free())
         except PlanError as error:
             self.feed(JobFaulted(job=name, attempt=attempt, reason="invalid-plan", message=str(error), exit_code=2))
@@ -269,7 +270,9 @@ class Driver:
 
     def _begin(self, name: str, plan: Plan) -> None:
         run = self.runs[name]
-        run.begin(plan, self.core.jobs[name].workers)
+        self._metrics.publish(run)  # what the attempt before has left
+        run.begin(plan, self.core.jobs[name].workers, self.core.jobs[name].attempt)
+        self._metrics.begin(run)
         stages = ", ".join(
             f"units {stage.first}-{stage.last - 1} on {run.worker_names[stage.worker]}" for stage in plan.stages
         )
@@ -278,9 +281,6 @@ class Driver:
             f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
             f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
         )
-        self._exporter.set("weft_plan_predicted_iteration_seconds", plan.predicted_iteration_seconds, job=name)
-        self._exporter.set("weft_iteration_limit_seconds", plan.limit_seconds, job=name)
-        self._exporter.set("weft_shared_memory_bytes", plan.shared_bytes, job=name)
 
     def _save(self, command: SaveResult) -> None:
         run = self.runs[command.job]
@@ -300,11 +300,7 @@ class Driver:
 
     def _record_iteration(self, command: RecordIteration) -> None:
         run = self.runs[command.job]
-        iteration = run.finish_iteration(command.iteration)
-        if iteration.training:
-            self._exporter.add("weft_job_samples_total", iteration.size, job=command.job)
-            if run.iteration_seconds:
-                self._exporter.observe("weft_iteration_seconds", run.iteration_seconds[-1], job=command.job)
+        self._metrics.iteration(run, run.finish_iteration(command.iteration))
         if run.plan is not None and run.plan.share == "stealing":
             self._measure_replicas(command.job)
 
@@ -321,10 +317,14 @@ class Driver:
         run.log(f"{state}" + (f" ({command.reason})" if command.reason else ""))
         if command.message and state is not JobState.CANCELLED:
             run.log(command.message)
+        if state is JobState.RECOVERING:
+            self._exporter.add("weft_recoveries_total", cause=command.reason or "other")
         if not state.is_terminal:
             self._spawn(self._ledger.run(Ledger.record, name, **changes), f"record {name}")
             self.changed[name].notify()
             return
+        run.overlap.flush()
+        self._metrics.end(run, time.monotonic())
         changes |= {
             "reason": command.reason,
             "error": command.message if state is JobState.FAILED else None,
@@ -332,39 +332,19 @@ class Driver:
             "ended_at": now,
             "step": run.step,
             "loss": run.loss,
-            "result": self._ending(run, now),
+            "result": details_of(run, now - self._started_at[name] if name in self._started_at else 0.0),
         }
         self._spawn(self._end(name, changes), f"end {name}")
-
-    def _ending(self, run: JobRun, now: float) -> dict[str, Any]:
-        """What the ledger keeps of an ended job beside its columns."""
-        started = self._started_at.get(run.job)
-        run.overlap.flush()
-        return {
-            "seconds": now - started if started is not None else 0.0,
-            "first_iteration_seconds": run.first_iteration_seconds,
-            "iteration_seconds": run.median_iteration_seconds(),
-            "limit_seconds": run.limit_seconds(),
-            "validation": run.validation or {},
-            "steps": run.plan.itinerary.steps if run.plan else None,
-            "lanes": run.account.lane_seconds(),
-            "overlap": run.overlap.seconds(),
-            "peak_bytes": run.peak_bytes,
-            "plan": run.summary(),
-        }
 
     # --- what is looked at now and then
 
     def tick(self) -> None:
         """Once a second: brings the live numbers of each running job to the metrics, its files and its followers."""
         self.feed(Ticked())
-        self._num_ticks += 1
+        self._metrics.tick(self.runs, time.monotonic())
         for name, run in self.runs.items():
             if run.plan is not None:
                 run.flush()
-                publish(self._exporter, name, run)
-                if self._num_ticks % TICKS_PER_LIMIT == 0:
-                    publish_limit(self._exporter, name, run)
                 self._progress[name] = run.take_progress() or self._progress.get(name, {})
                 self._measure_replicas(name)
                 self.changed[name].notify()
@@ -376,12 +356,12 @@ class Driver:
     async def _end(self, name: str, changes: dict[str, Any]) -> None:
         run = self.runs[name]
         run.close()
+        await conclude(run, changes["result"])
         await self._ledger.run(Ledger.record, name, **changes)
         del self.runs[name], self.states[name]
         self._progress.pop(name, None)
         self._started_at.pop(name, None)
         del self._submitted_at[name]
-        self._exporter.drop_job(name)
         self.changed.pop(name).notify()
         self.any_change.notify()
 

@@ -24,12 +24,17 @@ from typing import IO, Any
 
 from weft.itinerary import Iteration
 from weft.metrics.accounting import JobAccount
+from weft.metrics.declared import METRICS
+from weft.metrics.histogram import Observations
 from weft.metrics.overlap import OverlapAccount
 from weft.metrics.progress import Progress
+from weft.metrics.recording import PlannedSpan, Recorder, packed_rows
+from weft.metrics.waits import WaitAccount
 from weft.scheduler.graph import Kind
 from weft.scheduler.limit import speed_limit
 from weft.scheduler.plan import Plan
 from weft.scheduler.replica_shares import ReplicaShares
+from weft.scheduler.transfers import Transfers
 from weft.transport.records import BUSY_MODES, MODE_INDEX, MODE_OF_KIND, Row
 
 MODEL = "model.safetensors"
@@ -37,6 +42,8 @@ SAMPLES_PER_TASK = 31  # of a task's duration; their median sets the measured li
 MAX_TASKS_FOR_LIMIT = 4096  # above it the search for the critical cycle would hold up the daemon
 MAX_LOG_BYTES = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
 NEVER_RUN = (Kind.BACKWARD,)  # by a job that only runs forward
+MICROBATCH_KINDS = ("forward", "backward")  # the first modes, in their order
+_MICROBATCH_EDGES = next(metric.buckets for metric in METRICS if metric.name == "weft_microbatch_seconds")
 _FIRST_STALL = MODE_INDEX[BUSY_MODES[-1]] + 1
 
 
@@ -62,12 +69,20 @@ class JobRun:
     def __init__(self, job: str, directory: Path, spec: dict[str, Any]) -> None:
         self.job = job
         self.directory = directory
+        self.spec = spec
+        self.attempt = 1
+        self.inspection: dict[str, Any] = {}
         self.plan: Plan | None = None
+        self.planned: tuple[PlannedSpan, ...] | None = None  # simulated when somebody first looks
         self.worker_names: tuple[str, ...] = ()
         self.replicas: ReplicaShares | None = None
         self.account = JobAccount()
         self.overlap = OverlapAccount(self.account, {})
+        self.waits = WaitAccount()
+        self.recorder = Recorder()
         self.progress = Progress(0)
+        self.microbatch_seconds = tuple(Observations(_MICROBATCH_EDGES) for _ in MICROBATCH_KINDS)
+        self.transfers: Transfers  # of a job that has a plan
         self.step = 0
         self.samples = 0
         self.loss: float | None = None
@@ -107,12 +122,14 @@ class JobRun:
         """Appends what the user's code printed, as it is."""
         self._append(text)
 
-    def begin(self, plan: Plan, worker_names: tuple[str, ...]) -> None:
+    def begin(self, plan: Plan, worker_names: tuple[str, ...], attempt: int = 1) -> None:
         """A new attempt: numbers and metrics.jsonl start over, since training does."""
-        self.plan, self.worker_names = plan, worker_names
+        self.plan, self.worker_names, self.attempt, self.planned = plan, worker_names, attempt, None
+        self.waits, self.recorder = WaitAccount(), Recorder()
         self.account, self.progress = JobAccount(), Progress(plan.itinerary.steps)
         self.overlap = OverlapAccount(self.account, _modes_of_lanes(plan, worker_names))
         self.replicas = ReplicaShares(plan)
+        self.transfers = Transfers(plan)
         self.step = self.samples = 0
         self.loss = self.validation = self.learning_rate = self.grad_norm = None
         self.peak_bytes = {}
@@ -136,6 +153,8 @@ class JobRun:
         """What a lane stamped and measured. Errors: AccountingError for rows that contradict one another."""
         self.account.add(f"{worker}/{lane}", rows)
         self.overlap.add(f"{worker}/{lane}", rows)
+        self.waits.add(f"{worker}/{lane}", rows)
+        self.recorder.add(f"{worker}/{lane}", packed_rows(rows))
         for mode, task, iteration, _, start, end in rows:
             if mode < _FIRST_STALL:
                 if end > self._ends.get(iteration, 0):
@@ -144,6 +163,8 @@ class JobRun:
                 if durations is None:
                     durations = self._durations[task] = deque(maxlen=SAMPLES_PER_TASK)
                 durations.append(end - start)
+                if mode < len(MICROBATCH_KINDS):
+                    self.microbatch_seconds[mode].add((end - start) / 1e9)
         if self.replicas is not None:
             self.replicas.add(row for row in rows if row[0] < _FIRST_STALL)
         for fragment in values:
@@ -164,6 +185,7 @@ class JobRun:
                 self.first_iteration_seconds = (end - self._taken_ns) / 1e9
         assert self.replicas is not None
         samples = self.replicas.finish(iteration, seconds)
+        self.transfers.finish(iteration, samples)
         if iteration.training:
             self._finish_step(iteration, values, seconds, samples)
         else:

@@ -17,11 +17,13 @@ from typing import Any
 
 from weft import __version__
 from weft.metrics.exporter import Exporter
+from weft.metrics.recording import FILE
 from weft.scheduler.core import Core
 from weft.scheduler.driver import Changed, Driver, Spawn
 from weft.scheduler.events import CancelRequested
 from weft.scheduler.job_id import InvalidJobId
-from weft.scheduler.job_run import MODEL
+from weft.scheduler.job_recording import make_recording, planned_spans, save_recording
+from weft.scheduler.job_result import DETAILS, add_critical_path, details_of, model_of, result_of
 from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger
 from weft.scheduler.pool import Pool
 from weft.scheduler.waiting import why
@@ -87,6 +89,7 @@ class Service:
             "submit": self._submit,
             "ps": self._ps,
             "show": self._show,
+            "record": self._record,
             "follow": self._follow,
             "wait": self._wait,
             "cancel": self._cancel,
@@ -209,27 +212,35 @@ class Service:
         run = self._driver.runs.get(row.job)
         details: dict[str, Any] = row.result or {}
         if run is not None:
-            details = {
-                "plan": run.summary(),
-                "lanes": run.account.lane_seconds(),
-                "overlap": run.overlap.seconds(),
-                "peak_bytes": run.peak_bytes,
-                "validation": run.validation or {},
-                "first_iteration_seconds": run.first_iteration_seconds,
-                "iteration_seconds": run.median_iteration_seconds(),
-                "limit_seconds": run.limit_seconds(),
-            }
-        keys: tuple[str, ...] = ("plan", "lanes", "overlap", "peak_bytes", "validation", "seconds")
-        keys += ("first_iteration_seconds", "iteration_seconds", "limit_seconds")
+            details = details_of(run, None)
+            if details["time"] is not None and field(request, "path", bool, False):
+                await add_critical_path(run, details)
         return {
             **self._summary(row),
-            **{key: details.get(key) for key in keys},
+            **{key: details.get(key) for key in DETAILS},
             "exit_code": row.exit_code,
             "spec": row.spec,
             "run_dir": row.run_dir,
-            "model": _model_of(row),
+            "model": model_of(row),
             "error": row.error,
         }
+
+    async def _record(self, request: Message, stream: Stream) -> Message:
+        """A job that has ended has its recording; one that runs gets a new one."""
+        row = await self._row(request)
+        run = self._driver.runs.get(row.job)
+        path = Path(row.run_dir, FILE)
+        if run is not None and run.plan is not None:
+            run.planned = run.planned or await asyncio.to_thread(planned_spans, run.plan)
+            recording = make_recording(run)
+            assert recording is not None
+            try:
+                await asyncio.to_thread(save_recording, recording, run.directory)
+            except OSError as error:
+                raise WireError(ErrorCode.NOTHING_RECORDED, f"{path} cannot be written: {error.strerror}") from None
+        elif not await asyncio.to_thread(path.exists):
+            raise WireError(ErrorCode.NOTHING_RECORDED, f"{row.job} has run no iteration; there is nothing to look at")
+        return {"path": str(path)}
 
     async def _wait(self, request: Message, stream: Stream) -> Message:
         timeout = field(request, "timeout", (int, float, type(None)), None)
@@ -241,7 +252,7 @@ class Service:
                 await self._until_ended(row.job, stream)
         except TimeoutError:
             raise WireError(ErrorCode.TIMED_OUT, f"{row.job} has not ended within {timeout} s") from None
-        return {"result": _result_of(await self._row(request))}
+        return {"result": result_of(await self._row(request))}
 
     async def _until_ended(self, job: str, stream: Stream) -> None:
         while (changed := self._driver.changed.get(job)) is not None:
@@ -257,7 +268,7 @@ class Service:
             changed = self._driver.changed.get(row.job)
             offset = await _send_log(Path(row.run_dir, "job.log"), offset, stream)
             if changed is None or not live:
-                return {"result": _result_of(await self._row(request))}
+                return {"result": result_of(await self._row(request))}
             if with_progress and time.monotonic() - sent_at >= PROGRESS_SECONDS:
                 sent_at = time.monotonic()
                 if (progress := self._driver.progress(row.job)) is not None:
@@ -369,29 +380,3 @@ def _check_peer(writer: asyncio.StreamWriter) -> None:
     _, uid, _ = struct.unpack("3i", credentials)
     if uid not in (os.getuid(), 0):
         raise WireError(ErrorCode.NOT_YOURS, f"this daemon belongs to uid {os.getuid()}; start your own")
-
-
-def _model_of(row: JobRow) -> str | None:
-    path = Path(row.run_dir, MODEL)
-    return str(path) if row.state == "completed" and path.exists() else None
-
-
-def _result_of(row: JobRow) -> Message:
-    details = row.result or {}
-    return {
-        "job": row.job,
-        "state": row.state,
-        "reason": row.reason,
-        "steps": row.step,
-        "loss": row.loss,
-        "validation": details.get("validation", {}),
-        "seconds": details.get("seconds"),
-        "first_iteration_seconds": details.get("first_iteration_seconds"),
-        "iteration_seconds": details.get("iteration_seconds"),
-        "limit_seconds": details.get("limit_seconds"),
-        "peak_bytes": details.get("peak_bytes", {}),
-        "run_dir": row.run_dir,
-        "model": _model_of(row),
-        "exit_code": row.exit_code,
-        "error": row.error,
-    }

@@ -53,6 +53,7 @@ class ErrorCode(enum.StrEnum):
     TIMED_OUT = "timed-out"
     DRAINING = "draining"
     TOO_MANY_CONNECTIONS = "too-many-connections"
+    NOTHING_RECORDED = "nothing-recorded"
 
 
 class WireError(Exception):

@@ -1,0 +1,242 @@
+"""Recording: the stamped rows of a job's last iterations, beside the graph and the plan that they belong to. Pure.
+
+One file of it, `recording.msgpack` in the run directory, is what every view of the past is made from: the trace, the
+timeline page, the critical path, what-if. A `Recorder` keeps the rows while the job runs, the newest some 10,000
+iterations of a small job or a few hundred of one with many tasks.
+
+    rows of a lane      mode | task | iteration | waited_for | start_ns | end_ns      six int64, as lanes report them
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+
+from weft.metrics.accounting import BUSY_MODES
+
+FILE: Final = "recording.msgpack"
+VERSION: Final = 1
+RECORDED_BYTES: Final = 8 << 20  # of a running job's rows: 175,000 of them; a daemon runs few jobs at a time
+NUM_BUSY: Final = len(BUSY_MODES)
+BACKWARD: Final = BUSY_MODES.index("backward")
+_FIELDS: Final = 6
+
+Row = tuple[int, int, int, int, int, int]
+
+
+class RecordingError(ValueError):
+    """A file that is no recording, or of another version. The text names it and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTask:
+    """A task of the graph. name: as people see it. lane: `<worker>/<lane>`. -1 where there is no such number."""
+
+    id: int
+    name: str
+    kind: str
+    replica: int
+    stage: int
+    microbatch: int
+    bucket: int
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEdge:
+    source: int
+    target: int
+    distance: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSpan:
+    """One task of one iteration as the simulator ran the plan, in seconds of virtual time."""
+
+    task: int
+    iteration: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """packed: each lane's rows as bytes, in order. clock_ns: unix time less CLOCK_MONOTONIC, of the machine then.
+
+    planned: some iterations of the steady state. trains: those of the job's iterations that train; the others validate.
+    spec, inspection: what the plan was made from, as plain data.
+    """
+
+    job: str
+    attempt: int
+    clock_ns: int
+    tasks: tuple[RecordedTask, ...]
+    edges: tuple[RecordedEdge, ...]
+    programs: Mapping[str, tuple[int, ...]]
+    packed: Mapping[str, bytes]
+    planned: tuple[PlannedSpan, ...]
+    task_seconds: tuple[float, ...]
+    spec: Mapping[str, Any]
+    inspection: Mapping[str, Any]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def rows(self) -> dict[str, list[Row]]:
+        """By lane, in the order of the programs."""
+        return {lane: list(unpacked(self.packed.get(lane, b""))) for lane in self.programs}
+
+    @cached_property
+    def iteration_ends(self) -> dict[int, int]:
+        """When the last task of each iteration ended, for the iterations of which every lane has all its rows."""
+        first, last = self._complete()
+        ends: dict[int, int] = {}
+        for rows in self.rows.values():
+            for mode, task, iteration, _, _, end in rows:
+                if mode < NUM_BUSY and task >= 0 and first <= iteration <= last and end > ends.get(iteration, 0):
+                    ends[iteration] = end
+        return dict(sorted(ends.items()))
+
+    def _complete(self) -> tuple[int, int]:
+        """The first and the last iteration that no lane lacks rows of. In validation some tasks stamp none."""
+        first, last = 0, -1
+        spans = []
+        for lane in self.programs:
+            seen = [row[2] for row in self.rows[lane] if row[2] >= 0]
+            if seen:
+                spans.append((seen[0], seen[-1]))
+        if spans:
+            first = max(begin + 1 if begin else 0 for begin, _ in spans)
+            last = min(end for _, end in spans) - (0 if self.facts.get("ended") else 1)
+        return first, last
+
+    @cached_property
+    def training(self) -> frozenset[int]:
+        """The complete iterations that train; all of them in a job that only runs forward."""
+        backward = {row[2] for rows in self.rows.values() for row in rows if row[0] == BACKWARD}
+        return frozenset(self.iteration_ends).intersection(backward or self.iteration_ends)
+
+    def window(self, iterations: int) -> tuple[int, int] | None:
+        """The last complete training iterations that follow one another, at most so many: from the end of the one
+        before them to their own end. None where there is none."""
+        ends = self.iteration_ends
+        last = max((i for i in self.training if i - 1 in ends), default=None)
+        if last is None:
+            return None
+        first = last
+        while last - first + 1 < iterations and first - 1 in self.training and first - 2 in ends:
+            first -= 1
+        return ends[first - 1], ends[last]
+
+    def rows_within(self, start_ns: int, end_ns: int) -> dict[str, list[Row]]:
+        """Rows that have a part in the window, whole."""
+        return {
+            lane: [row for row in rows if row[5] > start_ns and row[4] < end_ns] for lane, rows in self.rows.items()
+        }
+
+    def durations(self) -> dict[int, list[int]]:
+        """Nanoseconds of each task's runs, by task."""
+        found: dict[int, list[int]] = {}
+        for rows in self.rows.values():
+            for mode, task, _, _, start, end in rows:
+                if mode < NUM_BUSY and task >= 0:
+                    found.setdefault(task, []).append(end - start)
+        return found
+
+    # --- as a file
+
+    def encode(self) -> bytes:
+        return bytes(msgpack.packb({"weft_recording": VERSION, **_plain(self)}))
+
+    def save(self, path: Path) -> None:
+        """Whole or not at all. Errors: OSError."""
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(self.encode())
+        partial.replace(path)
+
+    @classmethod
+    def decode(cls, data: bytes, name: str = "the data") -> Recording:
+        """Errors: RecordingError."""
+        try:
+            wire = msgpack.unpackb(data, strict_map_key=False)
+            version = wire.pop("weft_recording")
+            if version != VERSION:
+                raise RecordingError(f"{name} is of version {version} and this Weft reads {VERSION}; run the job again")
+            return cls(
+                **{
+                    **wire,
+                    "tasks": tuple(RecordedTask(**task) for task in wire["tasks"]),
+                    "edges": tuple(RecordedEdge(*edge) for edge in wire["edges"]),
+                    "programs": {lane: tuple(program) for lane, program in wire["programs"].items()},
+                    "planned": tuple(PlannedSpan(*span) for span in wire["planned"]),
+                    "task_seconds": tuple(wire["task_seconds"]),
+                }
+            )
+        except RecordingError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException) as error:
+            raise RecordingError(f"{name} is no recording ({type(error).__name__}: {str(error)[:200]})") from error
+
+    @classmethod
+    def load(cls, path: Path) -> Recording:
+        """Errors: RecordingError, and OSError where it cannot be read."""
+        return cls.decode(path.read_bytes(), str(path))
+
+
+class Recorder:
+    """A running job's newest rows, as bytes in the order in which lanes reported them."""
+
+    def __init__(self, max_bytes: int = RECORDED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._reports: deque[tuple[str, bytes]] = deque()
+        self._num_bytes = 0
+
+    def add(self, lane: str, packed: bytes) -> None:
+        self._reports.append((lane, packed))
+        self._num_bytes += len(packed)
+        while self._num_bytes > self._max_bytes and len(self._reports) > 1:
+            self._num_bytes -= len(self._reports.popleft()[1])
+
+    def packed(self) -> dict[str, bytes]:
+        parts: dict[str, list[bytes]] = {}
+        for lane, packed in self._reports:
+            parts.setdefault(lane, []).append(packed)
+        return {lane: b"".join(chunks) for lane, chunks in parts.items()}
+
+
+def unpacked(data: bytes) -> Iterator[Row]:
+    """Rows of bytes. Errors: ValueError where they are no whole number of rows."""
+    flat = array("q")
+    flat.frombytes(data)
+    if len(flat) % _FIELDS:
+        raise ValueError(f"{len(flat)} numbers are no whole number of rows of {_FIELDS}")
+    values = iter(flat)
+    return zip(values, values, values, values, values, values, strict=True)
+
+
+def packed_rows(rows: Sequence[Row]) -> bytes:
+    return array("q", [number for row in rows for number in row]).tobytes()
+
+
+def _plain(recording: Recording) -> dict[str, Any]:
+    return {
+        "job": recording.job,
+        "attempt": recording.attempt,
+        "clock_ns": recording.clock_ns,
+        "tasks": [asdict(task) for task in recording.tasks],
+        "edges": [[edge.source, edge.target, edge.distance, edge.cause] for edge in recording.edges],
+        "programs": {lane: list(program) for lane, program in recording.programs.items()},
+        "packed": dict(recording.packed),
+        "planned": [[span.task, span.iteration, span.start, span.end] for span in recording.planned],
+        "task_seconds": list(recording.task_seconds),
+        "spec": dict(recording.spec),
+        "inspection": dict(recording.inspection),
+        "facts": dict(recording.facts),
+    }

@@ -1,0 +1,95 @@
+"""What is told of a job: the details of its run, live or as the ledger keeps them, and the result for followers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from weft.metrics.time_report import path_report, time_report
+from weft.scheduler.job_recording import lane_name, make_recording, planned_spans, save_recording
+from weft.scheduler.job_run import MODEL, JobRun
+from weft.scheduler.ledger import JobRow
+from weft.transport.wire import Message
+
+DETAILS = (
+    *("plan", "lanes", "overlap", "time", "peak_bytes", "validation", "seconds"),
+    *("first_iteration_seconds", "iteration_seconds", "limit_seconds"),
+)
+
+_log = logging.getLogger("weft.job_result")
+
+
+def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
+    """seconds: since the job started, None where nobody asks."""
+    return {
+        "plan": run.summary(),
+        "steps": run.plan.itinerary.steps if run.plan else None,
+        "lanes": run.account.lane_seconds(),
+        "overlap": run.overlap.seconds(),
+        "time": _time_of(run),
+        "peak_bytes": run.peak_bytes,
+        "validation": run.validation or {},
+        "seconds": seconds,
+        "first_iteration_seconds": run.first_iteration_seconds,
+        "iteration_seconds": run.median_iteration_seconds(),
+        "limit_seconds": run.limit_seconds(),
+    }
+
+
+async def add_critical_path(run: JobRun, details: dict[str, Any]) -> None:
+    """Of the last iterations, to the time report of a job that runs; found beside the event loop."""
+    recording = make_recording(run)
+    if recording is not None:
+        details["time"]["critical_path"] = await asyncio.to_thread(path_report, recording)
+
+
+async def conclude(run: JobRun, details: dict[str, Any]) -> None:
+    """A job that has ended: its recording goes to its directory, the critical path of its end to the details."""
+    if run.plan is None:
+        return
+    run.planned = run.planned or await asyncio.to_thread(planned_spans, run.plan)
+    recording = make_recording(run, ended=True)
+    assert recording is not None
+    details["time"]["critical_path"] = await asyncio.to_thread(path_report, recording)
+    try:
+        await asyncio.to_thread(save_recording, recording, run.directory)
+    except OSError as error:  # a full disk costs the recording, never the job
+        _log.warning("%s: its recording is lost: %s", run.job, error)
+
+
+def result_of(row: JobRow) -> Message:
+    details = row.result or {}
+    return {
+        "job": row.job,
+        "state": row.state,
+        "reason": row.reason,
+        "steps": row.step,
+        "loss": row.loss,
+        "validation": details.get("validation", {}),
+        "seconds": details.get("seconds"),
+        "first_iteration_seconds": details.get("first_iteration_seconds"),
+        "iteration_seconds": details.get("iteration_seconds"),
+        "limit_seconds": details.get("limit_seconds"),
+        "peak_bytes": details.get("peak_bytes", {}),
+        "run_dir": row.run_dir,
+        "model": model_of(row),
+        "exit_code": row.exit_code,
+        "error": row.error,
+    }
+
+
+def model_of(row: JobRow) -> str | None:
+    path = Path(row.run_dir, MODEL)
+    return str(path) if row.state == "completed" and path.exists() else None
+
+
+def _time_of(run: JobRun) -> dict[str, Any] | None:
+    plan = run.plan
+    if plan is None:
+        return None
+    tasks, names = plan.graph.tasks, run.worker_names
+    return time_report(
+        run.account, run.waits, lambda task: str(tasks[task]), lambda task: lane_name(tasks[task].lane, names)
+    )
