@@ -49,11 +49,11 @@ class _Walk:
         while at is not None and time > self._start:
             lane, index = at
             mode, task, iteration, _, start, end = self._rows[lane][index]
-            end = min(end, time)
+            end = max(min(end, time), self._start)
             if steps:
                 steps[-1] = replace(steps[-1], gap_ns=time - end)
             time = max(min(start, end), self._start)
-            if end <= self._start:
+            if end == self._start:
                 break
             step = Step(task=task, iteration=iteration, lane=lane, mode=mode, start_ns=time, end_ns=end, gap_ns=0)
             steps.append(step)

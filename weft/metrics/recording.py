@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -142,12 +142,15 @@ class Recording:
         }
 
     def durations(self) -> dict[int, list[int]]:
-        """Nanoseconds of each task's runs, by task."""
-        found: dict[int, list[int]] = {}
+        """Nanoseconds of each task's runs, by task; a run that a stop of the worker cut in two counts whole."""
+        runs: dict[tuple[int, int], int] = {}
         for rows in self.rows.values():
-            for mode, task, _, _, start, end in rows:
+            for mode, task, iteration, _, start, end in rows:
                 if mode < NUM_BUSY and task >= 0:
-                    found.setdefault(task, []).append(end - start)
+                    runs[task, iteration] = runs.get((task, iteration), 0) + end - start
+        found: dict[int, list[int]] = {}
+        for (task, _), took in runs.items():
+            found.setdefault(task, []).append(took)
         return found
 
     # --- as a file
@@ -205,10 +208,19 @@ class Recorder:
             self._num_bytes -= len(self._reports.popleft()[1])
 
     def packed(self) -> dict[str, bytes]:
-        parts: dict[str, list[bytes]] = {}
-        for lane, packed in self._reports:
-            parts.setdefault(lane, []).append(packed)
-        return {lane: b"".join(chunks) for lane, chunks in parts.items()}
+        return packed_by_lane(self._reports)
+
+    def reports(self) -> Sequence[tuple[str, bytes]]:
+        """As they are now, for `packed_by_lane` in another thread; nothing of them is copied."""
+        return tuple(self._reports)
+
+
+def packed_by_lane(reports: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """What each lane reported, in order, laid end to end."""
+    parts: dict[str, list[bytes]] = {}
+    for lane, packed in reports:
+        parts.setdefault(lane, []).append(packed)
+    return {lane: b"".join(chunks) for lane, chunks in parts.items()}
 
 
 def unpacked(data: bytes) -> Iterator[Row]:

@@ -158,6 +158,10 @@ class Driver:
             case "joined":
                 self._exporter.set("weft_worker_up", 1, worker=worker)
                 self.feed(WorkerJoined(worker=worker, kind=self.core.workers[worker].kind))
+            case "stopped" | "continued" as what:
+                self._exporter.set("weft_worker_up", what == "continued", worker=worker)
+                if (run := self.runs.get(self.core.workers[worker].job or "")) is not None:
+                    (run.stops.stop if what == "stopped" else run.stops.resume)(worker, message["at"])
             case "inspected":
                 self._spawn(self._plan(message), f"plan {message['job']}")
             case "prepared":
@@ -325,6 +329,7 @@ class Driver:
             return
         run.overlap.flush()
         self._metrics.end(run, time.monotonic())
+        self._exporter.add("weft_jobs_ended_total", state=state, reason=command.reason or "")
         changes |= {
             "reason": command.reason,
             "error": command.message if state is JobState.FAILED else None,

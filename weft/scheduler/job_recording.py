@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,9 @@ def make_recording(run: JobRun, *, ended: bool = False) -> Recording | None:
         job=run.job,
         attempt=run.attempt,
         clock_ns=time.time_ns() - time.monotonic_ns(),
-        tasks=tuple(
-            RecordedTask(
-                id=task.id,
-                name=str(task),
-                kind=str(task.kind),
-                replica=task.replica,
-                stage=task.stage,
-                microbatch=task.microbatch,
-                bucket=task.bucket,
-                lane=lane_name(task.lane, names),
-            )
-            for task in plan.graph.tasks
-        ),
+        tasks=recorded_tasks(plan, names),
         edges=tuple(RecordedEdge(e.source, e.target, e.distance, str(e.cause)) for e in plan.graph.edges),
-        programs={lane_name(lane, names): tuple(program) for lane, program in plan.graph.programs.items()},
+        programs=recorded_programs(plan, names),
         packed=run.recorder.packed(),
         planned=run.planned or (),
         task_seconds=plan.task_seconds,
@@ -47,6 +36,26 @@ def make_recording(run: JobRun, *, ended: bool = False) -> Recording | None:
         inspection=run.inspection,
         facts=_facts(run, plan, ended=ended),
     )
+
+
+def recorded_tasks(plan: Plan, worker_names: tuple[str, ...]) -> tuple[RecordedTask, ...]:
+    return tuple(
+        RecordedTask(
+            id=task.id,
+            name=str(task),
+            kind=str(task.kind),
+            replica=task.replica,
+            stage=task.stage,
+            microbatch=task.microbatch,
+            bucket=task.bucket,
+            lane=lane_name(task.lane, worker_names),
+        )
+        for task in plan.graph.tasks
+    )
+
+
+def recorded_programs(plan: Plan, worker_names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    return {lane_name(lane, worker_names): tuple(program) for lane, program in plan.graph.programs.items()}
 
 
 def save_recording(recording: Recording, directory: Path) -> Path:
@@ -82,8 +91,14 @@ def _facts(run: JobRun, plan: Plan, *, ended: bool) -> dict[str, Any]:
         "schedule": plan.schedule,
         "microbatches": plan.microbatches,
         "batch_size": plan.itinerary.batch_size,
+        "itinerary": asdict(plan.itinerary),
+        "rings": [
+            {"name": ring.name, "replica": ring.replica, "depth": ring.depth, "slot_bytes": ring.slot_bytes}
+            for ring in plan.rings
+        ],
         "predicted_iteration_seconds": plan.predicted_iteration_seconds,
         "limit_seconds": run.limit_seconds() or plan.limit_seconds,
         "iteration_seconds": run.median_iteration_seconds(),
         "run_dir": str(run.directory),
+        "history": run.history.curves(),
     }

@@ -26,9 +26,11 @@ from weft.itinerary import Iteration
 from weft.metrics.accounting import JobAccount
 from weft.metrics.declared import METRICS
 from weft.metrics.histogram import Observations
+from weft.metrics.history import History
 from weft.metrics.overlap import OverlapAccount
 from weft.metrics.progress import Progress
 from weft.metrics.recording import PlannedSpan, Recorder, packed_rows
+from weft.metrics.stops import Stops
 from weft.metrics.waits import WaitAccount
 from weft.scheduler.graph import Kind
 from weft.scheduler.limit import speed_limit
@@ -42,8 +44,8 @@ SAMPLES_PER_TASK = 31  # of a task's duration; their median sets the measured li
 MAX_TASKS_FOR_LIMIT = 4096  # above it the search for the critical cycle would hold up the daemon
 MAX_LOG_BYTES = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
 NEVER_RUN = (Kind.BACKWARD,)  # by a job that only runs forward
-MICROBATCH_KINDS = ("forward", "backward")  # the first modes, in their order
 _MICROBATCH_EDGES = next(metric.buckets for metric in METRICS if metric.name == "weft_microbatch_seconds")
+_BACKWARD = MODE_INDEX["backward"]  # the second mode; the first is forward
 _FIRST_STALL = MODE_INDEX[BUSY_MODES[-1]] + 1
 
 
@@ -79,9 +81,11 @@ class JobRun:
         self.account = JobAccount()
         self.overlap = OverlapAccount(self.account, {})
         self.waits = WaitAccount()
+        self.stops = Stops()
         self.recorder = Recorder()
+        self.history = History()
         self.progress = Progress(0)
-        self.microbatch_seconds = tuple(Observations(_MICROBATCH_EDGES) for _ in MICROBATCH_KINDS)
+        self.microbatch_seconds = Observations(_MICROBATCH_EDGES)  # forwards and backwards
         self.transfers: Transfers  # of a job that has a plan
         self.step = 0
         self.samples = 0
@@ -125,8 +129,9 @@ class JobRun:
     def begin(self, plan: Plan, worker_names: tuple[str, ...], attempt: int = 1) -> None:
         """A new attempt: numbers and metrics.jsonl start over, since training does."""
         self.plan, self.worker_names, self.attempt, self.planned = plan, worker_names, attempt, None
-        self.waits, self.recorder = WaitAccount(), Recorder()
+        self.waits, self.stops, self.recorder = WaitAccount(), Stops(), Recorder()
         self.account, self.progress = JobAccount(), Progress(plan.itinerary.steps)
+        self.history = History()
         self.overlap = OverlapAccount(self.account, _modes_of_lanes(plan, worker_names))
         self.replicas = ReplicaShares(plan)
         self.transfers = Transfers(plan)
@@ -151,10 +156,11 @@ class JobRun:
 
     def add_report(self, worker: str, lane: str, rows: list[Row], values: list[dict[str, Any]]) -> None:
         """What a lane stamped and measured. Errors: AccountingError for rows that contradict one another."""
-        self.account.add(f"{worker}/{lane}", rows)
-        self.overlap.add(f"{worker}/{lane}", rows)
-        self.waits.add(f"{worker}/{lane}", rows)
-        self.recorder.add(f"{worker}/{lane}", packed_rows(rows))
+        name, told = f"{worker}/{lane}", self.stops.cut(worker, rows)
+        self.account.add(name, told)
+        self.overlap.add(name, told)
+        self.waits.add(name, told)
+        self.recorder.add(name, packed_rows(told))
         for mode, task, iteration, _, start, end in rows:
             if mode < _FIRST_STALL:
                 if end > self._ends.get(iteration, 0):
@@ -163,8 +169,8 @@ class JobRun:
                 if durations is None:
                     durations = self._durations[task] = deque(maxlen=SAMPLES_PER_TASK)
                 durations.append(end - start)
-                if mode < len(MICROBATCH_KINDS):
-                    self.microbatch_seconds[mode].add((end - start) / 1e9)
+                if mode <= _BACKWARD:
+                    self.microbatch_seconds.add((end - start) / 1e9)
         if self.replicas is not None:
             self.replicas.add(row for row in rows if row[0] < _FIRST_STALL)
         for fragment in values:
@@ -202,6 +208,7 @@ class JobRun:
             self.iteration_seconds.append(seconds)
         if self._last_end is not None:
             self.progress.add(self.step, self.samples, self._last_end[1] / 1e9)
+        self.history.add_step(self.step, self.loss, iteration.size, seconds)
         self._write(
             step=self.step,
             epoch=iteration.epoch,
@@ -226,6 +233,7 @@ class JobRun:
             total = 1.0 if weight is None else self._weighed or 1.0
             self.validation = {name: value / total for name, value in self._validating.items()}
             self._validating, self._weighed = {}, 0.0
+            self.history.add_validation(self.step, self.validation.get("loss"))
             self._write(step=self.step, epoch=iteration.epoch, validation=self.validation)
             means = "  ".join(f"{name} {value:.6g}" for name, value in self.validation.items())
             self.log(f"epoch {iteration.epoch + 1}: step {self.step}  validation {means}")

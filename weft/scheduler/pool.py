@@ -228,14 +228,16 @@ class Pool:
                 child.link.close()
 
     def _server_said(self, message: Message) -> None:
-        name = message.get("forked") or message["exited"]
-        child = self._children.get(name)
+        what = next(key for key in ("forked", "exited", "stopped", "continued") if key in message)
+        child = self._children.get(message[what])
         if child is None or (child.pid and child.pid != message["pid"]):
             return
         child.pid = message["pid"]
-        if "exited" in message:
+        if what == "exited":
             child.exited, child.exit_code = True, message["code"]
             self._ended(child)
+        elif what != "forked":
+            self._child_said(child, {"type": what, "at": message["at"]})
 
     def _server_closed(self) -> None:
         """The fork server is gone and the kernel has killed its children: nothing can run any more."""

@@ -5,6 +5,7 @@ region and makes no CUDA context, so its children are whole. Over the inherited 
 
     daemon → {"fork": name, "role": "worker" | "directory", "config": {...}}   with the child's socket as a descriptor
     server → {"forked": name, "pid": ...}, {"exited": name, "pid": ..., "code": ...}
+             {"stopped": name, "pid": ..., "at": ns of CLOCK_MONOTONIC}, and the same with "continued"
 
 The daemon's end closing, for whatever reason, ends every child by SIGKILL and then the server: nothing of ours outlives
 the daemon. Should the server itself be killed, the kernel kills its children.
@@ -12,6 +13,7 @@ the daemon. Should the server itself be killed, the kernel kills its children.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -20,6 +22,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -43,15 +46,22 @@ class ForkServer:
         self._descriptors: list[int] = []
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, tuple[str, int]] = {}  # pidfd -> name, pid
+        self._changed, self._wakeup = socket.socketpair()  # a byte for each SIGCHLD
 
     def run(self) -> None:
         self._selector.register(self._daemon, selectors.EVENT_READ)
+        self._selector.register(self._changed, selectors.EVENT_READ)
+        self._wakeup.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # any handler will do: the byte is what wakes us
         try:
             while True:
                 for key, _ in self._selector.select():
                     if key.fileobj is self._daemon:
                         if not self._receive():
                             return
+                    elif key.fileobj is self._changed:
+                        self._tell_stops()
                     else:
                         self._reap(key.fd)
         finally:
@@ -79,7 +89,8 @@ class ForkServer:
 
     def _inherited(self) -> list[int]:
         """Descriptors that are not the child's business: it must not keep the daemon's socket open."""
-        return [self._daemon.fileno(), *self._children, *self._descriptors]
+        ours = (self._daemon, self._changed, self._wakeup)
+        return [*(each.fileno() for each in ours), *self._children, *self._descriptors]
 
     def _reap(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
@@ -88,6 +99,14 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         self._send({"exited": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
+    def _tell_stops(self) -> None:
+        """Of every child that was stopped or goes on. Exits are the pidfds' to tell."""
+        self._changed.recv(1 << 12)
+        names = {pid: name for name, pid in self._children.values()}
+        while names and (change := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)) is not None:
+            what = "continued" if change.si_code == os.CLD_CONTINUED else "stopped"
+            self._send({what: names[change.si_pid], "pid": change.si_pid, "at": time.monotonic_ns()})
+
     def _end_children(self) -> None:
         for _, pid in self._children.values():
             os.kill(pid, signal.SIGKILL)
@@ -95,13 +114,16 @@ class ForkServer:
             os.waitpid(pid, 0)
 
     def _send(self, message: Message) -> None:
-        self._daemon.sendall(encode(message))
+        with contextlib.suppress(ConnectionError):  # the daemon has gone: the end of its stream is the next to be read
+            self._daemon.sendall(encode(message))
 
 
 def _run_child(message: Message, inherited: list[int], descriptor: int) -> None:
     """Never returns."""
     code = 1
     try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         for fd in inherited:
             os.close(fd)
