@@ -28,7 +28,7 @@ def given_in(field: str, value: Any, source: str) -> tuple[dict[str, Any], dict[
     """(flags, environment, text of weft.toml) with the field's value in one of them."""
     flags = {field: value} if source == "flag" else {}
     environment = {f"WEFT_{field.upper()}": str(value)} if source == "environment" else {}
-    return flags, environment, f"[daemon]\n{field} = {value!r}\n" if source == "file" else ""
+    return flags, environment, f"[daemon]\n{field} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n" if source == "file" else ""
 
 
 @pytest.mark.parametrize("present", list(itertools.product([True, False], repeat=3)), ids=str)
@@ -52,6 +52,7 @@ def test_every_setting_can_come_from_every_source() -> None:
         "stand_ins": 3,
         "threads": 2,
         "metrics": "",
+        "accounting": False,
         "max_queued": 7,
         "drain_seconds": 1.5,
     }

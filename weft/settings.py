@@ -42,6 +42,9 @@ class Settings(BaseModel):
     )
     threads: int = Field(default=1, ge=1, le=1024, description="compute threads (and cores) of each CPU worker")
     metrics: str = Field(default="127.0.0.1:9464", description="HOST:PORT of /metrics; port 0 picks one")
+    accounting: bool = Field(
+        default=True, description="whether lanes stamp where their time goes; false only to measure it"
+    )
     max_queued: int = Field(default=1000, ge=1, description="jobs waiting; one more is refused")
     drain_seconds: float = Field(default=20.0, gt=0, allow_inf_nan=False, description="budget of a drain after SIGTERM")
 

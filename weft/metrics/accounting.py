@@ -12,6 +12,7 @@ Sums are whole nanoseconds, so nothing is lost to rounding. This module knows mo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final, NoReturn, TypedDict
 
 BUSY_MODES: Final = ("forward", "backward", "sync", "update", "load", "transfer", "snapshot")
@@ -64,7 +65,12 @@ class JobAccount:
         """
         account = self._lanes.get(lane)
         if account is None:
+            rows = iter(rows)
+            first = next(rows, None)
+            if first is None:
+                return  # a lane without rows is not there
             account = self._lanes[lane] = _LaneAccount(lane)
+            rows = chain([first], rows)
         account.add(rows)
 
     def lane_seconds(self) -> LaneSeconds:

@@ -175,6 +175,7 @@ class Pool:
                 "threads": self._settings.threads if kind != "loader" else 1,
                 "cores": list(cores),
                 "spin_seconds": SPIN_SECONDS if pinned and kind != "loader" else 0.0,
+                "stamps": self._settings.accounting,
                 "directory": str(self.directory_address),
                 "authkey": self._authkey,
             },

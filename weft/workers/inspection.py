@@ -26,6 +26,8 @@ from weft.workload import Workload, WorkloadError, units
 
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
 TIMED_RUNS = 3  # after one that warms up; the fastest counts
+SMALL_RUNS = 2
+SMALLER = 4  # times, the second size that units are timed with: far enough for a slope, and an eighth of the time more
 
 
 def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
@@ -50,6 +52,7 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
     with _precision(spec):
         _record_shapes(model, facts, samples, trained)
         _measure(model, facts, workload, samples[largest])
+        small_size = _measure_small(model, facts, workload, samples[largest])
     _record_ties(model, facts)
     optimizer = make_optimizer(workload.optimizer, list(workload.model.parameters())) if learns else None
     return {
@@ -65,6 +68,7 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "copy_bytes_per_second": _copy_bytes_per_second(),
+        "small_size": small_size,
     }
 
 
@@ -107,6 +111,8 @@ def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
         "shapes": [],
         "tied_to": [],
         "in_place": False,
+        "small_forward_seconds": 0.0,
+        "small_backward_seconds": 0.0,
     }
 
 
@@ -134,19 +140,41 @@ def _measure(
     model: nn.ModuleList, facts: list[dict[str, Any]], workload: Workload, sample: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     value: Any = sample[0]
-    for number, (module, fact) in enumerate(zip(model, facts, strict=True)):
-
-        def run(x: Any, module: nn.Module = module, last: bool = number == len(facts) - 1) -> Any:
-            y = module(x)
-            if not last:
-                return y
-            loss = workload.loss(y, sample[1])
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                raise WorkloadError("Workload.loss returned no scalar tensor; it must return the mean over the samples")
-            return loss
-
+    for run, fact in zip(_runs(model, workload, sample[1]), facts, strict=True):
         fact["in_place"] = _writes_to(run, value)
         fact["forward_seconds"], fact["backward_seconds"], value = _times(run, value)
+
+
+def _measure_small(
+    model: nn.ModuleList, facts: list[dict[str, Any]], workload: Workload, sample: tuple[torch.Tensor, torch.Tensor]
+) -> int:
+    """Times units with a part of the sample; its size, 0 where there is none or the model takes no other size."""
+    size = len(sample[0]) // SMALLER
+    if size == 0:
+        return 0
+    value: Any = sample[0][:size]
+    times = []
+    try:
+        for run in _runs(model, workload, sample[1][:size]):
+            forward, backward, value = _times(run, value, SMALL_RUNS)
+            times.append((forward, backward))
+    except Exception:  # the user's code, given a size that the job has no use for: batch norm refuses one sample
+        return 0
+    for fact, (forward, backward) in zip(facts, times, strict=True):
+        fact["small_forward_seconds"], fact["small_backward_seconds"] = forward, backward
+    return size
+
+
+def _runs(model: nn.ModuleList, workload: Workload, target: torch.Tensor) -> list[Callable[[Any], Any]]:
+    """The units, the last one with the loss."""
+
+    def with_loss(x: Any) -> torch.Tensor:
+        loss = workload.loss(model[-1](x), target)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise WorkloadError("Workload.loss returned no scalar tensor; it must return the mean over the samples")
+        return loss
+
+    return [*list(model)[:-1], with_loss]
 
 
 def _writes_to(run: Callable[[Any], Any], x: Any) -> bool:
@@ -159,10 +187,10 @@ def _writes_to(run: Callable[[Any], Any], x: Any) -> bool:
     return given._version != before
 
 
-def _times(run: Callable[[Any], Any], x: Any) -> tuple[float, float, Any]:
-    """(forward seconds, backward seconds, detached output) of one unit, the fastest of TIMED_RUNS."""
+def _times(run: Callable[[Any], Any], x: Any, runs: int = TIMED_RUNS) -> tuple[float, float, Any]:
+    """(forward seconds, backward seconds, detached output) of one unit, the fastest of the runs after the first."""
     forward, backward = [], []
-    for _ in range(1 + TIMED_RUNS):
+    for _ in range(1 + runs):
         given = _copy(x := _leaf(x))  # a unit may work in place, which autograd forbids on a leaf
         started = time.perf_counter()
         y = run(given)

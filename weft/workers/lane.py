@@ -34,10 +34,22 @@ class _Interrupted(Exception):
 
 
 class Lane:
-    """inbox of `run`: runs of (iteration, tasks) from the control thread; None when it has something else to do."""
+    """inbox of `run`: runs of (iteration, tasks) from the control thread; None when it has something else to do.
 
-    def __init__(self, name: str, attempt: Attempt, operations: Mapping[int, Operation], send: Send) -> None:
+    stamps: False makes no rows, so nobody knows where the time went: for measuring what rows cost.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        attempt: Attempt,
+        operations: Mapping[int, Operation],
+        send: Send,
+        *,
+        stamps: bool = True,
+    ) -> None:
         self._name = name
+        self._stamps = stamps
         self._attempt = attempt
         self._board = attempt.boards[name]
         self._operations = operations
@@ -105,7 +117,8 @@ class Lane:
     def _stamp_row(self, mode: int, task: int, iteration: int, waited_for: int) -> None:
         now = time.monotonic_ns()
         if mode != _DISPATCH or now - self._stamp >= MIN_STALL_NS:
-            self._rows += (mode, task, iteration, waited_for, self._stamp, now)
+            if self._stamps:
+                self._rows += (mode, task, iteration, waited_for, self._stamp, now)
             self._stamp = now
 
     def _report(self) -> None:

@@ -30,10 +30,14 @@ def run_lanes(
     guard: Guard,
     *,
     threads: int,
+    stamps: bool = True,
 ) -> None:
     """programs: by lane. main: the lane of the calling thread. guard: runs a lane in another thread, and tells what it
-    raises. threads: of torch, in each lane."""
-    lanes = {name: Lane(name, attempt, attempt.operations(name, program), send) for name, program in programs.items()}
+    raises. threads: of torch, in each lane. stamps: see Lane."""
+    lanes = {
+        name: Lane(name, attempt, attempt.operations(name, program), send, stamps=stamps)
+        for name, program in programs.items()
+    }
 
     def run_beside(name: str) -> None:
         torch.set_num_threads(threads)  # torch counts them for each thread of ours

@@ -45,13 +45,15 @@ GROWTH_BYTES = 1 << 30  # a worker this much above its size when new is replaced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """lane: the one that runs in the main thread. cores: to run on, empty for any. spin_seconds: see Board."""
+    """lane: the one that runs in the main thread. cores: to run on, empty for any. spin_seconds: see Board. stamps: see
+    Lane."""
 
     worker: str
     lane: str
     threads: int
     cores: tuple[int, ...]
     spin_seconds: float
+    stamps: bool
     directory: str
     authkey: bytes
 
@@ -181,6 +183,7 @@ class _Worker:
             lambda report: self._send({**report, **job}),
             self._guard,
             threads=self._config.threads,
+            stamps=self._config.stamps,
         )
 
     def _save(self, message: Message) -> None:
