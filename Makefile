@@ -4,21 +4,27 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types contracts tests bench format clean
+.PHONY: help install demo observability check-observability test lint types contracts tests bench format clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(READY)  ## a virtual environment in .venv with Weft and everything that the other verbs need
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Weft needs Python 3.11 or later; try make PYTHON=python3.12"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,examples]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,examples,plots,tensorboard]'
 	touch $@
 
 demo: $(READY)  ## trains the digits job on two workers and shows where the time went
 	$(BIN)/weft run examples/digits.toml --workers 2
+
+observability: $(READY)  ## a real Prometheus with Weft's rules and alerts beside the running daemon, until Ctrl-C
+	$(BIN)/python observability/serve.py
+
+check-observability: $(READY)  ## boards, rules and alerts against a real run; PICTURES=DIR keeps pictures of the boards
+	$(BIN)/python observability/check.py $(if $(PICTURES),--pictures $(PICTURES))
 
 test: lint types contracts tests  ## everything that must pass before a commit
 

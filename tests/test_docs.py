@@ -50,10 +50,10 @@ def test_every_verb_of_weft_in_a_page_is_one_of_the_command(page: Path) -> None:
 
 @EACH_PAGE
 def test_every_make_target_in_a_page_is_in_the_makefile(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", text("Makefile"), flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), flags=re.MULTILINE))
     markdown = page.read_text(encoding="utf-8")
-    named = re.findall(r"^(?:\$ )?make ([a-z]+)", blocks(markdown), flags=re.MULTILINE)
-    named += re.findall(r"`make ([a-z]+)", markdown)
+    named = re.findall(r"^(?:\$ )?make ([a-z-]+)", blocks(markdown), flags=re.MULTILINE)
+    named += re.findall(r"`make ([a-z-]+)", markdown)
     assert set(named) <= targets
 
 
@@ -66,7 +66,8 @@ def test_every_link_in_a_page_leads_somewhere(page: Path) -> None:
 
 @EACH_PAGE
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    named = re.findall(r"`((?:weft|tests|docs|systemd|examples)/[\w./@-]*)`", page.read_text(encoding="utf-8"))
+    folders = "weft|tests|docs|systemd|examples|observability"
+    named = re.findall(rf"`((?:{folders})/[\w./@-]*)`", page.read_text(encoding="utf-8"))
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 

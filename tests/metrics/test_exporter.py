@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from weft.metrics.accounting import MODES
 from weft.metrics.declared import METRICS, Metric, MetricKind
 from weft.metrics.exporter import Exporter, UndeclaredMetric
+from weft.metrics.histogram import Observations
 
 
 def samples(exporter: Exporter) -> dict[str, float]:
@@ -95,6 +95,8 @@ def test_what_is_not_declared_is_refused() -> None:
         exporter.set("weft_job_samples_total", 1, job="a")
     with pytest.raises(UndeclaredMetric, match="is a gauge; observe is not for those"):
         exporter.observe("weft_control_connections", 1)
+    with pytest.raises(UndeclaredMetric, match="is a gauge; merge is not for those"):
+        exporter.merge("weft_control_connections", Observations(()))
 
 
 def test_a_counter_never_goes_back() -> None:
@@ -121,19 +123,13 @@ def test_exporters_do_not_share_what_they_hold() -> None:
     assert samples(second)["weft_control_connections"] == 0
 
 
-def test_32_jobs_of_16_stages_stay_within_10000_series() -> None:
-    # A compute lane is in 11 of the modes at most, a load lane in 4: the others belong to lanes that no worker has yet.
-    compute = [mode for mode in MODES if mode not in ("sync", "load", "transfer", "stall_sync", "stall_update")]
+def test_the_number_of_series_is_that_of_the_samples_in_a_scrape() -> None:
     exporter = Exporter()
-    for job in range(32):
-        for worker in range(16):
-            for mode in compute:
-                labels = {"job": f"job-{job}", "worker": str(worker), "lane": "compute", "mode": mode}
-                exporter.add("weft_lane_seconds_total", 1, **labels)
-            exporter.set("weft_lane_residual_seconds", 0, job=f"job-{job}", worker=str(worker), lane="compute")
-        for mode in ("load", "stall_slot", "stall_dispatch", "idle"):
-            exporter.add("weft_lane_seconds_total", 1, job=f"job-{job}", worker="0", lane="load", mode=mode)
+    assert exporter.num_series == len(samples(exporter))
+    for job in ("a-1", "b-1"):
         for metric in METRICS:
-            if metric.labels == ("job",):
-                write(exporter, metric, {"job": f"job-{job}"})
-    assert len(samples(exporter)) <= 10_000
+            write(exporter, metric, dict.fromkeys(metric.labels, job))
+            write(exporter, metric, dict.fromkeys(metric.labels, job))
+    assert exporter.num_series == len(samples(exporter))
+    exporter.drop_job("a-1")
+    assert exporter.num_series == len(samples(exporter))

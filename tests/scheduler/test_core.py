@@ -361,7 +361,7 @@ def test_a_job_whose_worker_is_killed_starts_again(rehearsal: Rehearsal, phase: 
     message = "cpu-0 was killed; the job starts again (attempt 2)"
     assert rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9)) == [
         StartWorker(worker="cpu-0", kind="cpu", delay_seconds=0.0),
-        state("a", "recovering", message=message),
+        state("a", "recovering", reason="worker-lost", message=message),
         Release(worker="loader-0", job="a", attempt=1),
     ]
     commands = rehearsal.tell(WorkerReleased(worker="loader-0", job="a", attempt=1, clean=True))
@@ -510,10 +510,10 @@ def test_a_lost_directory_starts_every_running_job_again(rehearsal: Rehearsal, p
     commands = rehearsal.tell(DirectoryLost())
     message = "the directory process was lost; the job starts again"
     assert commands == [
-        state("a", "recovering", message=message),
+        state("a", "recovering", reason="directory-lost", message=message),
         Release(worker="cpu-0", job="a", attempt=1),
         Release(worker="loader-0", job="a", attempt=1),
-        state("b", "recovering", message=message),
+        state("b", "recovering", reason="directory-lost", message=message),
         Release(worker="cpu-1", job="b", attempt=1),
         Release(worker="loader-1", job="b", attempt=1),
     ]
@@ -534,7 +534,7 @@ def test_a_daemon_that_drains_now_puts_what_runs_back_into_the_queue(rehearsal: 
     rehearsal.submit("a")
     rehearsal.bring("a", Phase.RUNNING)
     assert rehearsal.tell(DrainRequested(now=True)) == [
-        state("a", "recovering", message="the daemon is shutting down"),
+        state("a", "recovering", reason="shutdown", message="the daemon is shutting down"),
         Release(worker="cpu-0", job="a", attempt=1),
         Release(worker="loader-0", job="a", attempt=1),
     ]

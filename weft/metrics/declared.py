@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_BUCKETS: Final = 12  # of a histogram, the one for +Inf counted: each is a series
+MAX_SERIES: Final = 10_000  # of one scrape; 32 running jobs of 16 stages are below it, whatever their strategy
 
 
 class MetricKind(enum.StrEnum):
@@ -22,7 +23,7 @@ class MetricKind(enum.StrEnum):
 class Metric:
     """One metric: `unit` is a base unit or what is counted; `buckets` are a histogram's finite upper edges, ascending.
 
-    A metric with the label `job` loses that job's series when the job has gone.
+    A metric with the label `job` loses that job's series some time after the job has ended.
     """
 
     name: str
@@ -45,8 +46,8 @@ METRICS: Final = (
         name="weft_lane_residual_seconds",
         kind=MetricKind.GAUGE,
         unit="seconds",
-        labels=("job", "worker", "lane"),
-        help="Wall time of a lane that no mode accounts for, since the job began.",
+        labels=("job",),
+        help="Wall time of the job's lanes that no mode accounts for, since the attempt began; all lanes together.",
     ),
     Metric(
         name="weft_overlap_seconds_total",
@@ -61,6 +62,21 @@ METRICS: Final = (
         unit="seconds",
         labels=("job", "worker", "kind"),
         help="Time of sync, transfer or update that no computation hid.",
+    ),
+    Metric(
+        name="weft_transfer_bytes_total",
+        kind=MetricKind.COUNTER,
+        unit="bytes",
+        labels=("job", "kind"),
+        help="Bytes that tasks moved to a device or a private replica (fetch: samples, up: parameters) or back (down).",
+    ),
+    Metric(
+        name="weft_microbatch_seconds",
+        kind=MetricKind.HISTOGRAM,
+        unit="seconds",
+        labels=("job",),
+        buckets=(1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+        help="Time of one forward or backward of one microbatch through one stage.",
     ),
     Metric(
         name="weft_iteration_seconds",
@@ -92,11 +108,32 @@ METRICS: Final = (
         help="Training iterations that the job has finished; goes back when a recovery replays some.",
     ),
     Metric(
+        name="weft_job_planned_steps",
+        kind=MetricKind.GAUGE,
+        unit="iterations",
+        labels=("job",),
+        help="Training iterations that the job has when it is done.",
+    ),
+    Metric(
+        name="weft_job_attempt",
+        kind=MetricKind.GAUGE,
+        unit="1",
+        labels=("job",),
+        help="Which attempt at running the job this is; above 1 after a recovery.",
+    ),
+    Metric(
         name="weft_job_loss",
         kind=MetricKind.GAUGE,
         unit="1",
         labels=("job",),
         help="Training loss of the newest finished iteration.",
+    ),
+    Metric(
+        name="weft_job_learning_rate",
+        kind=MetricKind.GAUGE,
+        unit="1",
+        labels=("job",),
+        help="Learning rate of the newest finished iteration.",
     ),
     Metric(
         name="weft_job_samples_total",
@@ -111,6 +148,20 @@ METRICS: Final = (
         unit="jobs",
         labels=("state",),
         help="Jobs in the ledger in each state.",
+    ),
+    Metric(
+        name="weft_jobs_ended_total",
+        kind=MetricKind.COUNTER,
+        unit="jobs",
+        labels=("state", "reason"),
+        help="Jobs that have ended since the daemon started, by how and why; the reason of a success is empty.",
+    ),
+    Metric(
+        name="weft_recoveries_total",
+        kind=MetricKind.COUNTER,
+        unit="recoveries",
+        labels=("cause",),
+        help="Attempts at running a job that were given up to start another, by why.",
     ),
     Metric(
         name="weft_queue_wait_seconds",
@@ -184,8 +235,9 @@ def table() -> str:
         "",
         "Made by `python -m weft.metrics.declared > docs/metrics.md` from `weft/metrics/declared.py`.",
         "",
-        "Series with the label `job` go when the job has gone. Sums over any label make sense, except of",
-        "`weft_job_step`, `weft_job_loss` and the two iteration gauges, which are read for one job at a time.",
+        "Series with the label `job` go a minute after the job has ended, so that its last values are scraped. Sums",
+        "over any label make sense, except of the `weft_job_` gauges and the two iteration gauges, which are read for",
+        "one job at a time. [dashboards.md](dashboards.md) shows what is drawn from them.",
         "",
         "| name | kind | unit | labels | meaning |",
         "| --- | --- | --- | --- | --- |",

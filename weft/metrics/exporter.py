@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
 from weft.metrics.declared import METRICS, Metric, MetricKind
+from weft.metrics.histogram import HistogramFamily, Observations
 
-Series = Counter | Gauge | Histogram
+Family = Counter | Gauge | HistogramFamily
+Series = Counter | Gauge | Observations
 _Key = tuple[str, tuple[str, ...]]
 
 
@@ -24,7 +26,7 @@ class Exporter:
     """The declared metrics in a registry of their own. For one thread, except `render`, which any may call.
 
     Labels are given by keyword, all of them: `exporter.add("weft_job_samples_total", 100, job="digits-1")`. Each method
-    raises UndeclaredMetric for a name, a kind or a label that is not declared.
+    raises UndeclaredMetric for a name, a kind or a label that is not declared. num_series: what a scrape brings.
     """
 
     def __init__(self, metrics: Sequence[Metric] = METRICS) -> None:
@@ -35,6 +37,7 @@ class Exporter:
         self._families = {metric.name: _family(metric, self._registry) for metric in metrics}
         self._series: dict[_Key, Series] = {}
         self._keys_of_job: defaultdict[str, list[_Key]] = defaultdict(list)
+        self.num_series = sum(_num_series(metric) for metric in metrics if not metric.labels)
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         """Sets a gauge."""
@@ -53,15 +56,23 @@ class Exporter:
     def observe(self, name: str, value: float, /, **labels: str) -> None:
         """Counts a value into a histogram."""
         series = self._find(name, labels)
-        if not isinstance(series, Histogram):
+        if not isinstance(series, Observations):
             raise self._wrong_kind(name, "observe")
-        series.observe(value)
+        series.add(value)
+
+    def merge(self, name: str, observations: Observations, /, **labels: str) -> None:
+        """Adds to a histogram what was counted into the same buckets elsewhere."""
+        series = self._find(name, labels)
+        if not isinstance(series, Observations):
+            raise self._wrong_kind(name, "merge")
+        series.merge(observations)
 
     def drop_job(self, job: str) -> None:
         """Removes every series labelled with the job. Call it when the job has ended; a later write makes them anew."""
         for name, values in self._keys_of_job.pop(job, ()):
             self._families[name].remove(*values)
             del self._series[name, values]
+            self.num_series -= _num_series(self._metrics[name])
 
     def render(self) -> bytes:
         """The text exposition format of everything."""
@@ -72,11 +83,13 @@ class Exporter:
         if metric is None or labels.keys() != set(metric.labels):
             raise self._undeclared(name, labels)
         if not metric.labels:
-            return self._families[name]
+            family = self._families[name]
+            return family.labels() if isinstance(family, HistogramFamily) else family
         key = name, tuple([labels[label] for label in metric.labels])
         series = self._series.get(key)
         if series is None:
             series = self._series[key] = self._families[name].labels(*key[1])
+            self.num_series += _num_series(metric)
             if "job" in labels:
                 self._keys_of_job[labels["job"]].append(key)
         return series
@@ -92,11 +105,18 @@ class Exporter:
         return UndeclaredMetric(f"metric {name!r} is a {self._metrics[name].kind}; {verb} is not for those")
 
 
-def _family(metric: Metric, registry: CollectorRegistry) -> Series:
+def _num_series(metric: Metric) -> int:
+    """Of one set of labels: a histogram has its buckets, that for +Inf, a sum and a count."""
+    return len(metric.buckets) + 3 if metric.kind is MetricKind.HISTOGRAM else 1
+
+
+def _family(metric: Metric, registry: CollectorRegistry) -> Family:
     match metric.kind:
         case MetricKind.COUNTER:
             return Counter(metric.name, metric.help, metric.labels, registry=registry)
         case MetricKind.GAUGE:
             return Gauge(metric.name, metric.help, metric.labels, registry=registry)
         case MetricKind.HISTOGRAM:
-            return Histogram(metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets)
+            family = HistogramFamily(metric.name, metric.help, metric.labels, metric.buckets)
+            registry.register(family)
+            return family

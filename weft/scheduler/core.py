@@ -100,7 +100,7 @@ class Core:
             case WorkerReleased():
                 return self._worker_released(event)
             case DirectoryLost():
-                return self._stop_all("the directory process was lost; the job starts again", now)
+                return self._stop_all("directory-lost", "the directory process was lost; the job starts again", now)
             case CancelRequested():
                 return self._cancel_requested(event, now)
             case DrainRequested():
@@ -273,7 +273,15 @@ class Core:
         job.waiting_for = set(job.workers)
         commands: list[Command] = []
         if outcome.state == "":
-            commands.append(RecordState(job=job.name, state="recovering", attempt=job.attempt, message=outcome.message))
+            commands.append(
+                RecordState(
+                    job=job.name,
+                    state="recovering",
+                    attempt=job.attempt,
+                    reason=outcome.reason,
+                    message=outcome.message,
+                )
+            )
         if not job.waiting_for:
             return commands + self._released(job)
         return commands + [Release(worker=worker, job=job.name, attempt=job.attempt) for worker in job.workers]
@@ -319,12 +327,12 @@ class Core:
 
     def _drain_requested(self, event: DrainRequested, now: float) -> list[Command]:
         self.draining = True
-        return self._stop_all("the daemon is shutting down", now) if event.now else []
+        return self._stop_all("shutdown", "the daemon is shutting down", now) if event.now else []
 
-    def _stop_all(self, cause: str, now: float) -> list[Command]:
+    def _stop_all(self, reason: str, message: str, now: float) -> list[Command]:
         """Every running job goes back to the queue, to be run again."""
         active = [job for job in self.jobs.values() if job.phase not in (Phase.QUEUED, Phase.RELEASING)]
-        return [command for job in active for command in self._release(job, Outcome("", message=cause), now)]
+        return [command for job in active for command in self._release(job, Outcome("", reason, message), now)]
 
     def _ticked(self, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -378,7 +386,8 @@ def _outcome_of_loss(event: WorkerLost, job: Job) -> Outcome:
     """SIGKILL comes from outside (the OOM killer, an operator): try again. Anything else the job's code did."""
     code = event.exit_code
     if code == SIGKILL_EXIT and job.losses <= MAX_LOSSES:
-        return Outcome("", message=f"{event.worker} was killed; the job starts again (attempt {job.attempt + 1})")
+        message = f"{event.worker} was killed; the job starts again (attempt {job.attempt + 1})"
+        return Outcome("", "worker-lost", message)
     if code is not None and code < 0:
         message = f"{event.worker} died of signal {-code} while it ran this job (attempt {job.attempt})"
         return Outcome("failed", "worker-lost", message, 128 - code)

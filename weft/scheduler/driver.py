@@ -65,12 +65,17 @@ Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
 class Changed:
-    """Something to wait on that happens again and again: each `notify` ends every `wait` that has begun."""
+    """Something to wait on that happens again and again: each `notify` ends every `wait` that has begun.
+
+    num_times: that it has happened, for those who only look now and then.
+    """
 
     def __init__(self) -> None:
+        self.num_times = 0
         self._next: asyncio.Future[None] | None = None
 
     def notify(self) -> None:
+        self.num_times += 1
         if self._next is not None:
             self._next.set_result(None)
             self._next = None

@@ -248,7 +248,8 @@ class DropArenas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordState:
-    """The job is in a new state. Terminal states carry a reason where they are no success."""
+    """The job is in a new state. Terminal states carry a reason where they are no success, and so does
+    recovering."""
 
     job: str
     state: str

@@ -1,33 +1,105 @@
-"""A running job's live numbers as Prometheus sees them: from its accounts to the exporter, once a tick."""
+"""A job's series as Prometheus sees them: set from its run, kept for a few scrapes after its end, then gone.
+
+    begin ──▶ publish, once a tick ──▶ end: the last values stand ──GRACE_SECONDS──▶ dropped
+
+A job's end would otherwise take what it did since the last scrape with it, and of a short job everything. Where there
+are many series, those of jobs that have ended go earlier.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
+from weft.itinerary import Iteration
+from weft.metrics.declared import MAX_SERIES
 from weft.metrics.exporter import Exporter
 from weft.scheduler.job_run import JobRun
 
-
-def publish(exporter: Exporter, name: str, run: JobRun) -> None:
-    """What has changed since the last call; cheap enough for every tick."""
-    exporter.set("weft_job_step", run.step, job=name)
-    if run.loss is not None:
-        exporter.set("weft_job_loss", run.loss, job=name)
-    _publish_lanes(exporter, name, run)
-    for worker, kinds in run.overlap.take_seconds().items():
-        for kind, seconds in kinds.items():
-            exporter.add("weft_overlap_seconds_total", seconds["hidden"], job=name, worker=worker, kind=kind)
-            exporter.add("weft_exposed_seconds_total", seconds["exposed"], job=name, worker=worker, kind=kind)
+GRACE_SECONDS: Final = 60.0  # four scrapes at Prometheus's usual interval of 15 s: the last one, and some that fail
+TICKS_PER_LIMIT: Final = 10  # the critical cycle takes milliseconds to find, on a core that a lane has use for
 
 
-def publish_limit(exporter: Exporter, name: str, run: JobRun) -> None:
-    """The graph's speed limit, from the tasks as they ran of late; the critical cycle takes milliseconds to find."""
-    if (limit := run.limit_seconds()) is not None:
-        exporter.set("weft_iteration_limit_seconds", limit, job=name)
+class JobMetrics:
+    """Every series with the label `job`. now: seconds on any clock that never goes back."""
 
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter = exporter
+        self._live: set[str] = set()  # jobs that have a plan and have not ended
+        self._ended: dict[str, float] = {}  # job -> when it ended, in this order
+        self._num_ticks = 0
 
-def _publish_lanes(exporter: Exporter, name: str, run: JobRun) -> None:
-    for lane, modes in run.account.take_seconds().items():
-        worker, _, lane_name = lane.partition("/")
-        for mode, seconds in modes.items():
-            exporter.add("weft_lane_seconds_total", seconds, job=name, worker=worker, lane=lane_name, mode=mode)
-        residual = run.account.residual_seconds(lane)
-        exporter.set("weft_lane_residual_seconds", residual, job=name, worker=worker, lane=lane_name)
+    def begin(self, run: JobRun) -> None:
+        """An attempt has a plan."""
+        assert run.plan is not None
+        job = run.job
+        self._live.add(job)
+        self._exporter.set("weft_job_attempt", run.attempt, job=job)
+        self._exporter.set("weft_job_planned_steps", run.plan.itinerary.steps, job=job)
+        self._exporter.set("weft_plan_predicted_iteration_seconds", run.plan.predicted_iteration_seconds, job=job)
+        self._exporter.set("weft_iteration_limit_seconds", run.plan.limit_seconds, job=job)
+        self._exporter.set("weft_shared_memory_bytes", run.plan.shared_bytes, job=job)
+
+    def iteration(self, run: JobRun, iteration: Iteration) -> None:
+        """The run has just finished an iteration."""
+        if iteration.training:
+            self._exporter.add("weft_job_samples_total", iteration.size, job=run.job)
+            if run.iteration_seconds:
+                self._exporter.observe("weft_iteration_seconds", run.iteration_seconds[-1], job=run.job)
+
+    def tick(self, runs: dict[str, JobRun], now: float) -> None:
+        """Once a second: brings what has changed of each running job, and drops what stood long enough."""
+        self._num_ticks += 1
+        for job in self._live.intersection(runs):
+            self.publish(runs[job])
+            if self._num_ticks % TICKS_PER_LIMIT == 0 and (limit := runs[job].limit_seconds()) is not None:
+                self._exporter.set("weft_iteration_limit_seconds", limit, job=job)
+        self._drop([job for job, ended_at in self._ended.items() if now - ended_at >= GRACE_SECONDS])
+        self._make_room()
+
+    def publish(self, run: JobRun) -> None:
+        """What the run's present attempt has grown by since the last call."""
+        if run.job not in self._live:
+            return
+        exporter, job = self._exporter, run.job
+        exporter.set("weft_job_step", run.step, job=job)
+        if run.loss is not None:
+            exporter.set("weft_job_loss", run.loss, job=job)
+        if run.learning_rate is not None:
+            exporter.set("weft_job_learning_rate", run.learning_rate, job=job)
+        self._publish_lanes(run)
+        for kind, num_bytes in run.transfers.take_bytes().items():
+            exporter.add("weft_transfer_bytes_total", num_bytes, job=job, kind=kind)
+        exporter.merge("weft_microbatch_seconds", run.microbatch_seconds.take(), job=job)
+
+    def end(self, run: JobRun, now: float) -> None:
+        """The job has ended, and nothing more comes: its last values stand for a while."""
+        if run.job not in self._live:
+            return  # it never had a plan, and has no series
+        self.publish(run)
+        self._live.remove(run.job)
+        self._exporter.set("weft_shared_memory_bytes", 0, job=run.job)
+        self._ended[run.job] = now
+        self._make_room()
+
+    def _make_room(self) -> None:
+        while self._ended and self._exporter.num_series > MAX_SERIES:
+            self._drop([next(iter(self._ended))])
+
+    def _drop(self, jobs: list[str]) -> None:
+        for job in jobs:
+            del self._ended[job]
+            self._exporter.drop_job(job)
+
+    def _publish_lanes(self, run: JobRun) -> None:
+        exporter, job = self._exporter, run.job
+        for lane, modes in run.account.take_seconds().items():
+            worker, _, name = lane.partition("/")
+            for mode, seconds in modes.items():
+                exporter.add("weft_lane_seconds_total", seconds, job=job, worker=worker, lane=name, mode=mode)
+        residual = sum(run.account.residual_seconds(lane) for lane in run.account.lane_seconds())
+        exporter.set("weft_lane_residual_seconds", residual, job=job)
+        for worker, kinds in run.overlap.take_seconds().items():
+            for kind, parts in kinds.items():
+                labels = {"job": job, "worker": worker, "kind": kind}
+                exporter.add("weft_overlap_seconds_total", parts["hidden"], **labels)
+                exporter.add("weft_exposed_seconds_total", parts["exposed"], **labels)
