@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.division import divide
-from weft.metrics.timeline import Bar, timeline_svg
+from weft.metrics.timeline import Bar, bar_label, timeline_svg
 from weft.presets import PRESETS
 from weft.scheduler.graph import Kind, Lane, Task
 from weft.scheduler.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
@@ -45,19 +45,6 @@ HYBRID_WORK = 3.0  # of a batch, in batches of the others
 
 NUM_RUN, FIRST_DRAWN = 20, 8  # iterations: far from the filling of the pipeline and from the end
 DRAWN_SECONDS = 42e-3
-
-LETTERS = {
-    Kind.LOAD: "L",
-    Kind.FETCH: "T",
-    Kind.FORWARD: "F",
-    Kind.BACKWARD: "B",
-    Kind.GRAD: "",
-    Kind.DOWN: "D",
-    Kind.SYNC: "S",
-    Kind.UPDATE: "U",
-    Kind.VALIDATE: "V",
-    Kind.UP: "P",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,12 +200,11 @@ def _rows(plan: Plan) -> dict[Lane, str]:
 
 
 def _bar(task: Task, span: Span) -> Bar:
-    number = task.bucket if task.bucket >= 0 else task.microbatch
     return Bar(
         start=span.start,
         end=span.end,
         kind=MODE_OF_KIND[task.kind],
-        label=LETTERS[task.kind] + (str(number) if number >= 0 else ""),
+        label=bar_label(task.kind, task.microbatch, task.bucket),
         iteration=span.iteration,
         detail=str(task),
     )

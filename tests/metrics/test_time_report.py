@@ -56,6 +56,18 @@ def test_a_stall_names_its_cause_and_the_task_that_was_waited_for(
     assert [stall["seconds"] for stall in stalls] == sorted((s["seconds"] for s in stalls), reverse=True)
 
 
+def test_stalls_beside_compute_never_push_out_those_of_a_compute_lane() -> None:
+    account, waits = JobAccount(), WaitAccount()
+    lanes = {f"cpu-{number}/sync": 1_000_000 for number in range(2 * MAX_STALLS)} | {"cpu-0/compute": 1000}
+    for lane, waited in lanes.items():
+        rows = [(MODES.index("stall_sync"), -1, 0, -1, 0, waited)]
+        account.add(lane, rows)
+        waits.add(lane, rows)
+    stalls = time_report(account, waits, str, str)["stalls"]
+    assert len(stalls) == MAX_STALLS
+    assert stalls[-1]["lane"] == "cpu-0/compute"
+
+
 def test_a_stall_that_waited_for_no_task_names_none() -> None:
     account, waits = JobAccount(), WaitAccount()
     rows = [(MODES.index("stall_dispatch"), -1, -1, -1, 0, 1000)]

@@ -24,9 +24,9 @@ from weft.scheduler.events import CancelRequested
 from weft.scheduler.job_id import InvalidJobId
 from weft.scheduler.job_recording import make_recording, planned_spans, save_recording
 from weft.scheduler.job_result import DETAILS, add_critical_path, details_of, model_of, result_of
+from weft.scheduler.job_summary import summary_of
 from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger
 from weft.scheduler.pool import Pool
-from weft.scheduler.waiting import why
 from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
 from weft.transport.wire import (
@@ -205,7 +205,7 @@ class Service:
 
     async def _ps(self, request: Message, stream: Stream) -> Message:
         rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS_LISTED)
-        return {"jobs": [self._summary(row) for row in rows]}
+        return {"jobs": [summary_of(row, self._driver) for row in rows]}
 
     async def _show(self, request: Message, stream: Stream) -> Message:
         row = await self._row(request)
@@ -216,7 +216,7 @@ class Service:
             if details["time"] is not None and field(request, "path", bool, False):
                 await add_critical_path(run, details)
         return {
-            **self._summary(row),
+            **summary_of(row, self._driver),
             **{key: details.get(key) for key in DETAILS},
             "exit_code": row.exit_code,
             "spec": row.spec,
@@ -234,6 +234,7 @@ class Service:
             run.planned = run.planned or await asyncio.to_thread(planned_spans, run.plan)
             recording = make_recording(run)
             assert recording is not None
+            run.flush()  # whoever reads the recording finds the losses of its iterations in metrics.jsonl
             try:
                 await asyncio.to_thread(save_recording, recording, run.directory)
             except OSError as error:
@@ -309,25 +310,6 @@ class Service:
         if row is None:
             raise WireError(ErrorCode.NO_SUCH_JOB, f"no job {name!r:.140}; `weft ps --all` lists them")
         return row
-
-    def _summary(self, row: JobRow) -> Message:
-        run = self._driver.runs.get(row.job)
-        steps = (row.result or {}).get("steps")
-        if run is not None and run.plan is not None:
-            steps = run.plan.itinerary.steps
-        return {
-            "job": row.job,
-            "state": self._driver.states.get(row.job, row.state),
-            "reason": row.reason,
-            "priority": row.priority,
-            "step": run.step if run else row.step,
-            "steps": steps,
-            "loss": run.loss if run else row.loss,
-            "submitted_at": row.submitted_at,
-            "started_at": row.started_at,
-            "ended_at": row.ended_at,
-            "why": why(self._core, row.job) if row.job in self._core.jobs else None,
-        }
 
 
 async def _send(writer: asyncio.StreamWriter, message: Message, *, suppress: bool = False) -> None:

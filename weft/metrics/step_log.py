@@ -1,0 +1,96 @@
+"""Step log: `metrics.jsonl` of a run directory as values, a line for each training step and for each validation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+FILE: Final = "metrics.jsonl"
+
+
+class StepLogError(ValueError):
+    """A line that is none of a step log's. The text names file and line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step. None: not measured, or not a finite number. seconds: since the iteration before it ended."""
+
+    step: int
+    epoch: int
+    loss: float | None
+    lr: float | None
+    grad_norm: float | None
+    samples: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """After so many steps: the mean of each metric over the validation data."""
+
+    step: int
+    epoch: int
+    values: Mapping[str, float | None]
+
+
+@dataclass(slots=True)
+class StepLog:
+    steps: list[Step] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
+
+    def add(self, entries: Iterable[Step | Validation]) -> None:
+        for entry in entries:
+            if isinstance(entry, Step):
+                self.steps.append(entry)
+            else:
+                self.validations.append(entry)
+
+
+class StepLogReader:
+    """Reads what has come since the last time; a line that is not whole yet comes next time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._num_lines = 0
+
+    def read(self) -> list[Step | Validation] | None:
+        """None where training has started over, and the file with it: forget what was read before, and read again.
+
+        Errors: OSError, StepLogError.
+        """
+        with self._path.open("rb") as file:
+            if file.seek(0, 2) < self._offset:
+                self._offset = self._num_lines = 0
+                return None
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [self._parse(line) for line in whole.splitlines()]
+
+    def _parse(self, line: bytes) -> Step | Validation:
+        self._num_lines += 1
+        try:
+            return _entry(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"{type(error).__name__}: {str(error)[:100]}"
+            raise StepLogError(f"{self._path}, line {self._num_lines}, is no line of a step log ({what})") from error
+
+
+def read_step_log(path: Path) -> StepLog:
+    """The whole log so far. Errors: OSError, StepLogError."""
+    log = StepLog()
+    log.add(StepLogReader(path).read() or ())
+    return log
+
+
+def _entry(line: dict[str, Any]) -> Step | Validation:
+    if "validation" in line:
+        return Validation(step=line["step"], epoch=line["epoch"], values=dict(line["validation"]))
+    names = ("step", "epoch", "loss", "lr", "grad_norm", "samples", "seconds")
+    return Step(**{name: line[name] for name in names})

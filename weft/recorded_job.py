@@ -1,0 +1,144 @@
+"""Recorded job: what `weft trace` and `weft plot` are asked about, by a job's id or by a recording's path."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.client import Client, RequestRefused
+from weft.exits import NO_SUCH_JOB, USAGE, leave
+from weft.itinerary import Itinerary
+from weft.metrics.recording import FILE, Recording, RecordingError
+from weft.metrics.step_log import FILE as STEP_LOG
+from weft.metrics.step_log import Step, StepLog, StepLogError, read_step_log
+from weft.metrics.window import Window, last_iterations
+from weft.transport.wire import ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedJob:
+    """directory: its run directory. recording: None where the daemon has none. ended_at: unix seconds, None while it
+    runs. client: of the daemon that knows it; None where it was given as a path."""
+
+    job: str
+    directory: Path
+    recording: Recording | None
+    limit_seconds: float | None
+    ended_at: float | None
+    client: Client | None
+
+    @property
+    def step_log_path(self) -> Path:
+        return self.directory / STEP_LOG
+
+
+def find_job(source: str) -> RecordedJob:
+    """Leaves with a sentence where there is none, or its file is no recording."""
+    path = _file_of(source)
+    if path is not None:
+        recording = _load(path)
+        return RecordedJob(
+            job=recording.job,
+            directory=path.parent,
+            recording=recording,
+            limit_seconds=recording.facts.get("limit_seconds"),
+            ended_at=path.stat().st_mtime,  # a recording is written at its job's end, and whenever one is asked for
+            client=None,
+        )
+    client = Client()
+    shown = client.show(source)
+    return RecordedJob(
+        job=shown["job"],
+        directory=Path(shown["run_dir"]),
+        recording=_recording_if_any(client, source),
+        limit_seconds=shown["limit_seconds"],
+        ended_at=shown["ended_at"],
+        client=client,
+    )
+
+
+def find_recording(source: str) -> tuple[Recording, Path]:
+    """The recording and its run directory. Leaves with a sentence where there is none."""
+    path = _file_of(source) or Client().record(source)
+    return _load(path), path.parent
+
+
+def window_of(recording: Recording, iterations: int | None) -> Window:
+    """Leaves with a sentence where no iteration is complete."""
+    window = last_iterations(recording, iterations)
+    if window is None:
+        why = "try again once it has run a few; with daemon.accounting = false there never is one"
+        leave(NO_SUCH_JOB, f"{recording.job} has no complete iteration recorded; {why}")
+    return window
+
+
+def step_log(directory: Path) -> StepLog:
+    """What has been written of it so far; an empty one where there is no file. Leaves where it is no step log."""
+    try:
+        return read_step_log(directory / STEP_LOG)
+    except FileNotFoundError:
+        return StepLog()
+    except StepLogError as error:
+        leave(USAGE, str(error))
+
+
+def step_facts(recording: Recording, directory: Path) -> dict[int, Mapping[str, Any]]:
+    """By iteration, what metrics.jsonl says of those that train."""
+    steps = {step.step: step for step in step_log(directory).steps}
+    found: dict[int, Mapping[str, Any]] = {}
+    for iteration, number in step_numbers(recording).items():
+        if number in steps:
+            found[iteration] = _facts_of(steps[number])
+    return found
+
+
+def step_numbers(recording: Recording) -> dict[int, int]:
+    """The number in metrics.jsonl of each recorded iteration that trains."""
+    if "itinerary" not in recording.facts:
+        return {}
+    itinerary = Itinerary(**recording.facts["itinerary"])
+    iterations = (itinerary.at(number) for number in recording.iteration_ends)
+    return {iteration.index: iteration.step + 1 for iteration in iterations if iteration.training}
+
+
+def until(recorded: RecordedJob) -> float:
+    """Unix seconds up to which the job has run."""
+    return time.time() if recorded.ended_at is None else recorded.ended_at
+
+
+def _file_of(source: str) -> Path | None:
+    """None for what can only be a job's id."""
+    path = Path(source)
+    if "/" not in source and not path.is_file():
+        return None
+    if path.is_dir():
+        path /= FILE
+    if not path.exists():
+        leave(USAGE, f"{path} is not there; give a job's id, or the path of a recording.msgpack")
+    return path
+
+
+def _load(path: Path) -> Recording:
+    try:
+        return Recording.load(path)
+    except RecordingError as error:
+        leave(USAGE, str(error))
+    except OSError as error:
+        leave(USAGE, f"{path} cannot be read: {error.strerror}")
+
+
+def _recording_if_any(client: Client, job: str) -> Recording | None:
+    try:
+        return _load(client.record(job))
+    except RequestRefused as refusal:
+        if refusal.code != ErrorCode.NOTHING_RECORDED:
+            raise
+        return None
+
+
+def _facts_of(step: Step) -> dict[str, Any]:
+    known = {"loss": step.loss, "lr": step.lr, "grad_norm": step.grad_norm, "samples": step.samples}
+    return {"step": step.step, "epoch": step.epoch, **{name: v for name, v in known.items() if v is not None}}
