@@ -1,8 +1,8 @@
 """What it costs to know where the time goes, and how much of it stays unknown.
 
-The small GPT of pipeline.py in two stages, on two daemons with two workers each that take turns: one stamps, reports and
-accounts as it always does, the other has `accounting = false`. The job itself measures its iterations, by a clock that
-its loss reads, since a daemon without accounts cannot tell. A turn's value is the mean over its iterations, so that what
+The small GPT of pipeline.py in two stages, on two daemons with two workers each that take turns: one stamps, reports
+and accounts as it always does, the other has `accounting = false`. The job itself measures its iterations, by a clock
+that its loss reads, since a daemon without accounts cannot tell. A turn's value is the mean over its iterations: what
 reports cost now and then is in it.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

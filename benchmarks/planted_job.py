@@ -71,7 +71,7 @@ def workload(
     batches: int = 8,
     dim: int = 4,
 ) -> weft.Workload:
-    """stage_seconds: of a stage's forward, and of its backward. slow_seconds: what a forward takes longer in one worker."""
+    """stage_seconds: of a stage's forward, and of its backward. slow_seconds: of a forward, more, in one worker."""
     extra = slow_seconds if os.environ.get("WEFT_WORKER") == slow_worker else 0.0
     return weft.Workload(
         model=nn.Sequential(*(Stage(dim, stage_seconds + extra, stage_seconds) for _ in range(stages))),

@@ -22,7 +22,7 @@ _SCRIPTED = runpy.run_path(str(Path(__file__).with_name("scripted_daemon.py")))
 ScriptedDaemon, HANG_UP, HOLD = _SCRIPTED["ScriptedDaemon"], _SCRIPTED["HANG_UP"], _SCRIPTED["HOLD"]
 
 PROCESS_SECONDS = 60.0
-VERBS = ["run", "daemon", "submit", "ps", "show", "logs", "wait", "cancel", "status"]
+VERBS = ["run", "daemon", "submit", "ps", "show", "logs", "wait", "cancel", "status", "top", "trace", "plot"]
 JOB = {
     "job": "digits-1",
     "state": "queued",
@@ -152,7 +152,7 @@ def test_submit_follow_json_puts_one_result_line_on_stdout_and_the_rest_on_stder
     assert done.stderr.splitlines() == [
         "digits-1",
         "hello",
-        "step 120/480  epoch 2  loss 0.4312  lr 0.001  grad norm -  8123 samples/s  data 0.3 %  stall 4.1 %  "
+        "step 120/480  epoch 3  loss 0.4312  lr 0.001  grad norm -  8123 samples/s  data 0.3 %  stall 4.1 %  "
         "overlap -  ETA 12.0 s",
     ]
 

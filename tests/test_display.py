@@ -23,7 +23,7 @@ from weft.display import (
     state_sentence,
     status_page,
 )
-from weft.follower import MAX_PARTIAL_CHARS, bar_text, follow
+from weft.follower import MAX_PARTIAL_CHARS, MIN_BAR_CELLS, bar_text, follow
 from weft.result import RESULT_KEYS, result_json, to_json
 
 NOW = 1_700_000_000.0
@@ -226,7 +226,7 @@ def test_the_status_tells_workers_and_jobs() -> None:
 
 def test_a_line_of_progress_tells_all_of_an_interval() -> None:
     assert progress_line(PROGRESS) == (
-        "step 120/480  epoch 2  loss 0.4312  lr 0.001  grad norm 1.5  8123 samples/s  data 0.3 %  stall 4.1 %  "
+        "step 120/480  epoch 3  loss 0.4312  lr 0.001  grad norm 1.5  8123 samples/s  data 0.3 %  stall 4.1 %  "
         "overlap 87.0 %  ETA 1 min 15 s"
     )
     assert progress_line(PROGRESS | {"validation": {"accuracy": 0.9}}).endswith("  validation accuracy 0.9")
@@ -261,14 +261,38 @@ def _on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
 
 
+def test_a_follower_tells_each_validation_once_though_every_event_carries_the_newest() -> None:
+    progress = io.StringIO()
+    first, second = {"validation": {"accuracy": 0.9}}, {"validation": {"accuracy": 0.95}}
+    told = [{"progress": PROGRESS | each} for each in ({}, first, first, second, second)]
+    follow(events(*told), io.StringIO(), progress)
+    validations = [line.partition("validation ")[2] for line in progress.getvalue().splitlines()]
+    assert validations == ["", "accuracy 0.9", "", "accuracy 0.95", ""]
+
+
 @pytest.mark.usefixtures("_on_a_terminal")
-def test_a_follower_on_a_terminal_draws_a_bar_and_tells_each_validation() -> None:
+def test_a_follower_on_a_terminal_draws_a_bar() -> None:
     terminal = Terminal()
     shown = events({"progress": PROGRESS}, {"progress": PROGRESS | {"step": 240, "validation": {"accuracy": 0.9}}})
     assert follow(shown, terminal, terminal) == RESULT
     assert "step 240/480" in terminal.getvalue()
-    assert bar_text(PROGRESS) in terminal.getvalue()
-    assert "epoch 2: validation accuracy 0.9" in terminal.getvalue()
+    assert bar_text(PROGRESS, 120 - len("step 120/480") - MIN_BAR_CELLS - 2) in terminal.getvalue()
+    assert "validation" not in terminal.getvalue()
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
+def test_a_validation_stands_above_the_bar_where_the_log_goes_elsewhere() -> None:
+    terminal = Terminal()
+    follow(events({"progress": PROGRESS | {"validation": {"accuracy": 0.9}}}), io.StringIO(), terminal)
+    assert terminal.getvalue().count("validation accuracy 0.9") == 1
+
+
+@pytest.mark.parametrize("cells", [10, 40, 60, 80, 200])
+def test_what_stands_beside_a_bar_fits_and_begins_with_when_it_ends(cells: int) -> None:
+    text = bar_text(PROGRESS, cells)
+    assert text.startswith("ETA 1 min 15 s")
+    assert len(text) <= max(cells, len("ETA 1 min 15 s"))
+    assert (text.split("  ")[-1] == "grad norm 1.5") == (cells == 200)
 
 
 @pytest.mark.usefixtures("_on_a_terminal")

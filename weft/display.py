@@ -85,7 +85,7 @@ def progress_line(progress: Message) -> str:
     """One interval of training: the line that a follower prints where there is no terminal."""
     parts = [
         f"step {progress['step']}/{progress['steps']}",
-        f"epoch {progress['epoch']}",
+        f"epoch {progress['epoch'] + 1}",
         f"loss {number(progress['loss'])}",
         f"lr {number(progress['lr'])}",
         f"grad norm {number(progress['grad_norm'])}",
@@ -102,17 +102,17 @@ def progress_line(progress: Message) -> str:
 
 def jobs_table(jobs: Sequence[Message], now: float) -> Table:
     """`weft ps`. now: unix seconds."""
-    table = _table("job", "state", "priority>", "step>", "loss>", "submitted", "took>", "why")
+    table = make_table("job", "state", "priority>", "step>", "loss>", "submitted", "took>", "why")
     for job in jobs:
         table.add_row(
-            _plain(job["job"]),
-            _state(job),
+            plain_text(job["job"]),
+            state_text(job),
             str(job["priority"]),
-            _steps(job["step"], job["steps"]),
+            steps_text(job["step"], job["steps"]),
             number(job["loss"]),
             f"{duration(now - job['submitted_at'])} ago",
             duration(_elapsed(job, now)),
-            _plain(job["why"] or job["reason"] or ""),
+            plain_text(job["why"] or job["reason"] or ""),
         )
     return table
 
@@ -121,30 +121,30 @@ def lanes_table(lanes: Mapping[str, Mapping[str, float]]) -> Table:
     """Where each lane's time went: percent of the lane's own time for each mode."""
     seen = {mode for seconds in lanes.values() for mode in seconds}
     modes = [mode for mode in MODES if mode in seen] + sorted(seen.difference(MODES))
-    table = _table("lane", *(f"{mode.replace('_', ' ')}>" for mode in modes))
+    table = make_table("lane", *(f"{mode.replace('_', ' ')}>" for mode in modes))
     for lane, seconds in sorted(lanes.items()):
         total = sum(seconds.values()) or 1.0
         shares = [percent(100 * seconds[mode] / total) if mode in seconds else _NONE for mode in modes]
-        table.add_row(_plain(lane), *shares)
+        table.add_row(plain_text(lane), *shares)
     return table
 
 
 def stages_table(stages: Sequence[Message]) -> Table:
     """The partition: which units of the model each worker holds."""
-    table = _table("stage>", "units", "worker", "parameters>", "memory>")
+    table = make_table("stage>", "units", "worker", "parameters>", "memory>")
     for index, stage in enumerate(stages):
         first, end = stage["units"]
         units = f"{first}" if end - first == 1 else f"{first} to {end - 1}"
         memory = size(stage.get("memory_bytes"))
-        table.add_row(str(index), units, _plain(stage["worker"]), size(stage.get("parameter_bytes")), memory)
+        table.add_row(str(index), units, plain_text(stage["worker"]), size(stage.get("parameter_bytes")), memory)
     return table
 
 
 def workers_table(workers: Sequence[Message]) -> Table:
-    table = _table("worker", "kind", "state", "pid>", "job")
+    table = make_table("worker", "kind", "state", "pid>", "job")
     for worker in workers:
-        job = _plain(worker["job"] or _NONE)
-        table.add_row(_plain(worker["worker"]), worker["kind"], worker["state"], str(worker["pid"] or _NONE), job)
+        job = plain_text(worker["job"] or _NONE)
+        table.add_row(plain_text(worker["worker"]), worker["kind"], worker["state"], str(worker["pid"] or _NONE), job)
     return table
 
 
@@ -153,13 +153,13 @@ def state_sentence(shown: Message) -> str:
     if shown["why"]:
         return str(shown["why"])
     reason = f" ({shown['reason']})" if shown["reason"] else ""
-    step = _steps(shown["step"], shown["steps"])
+    step = steps_text(shown["step"], shown["steps"])
     return f"{shown['state']}{reason}" + ("" if step == _NONE else f", step {step}")
 
 
 def show_page(console: Console, shown: Message, now: float) -> None:
     """`weft show`: the job, its plan and where its time went. now: unix seconds."""
-    console.print(_plain(f"{shown['job']}: {state_sentence(shown)}"))
+    console.print(plain_text(f"{shown['job']}: {state_sentence(shown)}"))
     console.print(_facts(_history(shown, now)))
     if shown["plan"]:
         plan = shown["plan"]
@@ -171,20 +171,20 @@ def show_page(console: Console, shown: Message, now: float) -> None:
         if len(plan.get("shares", ())) > 1:
             console.print("shares of a batch: " + ", ".join(percent(100 * share) for share in plan["shares"]))
         for verdict in plan.get("verdicts", ()):
-            console.print(_plain(verdict))
+            console.print(plain_text(verdict))
     if shown["lanes"]:
         console.print("\nwhere the time went")
         console.print(lanes_table(shown["lanes"]))
     if shown["error"]:
-        console.print(_plain(f"\n{shown['error']}"))
+        console.print(plain_text(f"\n{shown['error']}"))
 
 
 def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[str, float]]) -> None:
     """The end of `weft run`: state, validation metrics, where the time went, and the files."""
     reason = f" ({result['reason']})" if result["reason"] else ""
-    console.print(_plain(f"{result['job']} {result['state']}{reason} after {duration(result['seconds'])}"))
+    console.print(plain_text(f"{result['job']} {result['state']}{reason} after {duration(result['seconds'])}"))
     if result.get("error"):
-        console.print(_plain(result["error"]))
+        console.print(plain_text(result["error"]))
     if lanes:
         console.print(lanes_table(lanes))
     console.print(_facts(_outcome(result)))
@@ -198,7 +198,7 @@ def comparison_page(console: Console, comparison: Message, *, check: bool) -> No
     causes = [mode.removeprefix("stall_") for mode in MODES if mode in seen]
     columns = ["preset", "workers", "state", "iteration>", "limit>", "ratio>", *(f"stall {cause}>" for cause in causes)]
     columns += ["hidden>", "exposed>", "peak memory>", "shared>", "loss>", *(["agrees"] if check else [])]
-    table = _table(*columns)
+    table = make_table(*columns)
     for row in rows:
         agrees = {True: "yes", False: "no", None: _NONE}[row["agrees"]]
         table.add_row(*_comparison_cells(row, causes), *([agrees] if check else []))
@@ -206,13 +206,13 @@ def comparison_page(console: Console, comparison: Message, *, check: bool) -> No
     for row in rows:
         if row["state"] != "completed":
             reason = f" ({row['reason']})" if row["reason"] else ""
-            console.print(_plain(f"{row['preset']} {row['state']}{reason}: {row['error'] or 'no more is known'}"))
+            console.print(plain_text(f"{row['preset']} {row['state']}{reason}: {row['error'] or 'no more is known'}"))
 
 
 def _comparison_cells(row: Message, causes: Sequence[str]) -> list[str | Text]:
     stalls = row["stall_percent"] or {}
     return [
-        _plain(row["preset"]),
+        plain_text(row["preset"]),
         " + ".join(f"{count} {kind}" for kind, count in row["workers"].items()),
         Text(row["state"], style=_STATE_STYLES.get(row["state"], "")),
         duration(row["iteration_seconds"]),
@@ -269,7 +269,7 @@ def _facts(facts: Mapping[str, str]) -> Table:
     return table
 
 
-def _table(*columns: str) -> Table:
+def make_table(*columns: str) -> Table:
     """Columns that are aligned and not framed; a name that ends in > is aligned to the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in columns:
@@ -277,15 +277,16 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _plain(text: str) -> Text:
-    return Text(str(text))
+def plain_text(text: str, style: str = "") -> Text:
+    """Text that is never read as markup."""
+    return Text(str(text), style=style)
 
 
-def _state(job: Message) -> Text:
+def state_text(job: Message) -> Text:
     return Text(job["state"], style=_STATE_STYLES.get(job["state"], ""))
 
 
-def _steps(step: int | None, steps: int | None) -> str:
+def steps_text(step: int | None, steps: int | None) -> str:
     return _NONE if step is None else f"{step}/{_NONE if steps is None else steps}"
 
 

@@ -1,7 +1,7 @@
 """Follower: shows a job's log and its progress as they come, and gives back its result.
 
-On a terminal the progress is one bar that is drawn again with each event; elsewhere it is one line for each interval.
-The log is passed on unchanged.
+On a terminal the progress is one bar that is drawn again with each event, with as much beside it as fits; elsewhere it
+is one line for each interval. The log is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from weft.display import duration, make_console, metrics, number, percent, progr
 from weft.transport.wire import Message
 
 MAX_PARTIAL_CHARS = 8192  # arbitrary: some hundred terminal lines
+MIN_BAR_CELLS = 12  # a bar that is shorter shows no progress
 
 
 def follow(events: Iterable[Message], log: TextIO, progress: TextIO = sys.stderr) -> Message:
@@ -25,12 +26,14 @@ def follow(events: Iterable[Message], log: TextIO, progress: TextIO = sys.stderr
     console = make_console(progress)
     plain = not console.is_terminal or console.is_dumb_terminal
     result: Message = {}
+    validation: Message | None = None
     with _Lines(log, progress) if plain else _Bar(console, log) as view:
         for event in events:
             if "log" in event:
                 view.write(event["log"])
             elif "progress" in event:
-                view.advance(event["progress"])
+                told, validation = validation, event["progress"]["validation"]
+                view.advance(event["progress"] | {"validation": None if validation == told else validation})
             elif "result" in event:
                 result = event["result"]
     return result
@@ -96,15 +99,27 @@ class _Bar:
     def advance(self, progress: Message) -> None:
         if self._task is None:
             self._task = self._bar.add_task("", total=progress["steps"], text="")
-        if progress["validation"]:
-            self._bar.console.print(f"epoch {progress['epoch']}: validation {metrics(progress['validation'])}")
-        self._bar.update(self._task, completed=progress["step"], text=bar_text(progress), refresh=True)
+        if progress["validation"] and not self._log.isatty():  # otherwise the log has said so above the bar
+            self._bar.console.print(f"validation {metrics(progress['validation'])}")
+        cells = self._bar.console.width - len(f"step {progress['step']}/{progress['steps']}") - MIN_BAR_CELLS - 2
+        self._bar.update(self._task, completed=progress["step"], text=bar_text(progress, cells), refresh=True)
 
 
-def bar_text(progress: Message) -> str:
-    """What stands beside the bar."""
-    return (
-        f"loss {number(progress['loss'])}  {number(progress['samples_per_second'])} samples/s  "
-        f"stall {percent(progress['stall_percent'])}  overlap {percent(progress['overlap_percent'])}  "
-        f"ETA {duration(progress['eta_seconds'])}"
-    )
+def bar_text(progress: Message, cells: int) -> str:
+    """What stands beside the bar: of what a line of progress tells, as much as fits into so many cells."""
+    parts = [
+        f"ETA {duration(progress['eta_seconds'])}",
+        f"loss {number(progress['loss'])}",
+        f"{number(progress['samples_per_second'])} samples/s",
+        f"stall {percent(progress['stall_percent'])}",
+        f"data {percent(progress['data_percent'])}",
+        f"overlap {percent(progress['overlap_percent'])}",
+        f"lr {number(progress['lr'])}",
+        f"grad norm {number(progress['grad_norm'])}",
+    ]
+    text = parts[0]
+    for part in parts[1:]:
+        if len(text) + 2 + len(part) > cells:
+            break
+        text = f"{text}  {part}"
+    return text

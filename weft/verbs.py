@@ -18,8 +18,11 @@ from weft.client import Client
 from weft.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
 from weft.job_list import list_jobs
 from weft.presets import PRESETS
+from weft.recording_verbs import plot, trace
 from weft.result import result_json, to_json
+from weft.top_verb import top
 from weft.transport.wire import Message
+from weft.whatif_verb import whatif
 
 if TYPE_CHECKING:
     from weft.spec import JobSpec
@@ -197,11 +200,27 @@ def ps(all_: Annotated[bool, typer.Option("--all", help="Finished jobs too.")] =
     list_jobs(finished=all_, json=json)
 
 
-@app.command(epilog="Example: weft show digits-1")
+@app.command(epilog="Example: weft show digits-1 --time")
 @guarded
-def show(job: Job, json: Json = False) -> None:
+def show(
+    job: Job,
+    time_: Annotated[
+        bool, typer.Option("--time", help="Say where its time went: lanes, stalls, overlap, critical path.")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Say what a job does or why it waits, its plan, and where its time went."""
-    shown = Client().show(job)
+    shown = Client().show(job, path=time_)
+    if time_:
+        from weft.time_summary import time_summary
+
+        summary = time_summary(shown)
+        if json:
+            return _print_json(summary)
+        from weft.display import make_console
+        from weft.time_display import time_page
+
+        return time_page(make_console(sys.stdout), summary)
     if json:
         return _print_json(shown)
     from weft.display import make_console, show_page
@@ -255,6 +274,12 @@ def status(json: Json = False) -> None:
     from weft.display import make_console, status_page
 
     return status_page(make_console(sys.stdout), answer)
+
+
+app.command(epilog="Example: weft top digits-1 --interval 2")(top)
+app.command(epilog="Example: weft trace digits-1 -o trace.json --svg digits.svg")(trace)
+app.command(epilog="Example: weft plot digits-1 -o digits.png")(plot)
+app.command(epilog="Example: weft whatif digits-1 --set workers.cpu-1.speed=2 --set strategy.microbatches=8")(whatif)
 
 
 def _version(wanted: bool) -> None:

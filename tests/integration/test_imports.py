@@ -29,11 +29,11 @@ def test_the_daemon_maps_no_torch_although_its_workers_do(daemon: RealDaemon) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["submit", "ps", "show", "logs", "wait", "cancel", "status"])
+@pytest.mark.parametrize("verb", ["submit", "ps", "show", "logs", "wait", "cancel", "status", "top"])
 def test_no_verb_that_asks_the_daemon_imports_torch(daemon: RealDaemon, verb: str) -> None:
     spec = daemon.spec()
     job = daemon.run(spec)["job"] if verb in ("show", "logs", "wait", "cancel") else None
-    arguments = {"submit": ["-f", str(daemon.spec_file(spec))], "ps": [], "status": []}.get(verb, [job])
+    arguments = {"submit": ["-f", str(daemon.spec_file(spec))], "ps": [], "status": [], "top": []}.get(verb, [job])
     done = subprocess.run(
         [sys.executable, "-c", VERB, verb, *arguments],
         env=daemon.environment,

@@ -114,3 +114,38 @@ def test_a_late_wake_up_is_a_gap_of_the_task_that_came_late(pipeline_of: Pipelin
 def test_nothing_ran_in_an_empty_window(pipeline_of: PipelineOf, recording_of: RecordingOf) -> None:
     recording = recording_of(pipeline_of(stages=2))
     assert critical_path(recording, 0, 1000) == []
+
+
+def test_a_milestone_is_waited_for_inside_the_backward_that_posts_it(
+    pipeline_of: PipelineOf, recording_of: RecordingOf
+) -> None:
+    """SYNC waits for GRAD, which is posted in the middle of BACKWARD; GRAD's own run is after it. That of the iteration
+    before lies in the wait too."""
+    plan = pipeline_of(replicas=2, microbatches=1)
+    recording = recording_of(plan)
+    task = {each.name: each.id for each in recording.tasks}
+    sync, grad = MODES.index("sync"), task["GRAD(0,b0)"]
+    ms = 1_000_000
+    compute = [
+        row
+        for i in range(4)
+        for row in (
+            (MODES.index("forward"), task["FORWARD(0,0)"], i, -1, 100 * i * ms, (100 * i + 30) * ms),
+            (MODES.index("backward"), task["BACKWARD(0,0)"], i, -1, (100 * i + 30) * ms, (100 * i + 99) * ms),
+            (MODES.index("backward"), grad, i, -1, (100 * i + 99) * ms, (100 * i + 100) * ms),
+        )
+    ]
+    waits = MODES.index("stall_sync")
+    beside = [
+        row
+        for i in range(4)
+        for row in (
+            (waits, task["SYNC(o0,b0)"], i, grad, (100 * i - 20) * ms, (100 * i + 70) * ms),
+            (sync, task["SYNC(o0,b0)"], i, -1, (100 * i + 70) * ms, (100 * i + 80) * ms),
+        )
+    ]
+    packed = {"cpu-0/compute": packed_rows(compute), "cpu-0/sync": packed_rows(beside)}
+    only = replace(recording, packed=packed, programs={lane: recording.programs[lane] for lane in packed})
+    steps = critical_path(only, 150 * ms, 380 * ms)
+    assert sum(step.gap_ns for step in steps) == 0
+    assert [only.tasks[step.task].name for step in steps][-3:] == ["FORWARD(0,0)", "BACKWARD(0,0)", "SYNC(o0,b0)"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,10 +13,12 @@ import aiohttp
 import pytest
 
 from weft.metrics import page_routes
+from weft.metrics.accounting import BUSY_MODES, STALL_MODES
 from weft.metrics.exporter import Exporter
 from weft.metrics.http import MetricsServer
 from weft.metrics.page_data import MAX_ITERATIONS
 from weft.metrics.page_routes import FOLDER
+from weft.metrics.timeline import COLOURS
 
 SECONDS = 30.0  # for anything that is awaited: far above what it takes
 
@@ -244,3 +247,12 @@ def test_the_pages_files_ask_for_nothing_from_elsewhere() -> None:
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert "://" not in text, path.name
         assert "innerHTML" not in text, path.name
+
+
+def test_the_page_has_the_colours_of_the_timelines_pictures_and_a_hatching_for_each_cause() -> None:
+    script = (FOLDER / "colours.js").read_text()
+    found = dict(re.findall(r'^  (\w+): \["(#\w{6})", "#\w{6}"\],$', script, flags=re.MULTILINE))
+    assert found.items() >= {kind: colours[0] for kind, colours in COLOURS.items()}.items()
+    assert set(found) == set(BUSY_MODES)
+    hatched = re.findall(r'^  (\w+): \["(\w+)", "#\w{6}"\],$', script, flags=re.MULTILINE)
+    assert {mode for mode, _ in hatched} == set(STALL_MODES)

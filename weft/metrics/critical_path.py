@@ -42,6 +42,9 @@ class _Walk:
         self._lane_of = {task.id: task.lane for task in recording.tasks}
         self._rows = recording.rows
         self._ends = {lane: [row[5] for row in rows] for lane, rows in self._rows.items()}
+        self._distances: dict[tuple[int, int], set[int]] = {}
+        for edge in recording.edges:
+            self._distances.setdefault((edge.source, edge.target), set()).add(edge.distance)
 
     def steps(self) -> list[Step]:
         steps: list[Step] = []
@@ -83,17 +86,21 @@ class _Walk:
         return None
 
     def _run_of(self, source: int, stall: Row) -> tuple[str, int] | None:
-        """The run of a task that ended a stall. A milestone is posted from inside another task: then that one's."""
+        """The run of a task that ended a stall. A milestone is posted from inside another task: then that one's.
+
+        So while a lane waits for a milestone, the milestone's own run of the iteration before may lie in between.
+        """
         lane = self._lane_of[source]
         rows = self._rows[lane]
-        _, _, _, _, began, ended = stall
+        _, target, iteration, _, began, ended = stall
+        wanted = {iteration - distance for distance in self._distances.get((source, target), ())}
         inside = None
         for index in range(bisect_right(self._ends[lane], began), len(rows)):
-            mode, task, _, _, start, _ = rows[index]
+            mode, task, of, _, start, _ = rows[index]
             if start >= ended:
                 break
             if mode < NUM_BUSY:
-                if task == source:
+                if task == source and of in wanted:
                     return lane, index
                 inside = lane, index
         return inside

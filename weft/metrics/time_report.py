@@ -18,7 +18,7 @@ from weft.metrics.critical_path import Step, critical_path
 from weft.metrics.recording import Recording
 from weft.metrics.waits import WaitAccount
 
-MAX_STALLS = 20
+MAX_STALLS = 20  # arbitrary: a screen; those of compute lanes count first, since the others wait as a matter of course
 PATH_ITERATIONS = 8
 
 Report = dict[str, Any]
@@ -46,11 +46,16 @@ def time_report(
                 "on": lane_of_task(task) if task >= 0 else None,
                 "seconds": stalled,
             }
-            for lane, cause, task, stalled in waits.seconds()[:MAX_STALLS]
+            for lane, cause, task, stalled in _longest(waits)
         ],
         "bubble_ratio": bubble_ratio(seconds),
         "imbalance": imbalance(seconds),
     }
+
+
+def _longest(waits: WaitAccount) -> list[tuple[str, str, int, float]]:
+    kept = sorted(waits.seconds(), key=lambda wait: not _is_compute(wait[0]))[:MAX_STALLS]
+    return sorted(kept, key=lambda wait: -wait[3])
 
 
 def bubble_ratio(lanes: LaneSeconds) -> float | None:
@@ -109,4 +114,8 @@ def _parts(steps: Sequence[Step], recording: Recording) -> list[Report]:
 
 
 def _compute_lanes(lanes: LaneSeconds) -> list[dict[str, float]]:
-    return [modes for lane, modes in lanes.items() if lane.rpartition("/")[2] == "compute"]
+    return [modes for lane, modes in lanes.items() if _is_compute(lane)]
+
+
+def _is_compute(lane: str) -> bool:
+    return lane.rpartition("/")[2] == "compute"
