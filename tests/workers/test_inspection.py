@@ -206,7 +206,7 @@ def test_what_the_users_code_raises_passes_unchanged() -> None:
 
 
 @pytest.mark.parametrize("steps", [None, 1])
-def test_every_size_that_occurs_is_looked_at_and_no_other(steps: int | None) -> None:
+def test_every_size_that_occurs_is_looked_at_and_a_quarter_of_the_largest(steps: int | None) -> None:
     seen: set[int] = set()
 
     class Watching(nn.Linear):
@@ -215,7 +215,31 @@ def test_every_size_that_occurs_is_looked_at_and_no_other(steps: int | None) -> 
             return super().forward(x)
 
     inspect(workload_of(Watching(3, 2)), spec_of(7, 2, steps))
-    assert seen == ({3, 4} if steps else {1, 2, 3, 4}), "the ragged last batch of 3 comes at the end of an epoch"
+    assert seen == ({1, 3, 4} if steps else {1, 2, 3, 4}), "the ragged last batch of 3 comes at the end of an epoch"
+
+
+def test_units_are_timed_with_a_smaller_microbatch_too_and_the_loss_knows_nothing_of_it() -> None:
+    seen = set()
+
+    def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen.add(len(y))
+        return nn.functional.mse_loss(y, target)
+
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    told = inspect(workload_of(model, loss=loss), spec_of(8, steps=1))
+    assert told["small_size"] == 2
+    assert min(unit["small_forward_seconds"] for unit in told["units"]) > 0
+    assert min(unit["small_backward_seconds"] for unit in told["units"]) > 0
+    assert seen == {8}
+    assert told["input"]["shapes"] == [[8, [8, 3]]]
+
+
+def test_a_model_that_takes_no_smaller_microbatch_is_timed_with_one_size() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    data = torch.randn(8, 3), torch.randn(8, 2)
+    told = inspect(workload_of(model, train=data), spec_of(4))
+    assert told["small_size"] == 0
+    assert {unit["small_forward_seconds"] for unit in told["units"]} == {0.0}
 
 
 def test_a_size_that_only_validation_has_is_looked_at_in_its_mode() -> None:

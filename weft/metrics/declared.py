@@ -75,7 +75,7 @@ METRICS: Final = (
         kind=MetricKind.HISTOGRAM,
         unit="seconds",
         labels=("job",),
-        buckets=(1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+        buckets=(1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 1.0),
         help="Time of one forward or backward of one microbatch through one stage.",
     ),
     Metric(

@@ -1,0 +1,330 @@
+"""The timeline page of a real daemon: its JSON beside the job's recording, and the page itself in a real Chromium."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.metrics.exporter import Exporter
+from weft.metrics.http import MetricsServer
+from weft.metrics.page_data import timeline
+from weft.metrics.recording import NUM_BUSY, Recording
+
+_REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
+_BROWSER = runpy.run_path(str(Path(__file__).with_name("browser.py")))
+_RECORDED = runpy.run_path(str(Path(__file__).parents[1] / "metrics" / "recorded.py"))
+RealDaemon, until, SECONDS = _REAL["RealDaemon"], _REAL["until"], _REAL["SECONDS"]
+Browser, CHROMIUM = _BROWSER["Browser"], _BROWSER["CHROMIUM"]
+wide_recording, TASK_NS = _RECORDED["wide_recording"], _RECORDED["TASK_NS"]
+
+needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason="Debian's chromium is not installed")
+PIPELINE = {"stages": 2, "microbatches": 4}
+ENDLESS = 100_000_000
+VIEW = "(await import('./page.js')).view"
+RAISES = """
+def workload():
+    raise ValueError("<img src=x onerror=alert(1)> is no learning rate")
+"""
+
+
+def asked(daemon: RealDaemon, path: str) -> Any:
+    with urllib.request.urlopen(daemon.client.status()["metrics"] + path, timeout=SECONDS) as answer:
+        return json.load(answer)
+
+
+def refused(daemon: RealDaemon, path: str) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        asked(daemon, path)
+    with caught.value as answer:
+        return answer.code, json.load(answer)["error"]
+
+
+# --- the JSON
+
+
+@pytest.mark.slow
+def test_an_ended_jobs_timeline_is_that_of_its_recording_and_its_curves_have_every_step(daemon: RealDaemon) -> None:
+    result = daemon.run(daemon.spec(strategy=PIPELINE, steps=30))
+    job = result["job"]
+    recording = Recording.load(daemon.client.record(job))
+    assert asked(daemon, f"/api/jobs/{job}/timeline?iterations=2") == json.loads(b"".join(timeline(recording, 2)))
+    told = asked(daemon, f"/api/jobs/{job}")
+    assert [step for step, _ in told["history"]["loss"]] == list(range(1, 31))
+    assert told["history"]["loss"][-1][1] == pytest.approx(result["loss"])
+    assert told["history"]["validation_loss"][-1][1] == pytest.approx(result["validation"]["loss"])
+    assert told["state"] == "completed"
+    assert told["time"] == daemon.client.show(job)["time"]
+    assert asked(daemon, "/api/jobs")["jobs"][0]["job"] == job
+
+
+@pytest.mark.slow
+def test_a_running_jobs_timeline_is_made_of_rows_that_its_recording_has(daemon: RealDaemon) -> None:
+    job = daemon.submit(daemon.spec(strategy=PIPELINE, steps=ENDLESS))
+    path = f"/api/jobs/{job}/timeline?iterations=3"
+    told = until(lambda: (each := asked(daemon, path))["iterations"] and each, "an iteration that is whole")
+    newer = until(lambda: (each := asked(daemon, path))["iterations"] != told["iterations"] and each, "newer ones")
+    recording = Recording.load(daemon.client.record(job))
+    assert daemon.client.cancel(job) == "cancelled"
+    assert len(newer["iterations"]) == 3
+    ends = recording.iteration_ends
+    begin = ends[newer["iterations"][0]["iteration"] - 1]
+    for each in newer["iterations"]:
+        assert each["end"] == ends[each["iteration"]] - begin
+    assert [lane["lane"] for lane in newer["lanes"]] == list(recording.programs)
+    for lane in newer["lanes"]:
+        flat = iter(lane["rows"])
+        rows = [(m, t, i, w, begin + s, begin + s + d) for m, t, i, w, s, d in zip(*[flat] * 6, strict=True)]
+        assert rows
+        assert set(rows) <= set(recording.rows[lane["lane"]])
+    assert newer["planned"]["seconds"] > 0
+    assert asked(daemon, f"/api/jobs/{job}")["state"] == "cancelled"
+
+
+def test_an_unknown_job_and_a_bad_number_are_refused_with_what_to_do(daemon: RealDaemon) -> None:
+    assert refused(daemon, "/api/jobs/nobody-1") == (404, "job: no job 'nobody-1'; /api/jobs lists them")
+    assert refused(daemon, "/api/jobs/nobody-1/timeline")[0] == 404
+    status, problem = refused(daemon, "/api/jobs/nobody-1/timeline?iterations=1000")
+    assert (status, problem.partition(":")[0]) == (400, "iterations")
+
+
+# --- the page in a browser
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Any]:
+    """After the test: no error on its console, and no request to anybody but the page's own server."""
+    async with Browser() as browser:
+        yield browser
+        assert browser.errors == []
+        hosts = {"/".join(url.split("/")[:3]) for url in browser.requests if not url.startswith("data:")}
+        assert hosts <= {await browser.evaluate("location.origin"), "about:blank"}
+
+
+async def text(browser: Any, selector: str) -> str:
+    value: str = await browser.evaluate(f"document.querySelector({selector!r})?.textContent ?? ''")
+    return value
+
+
+async def details(browser: Any) -> dict[str, str]:
+    """What the page says of the chosen bar."""
+    script = """Object.fromEntries([...document.querySelectorAll('#detail dl > div')]
+        .map(each => [...each.children].map(part => part.textContent)))"""
+    found: dict[str, str] = await browser.evaluate(script)
+    return found
+
+
+async def place_of(browser: Any, bar: str) -> tuple[float, float]:
+    """The middle of a bar in the window, once it is in view. bar: an expression of `view`."""
+    await browser.evaluate("document.getElementById('canvas').scrollIntoView({block: 'center'})")
+    script = f"""(async () => {{ const view = {VIEW}; const box = view.canvas.getBoundingClientRect();
+        const place = view.placeOf({bar}); return [box.left + place.x, box.top + place.y]; }})()"""
+    x, y = await browser.evaluate(script)
+    return x, y
+
+
+async def chosen(browser: Any) -> Any:
+    return await browser.evaluate(f"(async () => {VIEW}.chosen)()")
+
+
+async def is_painted(browser: Any) -> bool:
+    """The canvas has more than a few colours on it."""
+    script = """(async () => { const canvas = document.getElementById('canvas'); if (!canvas.height) return 0;
+        const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', {willReadFrequently: true});
+        copy.drawImage(canvas, 0, 0);
+        return new Set(new Uint32Array(copy.getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size; })()"""
+    return await browser.evaluate(script) > 5
+
+
+@needs_chromium
+@pytest.mark.slow
+async def test_a_running_job_is_shown_and_updated_and_a_click_on_a_bar_tells_what_was_recorded(
+    daemon: RealDaemon, browser: Any
+) -> None:
+    job = daemon.submit(daemon.spec(strategy=PIPELINE, steps=ENDLESS))
+    await browser.open(daemon.client.status()["metrics"])
+    await browser.until("document.querySelectorAll('#lanes tr').length === 3", "three lanes")
+    window = await browser.until("document.getElementById('window').textContent", "a window")
+    assert await text(browser, "#job-name") == job
+    assert await text(browser, "#jobs a[aria-current]") != ""
+    assert await browser.evaluate("document.querySelectorAll('#figures div').length") == 10
+    await browser.until("document.querySelectorAll('#stalls tr').length >= 3", "waits")
+    await browser.until("document.querySelectorAll('#loss .curve, #speed .curve').length >= 2", "two curves")
+    assert await is_painted(browser)
+    # a later window, and later steps, without a reload
+    await browser.until(f"document.getElementById('window').textContent !== {window!r}", "a newer window")
+
+    longest = f"""(async () => {{ const view = {VIEW}; const all = [];
+        for (let index = 0; index < view.timeline.count(1); index += 1) all.push(view.timeline.bar(1, index));
+        const forwards = all.filter(bar => bar.mode === 'forward' && bar.start > 0);
+        return forwards.sort((a, b) => b.duration - a.duration)[0]; }})()"""
+    await browser.evaluate("document.getElementById('live').click()")
+    bar = await browser.evaluate(longest)
+    x, y = await place_of(browser, json.dumps(bar))
+    await browser.hover(x, y)
+    assert "iteration" in await browser.until(
+        "!document.getElementById('tip').hidden && document.getElementById('tip').textContent"
+    )
+    await browser.click(x, y)
+    said = await details(browser)
+    recording = Recording.load(daemon.client.record(job))
+    assert daemon.client.cancel(job) == "cancelled"
+    lane = list(recording.programs)[1]
+    (row,) = [
+        row for row in recording.rows[lane] if row[:3] == (0, bar["task"], bar["iteration"]) and row[0] < NUM_BUSY
+    ]
+    assert row[5] - row[4] == bar["duration"]
+    assert said["task"] == recording.tasks[bar["task"]].name
+    assert (said["lane"], said["kind"], said["iteration"]) == (lane, "forward", str(bar["iteration"]))
+    value, unit = said["duration"].split()
+    assert float(value) * {"ms": 1e6, "µs": 1e3}[unit] == pytest.approx(bar["duration"], rel=0.006)
+    assert await text(browser, "#live") == "resume"
+
+
+@needs_chromium
+@pytest.mark.slow
+async def test_an_ended_job_is_shown_from_its_recording_and_the_keys_go_from_bar_to_bar(
+    daemon: RealDaemon, browser: Any
+) -> None:
+    job = daemon.run(daemon.spec(strategy=PIPELINE, steps=20))["job"]
+    await browser.open(f"{daemon.client.status()['metrics']}/#job={job}")
+    await browser.until(f"(async () => {VIEW}.timeline?.iterations.length === 4)()", "four iterations")
+    assert await text(browser, "#job-state") == "completed"
+    await browser.evaluate("document.getElementById('canvas').focus()")
+    await browser.press("ArrowRight")
+    first = await chosen(browser)
+    await browser.press("ArrowRight")
+    second = await chosen(browser)
+    assert (second["lane"], second["index"]) == (first["lane"], first["index"] + 1)
+    await browser.press("ArrowDown")
+    below = await chosen(browser)
+    assert below["lane"] == first["lane"] + 1
+    spoken = await text(browser, "#said")
+    assert (await details(browser))["lane"] in spoken
+    await browser.press("ArrowUp")
+    assert await text(browser, "#said") != spoken
+    await browser.press("n")
+    assert await browser.evaluate(
+        f"(async () => {{ const view = {VIEW}; return view.timeline.isOnPath(view.chosen); }})()"
+    )
+    await browser.press("+")
+    assert await browser.evaluate(f"(async () => {VIEW}.view.to - {VIEW}.view.from < 1)()")
+    await browser.press("0")
+    assert await browser.evaluate(f"(async () => {VIEW}.view)()") == {"from": 0, "to": 1}
+    await browser.press("Escape")
+    assert await chosen(browser) is None
+    # from a wait to what it waited for
+    found = await browser.evaluate(f"""(async () => {{ const view = {VIEW};
+        for (let lane = 0; lane < view.timeline.lanes.length; lane += 1)
+            for (let index = 0; index < view.timeline.count(lane); index += 1) {{
+                const bar = view.timeline.bar(lane, index);
+                if (view.timeline.isWait(bar) && view.timeline.waitedFor(bar)) {{ view.choose(bar); return bar; }}
+            }} }})()""")
+    await browser.press("w")
+    awaited = await chosen(browser)
+    assert awaited["task"] == found["waitedFor"]
+    assert awaited["start"] <= found["start"] + found["duration"]
+
+
+@needs_chromium
+@pytest.mark.slow
+async def test_the_page_follows_the_readers_theme_and_has_a_table_beside_the_picture(
+    daemon: RealDaemon, browser: Any
+) -> None:
+    job = daemon.run(daemon.spec(strategy=PIPELINE, steps=20))["job"]
+    await browser.prefer("light")
+    await browser.open(f"{daemon.client.status()['metrics']}/#job={job}")
+    await browser.until(f"(async () => {VIEW}.timeline?.iterations.length)()", "iterations")
+    back = "getComputedStyle(document.documentElement).backgroundColor"
+    light = await browser.evaluate(back)
+    await browser.prefer("dark")
+    await browser.until(f"{back} !== {light!r}", "a dark page")
+    assert await is_painted(browser)
+    await browser.evaluate("document.getElementById('rows').open = true")
+    await browser.until("document.querySelectorAll('#rows-body tr').length", "rows")
+    rows = await browser.evaluate("document.querySelectorAll('#rows-body tr').length")
+    assert rows == await browser.evaluate(f"(async () => {VIEW}.timeline.count(0))()")
+    for width in (1024, 1920):
+        await browser.resize(width, 900)
+        await browser.until(f"document.documentElement.clientWidth > {width - 40}", "the width")
+        assert await browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+@needs_chromium
+@pytest.mark.slow
+async def test_a_page_without_jobs_says_so_and_shows_what_is_submitted_then_its_error_as_text(
+    own_daemon: Callable[..., RealDaemon], browser: Any
+) -> None:
+    daemon = own_daemon()
+    await browser.open(daemon.client.status()["metrics"])
+    await browser.until("document.getElementById('notice').textContent.includes('No job yet')", "an empty page")
+    result = daemon.run(daemon.spec(RAISES))
+    assert result["state"] == "failed"
+    await browser.until("document.getElementById('job-notice').classList.contains('failed')", "the failed job")
+    assert "<img src=x onerror=alert(1)> is no learning rate" in await text(browser, "#job-notice pre")
+    assert await browser.evaluate("document.querySelectorAll('main img').length") == 0
+    assert (await text(browser, "#job-notice h3")).startswith("Failed: user-error")
+
+
+@needs_chromium
+@pytest.mark.slow
+async def test_a_job_that_waits_says_why(daemon: RealDaemon, browser: Any) -> None:
+    first = daemon.submit(daemon.spec(strategy={"stages": 3}, steps=ENDLESS))
+    until(lambda: daemon.client.show(first)["state"] == "running", "a running job")
+    second = daemon.submit(daemon.spec(strategy={"stages": 3}))
+    await browser.open(f"{daemon.client.status()['metrics']}/#job={second}")
+    await browser.until("document.querySelector('#job-notice h3')?.textContent === 'It waits'", "a reason")
+    assert first in await text(browser, "#job-notice p")
+    assert not await browser.evaluate("document.getElementById('canvas').checkVisibility()")
+    await browser.evaluate(f"document.querySelector('#jobs a[data-job={first}]').click()")
+    await browser.until(f"document.getElementById('job-name').textContent === '{first}'", "the other job")
+    await browser.until("document.getElementById('canvas').checkVisibility()", "its timeline")
+    assert await text(browser, "#jobs a[aria-current] strong") == first
+    for job in (second, first):
+        assert daemon.client.cancel(job) == "cancelled"
+
+
+class _Wide:
+    """A source of one recording of 32 lanes with 200 tasks each."""
+
+    def __init__(self) -> None:
+        self.recording = wide_recording()
+
+    async def jobs(self) -> list[dict[str, Any]]:
+        return [{"job": "wide-1", "state": "completed", "step": 6, "steps": 6}]
+
+    async def job(self, job: str) -> bytes | None:
+        return json.dumps({**(await self.jobs())[0], "attempt": 1, "time": {"lanes": {}, "stalls": []}}).encode()
+
+    async def timeline(self, job: str, iterations: int) -> bytes | None:
+        return b"".join(timeline(self.recording, iterations))
+
+    def live(self) -> dict[str, Any]:
+        return {"jobs": {}, "progress": {}}
+
+
+@needs_chromium
+@pytest.mark.slow
+async def test_32_lanes_of_200_tasks_are_drawn_and_each_bar_can_be_clicked(browser: Any) -> None:
+    server = MetricsServer(Exporter(), "127.0.0.1", 0, _Wide())
+    await browser.open(await server.start())
+    await browser.until(f"(async () => {VIEW}.timeline?.iterations.length === 4)()", "four iterations")
+    await browser.until("document.getElementById('canvas').height > 700", "32 lanes")
+    assert await is_painted(browser)
+    for lane, index in ((0, 1999), (31, 1505), (17, 1901)):
+        bar = f"view.timeline.bar({lane}, {index % 1000})"
+        await browser.evaluate(f"(async () => {{ const view = {VIEW}; const bar = {bar};"
+                               " view.zoomAll(); view.zoom(200, bar.start / view.timeline.duration); })()")  # fmt: skip
+        await browser.click(*await place_of(browser, bar))
+        picked = await chosen(browser)
+        assert (picked["lane"], picked["index"]) == (lane, index % 1000)
+        if not picked["mode"].startswith("stall"):
+            assert picked["duration"] == TASK_NS
+        assert (await details(browser))["lane"] == f"cpu-{lane}/compute"
+    await server.stop()
