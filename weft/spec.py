@@ -100,7 +100,7 @@ class JobSpec(Section):
         except ValueError:  # a NUL in the path
             raise SpecError(f"{str(path)!r}: no such file; give the path of a job spec in TOML") from None
         for override in overrides:
-            _apply_override(tables, override)
+            apply_override(tables, override)
         tables.setdefault("directory", str(path.resolve().parent))
         return cls.parse(tables, source=str(path))
 
@@ -231,7 +231,7 @@ def _section_in(annotation: Any) -> type[BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
-def _apply_override(tables: dict[str, Any], override: str) -> None:
+def apply_override(tables: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from weft.division import divide
 from weft.scheduler.buckets import Holder
@@ -19,18 +19,19 @@ def task_seconds(spec: JobSpec, inspection: Inspection, placement: Placement, gr
     return tuple(costs.of(task) for task in graph.tasks)
 
 
-def mean_seconds(plan: Plan) -> tuple[float, ...]:
+def mean_seconds(plan: Plan, task_seconds: Sequence[float] | None = None) -> tuple[float, ...]:
     """What each task of a plan takes on average: where replicas steal, a position has a microbatch now and then only,
-    and a replica gets as many as its speed is of all replicas' together."""
+    and a replica gets as many as its speed is of all replicas' together. task_seconds: other ones than the plan's."""
+    costs = tuple(task_seconds or plan.task_seconds)
     if plan.share != "stealing":
-        return plan.task_seconds
+        return costs
     of_position = [task for task in plan.graph.tasks if task.kind in (Kind.FETCH, Kind.FORWARD, Kind.BACKWARD)]
     busy: dict[int, dict[Lane, float]] = {}
     for task in of_position:
         lanes = busy.setdefault(task.replica, {})
-        lanes[task.lane] = lanes.get(task.lane, 0.0) + plan.task_seconds[task.id]
+        lanes[task.lane] = lanes.get(task.lane, 0.0) + costs[task.id]
     speeds = {replica: 1 / (max(lanes.values()) or 1e-9) for replica, lanes in busy.items()}
-    seconds = list(plan.task_seconds)
+    seconds = list(costs)
     for task in of_position:
         seconds[task.id] *= speeds[task.replica] / sum(speeds.values())
     return tuple(seconds)

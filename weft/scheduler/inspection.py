@@ -15,7 +15,7 @@ class UnitFacts:
 
     shapes: microbatch size -> shape of its output; empty, and dtype None, where the output is no single tensor (no cut
     is possible after such a unit). tied_to: earlier units that share a buffer. in_place: it writes to its
-    input.
+    input. small_forward_seconds, small_backward_seconds: the same for a microbatch of Inspection.small_size.
     """
 
     name: str
@@ -28,6 +28,8 @@ class UnitFacts:
     shapes: Mapping[int, Shape]
     tied_to: tuple[int, ...] = ()
     in_place: bool = False
+    small_forward_seconds: float = 0.0
+    small_backward_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,9 @@ class Inspection:
     """What one worker found out about a workload.
 
     elementwise: the optimizer treats each element by itself, so a parameter may be cut between owners. weighted: the
-    workload weighs microbatches by their targets. copy_bytes_per_second: of memory, by one thread.
+    workload weighs microbatches by their targets. copy_bytes_per_second: of memory, by one thread. small_size: of the
+    second microbatch that units were timed with, so that what a call costs and what a sample costs are told apart; 0
+    where there was none.
     """
 
     units: tuple[UnitFacts, ...]
@@ -79,6 +83,7 @@ class Inspection:
     elementwise: bool = True
     weighted: bool = False
     copy_bytes_per_second: float = 5e9
+    small_size: int = 0
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> Inspection:
@@ -90,6 +95,7 @@ class Inspection:
             input=TensorFacts(**{**data["input"], "shapes": _shapes(data["input"]["shapes"])}),
             target=TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
             metrics=tuple(data["metrics"]),
+            small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(
                 ParameterFacts(**{**parameter, "units": tuple(parameter["units"])}) for parameter in data["parameters"]
             ),

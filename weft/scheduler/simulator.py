@@ -74,15 +74,16 @@ def simulate(
     *,
     iterations: int | None = None,
     milestones: Milestones | None = None,
+    wake_seconds: float = 0.0,
 ) -> Simulation:
     """Runs `iterations` (default: enough for a steady state) of the plan. Errors: SimulationError.
 
     milestones: those that are posted from inside another task; without them each comes in its lane's order, as the
-    speed limit has it.
+    speed limit has it. wake_seconds: from the end of what a lane waited for to the start of its task.
     """
     count = iterations or WARMUP_ITERATIONS + MEASURED_ITERATIONS
     itinerary = replace(plan.itinerary, num_train=1, num_validation=0, batch_size=1, steps=count)
-    run = _Run(replace(plan, itinerary=itinerary), seconds or plan.task_seconds, milestones or {})
+    run = _Run(replace(plan, itinerary=itinerary), seconds or plan.task_seconds, milestones or {}, wake_seconds)
     return run.to_end()
 
 
@@ -94,10 +95,12 @@ def _strategy_of(plan: Plan) -> Strategy:
 
 
 class _Run:
-    def __init__(self, plan: Plan, seconds: Sequence[float], milestones: Milestones) -> None:
+    def __init__(self, plan: Plan, seconds: Sequence[float], milestones: Milestones, wake: float) -> None:
         self._plan = plan
         self._seconds = seconds
         self._milestones = milestones
+        self._wake_seconds = wake
+        self._waiting: set[Lane] = set()
         self._now = 0.0
         self._core = Core({f"{kind}-{position}": kind for position, kind in enumerate(plan.workers)})
         names = {lane: (f"{plan.workers[lane.worker]}-{lane.worker}", lane.name) for lane in plan.graph.programs}
@@ -188,15 +191,18 @@ class _Run:
                 continue
             iteration, task = queue[0]
             if self._missing(task, iteration) is not None:
+                self._waiting.add(lane)
                 continue
             queue.popleft()
+            start = self._now + (self._wake_seconds if lane in self._waiting else 0.0)
+            self._waiting.discard(lane)
             seconds = self._seconds_of(task, iteration)
-            end = self._now + seconds
+            end = start + seconds
             self._busy[lane] = True
-            self._spans[lane].append(Span(task=task, iteration=iteration, start=self._now, end=end))
+            self._spans[lane].append(Span(task=task, iteration=iteration, start=start, end=end))
             self._happens(end, lane, task, iteration)
             for milestone, part in self._milestones.get(task, {}).items():
-                self._happens(self._now + part * seconds, None, milestone, iteration)
+                self._happens(start + part * seconds, None, milestone, iteration)
 
     def _seconds_of(self, task: int, iteration: int) -> float:
         """Nothing for a position that has no microbatch."""

@@ -52,7 +52,7 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
     with _precision(spec):
         _record_shapes(model, facts, samples, trained)
         _measure(model, facts, workload, samples[largest])
-        small_size = _measure_small(model, facts, workload, samples[largest])
+        small_size = _measure_small(model, facts, samples[largest][0])
     _record_ties(model, facts)
     optimizer = make_optimizer(workload.optimizer, list(workload.model.parameters())) if learns else None
     return {
@@ -140,41 +140,41 @@ def _measure(
     model: nn.ModuleList, facts: list[dict[str, Any]], workload: Workload, sample: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     value: Any = sample[0]
-    for run, fact in zip(_runs(model, workload, sample[1]), facts, strict=True):
+    for number, (module, fact) in enumerate(zip(model, facts, strict=True)):
+
+        def run(x: Any, module: nn.Module = module, last: bool = number == len(facts) - 1) -> Any:
+            y = module(x)
+            if not last:
+                return y
+            loss = workload.loss(y, sample[1])
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                raise WorkloadError("Workload.loss returned no scalar tensor; it must return the mean over the samples")
+            return loss
+
         fact["in_place"] = _writes_to(run, value)
         fact["forward_seconds"], fact["backward_seconds"], value = _times(run, value)
 
 
-def _measure_small(
-    model: nn.ModuleList, facts: list[dict[str, Any]], workload: Workload, sample: tuple[torch.Tensor, torch.Tensor]
-) -> int:
-    """Times units with a part of the sample; its size, 0 where there is none or the model takes no other size."""
-    size = len(sample[0]) // SMALLER
-    if size == 0:
+def _measure_small(model: nn.ModuleList, facts: list[dict[str, Any]], inputs: torch.Tensor) -> int:
+    """Times units with a part of the sample; its size, 0 where there is none or the model takes no other size.
+
+    Without the loss: a count that the user keeps of its calls is none of a quarter microbatch's business, and what it
+    costs goes with the samples, as it does in a head of many classes.
+    """
+    if len(inputs) < 2:
         return 0
-    value: Any = sample[0][:size]
+    size = max(1, len(inputs) // SMALLER)
+    value: Any = inputs[:size]
     times = []
     try:
-        for run in _runs(model, workload, sample[1][:size]):
-            forward, backward, value = _times(run, value, SMALL_RUNS)
+        for module in model:
+            forward, backward, value = _times(module, value, SMALL_RUNS)
             times.append((forward, backward))
     except Exception:  # the user's code, given a size that the job has no use for: batch norm refuses one sample
         return 0
     for fact, (forward, backward) in zip(facts, times, strict=True):
         fact["small_forward_seconds"], fact["small_backward_seconds"] = forward, backward
     return size
-
-
-def _runs(model: nn.ModuleList, workload: Workload, target: torch.Tensor) -> list[Callable[[Any], Any]]:
-    """The units, the last one with the loss."""
-
-    def with_loss(x: Any) -> torch.Tensor:
-        loss = workload.loss(model[-1](x), target)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise WorkloadError("Workload.loss returned no scalar tensor; it must return the mean over the samples")
-        return loss
-
-    return [*list(model)[:-1], with_loss]
 
 
 def _writes_to(run: Callable[[Any], Any], x: Any) -> bool:
