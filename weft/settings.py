@@ -41,7 +41,9 @@ class Settings(BaseModel):
         description="GPU workers that compute on the CPU: to try GPU strategies without a GPU",
     )
     threads: int = Field(default=1, ge=1, le=1024, description="compute threads (and cores) of each CPU worker")
-    metrics: str = Field(default="127.0.0.1:9464", description="HOST:PORT of /metrics; port 0 picks one")
+    metrics: str = Field(
+        default="127.0.0.1:9464", description="HOST:PORT of the timeline page and /metrics; 0 picks one"
+    )
     accounting: bool = Field(
         default=True, description="whether lanes stamp where their time goes; false only to measure it"
     )

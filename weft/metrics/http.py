@@ -1,4 +1,5 @@
-"""The HTTP side of the daemon: GET /metrics for Prometheus and GET /healthz for whoever asks if the daemon lives."""
+"""The HTTP side of the daemon: GET /metrics for Prometheus, GET /healthz for whoever asks if the daemon lives, and the
+timeline page (page_routes.py) where there is a source of jobs."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from weft.metrics.exporter import Exporter
+from weft.metrics.page_routes import Page, Source, refuse_strange_hosts, with_headers
 
 SHUTDOWN_SECONDS = 1.0  # for a scrape in flight; the daemon's drain has a budget of its own
 
@@ -18,16 +20,21 @@ class MetricsAddressError(OSError):
 
 
 class MetricsServer:
-    """Serves an exporter on one address, from the event loop that starts it. Starts once and stops once."""
+    """Serves an exporter on one address, from the event loop that starts it. Starts once and stops once.
 
-    def __init__(self, exporter: Exporter, host: str, port: int) -> None:
+    source: of the jobs that the timeline page shows; without one there is no page.
+    """
+
+    def __init__(self, exporter: Exporter, host: str, port: int, source: Source | None = None) -> None:
         self._exporter = exporter
         self._host = host
         self._port = port
         self._rendering = asyncio.Lock()
-        application = web.Application()
+        application = web.Application(middlewares=[with_headers, refuse_strange_hosts(host)])
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/healthz", self._healthz)
+        if source is not None:
+            Page(source, application)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
 
     async def start(self) -> str:

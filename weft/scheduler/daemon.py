@@ -29,6 +29,7 @@ from weft.scheduler import notify
 from weft.scheduler.driver import Driver, Spawn
 from weft.scheduler.events import DirectoryLost, DrainRequested
 from weft.scheduler.ledger import AsyncLedger, Ledger, LedgerError
+from weft.scheduler.observatory import Observatory
 from weft.scheduler.pool import Pool, PoolError
 from weft.scheduler.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
 from weft.scheduler.service import Service
@@ -109,7 +110,7 @@ class _Daemon:
             stack.push_async_callback(pool.stop)
             await pool.start(self._settings.state_dir / "workers.log")
             driver.start()
-            await self._serve_metrics(service, stack)
+            await self._serve_http(service, Observatory(driver, ledger), stack)
             await self._adopt_unfinished(driver, ledger)
             server = await asyncio.start_unix_server(
                 lambda reader, writer: service.accept(spawn, reader, writer),
@@ -130,18 +131,18 @@ class _Daemon:
             for task in background:
                 task.cancel()
 
-    async def _serve_metrics(self, service: Service, stack: contextlib.AsyncExitStack) -> None:
+    async def _serve_http(self, service: Service, observatory: Observatory, stack: contextlib.AsyncExitStack) -> None:
         self._exporter.set(
             "weft_build_info", 1, version=__version__, python=platform.python_version(), torch=version("torch")
         )
         address = self._settings.metrics_address
         if address is None:
             return
-        metrics = MetricsServer(self._exporter, *address)
+        metrics = MetricsServer(self._exporter, *address, observatory)
         stack.push_async_callback(metrics.stop)
         url = await metrics.start()
         service.announce_metrics(url)
-        _log.info("metrics at %s/metrics", url)
+        _log.info("timelines at %s/, metrics at %s/metrics", url, url)
 
     async def _adopt_unfinished(self, driver: Driver, ledger: AsyncLedger) -> None:
         for row in await ledger.run(Ledger.unfinished):

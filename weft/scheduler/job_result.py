@@ -28,7 +28,7 @@ def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
         "steps": run.plan.itinerary.steps if run.plan else None,
         "lanes": run.account.lane_seconds(),
         "overlap": run.overlap.seconds(),
-        "time": _time_of(run),
+        "time": time_of(run),
         "peak_bytes": run.peak_bytes,
         "validation": run.validation or {},
         "seconds": seconds,
@@ -85,7 +85,8 @@ def model_of(row: JobRow) -> str | None:
     return str(path) if row.state == "completed" and path.exists() else None
 
 
-def _time_of(run: JobRun) -> dict[str, Any] | None:
+def time_of(run: JobRun) -> dict[str, Any] | None:
+    """Its time report so far; None before it has a plan."""
     plan = run.plan
     if plan is None:
         return None
