@@ -20,17 +20,20 @@ def task_seconds(spec: JobSpec, inspection: Inspection, placement: Placement, gr
 
 
 def mean_seconds(plan: Plan) -> tuple[float, ...]:
-    """What each task of a plan takes on average: where replicas steal, a position has a microbatch now and then only,
-    and a replica gets as many as its speed is of all replicas' together."""
+    """What each task of a plan takes on average, at the start: where replicas steal, a position has a microbatch now
+    and then only, and a replica gets as many as its speed is of all replicas' together. A task of a way that its
+    bucket does not go takes nothing."""
+    local = plan.synchronisation.local if plan.synchronisation else ()
+    going = tuple(0.0 if task.passes(local) else plan.task_seconds[task.id] for task in plan.graph.tasks)
     if plan.share != "stealing":
-        return plan.task_seconds
+        return going
     of_position = [task for task in plan.graph.tasks if task.kind in (Kind.FETCH, Kind.FORWARD, Kind.BACKWARD)]
     busy: dict[int, dict[Lane, float]] = {}
     for task in of_position:
         lanes = busy.setdefault(task.replica, {})
         lanes[task.lane] = lanes.get(task.lane, 0.0) + plan.task_seconds[task.id]
     speeds = {replica: 1 / (max(lanes.values()) or 1e-9) for replica, lanes in busy.items()}
-    seconds = list(plan.task_seconds)
+    seconds = list(going)
     for task in of_position:
         seconds[task.id] *= speeds[task.replica] / sum(speeds.values())
     return tuple(seconds)
@@ -92,7 +95,7 @@ class _Costs:
 
     def _owned_bytes(self, task: Task) -> int:
         part = self._buckets[task.bucket]
-        return sum(part.bucket.itemsize * (r.stop - r.start) for r in part.ranges if r.owner == task.replica)
+        return sum(part.bucket.itemsize * (r.stop - r.start) for r in part.all_ranges if r.owner == task.replica)
 
     def _updated_bytes(self, task: Task) -> float:
         if task.bucket < 0:

@@ -32,7 +32,7 @@ from weft.scheduler.events import (
     WorkerPrepared,
     WorkerReleased,
 )
-from weft.scheduler.graph import Kind, Lane
+from weft.scheduler.graph import Kind, Lane, Way
 from weft.scheduler.plan import Plan
 from weft.scheduler.replica_pace import ReplicaPace
 from weft.spec import JobSection, JobSpec
@@ -113,6 +113,7 @@ class _Run:
         self._steals = plan.share == "stealing"
         self._granted: set[tuple[int, int, int]] = set()  # iteration, replica, position
         self._pace = ReplicaPace(plan)
+        self._local = plan.synchronisation.local if plan.synchronisation else ()
 
     def to_end(self) -> Simulation:
         spec = JobSpec(
@@ -199,7 +200,9 @@ class _Run:
                 self._happens(self._now + part * seconds, None, milestone, iteration)
 
     def _seconds_of(self, task: int, iteration: int) -> float:
-        """Nothing for a position that has no microbatch."""
+        """Nothing for a position that has no microbatch, or on the way that a bucket does not go."""
+        if self._plan.graph.tasks[task].passes(self._local):
+            return 0.0
         if self._steals and self._plan.graph.tasks[task].kind in (Kind.FETCH, Kind.FORWARD, Kind.BACKWARD):
             where = self._plan.graph.tasks[task]
             if (iteration, where.replica, where.microbatch) not in self._granted:
@@ -211,7 +214,12 @@ class _Run:
         heapq.heappush(self._happening, (when, self._order, lane, task, iteration))
 
     def _missing(self, task: int, iteration: int) -> int | None:
+        about = self._plan.graph.tasks[task]
+        if about.passes(self._local):
+            return None
         for edge in self._plan.graph.inputs(task):
+            if edge.way is not None and (edge.way is Way.DEVICE) is not (about.bucket in self._local):
+                continue
             if self._finished[edge.source] < iteration - edge.distance:
                 return edge.source
         return None
