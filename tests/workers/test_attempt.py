@@ -118,20 +118,22 @@ class Turns:
         attempt, operations = self._lanes[number]
         index, place = divmod(done[number], len(operations))
         operation, iteration = operations[place], attempt.iteration(index)
-        if operation.passes and not iteration.learns:
+        if not operation.runs(iteration):
             return True
+        skipped = operation.skips(iteration) if operation.skips is not None else ()
         needed_update = operation.update_needed(iteration) if operation.update_needed is not None else None
         return all(
             attempt.board.words[1 + source]
             >= (needed_update if cause == "update" and needed_update is not None else index - distance)
-            for source, distance, cause in operation.waits
+            for place, (source, distance, cause) in enumerate(operation.waits)
+            if place not in skipped
         )
 
     def _run(self, number: int, turn: int) -> None:
         attempt, operations = self._lanes[number]
         index, place = divmod(turn, len(operations))
         operation, iteration = operations[place], attempt.iteration(index)
-        if iteration.learns or not operation.passes:
+        if operation.runs(iteration):
             operation.run(iteration)
         attempt.board.post(operation.task, index)
 
