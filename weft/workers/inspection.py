@@ -53,9 +53,7 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
         _measure(model, facts, workload, samples[largest])
     _record_ties(model, facts)
     optimizer = make_optimizer(workload.optimizer, list(workload.model.parameters())) if learns else None
-    before = optimizer_memory(optimizer) if optimizer is not None else []
-    update_seconds = _update_seconds(optimizer)
-    moves = optimizer is not None and optimizer_memory(optimizer) == before
+    update_seconds, moves = _measure_update(optimizer) if optimizer is not None else (0.0, False)
     return {
         "units": facts,
         "input": _tensor_facts({size: inputs for size, (inputs, _) in samples.items()}),
@@ -241,16 +239,14 @@ def _copy_bytes_per_second() -> float:
     return COPIED_BYTES / min(seconds)
 
 
-def _update_seconds(optimizer: torch.optim.Optimizer | None) -> float:
-    """Seconds of one optimizer step on the whole model, gradients as `_measure` left them."""
-    if optimizer is None:
-        return 0.0
-    seconds = []
-    for _ in range(2):  # the first makes the optimizer's state
-        started = time.perf_counter()
-        optimizer.step()
-        seconds.append(time.perf_counter() - started)
-    return seconds[-1]
+def _measure_update(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
+    """Seconds of one step on the whole model, gradients as `_measure` left them; and whether whatever it changes beside
+    the parameters stands in `optimizer.state`."""
+    optimizer.step()  # makes the optimizer's state
+    before = optimizer_memory(optimizer)
+    started = time.perf_counter()
+    optimizer.step()
+    return time.perf_counter() - started, optimizer_memory(optimizer) == before
 
 
 def _tensor_facts(tensors: dict[int, torch.Tensor]) -> dict[str, Any]:
