@@ -141,6 +141,17 @@ class Graph:
         lane = self.tasks[task].lane
         return tuple(edge for edge in self.inputs(task) if self.tasks[edge.source].lane != lane)
 
+    def going(self, local: Collection[int]) -> Graph:
+        """With the edges alone that are waited for while devices update these buckets themselves."""
+
+        def counts(edge: Edge) -> bool:
+            target = self.tasks[edge.target]
+            of_this_way = edge.way is None or (edge.way is Way.DEVICE) is (target.bucket in local)
+            return of_this_way and not target.passes(local)
+
+        kept = tuple(edge for edge in self.edges if counts(edge))
+        return self if len(kept) == len(self.edges) else Graph(self.tasks, kept, self.programs)
+
     def lane_edges(self) -> list[Edge]:
         """Each lane's own order as edges, the wrap-around to the next iteration included."""
         edges = []

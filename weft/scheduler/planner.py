@@ -228,7 +228,8 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
 def _checked(plan: Plan) -> Plan:
     try:
         plan.graph.check()
-        limit = speed_limit(plan.graph, mean_seconds(plan))
+        local = plan.synchronisation.local if plan.synchronisation else ()
+        limit = speed_limit(plan.graph.going(local), mean_seconds(plan))
         predicted = simulate(plan).iteration_seconds
     except (GraphError, SimulationError) as error:
         raise PlanError(str(error)) from error

@@ -32,7 +32,7 @@ from weft.scheduler.events import (
     WorkerPrepared,
     WorkerReleased,
 )
-from weft.scheduler.graph import Kind, Lane, Way
+from weft.scheduler.graph import Kind, Lane
 from weft.scheduler.plan import Plan
 from weft.scheduler.replica_pace import ReplicaPace
 from weft.spec import JobSection, JobSpec
@@ -114,6 +114,7 @@ class _Run:
         self._granted: set[tuple[int, int, int]] = set()  # iteration, replica, position
         self._pace = ReplicaPace(plan)
         self._local = plan.synchronisation.local if plan.synchronisation else ()
+        self._graph = plan.graph.going(self._local)
 
     def to_end(self) -> Simulation:
         spec = JobSpec(
@@ -214,12 +215,7 @@ class _Run:
         heapq.heappush(self._happening, (when, self._order, lane, task, iteration))
 
     def _missing(self, task: int, iteration: int) -> int | None:
-        about = self._plan.graph.tasks[task]
-        if about.passes(self._local):
-            return None
-        for edge in self._plan.graph.inputs(task):
-            if edge.way is not None and (edge.way is Way.DEVICE) is not (about.bucket in self._local):
-                continue
+        for edge in self._graph.inputs(task):
             if self._finished[edge.source] < iteration - edge.distance:
                 return edge.source
         return None
