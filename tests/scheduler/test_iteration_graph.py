@@ -231,7 +231,7 @@ def test_a_bucket_may_go_either_way_in_each_iteration(
         parameters.append(parameter_of(0, 2, num_elements=300, state=()))
     inspection = inspection_of(units, parameters=tuple(parameters), elementwise=data.draw(st.booleans()))
     drawn = data.draw(strategies_of(len(units)).filter(lambda each: any(r.device == "gpu" for r in each.replica_list)))
-    strategy = drawn.model_copy(update={"update": "balanced", "staleness": 0})
+    strategy = drawn.model_copy(update={"update": "balanced", "staleness": 0, "share": "fixed"})
     itinerary = data.draw(itineraries(sum(strategy.microbatch_counts)).filter(lambda each: not each.forward_only))
     case = make_case(strategy, inspection, itinerary, rng, local=data.draw(st.frozensets(st.integers(0, 6))))
     assert any(part.route is Route.EITHER for part in case.placement.synchronisation.buckets)

@@ -12,7 +12,8 @@ otherwise the device updates it, which gives the others more time:
 Buckets born first are those read last, so they are the ones that go. After CoTrain (Li et al., ICPP 2023).
 
 Before the job runs, the times are the inspection's; as it runs, those of its own tasks. A task of a way that its bucket
-has never gone takes what the inspection said, by the factor by which others of its kind and device differ from that.
+has never gone is estimated by the largest of its kind and device that has run: in proportion where it is smaller, and
+where it is larger the rest as the inspection had it, since what a small task takes is hardly its bytes.
 """
 
 from __future__ import annotations
@@ -48,17 +49,22 @@ def local_buckets(inspection: Inspection, placement: Placement) -> frozenset[int
         if placement.replicas[holder[0]].device == "gpu":
             trips = _trips(inspection, placement, holder, [b for b in buckets if holder in b.holders])
             local |= kept(
-                trips, _backward_end(inspection, placement, holder), _head_start(inspection, placement, holder)
+                trips,
+                _backward_end(inspection, placement, holder),
+                _head_start(inspection, placement, holder),
+                coarse=placement.synchronisation.coarse,
             )
     return frozenset(local)
 
 
-def kept(trips: Sequence[Trip], backward_end: float, head_start: float) -> set[int]:
+def kept(trips: Sequence[Trip], backward_end: float, head_start: float, *, coarse: bool = False) -> set[int]:
     """The buckets that stay: all behind the longest run, in order of birth, of those that are back in time.
 
-    head_start: from the end of this stage's last backward to its next forward, with nothing to update.
+    head_start: from the end of this stage's last backward to its next forward, with nothing to update. coarse: the host
+    begins when backward has ended.
     """
-    down = host = up = 0.0
+    down = up = 0.0
+    host = backward_end if coarse else 0.0
     updates = sum(trip.device_update for trip in trips)
     gone = 0
     for number, trip in enumerate(trips):
@@ -122,7 +128,7 @@ def measured_local(
             trips = [_measured_trip(times, part, (r, s), birth) for part, birth in zip(held, births, strict=True)]
             trips.sort(key=lambda trip: trip.born)
             earlier = sum(times.of(Kind.FORWARD, r, stage, 0) + times.last_backward(r, stage) for stage in range(s))
-            local |= kept(trips, end, earlier)
+            local |= kept(trips, end, earlier, coarse=plan.synchronisation.coarse)
     return frozenset(local)
 
 
@@ -151,22 +157,25 @@ class _Times:
         self._plan = plan
         self._seconds = seconds
         self._tasks = {(t.kind, t.replica, t.stage, t.microbatch, t.bucket): t for t in plan.graph.tasks}
-        sums: dict[tuple[Kind, str], tuple[float, float]] = {}
+        self._largest: dict[tuple[Kind, str], tuple[float, float]] = {}  # (planned, measured) seconds
         for task in plan.graph.tasks:
             if task.id in seconds:
-                measured, planned = sums.get(self._sort(task), (0.0, 0.0))
-                sums[self._sort(task)] = measured + seconds[task.id], planned + plan.task_seconds[task.id]
-        self._factors = {sort: measured / planned for sort, (measured, planned) in sums.items() if planned}
+                both = plan.task_seconds[task.id], seconds[task.id]
+                self._largest[self._sort(task)] = max(both, self._largest.get(self._sort(task), both))
 
     def of(self, kind: Kind, replica: int, stage: int, microbatch: int = -1, bucket: int = -1) -> float:
         task = self._tasks.get((kind, replica, stage, microbatch, bucket))
         if task is None:
             return 0.0
-        planned = self._plan.task_seconds[task.id] * self._factors.get(self._sort(task), 1.0)
-        return self._seconds.get(task.id, planned)
+        return self._seconds[task.id] if task.id in self._seconds else self._estimate(task)
 
     def last_backward(self, replica: int, stage: int) -> float:
         return self.of(Kind.BACKWARD, replica, stage, self._plan.replicas[replica].microbatches - 1)
+
+    def _estimate(self, task: Task) -> float:
+        planned = self._plan.task_seconds[task.id]
+        largest, measured = self._largest.get(self._sort(task), (0.0, 0.0))
+        return measured * planned / largest if planned < largest else measured + planned - largest
 
     def _sort(self, task: Task) -> tuple[Kind, str]:
         return task.kind, self._plan.workers[task.lane.worker]

@@ -6,7 +6,8 @@ lanes of a replica are sent no task of a position before it is granted; see weft
 New shares hold from the first iteration of which no lane has been sent anything. Sockets keep the order of messages, so
 each worker knows them before it is sent a task of that iteration. New routes of buckets hold a training iteration
 later: in that iteration the optimizer's state goes from one side to the other. So that both are soon, lanes of a job
-whose shares or routes adapt are sent few iterations ahead.
+whose shares or routes adapt are sent few iterations ahead. Where buckets have two ways, a lane of the one that none of
+them goes waits for nothing and would run through the whole job: it is sent as few ahead of those that compute.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from weft.scheduler.events import (
     SetShares,
 )
 from weft.scheduler.job import Job, LaneState, work_between
+from weft.scheduler.placement import COMPUTE
 from weft.scheduler.plan import Plan
 from weft.scheduler.route_pace import RouteMeasurement
 from weft.scheduler.routes import Routes
@@ -51,25 +53,38 @@ def begin(job: Job) -> list[Command]:
         for replica in range(len(plan.replicas)):
             commands += _grant(job, replica)
     for state in job.lanes.values():
-        commands += lane_finished(job, state) if _adapts(plan) else top_up(job, state)
+        commands += lane_finished(job, state)
     return commands
-
-
-def _adapts(plan: Plan) -> bool:
-    """Where replicas steal, grants say how far ahead their lanes are."""
-    return plan.share == "adaptive" or (plan.has_ways and plan.share != "stealing")
 
 
 def lane_finished(job: Job, lane: LaneState) -> list[Command]:
     """The lane has finished some more of its tasks."""
     commands: list[Command] = []
     assert job.plan is not None
-    if _adapts(job.plan):
-        length = len(lane.program)
-        lane.allowed = min(lane.total, (lane.finished // length + ADAPTIVE_ITERATIONS) * length)
+    if job.plan.has_ways:
+        return [command for each in _allow_with_compute(job, lane) for command in top_up(job, each)]
+    if job.plan.share == "adaptive":
+        _allow(lane, lane.finished // len(lane.program))
     if job.stealing is not None and (replica := job.stealing.replica_that_ends_in(lane)) is not None:
         commands += _grant(job, replica)
     return commands + top_up(job, lane)
+
+
+def _allow(lane: LaneState, done: int) -> None:
+    """Some iterations beyond those that are done."""
+    lane.allowed = min(lane.total, (done + ADAPTIVE_ITERATIONS) * len(lane.program))
+
+
+def _allow_with_compute(job: Job, lane: LaneState) -> list[LaneState]:
+    """The lanes that may be sent more now that one has finished some tasks."""
+    if lane.name != COMPUTE and lane.allowed is not None:
+        return [lane]
+    _allow(lane, lane.finished // len(lane.program))
+    done = min(each.finished // len(each.program) for each in job.lanes.values() if each.name == COMPUTE)
+    others = [each for each in job.lanes.values() if each.name != COMPUTE]
+    for each in others:
+        _allow(each, done)
+    return [lane, *others]
 
 
 def top_up(job: Job, lane: LaneState) -> list[Command]:

@@ -132,7 +132,7 @@ def _synchronisation(
     for bucket in make_buckets(inspection.parameters, placement.cuts, int(strategy.bucket_mib * 2**20)):
         route = _route(strategy, placement, bucket, local)
         state = _moving_state(inspection, bucket)
-        if strategy.update == "balanced" and state is not None and _may_go_either_way(placement, bucket):
+        if state is not None and _may_go_either_way(strategy, placement, bucket):
             route = Route.EITHER
         has_two = route is Route.EITHER and len(bucket.holders) == 1
         plans.append(
@@ -148,6 +148,7 @@ def _synchronisation(
         buckets=tuple(plans),
         owners=tuple(owners),
         elementwise=inspection.elementwise,
+        coarse=not fine,
         bounded=bounded,
         speculative=bounded and fine and _hides_updates(placement, hosts),
         warmup=strategy.staleness_warmup,
@@ -162,7 +163,10 @@ def _moving_state(inspection: Inspection, bucket: Bucket) -> tuple[tuple[StateFa
     return tuple(known) if len(known) == len(entries) else None
 
 
-def _may_go_either_way(placement: Placement, bucket: Bucket) -> bool:
+def _may_go_either_way(strategy: Strategy, placement: Placement, bucket: Bucket) -> bool:
+    """Not where replicas steal: their lanes are sent as far ahead as microbatches are granted."""
+    if strategy.update != "balanced" or strategy.steals:
+        return False
     holders = [placement.replicas[r] for r, _ in bucket.holders]
     return any(r.device == "gpu" for r in holders) and not any(r.staleness for r in holders)
 

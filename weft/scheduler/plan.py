@@ -102,13 +102,15 @@ class BucketPlan:
 class Synchronisation:
     """How gradients become updates, for a job with buckets. owners: the lane in which each works.
 
-    bounded: the norm of the whole gradient must be known before an update stands (clipping, skipping). speculative:
-    updates begin before it is. local: the buckets of the route EITHER that devices update themselves at the start.
+    coarse: every SYNC waits for every BACKWARD. bounded: the norm of the whole gradient must be known before an update
+    stands (clipping, skipping). speculative: updates begin before it is. local: the buckets of the route EITHER that
+    devices update themselves at the start.
     """
 
     buckets: tuple[BucketPlan, ...]
     owners: tuple[Lane, ...]
     elementwise: bool
+    coarse: bool
     bounded: bool
     speculative: bool
     warmup: int = 0

@@ -61,11 +61,9 @@ class RoutePace:
         if task in self._passing:
             return
         if task in self._timed and iteration >= self._first and self._itinerary.at(iteration).learns:
-            if iteration not in self._rows:
-                self._rows[iteration] = {}
-                if len(self._rows) > KEPT:
-                    del self._rows[min(self._rows)]
-            self._rows[iteration][task] = (start, end)
+            self._rows.setdefault(iteration, {})[task] = (start, end)
+            if len(self._rows) > KEPT:
+                del self._rows[min(self._rows)]
 
     def take(self) -> RouteMeasurement | None:
         """The medians since the last call that gave any; None before enough iterations are over."""
