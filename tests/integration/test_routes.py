@@ -73,7 +73,7 @@ def workload(pace, optimizer="adamw"):
 
 JOBS: dict[str, tuple[str, dict[str, Any]]] = {
     "a device": ("adamw", {"replicas": [GPU]}),
-    "a device, clipped": ("sgd", {"replicas": [GPU], "clip_norm": 0.05}),
+    "a device, clipped": ("sgd", {"replicas": [GPU], "clip_norm": 0.3}),
     "a device beside a host": ("sgd", {"replicas": [GPU, CPU]}),
     "a device's two stages": ("adamw", {"replicas": [{"device": "gpu", "stages": 2, "split": [1]}]}),
 }

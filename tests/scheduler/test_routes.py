@@ -182,6 +182,21 @@ def test_iterations_before_a_turn_belong_to_no_measurement_and_few_are_kept(bala
     assert not any(plan.graph.tasks[task].way is Way.HOST for task in measured.seconds)
 
 
+def test_what_a_validate_takes_belongs_to_the_updates_that_it_makes_again(balanced: PlanOf) -> None:
+    """Where the last step was clipped, UPDATE leaves its bucket to VALIDATE: the host once seemed to take no time."""
+    plan = balanced(clip_norm=1.0)
+    pace = RoutePace(plan)
+    pace.begin_at(0, {1})
+    for iteration in range(MIN_ITERATIONS):
+        for row in rows_of(plan, {1}, iteration):
+            pace.add(*row)
+    measured = pace.take()
+    assert measured is not None
+    seconds = {str(plan.graph.tasks[task]): each for task, each in measured.seconds.items()}
+    assert seconds["UPDATE(o0,b0)"] == seconds["UPDATE(o0,b2)"] == pytest.approx(1.5e-3)
+    assert seconds["UPDATE(o1,b1)"] == pytest.approx(2e-3)
+
+
 def test_people_read_who_updates_which_bucket(balanced: PlanOf, plan_of: PlanOf) -> None:
     plan = balanced(replicas=[GPU, CPU])
     routes = BucketRoutes(plan, ("cpu-0", "gpu-0", "loader-0"))

@@ -24,8 +24,9 @@ _STEPS = (Kind.DOWN, Kind.SYNC, Kind.UPDATE, Kind.UP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteMeasurement:
-    """Medians over the iterations of one interval. seconds: of each task that ran. born: (bucket, holder) -> seconds
-    from the start of the holder's last backward."""
+    """Medians over the iterations of one interval. seconds: of each task that ran; an UPDATE's with its part of the
+    VALIDATE that may have made it again. born: (bucket, holder) -> seconds from the start of the holder's last
+    backward."""
 
     seconds: Mapping[int, float]
     born: Mapping[tuple[int, Holder], float]
@@ -46,6 +47,14 @@ class RoutePace:
         self._timed = {task.id for task in tasks if task.kind in _STEPS}
         self._timed |= {task.id for task in tasks if task.kind is Kind.FORWARD and task.microbatch == 0}
         self._timed |= self._backwards
+        self._planned = plan.task_seconds
+        updates = [task for task in tasks if task.kind is Kind.UPDATE and task.stage < 0]
+        self._validated = {
+            task.id: [each.id for each in updates if each.replica == task.replica]
+            for task in tasks
+            if task.kind is Kind.VALIDATE
+        }
+        self._timed |= self._validated.keys()
         self._takers = [(task.bucket, holder, task.id, ends[holder]) for task, holder in _takers(plan)]
         self._rows: dict[int, dict[int, tuple[int, int]]] = {}  # iteration -> task -> (start, end)
         self.begin_at(0, plan.synchronisation.local if plan.synchronisation else ())
@@ -72,8 +81,8 @@ class RoutePace:
             return None
         seconds, born = defaultdict(list), defaultdict(list)
         for rows in whole:
-            for task, (start, end) in rows.items():
-                seconds[task].append((end - start) / 1e9)
+            for task, spent in self._spent(rows).items():
+                seconds[task].append(spent)
             for bucket, holder, taker, backward in self._takers:
                 if taker in rows:
                     born[bucket, holder].append(max(0, rows[taker][0] - rows[backward][0]) / 1e9)
@@ -82,6 +91,17 @@ class RoutePace:
             seconds={task: statistics.median(each) for task, each in seconds.items()},
             born={key: statistics.median(each) for key, each in born.items()},
         )
+
+    def _spent(self, rows: Mapping[int, tuple[int, int]]) -> dict[int, float]:
+        """Seconds of the tasks of one iteration; what VALIDATE took belongs to its owner's updates, as they were
+        planned."""
+        spent = {task: (end - start) / 1e9 for task, (start, end) in rows.items()}
+        for validate, updates in self._validated.items():
+            made = [task for task in updates if task in spent]
+            planned = sum(self._planned[task] for task in made)
+            for task in made if planned else ():
+                spent[task] += spent.get(validate, 0.0) * self._planned[task] / planned
+        return spent
 
 
 def last_backward(plan: Plan, holder: Holder) -> Task:
