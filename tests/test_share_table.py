@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.share_table import KEPT, ShareTable
+from weft.iteration_table import KEPT
+from weft.share_table import ShareTable
 
 
 def test_shares_hold_from_their_first_iteration_on() -> None:

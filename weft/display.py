@@ -170,6 +170,8 @@ def show_page(console: Console, shown: Message, now: float) -> None:
         console.print(stages_table(plan["stages"]))
         if len(plan.get("shares", ())) > 1:
             console.print("shares of a batch: " + ", ".join(percent(100 * share) for share in plan["shares"]))
+        if plan.get("updates"):
+            console.print(plain_text(f"updates: {plan['updates']}"))
         for verdict in plan.get("verdicts", ()):
             console.print(plain_text(verdict))
     if shown["lanes"]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from weft.division import Part
 from weft.itinerary import Iteration
 from weft.scheduler.buckets import Holder
-from weft.scheduler.graph import Graph, Kind, Lane, Task
+from weft.scheduler.graph import Edge, Graph, Kind, Lane, Task, Way
 from weft.scheduler.placement import Placement
 from weft.scheduler.plan import BucketPlan, Ring, Route
 from weft.strategy import Strategy
@@ -125,7 +125,21 @@ class Workers:
         self._versions: dict[tuple[Holder, int], int] = {}
         self._posted: set[tuple[Holder, int, int]] = set()  # milestones, from inside a backward
         self._marked: set[tuple[Holder, int, int]] = set()  # buckets with a parameter that got no gradient
+        self._updates = [t for t in case.graph.tasks if t.kind is Kind.UPDATE and t.bucket >= 0]
+        self._last_updates = {t.id for t in {(t.replica, t.stage): t for t in self._updates}.values()}
         self._milestones = {(t.replica, t.stage, t.bucket): t for t in case.graph.tasks if t.kind is Kind.GRAD}
+
+    def takes(self, task: Task, i: Iteration) -> bool:
+        """Whether the task's bucket goes its way; an owner's last update runs in any case, to end the step."""
+        if task.way is None or task.id in self._last_updates:
+            return True
+        return i.learns and self._goes(task, i)
+
+    def _goes(self, task: Task, i: Iteration) -> bool:
+        return task.way is None or (task.way is Way.DEVICE) is self._course.is_local(task.bucket, i)
+
+    def skips(self, edge: Edge, task: Task, i: Iteration) -> bool:
+        return edge.way is not None and (edge.way is Way.DEVICE) is not self._course.is_local(task.bucket, i)
 
     def run(self, task: Task, i: Iteration, me: Running) -> None:
         match task.kind:
@@ -237,7 +251,17 @@ class Workers:
             me.read((*place, bucket, owner), self._course.version(i.index, task.replica))
 
     def _owners(self, bucket: int) -> list[int]:
+        """Of parts of the parameters; the device's own range, of a bucket with one holder, is all of these."""
         return [owned.owner for owned in self._parts[bucket].ranges]
+
+    def _reached(self, bucket: int, owner: int) -> list[int]:
+        """The parts, by their owners, that a task of the owner works on."""
+        return [owner] if owner in self._owners(bucket) else self._owners(bucket)
+
+    def _is_own(self, bucket: int, owner: int) -> bool:
+        """Whether the owner is the device that holds the bucket alone."""
+        part = self._parts[bucket]
+        return part.route is Route.DEVICE or owner in [owned.owner for owned in part.device_ranges]
 
     def _backward(self, task: Task, i: Iteration, me: Running) -> None:
         """Buckets are complete, and posted, in any order, at the last microbatch with samples; if that is known."""
@@ -297,23 +321,32 @@ class Workers:
         for owner in self._owners(task.bucket) if self._course.contributes(i, task.replica) else ():
             me.read(("device-gradient", holder, task.bucket, owner), ("part", i.step))
             me.write((*self._gradient(holder, task.bucket, i), owner), ("part", i.step))
+        if self._state_comes_down(task.bucket, i) and holder == self._parts[task.bucket].bucket.holders[0]:
+            for owner in self._owners(task.bucket):
+                me.read(("device-state", holder, task.bucket, owner), i.step)
+                me.write(("moving", task.bucket, owner), i.step)
+                me.read(("own", *holder, task.bucket, owner), i.step)
+                me.write(("shared", task.bucket, owner), i.step)
 
     def _contributors(self, bucket: int, i: Iteration) -> list[Holder]:
         return [holder for holder in self._parts[bucket].bucket.holders if self._course.contributes(i, holder[0])]
 
     def _sum(self, bucket: int, owner: int, i: Iteration) -> Cell:
         first = self._parts[bucket].bucket.holders[0]
-        if self._parts[bucket].route is Route.DEVICE:
-            return ("device-gradient", first, bucket, owner)
         return ("sum", bucket, owner) if self._num_versions else (*self._gradient(first, bucket, i), owner)
+
+    def _summed(self, bucket: int, owner: int, i: Iteration, *, own: bool) -> Cell:
+        first = self._parts[bucket].bucket.holders[0]
+        return ("device-gradient", first, bucket, owner) if own else self._sum(bucket, owner, i)
 
     def _reduce(self, task: Task, i: Iteration, me: Running) -> None:
         owner, bucket = task.replica, task.bucket
-        for holder in self._contributors(bucket, i):
-            on_device = self._parts[bucket].route is Route.DEVICE
-            place = ("device-gradient", holder, bucket) if on_device else self._gradient(holder, bucket, i)
-            me.read((*place, owner), ("part", i.step))
-        me.write(self._sum(bucket, owner, i), ("sum", i.step))
+        own = self._is_own(bucket, owner)
+        for reached in self._reached(bucket, owner):
+            for holder in self._contributors(bucket, i):
+                place = ("device-gradient", holder, bucket) if own else self._gradient(holder, bucket, i)
+                me.read((*place, reached), ("part", i.step))
+            me.write(self._summed(bucket, reached, i, own=own), ("sum", i.step))
         me.write(("norm", i.step % NORMS_DEPTH, bucket, owner), i.step)
 
     # --- parameters
@@ -325,6 +358,8 @@ class Workers:
             return
         if self._sync.bounded and not self._sync.speculative:
             self._read_norms(i, me)
+        if not self._goes(task, i):
+            return
         guess = ("guess", i.step + 1)
         self._step(task.bucket, task.replica, i, me, i.step, guess if self._sync.speculative else i.step + 1)
 
@@ -333,23 +368,46 @@ class Workers:
         self._read_norms(i, me)
         for bucket, part in self._parts.items():
             summed = part.route is Route.SUM and all(self._replicas[r].device == "gpu" for r, _ in part.bucket.holders)
-            if task.replica in self._owners(bucket) and not summed:
+            ways = {t.way for t in self._updates if (t.replica, t.stage, t.bucket) == (task.replica, -1, bucket)}
+            passes = any(way and (way is Way.DEVICE) is not self._course.is_local(bucket, i) for way in ways)
+            if task.replica in part.owners() and not summed and not passes:
                 self._step(bucket, task.replica, i, me, ("guess", i.step + 1), i.step + 1)
 
     def _read_norms(self, i: Iteration, me: Running) -> None:
-        for bucket in self._parts:
-            for owner in self._owners(bucket):
+        for bucket, part in self._parts.items():
+            for owner in part.owners():
+                if part.device_ranges and self._is_own(bucket, owner) is not self._course.is_local(bucket, i):
+                    continue  # what an owner wrote when the bucket went its way
                 me.read(("norm", i.step % NORMS_DEPTH, bucket, owner), i.step)
 
     def _step(self, bucket: int, owner: int, i: Iteration, me: Running, before: object, after: object) -> None:
-        me.read(self._sum(bucket, owner, i), ("sum", i.step))
+        part, own = self._parts[bucket], self._is_own(bucket, owner)
         self._read_missing(bucket, i, me)
-        part = self._parts[bucket]
-        place: Cell = ("own", *part.bucket.holders[0]) if part.route is Route.DEVICE else ("shared",)
-        me.read((*place, bucket, owner), before)
-        me.write((*place, bucket, owner), after)
+        place: Cell = ("own", *part.bucket.holders[0]) if own else ("shared",)
+        side: Cell = ("device-state", part.bucket.holders[0]) if own else ("host-state",)
+        if not own and before == i.step and self._state_comes_down(bucket, i):
+            me.read(("moving", bucket, owner), i.step)
+            me.write((*side, bucket, owner), i.step)
+        for reached in self._reached(bucket, owner):
+            me.read(self._summed(bucket, reached, i, own=own), ("sum", i.step))
+            for cell in (*place, bucket, reached), (*side, bucket, reached):
+                me.read(cell, before)
+                me.write(cell, after)
+        if not own and after == i.step + 1 and self._state_goes_up(bucket, i):
+            me.write(("moving", bucket, owner), after)
         if self._num_versions and after == i.step + 1:
             me.write(("version", after % self._num_versions, bucket, owner), after)
+
+    def _state_comes_down(self, bucket: int, i: Iteration) -> bool:
+        """A bucket that goes to the host again needs the device's state, unless CPU replicas have kept the host's."""
+        part = self._parts[bucket]
+        on_cpu = any(self._replicas[r].device == "cpu" for r, _ in part.bucket.holders)
+        turns = part.route is Route.EITHER and self._course.has_turned(bucket, i)
+        return turns and not on_cpu and not self._course.is_local(bucket, i)
+
+    def _state_goes_up(self, bucket: int, i: Iteration) -> bool:
+        turns = self._parts[bucket].route is Route.EITHER and self._course.will_turn(bucket, i)
+        return turns and not self._course.is_local(bucket, i)
 
     def _read_missing(self, bucket: int, i: Iteration, me: Running) -> None:
         for holder in self._contributors(bucket, i):
@@ -360,8 +418,13 @@ class Workers:
         assert self._sync is not None
         if self._sync.bounded:
             self._read_norms(i, me)
+        if not self._goes(task, i):
+            return
         self._read_missing(task.bucket, i, me)
         for owner in self._owners(task.bucket):
+            state = ("device-state", (task.replica, task.stage), task.bucket, owner)
+            me.read(state, i.step)
+            me.write(state, i.step + 1)
             me.read(("device-gradient", (task.replica, task.stage), task.bucket, owner), ("sum", i.step))
             own = ("own", task.replica, task.stage, task.bucket, owner)
             me.read(own, i.step)
@@ -374,7 +437,10 @@ class Workers:
 
     def _up(self, task: Task, i: Iteration, me: Running) -> None:
         holder, bucket = (task.replica, task.stage), task.bucket
-        if self._parts[bucket].route is Route.SUM:
+        if self._parts[bucket].route is Route.EITHER and not self._course.is_local(bucket, i):
+            self._up_either(holder, bucket, i, me)
+            return
+        if self._parts[bucket].route in (Route.SUM, Route.EITHER):
             for owner in self._owners(bucket) if i.learns else ():
                 me.read(self._sum(bucket, owner, i), ("sum", i.step))
                 me.write(("device-gradient", holder, bucket, owner), ("sum", i.step))
@@ -387,3 +453,12 @@ class Workers:
             place: Cell = ("version", version % self._num_versions) if self._num_versions else ("shared",)
             me.read((*place, bucket, owner), version)
             me.write(("own", *holder, bucket, owner), version)
+
+    def _up_either(self, holder: Holder, bucket: int, i: Iteration, me: Running) -> None:
+        """What an owner has updated, and before the bucket goes the other way its state."""
+        for owner in self._owners(bucket) if i.learns else ():
+            me.read(("shared", bucket, owner), i.step + 1)
+            me.write(("own", *holder, bucket, owner), i.step + 1)
+            if self._state_goes_up(bucket, i):
+                me.read(("moving", bucket, owner), i.step + 1)
+                me.write(("device-state", holder, bucket, owner), i.step + 1)

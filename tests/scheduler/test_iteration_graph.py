@@ -18,8 +18,8 @@ from weft.itinerary import Itinerary
 from weft.scheduler.graph import Cause, Graph, Kind, Lane, Task
 from weft.scheduler.inspection import Inspection, ParameterFacts, UnitFacts
 from weft.scheduler.iteration_graph import build_graph
-from weft.scheduler.placement import place
-from weft.scheduler.plan import Plan
+from weft.scheduler.placement import Placement, place
+from weft.scheduler.plan import Plan, Route
 from weft.scheduler.planner import partition
 from weft.scheduler.rings import make_rings
 from weft.strategy import Strategy
@@ -62,10 +62,12 @@ class Race:
     def _waits(self, index: int, number: int) -> Iterable[tuple[int, int]]:
         """(task, iteration) for each word that the lane waits for, as weft.workers.lane does."""
         task, i = self._case.graph.tasks[number], self._case.course.iteration(index)
-        if not i.learns and task.kind in PASSES:
+        if (not i.learns and task.kind in PASSES) or not self._workers.takes(task, i):
             return
         stale = task.kind is Kind.UP and self._case.placement.replicas[task.replica].staleness > 0
         for edge in self._case.graph.cross_lane_inputs(number):
+            if self._workers.skips(edge, task, i):
+                continue
             needed = index - edge.distance
             if stale and edge.cause is Cause.UPDATE:
                 needed = self._case.course.update_of(self._workers.next_version(task, i))
@@ -82,7 +84,7 @@ class Race:
             for lane, tick in self._posted[waited].items():
                 clock[lane] = max(clock.get(lane, 0), tick)
         me = _MODEL["Running"](f"{task} of iteration {index}", task.lane, clock, self._memory)
-        if i.learns or task.kind not in PASSES:
+        if (i.learns or task.kind not in PASSES) and self._workers.takes(task, i):
             self._workers.run(task, i, me)
         self._post(task, index)
 
@@ -119,11 +121,12 @@ def make_case(
     view = {
         "itinerary": asdict(itinerary),
         "replicas": [asdict(replica) for replica in placement.replicas],
-        "synchronisation": {"warmup": sync.warmup} if sync else None,
+        "synchronisation": {"warmup": sync.warmup, "local": sync.local} if sync else None,
         "shares": strategy.share_list,
         "share": "stealing" if strategy.steals else "fixed",
     }
     course = Course(view)
+    set_routes(course, placement, rng)
     grads = [task for task in graph.tasks if task.kind is Kind.GRAD]
     absent = [(t, i) for t in grads for i in range(itinerary.num_iterations) if rng.random() < 0.2]
     numbers = range(sum(replica.microbatches for replica in placement.replicas))
@@ -140,6 +143,14 @@ def make_case(
         weightless=frozenset(weightless) if inspection.weighted else frozenset(),
         taken=taken(course, rng) if course.steals else {},
     )
+
+
+def set_routes(course: Course, placement: Placement, rng: random.Random) -> None:
+    """Each bucket that may goes any way in each iteration."""
+    sync = placement.synchronisation
+    either = [p.bucket.index for p in sync.buckets if p.route is Route.EITHER] if sync else []
+    for index in range(1, course.itinerary.num_iterations):
+        course.set_routes(index, [bucket for bucket in either if rng.random() < 0.5])
 
 
 def taken(course: Course, rng: random.Random) -> dict[tuple[int, int, int], int]:
@@ -183,7 +194,7 @@ def test_every_reader_finds_what_it_should_however_the_lanes_race(
     units = [unit_of(number) for number in range(data.draw(st.integers(3, 5)))]
     users = st.sets(st.integers(0, len(units) - 1), min_size=1, max_size=2).map(sorted)
     parameters = [
-        parameter_of(*those, num_elements=data.draw(st.sampled_from([1, 300])))
+        parameter_of(*those, num_elements=data.draw(st.sampled_from([1, 300])), state=())
         for those in data.draw(st.lists(users, min_size=1, max_size=6))
     ]
     inspection = inspection_of(
@@ -202,9 +213,36 @@ def test_every_reader_finds_what_it_should_however_the_lanes_race(
     Race(case, rng).to_end()
 
 
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), rng=st.randoms(use_true_random=False))
+def test_a_bucket_may_go_either_way_in_each_iteration(
+    inspection_of: InspectionOf,
+    unit_of: UnitOf,
+    parameter_of: ParameterOf,
+    strategies_of: StrategiesOf,
+    data: st.DataObject,
+    rng: random.Random,
+) -> None:
+    """The optimizer's state and the newest parameters are where they are needed, whichever ways follow one another."""
+    units = [unit_of(number) for number in range(3)]
+    parameters = [parameter_of(number, num_elements=300, state=()) for number in (0, 1, 1, 2)]
+    if data.draw(st.booleans()):
+        parameters.append(parameter_of(0, 2, num_elements=300, state=()))
+    inspection = inspection_of(units, parameters=tuple(parameters), elementwise=data.draw(st.booleans()))
+    drawn = data.draw(strategies_of(len(units)).filter(lambda each: any(r.device == "gpu" for r in each.replica_list)))
+    strategy = drawn.model_copy(update={"update": "balanced", "staleness": 0, "share": "fixed"})
+    itinerary = data.draw(itineraries(sum(strategy.microbatch_counts)).filter(lambda each: not each.forward_only))
+    case = make_case(strategy, inspection, itinerary, rng, local=data.draw(st.frozensets(st.integers(0, 6))))
+    assert any(part.route is Route.EITHER for part in case.placement.synchronisation.buckets)
+    case.graph.check()
+    Race(case, rng).to_end()
+
+
 CPU, GPU = {"device": "cpu", "stages": 1}, {"device": "gpu", "stages": 1}
 PIPE = {"device": "cpu", "stages": 2, "split": [1]}
 CLIPPED = {"clip_norm": 1.0}
+BALANCED = {"update": "balanced"}
 
 
 @pytest.mark.parametrize(
@@ -233,14 +271,31 @@ CLIPPED = {"clip_norm": 1.0}
         (Kind.SYNC, Kind.VALIDATE, {"replicas": [PIPE, CPU]} | CLIPPED),
         (Kind.VALIDATE, Kind.FORWARD, {"replicas": [PIPE, CPU]} | CLIPPED),
         (Kind.VALIDATE, Kind.DOWN, {"replicas": [GPU | {"stages": 2, "split": [1]}, CPU]} | CLIPPED),
+        (Kind.GRAD, Kind.DOWN, {"replicas": [GPU]} | BALANCED),
+        (Kind.GRAD, Kind.SYNC, {"replicas": [GPU]} | BALANCED),
+        (Kind.DOWN, Kind.SYNC, {"replicas": [GPU]} | BALANCED),
+        (Kind.UPDATE, Kind.FORWARD, {"replicas": [GPU]} | BALANCED),
+        (Kind.UPDATE, Kind.UP, {"replicas": [GPU]} | BALANCED),
+        (Kind.UP, Kind.FORWARD, {"replicas": [GPU]} | BALANCED),
+        (Kind.SYNC, Kind.VALIDATE, {"replicas": [GPU]} | BALANCED | CLIPPED),
+        (Kind.VALIDATE, Kind.FORWARD, {"replicas": [GPU]} | BALANCED | CLIPPED),
+        (Kind.UPDATE, Kind.UP, {"replicas": [GPU, GPU]} | BALANCED),
+        (Kind.SYNC, Kind.UP, {"replicas": [GPU, CPU]} | BALANCED),
+        (Kind.SYNC, Kind.UPDATE, {"replicas": [GPU, GPU], "sync": "coarse"} | BALANCED | CLIPPED),
     ],
 )
 def test_the_model_notices_when_an_edge_is_missing(
-    inspection_of: InspectionOf, unit_of: UnitOf, source: Kind, target: Kind, settings: dict[str, Any]
+    inspection_of: InspectionOf,
+    unit_of: UnitOf,
+    parameter_of: ParameterOf,
+    source: Kind,
+    target: Kind,
+    settings: dict[str, Any],
 ) -> None:
     """Otherwise the test above would prove nothing."""
     strategy = Strategy.model_validate({"bucket_mib": 1e-3, **settings})
-    inspection = inspection_of([unit_of(0), unit_of(1, parameter_bytes=2000)])
+    parameters = (parameter_of(0, state=()), parameter_of(1, num_elements=500, state=()))
+    inspection = inspection_of([unit_of(0), unit_of(1)], parameters=parameters)
     itinerary = Itinerary(num_train=12, num_validation=8, batch_size=4, steps=6)
     case = make_case(strategy, inspection, itinerary, random.Random(0))
     Race(case, random.Random(0)).to_end()

@@ -95,7 +95,7 @@ class Turns:
         self._directory = directory
         self._lanes: list[tuple[Attempt, list[Operation]]] = []
         self._attempts = []
-        for view in planned.views:
+        for view in (each for each in planned.views if each["lanes"]):
             attempt = Attempt(planned.spec, view, load_workload(planned.spec), directory, spin_seconds=0.0)
             self._attempts.append(attempt)
             for lane, program in view["lanes"].items():
@@ -114,24 +114,40 @@ class Turns:
             self._run(number, done[number])
             done[number] += 1
 
+    def set_routes(self, rng: random.Random) -> list[frozenset[int]]:
+        """Each bucket that may goes any way in each iteration; the buckets that devices update, by iteration."""
+        sync = self._plan.synchronisation
+        either = [part.bucket.index for part in sync.buckets if part.route == "either"]
+        ways = [frozenset(sync.local)]
+        for index in range(1, self._plan.itinerary.num_iterations):
+            ways.append(frozenset(bucket for bucket in either if rng.random() < 0.5))
+            for attempt in self._attempts:
+                attempt.course.set_routes(index, ways[-1])
+        return ways
+
+    def may_go_either_way(self) -> bool:
+        return bool(self._plan.has_ways)
+
     def _can(self, number: int, done: list[int]) -> bool:
         attempt, operations = self._lanes[number]
         index, place = divmod(done[number], len(operations))
         operation, iteration = operations[place], attempt.iteration(index)
-        if operation.passes and not iteration.learns:
+        if not operation.runs(iteration):
             return True
+        skipped = operation.skips(iteration) if operation.skips is not None else ()
         needed_update = operation.update_needed(iteration) if operation.update_needed is not None else None
         return all(
             attempt.board.words[1 + source]
             >= (needed_update if cause == "update" and needed_update is not None else index - distance)
-            for source, distance, cause in operation.waits
+            for place, (source, distance, cause) in enumerate(operation.waits)
+            if place not in skipped
         )
 
     def _run(self, number: int, turn: int) -> None:
         attempt, operations = self._lanes[number]
         index, place = divmod(turn, len(operations))
         operation, iteration = operations[place], attempt.iteration(index)
-        if iteration.learns or not operation.passes:
+        if operation.runs(iteration):
             operation.run(iteration)
         attempt.board.post(operation.task, index)
 
@@ -229,3 +245,105 @@ def test_a_validation_in_which_nothing_counts_has_means_of_0_as_in_the_plain_loo
     turns, spec = turns_of(source)
     turns.run(min)
     assert reference.train(spec).validations == turns.validations(*turns.measured())
+
+
+# --- buckets that go now this way, now that
+
+OPTIMIZERS = {
+    "adam": "torch.optim.Adam(parameters, lr=0.05, eps=1e-3, amsgrad=True)",
+    "adamw": "torch.optim.AdamW(parameters, lr=0.05, eps=1e-3)",
+    "momentum": "torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True)",
+    "plain": "torch.optim.SGD(parameters, lr=0.05)",
+    "adagrad": "torch.optim.Adagrad(parameters, lr=0.05, initial_accumulator_value=0.1)",
+    "whole": "Trusting(parameters)",
+}
+TRUSTING = '''
+
+class Trusting(torch.optim.Optimizer):
+    """Each tensor moves by a part of its own norm, ever less: no element is updated by itself."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state["steps"] = state.get("steps", 0) + 1
+                    state["mean"] = 0.5 * state.get("mean", torch.zeros_like(parameter)) + parameter.grad
+                    trust = parameter.norm() / (state["mean"].norm() + 1e-3) / state["steps"]
+                    parameter.sub_(state["mean"] * trust, alpha=group["lr"])
+'''
+TWO_WAYS: dict[str, dict[str, Any]] = {
+    "device": {"replicas": [GPU], "microbatches": 2},
+    "device in one bucket": {"replicas": [GPU], "bucket_mib": 1.0},
+    "device clipped": {"replicas": [GPU], "clip_norm": 1.0},
+    "device clipped, coarse": {"replicas": [GPU], "clip_norm": 1.0, "sync": "coarse"},
+    "device in stages": {"replicas": [{"device": "gpu", "stages": 2, "split": [3]}], "microbatches": 2},
+    "device in stages clipped": {"replicas": [{"device": "gpu", "stages": 2, "split": [3]}], "clip_norm": 1.0},
+    "devices": {"replicas": [GPU, GPU], "skip_nonfinite": True},
+    "devices coarse": {"replicas": [GPU, GPU], "sync": "coarse", "clip_norm": 1.0, "bucket_mib": 1.0},
+    "device and CPU": {"replicas": [GPU, CPU]},
+    "CPUs and device clipped": {"replicas": [CPU, GPU, CPU], "clip_norm": 1.0, "bucket_mib": 1.0},
+    "device and stages clipped": {"replicas": [GPU, {"stages": 2, "split": [3]}], "clip_norm": 1.0},
+}
+
+
+def two_way_source(optimizer: str) -> str:
+    """Everything in float64, so that only what is wrong makes a difference."""
+    adam = "torch.optim.Adam(parameters, lr=0.05, eps=1e-3)"
+    changes = {
+        "torch.randn(26, 4, generator=generator)": "torch.randn(26, 4, generator=generator, dtype=torch.float64)",
+        "model = nn.Sequential(*layers)": "model = nn.Sequential(*layers).double()",
+        adam: OPTIMIZERS[optimizer],
+        "\n\ndef workload": TRUSTING + "\n\ndef workload",
+    }
+    source = SOURCE
+    for old, new in changes.items():
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    return source
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("strategy", TWO_WAYS.values(), ids=TWO_WAYS)
+def test_buckets_that_go_another_way_at_any_step_train_what_the_plain_loop_trains(
+    turns_of: Callable[..., tuple[Turns, Any]], strategy: dict[str, Any], optimizer: str
+) -> None:
+    """Five steps of two epochs, with validation between and behind them, and a last step on either way."""
+    source, rng, expected = two_way_source(optimizer), random.Random(1), None
+    for choose in ORDERS:
+        turns, spec = turns_of(source, update="balanced", **strategy)
+        ways = turns.set_routes(rng)
+        assert len(set(ways)) > 1
+        expected = reference.train(spec) if expected is None else expected
+        turns.run(choose)
+        means, facts = turns.measured()
+        steps = [index for index, values in sorted(facts.items()) if "lr" in values]
+        assert [means[index]["loss"] for index in steps] == pytest.approx(expected.losses, rel=1e-12)
+        assert [facts[index]["lr"] for index in steps] == expected.learning_rates
+        if "clip_norm" in strategy:
+            norms = [facts[index]["grad_norm"] for index in steps]
+            assert norms == pytest.approx(expected.grad_norms, rel=1e-12)
+            assert min(norms) < 1.0 < max(norms), "some steps are clipped"
+        assert turns.validations(means, facts) == [pytest.approx(values, rel=1e-12) for values in expected.validations]
+        state = turns.state()
+        for name, tensor in expected.state.items():
+            torch.testing.assert_close(state[name], tensor, rtol=1e-12, atol=1e-13)
+
+
+def test_an_optimizer_of_which_nobody_knows_what_it_keeps_stays_where_the_plan_put_it(
+    turns_of: Callable[..., tuple[Turns, Any]],
+) -> None:
+    """Adafactor keeps sums over rows and columns of a matrix; the other one counts its steps beside its state."""
+    counting = TRUSTING.replace('state["steps"] = state.get(', 'group["steps"] = group.get(')
+    counting = counting.replace('state["steps"]', 'group["steps"]')
+    for optimizer in ("torch.optim.Adafactor(parameters)", "Trusting(parameters)"):
+        source = SOURCE.replace("torch.optim.Adam(parameters, lr=0.05, eps=1e-3)", optimizer)
+        source = source.replace("\n\ndef workload", counting + "\n\ndef workload")
+        turns, _ = turns_of(source, update="balanced", replicas=[GPU], bucket_mib=1.0)
+        assert not turns.may_go_either_way()
+    turns, _ = turns_of(update="balanced", replicas=[GPU], bucket_mib=1.0)
+    assert turns.may_go_either_way()

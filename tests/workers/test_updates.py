@@ -39,7 +39,7 @@ class Stand:
         self.done: list[tuple[int, int]] = []
         self.speculative = speculative
         bounded = strategy.clip_norm is not None or strategy.skip_nonfinite
-        norm = Norm(self.memory, strategy.clip_norm, skips_nonfinite=strategy.skip_nonfinite)
+        norm = Norm(self.memory, self.course, strategy.clip_norm, skips_nonfinite=strategy.skip_nonfinite)
         template = make_optimizer(workload.optimizer, self.parameters)
         assert template is not None
         groups = group_of(template, self.parameters)
@@ -153,7 +153,7 @@ def norm_of(stand: Stand, squares: float, *, clip_norm: float | None = CLIP_NORM
     stand.memory.norms(0).zero_()
     stand.memory.norms(0)[0, 0] = squares / 2
     stand.memory.norms(0)[1, 0] = squares / 2
-    norm = Norm(stand.memory, clip_norm, skips_nonfinite=skips)
+    norm = Norm(stand.memory, stand.course, clip_norm, skips_nonfinite=skips)
     iteration = stand.course.iteration(0)
     return norm.of(iteration), norm.factor(iteration)
 

@@ -40,6 +40,7 @@ from weft.scheduler.events import (
     Release,
     ReplicasMeasured,
     ResultSaved,
+    RoutesMeasured,
     SaveResult,
     StartWorker,
     TasksFinished,
@@ -91,8 +92,8 @@ class Core:
                 return self._job_planned(event)
             case WorkerPrepared():
                 return self._worker_prepared(event)
-            case ReplicasMeasured():
-                return self._replicas_measured(event)
+            case ReplicasMeasured() | RoutesMeasured():
+                return self._measured(event)
             case JobFaulted():
                 return self._job_faulted(event, now)
             case ResultSaved():
@@ -199,9 +200,9 @@ class Core:
             commands.append(SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0]))
         return commands
 
-    def _replicas_measured(self, event: ReplicasMeasured) -> list[Command]:
+    def _measured(self, event: ReplicasMeasured | RoutesMeasured) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.RUNNING)
-        return [] if job is None else dispatch.replicas_measured(job, event.measured)
+        return [] if job is None else dispatch.measured(job, event)
 
     def _result_saved(self, event: ResultSaved, now: float) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.SAVING)
@@ -296,7 +297,7 @@ class Core:
     def _released(self, job: Job) -> list[Command]:
         commands: list[Command] = [DropArenas(job=job.name, attempt=job.attempt)]
         job.workers, job.lanes, job.plan, job.deadline, job.iterations_done = (), {}, None, None, 0
-        job.shares = job.stealing = None
+        job.shares = job.stealing = job.routes = None
         assert job.outcome is not None
         if job.outcome.state == "":
             job.attempt += 1

@@ -21,8 +21,11 @@ def task_seconds(spec: JobSpec, inspection: Inspection, placement: Placement, gr
 
 def mean_seconds(plan: Plan, task_seconds: Sequence[float] | None = None) -> tuple[float, ...]:
     """What each task of a plan takes on average: where replicas steal, a position has a microbatch now and then only,
-    and a replica gets as many as its speed is of all replicas' together. task_seconds: other ones than the plan's."""
-    costs = tuple(task_seconds or plan.task_seconds)
+    and a replica gets as many as its speed is of all replicas' together. task_seconds: as recorded, instead of the
+    plan's, of which a task of a way that its bucket does not go at the start takes nothing."""
+    local = plan.synchronisation.local if plan.synchronisation else ()
+    planned = (0.0 if task.passes(local) else plan.task_seconds[task.id] for task in plan.graph.tasks)
+    costs = tuple(task_seconds or planned)
     if plan.share != "stealing":
         return costs
     of_position = [task for task in plan.graph.tasks if task.kind in (Kind.FETCH, Kind.FORWARD, Kind.BACKWARD)]
@@ -93,7 +96,7 @@ class _Costs:
 
     def _owned_bytes(self, task: Task) -> int:
         part = self._buckets[task.bucket]
-        return sum(part.bucket.itemsize * (r.stop - r.start) for r in part.ranges if r.owner == task.replica)
+        return sum(part.bucket.itemsize * (r.stop - r.start) for r in part.all_ranges if r.owner == task.replica)
 
     def _updated_bytes(self, task: Task) -> float:
         if task.bucket < 0:

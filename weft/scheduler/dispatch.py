@@ -4,19 +4,35 @@ A lane is sent the tasks of its endless program up to a window ahead of what it 
 lanes of a replica are sent no task of a position before it is granted; see weft.scheduler.stealing.
 
 New shares hold from the first iteration of which no lane has been sent anything. Sockets keep the order of messages, so
-each worker knows them before it is sent a task of that iteration. So that this is soon, lanes of a job whose shares
-adapt are sent few iterations ahead.
+each worker knows them before it is sent a task of that iteration. New routes of buckets hold a training iteration
+later: in that iteration the optimizer's state goes from one side to the other. So that both are soon, lanes of a job
+whose shares or routes adapt are sent few iterations ahead. Where buckets have two ways, a lane of the one that none of
+them goes waits for nothing and would run through the whole job: it is sent as few ahead of those that compute.
 """
 
 from __future__ import annotations
 
 from weft.division import replica_sizes
-from weft.scheduler.events import Command, Dispatch, Grant, RecordVerdict, SetShares
+from weft.scheduler.events import (
+    Command,
+    Dispatch,
+    Grant,
+    RecordVerdict,
+    ReplicasMeasured,
+    RoutesMeasured,
+    SetRoutes,
+    SetShares,
+)
 from weft.scheduler.job import Job, LaneState, work_between
+from weft.scheduler.placement import COMPUTE
+from weft.scheduler.plan import Plan
+from weft.scheduler.route_pace import RouteMeasurement
+from weft.scheduler.routes import Routes
+from weft.scheduler.routes import adapt as adapt_routes
 from weft.scheduler.shares import Measurement, Shares, Verdict, adapt
 from weft.scheduler.stealing import Stealing
 
-ADAPTIVE_ITERATIONS = 4  # sent ahead to each lane: shares are late by as many; two would do to hide the daemon
+ADAPTIVE_ITERATIONS = 4  # sent ahead to each lane: what adapts is late by as many; two would do to hide the daemon
 
 
 def begin(job: Job) -> list[Command]:
@@ -30,13 +46,14 @@ def begin(job: Job) -> list[Command]:
     }
     job.lanes = {(state.worker, state.name): state for state in lanes.values()}
     job.shares = Shares.starting(plan.shares)
+    job.routes = Routes.starting(plan)
     commands: list[Command] = []
     if plan.share == "stealing":
         job.stealing = Stealing(plan, lanes)
         for replica in range(len(plan.replicas)):
             commands += _grant(job, replica)
     for state in job.lanes.values():
-        commands += lane_finished(job, state) if plan.share == "adaptive" else top_up(job, state)
+        commands += lane_finished(job, state)
     return commands
 
 
@@ -44,12 +61,30 @@ def lane_finished(job: Job, lane: LaneState) -> list[Command]:
     """The lane has finished some more of its tasks."""
     commands: list[Command] = []
     assert job.plan is not None
+    if job.plan.has_ways:
+        return [command for each in _allow_with_compute(job, lane) for command in top_up(job, each)]
     if job.plan.share == "adaptive":
-        length = len(lane.program)
-        lane.allowed = min(lane.total, (lane.finished // length + ADAPTIVE_ITERATIONS) * length)
+        _allow(lane, lane.finished // len(lane.program))
     if job.stealing is not None and (replica := job.stealing.replica_that_ends_in(lane)) is not None:
         commands += _grant(job, replica)
     return commands + top_up(job, lane)
+
+
+def _allow(lane: LaneState, done: int) -> None:
+    """Some iterations beyond those that are done."""
+    lane.allowed = min(lane.total, (done + ADAPTIVE_ITERATIONS) * len(lane.program))
+
+
+def _allow_with_compute(job: Job, lane: LaneState) -> list[LaneState]:
+    """The lanes that may be sent more now that one has finished some tasks."""
+    if lane.name != COMPUTE and lane.allowed is not None:
+        return [lane]
+    _allow(lane, lane.finished // len(lane.program))
+    done = min(each.finished // len(each.program) for each in job.lanes.values() if each.name == COMPUTE)
+    others = [each for each in job.lanes.values() if each.name != COMPUTE]
+    for each in others:
+        _allow(each, done)
+    return [lane, *others]
 
 
 def top_up(job: Job, lane: LaneState) -> list[Command]:
@@ -82,8 +117,14 @@ def _grant(job: Job, replica: int) -> list[Command]:
 # --- measurements
 
 
-def replicas_measured(job: Job, measured: Measurement) -> list[Command]:
-    """What the measured speed of the replicas changes."""
+def measured(job: Job, event: ReplicasMeasured | RoutesMeasured) -> list[Command]:
+    """What the measured speed of the replicas, or of buckets' ways, changes."""
+    if isinstance(event, RoutesMeasured):
+        return _change_routes(job, event.measured)
+    return _replicas_measured(job, event.measured)
+
+
+def _replicas_measured(job: Job, measured: Measurement) -> list[Command]:
     if job.stealing is not None:
         verdict = job.stealing.measured(measured)
         return [_record(job, verdict, job.stealing.first_open())] if verdict is not None else []
@@ -104,6 +145,30 @@ def _change_shares(job: Job, measured: Measurement) -> list[Command]:
     if verdict is not None:
         commands.append(_record(job, verdict, first))
     return commands
+
+
+def _change_routes(job: Job, measured: RouteMeasurement) -> list[Command]:
+    plan, before = job.plan, job.routes
+    assert plan is not None
+    assert before is not None
+    first = _first_to_turn(job, plan)
+    if first is None:
+        return []
+    job.routes = adapt_routes(plan, before, measured)
+    if job.routes.local == before.local:
+        return []
+    local = tuple(sorted(job.routes.local))
+    return [SetRoutes(job=job.name, attempt=job.attempt, first_iteration=first, local=local)]
+
+
+def _first_to_turn(job: Job, plan: Plan) -> int | None:
+    """The iteration behind the first training iteration of which no lane has been sent anything; None where nothing is
+    updated after that."""
+    for index in range(first_unsent(job), plan.itinerary.num_iterations):
+        iteration = plan.itinerary.at(index)
+        if iteration.learns:
+            return index + 1 if iteration.step + 1 < plan.itinerary.steps else None
+    return None
 
 
 def first_unsent(job: Job) -> int:

@@ -34,9 +34,9 @@ from weft.scheduler.events import (
     RecordState,
     RecordVerdict,
     Release,
-    ReplicasMeasured,
     ResultSaved,
     SaveResult,
+    SetRoutes,
     SetShares,
     StartWorker,
     TasksFinished,
@@ -227,7 +227,7 @@ class Driver:
         match command:
             case Dispatch():
                 self._pool.send(command.worker, {"type": "dispatch", "lane": command.lane, "work": command.work})
-            case Grant() | SetShares() | RecordVerdict():
+            case Grant() | SetShares() | SetRoutes() | RecordVerdict():
                 replica_commands.perform(command, self.core.jobs[command.job], self.runs[command.job], self._pool.send)
             case RecordIteration():
                 self._record_iteration(command)
@@ -255,8 +255,8 @@ class Driver:
     def _measure_replicas(self, name: str) -> None:
         """Tells the core how fast the job's replicas are, where that is newly known and may change something."""
         run, job = self.runs[name], self.core.jobs.get(name)
-        if job is not None and run.replicas is not None and (measured := run.replicas.take()) is not None:
-            self.feed(ReplicasMeasured(job=name, attempt=job.attempt, measured=measured))
+        for event in replica_commands.measured(job, run) if job is not None else ():
+            self.feed(event)
 
     def _send(self, worker: str, kind: str, job: str, attempt: int, **fields: Any) -> None:
         run = self.runs[job]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.scheduler.plan import Plan
+from weft.scheduler.route_pace import RouteMeasurement
 from weft.scheduler.shares import Measurement, Verdict
 from weft.spec import JobSpec
 
@@ -74,6 +75,15 @@ class ReplicasMeasured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoutesMeasured:
+    """How long the steps of buckets' ways have taken of late."""
+
+    job: str
+    attempt: int
+    measured: RouteMeasurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFaulted:
     """The user's code or the plan failed in an attempt. exit_code is what followers exit with."""
 
@@ -130,6 +140,7 @@ Event = (
     | WorkerPrepared
     | TasksFinished
     | ReplicasMeasured
+    | RoutesMeasured
     | JobFaulted
     | ResultSaved
     | WorkerReleased
@@ -213,6 +224,17 @@ class SetShares:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetRoutes:
+    """Tell every worker of the job; no task of the training iteration before the first has been dispatched. local: the
+    buckets that devices update themselves."""
+
+    job: str
+    attempt: int
+    first_iteration: int
+    local: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordVerdict:
     """A replica does not pay: its share is 0 from the iteration on."""
 
@@ -277,6 +299,7 @@ Command = (
     | Dispatch
     | Grant
     | SetShares
+    | SetRoutes
     | RecordVerdict
     | SaveResult
     | Release

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 import graphlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -55,6 +55,13 @@ class Cause(enum.StrEnum):
     IDLE = "idle"
 
 
+class Way(enum.StrEnum):
+    """Who updates a bucket that may be updated by either; which of the two, each iteration has anew."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Lane:
     """One ordered executor: the plan's worker `worker` (a position in Plan.workers) and the lane's name in it."""
@@ -69,7 +76,8 @@ class Lane:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """microbatch and bucket are -1 where there is none. replica is, for SYNC, UPDATE and VALIDATE of buckets, the
-    owner's number; stage is -1 there.
+    owner's number; stage is -1 there. way: it passes in iterations in which its bucket goes the other way; None where
+    it runs in all.
 
     As text: the stage and what the task is about, the replica or owner before it where it is not the first.
     """
@@ -81,6 +89,11 @@ class Task:
     lane: Lane
     replica: int = 0
     bucket: int = -1
+    way: Way | None = None
+
+    def passes(self, local: Collection[int]) -> bool:
+        """Whether it does nothing while devices update these buckets themselves."""
+        return self.way is not None and (self.way is Way.DEVICE) is not (self.bucket in local)
 
     def __str__(self) -> str:
         about = [f"r{self.replica}"] if self.replica and self.stage >= 0 else []
@@ -92,10 +105,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
+    """way: it is waited for in iterations in which the target's bucket goes this way; None in all."""
+
     source: int
     target: int
     distance: int
     cause: Cause
+    way: Way | None = None
 
 
 class GraphError(ValueError):
@@ -124,6 +140,17 @@ class Graph:
         """The edges that a lane must wait for; those inside a lane hold by its order."""
         lane = self.tasks[task].lane
         return tuple(edge for edge in self.inputs(task) if self.tasks[edge.source].lane != lane)
+
+    def going(self, local: Collection[int]) -> Graph:
+        """With the edges alone that are waited for while devices update these buckets themselves."""
+
+        def counts(edge: Edge) -> bool:
+            target = self.tasks[edge.target]
+            of_this_way = edge.way is None or (edge.way is Way.DEVICE) is (target.bucket in local)
+            return of_this_way and not target.passes(local)
+
+        kept = tuple(edge for edge in self.edges if counts(edge))
+        return self if len(kept) == len(self.edges) else Graph(self.tasks, kept, self.programs)
 
     def lane_edges(self) -> list[Edge]:
         """Each lane's own order as edges, the wrap-around to the next iteration included."""

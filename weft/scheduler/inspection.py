@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 Shape = tuple[int, ...]
 
@@ -32,10 +32,22 @@ class UnitFacts:
     small_backward_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class StateFacts:
+    """One entry of what the optimizer keeps of a parameter. kind: "elements", a tensor with a number for each element;
+    "tensor", of one number; or the Python type of a number. dtype: of a tensor, otherwise ""."""
+
+    name: str
+    kind: Literal["elements", "tensor", "int", "float", "bool"]
+    dtype: str = ""
+    itemsize: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterFacts:
     """One parameter of the model, in the order of `model.parameters()`. units: those that use it. trained: it requires
-    a gradient. group: its parameter group in the user's optimizer."""
+    a gradient. group: its parameter group in the user's optimizer. state: None where nobody knows how to take it from
+    one optimizer to another."""
 
     units: tuple[int, ...]
     num_elements: int
@@ -43,6 +55,7 @@ class ParameterFacts:
     itemsize: int
     trained: bool
     group: int
+    state: tuple[StateFacts, ...] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -97,7 +110,10 @@ class Inspection:
             metrics=tuple(data["metrics"]),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(
-                ParameterFacts(**{**parameter, "units": tuple(parameter["units"])}) for parameter in data["parameters"]
+                ParameterFacts(
+                    **{**parameter, "units": tuple(parameter["units"]), "state": _state(parameter.get("state"))}
+                )
+                for parameter in data["parameters"]
             ),
             **{key: data[key] for key in _PLAIN},
         )
@@ -112,6 +128,10 @@ _PLAIN = (
     "weighted",
     "copy_bytes_per_second",
 )
+
+
+def _state(entries: Any) -> tuple[StateFacts, ...] | None:
+    return None if entries is None else tuple(StateFacts(*entry) for entry in entries)
 
 
 def _shapes(pairs: Any) -> dict[int, Shape]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from weft.scheduler.plan import Plan
+from weft.scheduler.routes import Routes
 from weft.scheduler.shares import Shares
 from weft.spec import JobSpec
 
@@ -62,7 +63,7 @@ class Outcome:
 @dataclass(slots=True)
 class Job:
     """workers: those it holds, by position in the plan. waiting_for: those that have yet to answer in this phase.
-    shares, stealing: of an attempt that runs; stealing only where its replicas do."""
+    shares, stealing, routes: of an attempt that runs; stealing only where its replicas do."""
 
     name: str
     spec: JobSpec
@@ -76,6 +77,7 @@ class Job:
     lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
     shares: Shares | None = None
     stealing: Stealing | None = None
+    routes: Routes | None = None
     iterations_done: int = 0
     outcome: Outcome | None = None
     deadline: float | None = None

@@ -32,6 +32,7 @@ from weft.metrics.progress import Progress
 from weft.metrics.recording import PlannedSpan, Recorder, packed_rows
 from weft.metrics.stops import Stops
 from weft.metrics.waits import WaitAccount
+from weft.scheduler.bucket_routes import BucketRoutes
 from weft.scheduler.graph import Kind
 from weft.scheduler.limit import speed_limit
 from weft.scheduler.plan import Plan
@@ -78,6 +79,7 @@ class JobRun:
         self.planned: tuple[PlannedSpan, ...] | None = None  # simulated when somebody first looks
         self.worker_names: tuple[str, ...] = ()
         self.replicas: ReplicaShares | None = None
+        self.routes: BucketRoutes | None = None
         self.account = JobAccount()
         self.overlap = OverlapAccount(self.account, {})
         self.waits = WaitAccount()
@@ -133,7 +135,7 @@ class JobRun:
         self.account, self.progress = JobAccount(), Progress(plan.itinerary.steps)
         self.history = History()
         self.overlap = OverlapAccount(self.account, _modes_of_lanes(plan, worker_names))
-        self.replicas = ReplicaShares(plan)
+        self.replicas, self.routes = ReplicaShares(plan), BucketRoutes(plan, worker_names)
         self.transfers = Transfers(plan)
         self.step = self.samples = 0
         self.loss = self.validation = self.learning_rate = self.grad_norm = None
@@ -173,6 +175,8 @@ class JobRun:
                     self.microbatch_seconds.add((end - start) / 1e9)
         if self.replicas is not None:
             self.replicas.add(row for row in rows if row[0] < _FIRST_STALL)
+        if self.routes is not None:
+            self.routes.add(row for row in rows if row[0] < _FIRST_STALL)
         for fragment in values:
             self._values.setdefault(fragment["iteration"], _Values()).add(fragment)
 
@@ -260,7 +264,7 @@ class JobRun:
 
     def summary(self) -> dict[str, Any] | None:
         """The parts of the plan that fit a screen, and what has become of the replicas' shares."""
-        if self.plan is None or self.replicas is None:
+        if self.plan is None or self.replicas is None or self.routes is None:
             return None
         keys = ("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds")
         described = self.plan.describe(self.worker_names)
@@ -268,6 +272,7 @@ class JobRun:
             **{key: described[key] for key in (*keys, "window", "shared_bytes")},
             "shares": list(self.replicas.newest),
             "verdicts": list(self.replicas.verdicts),
+            "updates": self.routes.described(),
         }
 
     def median_iteration_seconds(self) -> float | None:
@@ -275,17 +280,21 @@ class JobRun:
 
     def limit_seconds(self) -> float | None:
         """The graph's speed limit from the median durations of its tasks, as they ran; None before all have."""
-        if self.plan is None:
+        if self.plan is None or self.routes is None:
             return None
+        graph, local = self.plan.graph, self.routes.local
         idle = NEVER_RUN if self.plan.itinerary.forward_only else ()
-        if any(task.id not in self._durations and task.kind not in idle for task in self.plan.graph.tasks):
+        going = [task for task in graph.tasks if not task.passes(local)]
+        if any(task.id not in self._durations and task.kind not in idle for task in going):
             return None
-        if len(self.plan.graph.tasks) > MAX_TASKS_FOR_LIMIT:
+        if len(graph.tasks) > MAX_TASKS_FOR_LIMIT:
             return None
         # where replicas steal, a position has a microbatch in some iterations and passes at once in others
         middle = statistics.fmean if self.plan.share == "stealing" else statistics.median
-        seconds = [middle(self._durations.get(task.id, (0,))) / 1e9 for task in self.plan.graph.tasks]
-        return speed_limit(self.plan.graph, seconds).seconds
+        seconds = [0.0] * len(graph.tasks)
+        for task in going:
+            seconds[task.id] = middle(self._durations.get(task.id, (0,))) / 1e9
+        return speed_limit(graph.going(local), seconds).seconds
 
     def flush(self) -> None:
         with self._keeping_on():

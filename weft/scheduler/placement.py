@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from weft.scheduler.buckets import Bucket, Holder, make_buckets, owned_ranges
+from weft.scheduler.buckets import Bucket, Holder, OwnedRange, make_buckets, owned_ranges
 from weft.scheduler.graph import Lane
-from weft.scheduler.inspection import Inspection
+from weft.scheduler.inspection import Inspection, StateFacts
 from weft.scheduler.plan import BucketPlan, ReplicaPlan, Route, Synchronisation
 from weft.strategy import Strategy
 
@@ -121,22 +121,54 @@ def _synchronisation(
     bounded = strategy.clip_norm is not None or strategy.skip_nonfinite
     fine = strategy.sync == "fine"
     owners: list[Lane] = []
+
+    def ranges(bucket: Bucket, route: Route) -> tuple[OwnedRange, ...]:
+        lanes = _owner_lanes(placement, bucket, route, hosts, fine=fine)
+        owned = owned_ranges(bucket, range(len(lanes)), elementwise=inspection.elementwise)
+        owners.extend(lanes[part.owner] for part in owned if lanes[part.owner] not in owners)  # some may get nothing
+        return tuple(replace(part, owner=owners.index(lanes[part.owner])) for part in owned)
+
     plans = []
     for bucket in make_buckets(inspection.parameters, placement.cuts, int(strategy.bucket_mib * 2**20)):
         route = _route(strategy, placement, bucket, local)
-        lanes = _owner_lanes(placement, bucket, route, hosts, fine=fine)
-        ranges = owned_ranges(bucket, range(len(lanes)), elementwise=inspection.elementwise)
-        owners += [lanes[part.owner] for part in ranges if lanes[part.owner] not in owners]  # some may get nothing
-        numbered = tuple(replace(part, owner=owners.index(lanes[part.owner])) for part in ranges)
-        plans.append(BucketPlan(bucket=bucket, route=route, ranges=numbered))
+        state = _moving_state(inspection, bucket)
+        if state is not None and _may_go_either_way(strategy, placement, bucket):
+            route = Route.EITHER
+        has_two = route is Route.EITHER and len(bucket.holders) == 1
+        plans.append(
+            BucketPlan(
+                bucket=bucket,
+                route=route,
+                ranges=ranges(bucket, route),
+                device_ranges=ranges(bucket, Route.DEVICE) if has_two else (),
+                state=state if route is Route.EITHER and state is not None else (),
+            )
+        )
     return Synchronisation(
         buckets=tuple(plans),
         owners=tuple(owners),
         elementwise=inspection.elementwise,
+        coarse=not fine,
         bounded=bounded,
         speculative=bounded and fine and _hides_updates(placement, hosts),
         warmup=strategy.staleness_warmup,
+        local=tuple(p.bucket.index for p in plans if p.route is Route.EITHER and p.bucket.index in local),
     )
+
+
+def _moving_state(inspection: Inspection, bucket: Bucket) -> tuple[tuple[StateFacts, ...], ...] | None:
+    """What moves with the bucket if it goes another way; None where that is not known of each of its parameters."""
+    entries = [inspection.parameters[place.parameter].state for place in bucket.places]
+    known = [entry for entry in entries if entry is not None]
+    return tuple(known) if len(known) == len(entries) else None
+
+
+def _may_go_either_way(strategy: Strategy, placement: Placement, bucket: Bucket) -> bool:
+    """Not where replicas steal: their lanes are sent as far ahead as microbatches are granted."""
+    if strategy.update != "balanced" or strategy.steals:
+        return False
+    holders = [placement.replicas[r] for r, _ in bucket.holders]
+    return any(r.device == "gpu" for r in holders) and not any(r.staleness for r in holders)
 
 
 def _hides_updates(placement: Placement, hosts: list[int]) -> bool:

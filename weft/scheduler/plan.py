@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from weft.itinerary import Itinerary
 from weft.scheduler.buckets import Bucket, OwnedRange
-from weft.scheduler.graph import Graph, Kind, Lane, Task
-from weft.scheduler.inspection import Shape
+from weft.scheduler.graph import Graph, Kind, Lane, Task, Way
+from weft.scheduler.inspection import Shape, StateFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,29 +67,54 @@ class Route(enum.StrEnum):
     HOST = "host"  # owners update the shared parameters, devices get them
     SUM = "sum"  # owners only sum, every device gets the sum and updates its own parameters
     DEVICE = "device"  # the only replica updates its own
+    EITHER = "either"  # HOST, or what devices do without it: the table of routes says in which iteration which
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketPlan:
+    """device_ranges: of the route EITHER, where the only holder updates the whole bucket itself the other way. state:
+    of the same route, what the optimizer keeps of each of the bucket's places, which moves with the bucket."""
+
     bucket: Bucket
     route: Route
     ranges: tuple[OwnedRange, ...]
+    device_ranges: tuple[OwnedRange, ...] = ()
+    state: tuple[tuple[StateFacts, ...], ...] = ()
+
+    @property
+    def all_ranges(self) -> tuple[OwnedRange, ...]:
+        return (*self.ranges, *self.device_ranges)
+
+    def owners(self) -> list[int]:
+        return [owned.owner for owned in self.all_ranges]
+
+    def state_bytes(self) -> int:
+        """Of all that moves. One number counts 8 bytes, and each owner has its own."""
+        places = zip(self.bucket.places, self.state, strict=True) if self.state else ()
+        return sum(
+            place.num_elements * facts.itemsize if facts.kind == "elements" else 8 * len(self.ranges)
+            for place, entries in places
+            for facts in entries
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synchronisation:
     """How gradients become updates, for a job with buckets. owners: the lane in which each works.
 
-    bounded: the norm of the whole gradient must be known before an update stands (clipping, skipping). speculative:
-    updates begin before it is.
+    coarse: every SYNC waits for every BACKWARD. bounded: the norm of the whole gradient must be known before an update
+    stands (clipping, skipping). speculative: updates begin before it is. local: the buckets of the route EITHER that
+    devices update themselves at the start.
     """
 
     buckets: tuple[BucketPlan, ...]
     owners: tuple[Lane, ...]
     elementwise: bool
+    coarse: bool
     bounded: bool
     speculative: bool
     warmup: int = 0
+    local: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +141,12 @@ class Plan:
     predicted_iteration_seconds: float = 0.0
     limit_seconds: float = 0.0
     limit_cycle: str = ""
+
+    @property
+    def has_ways(self) -> bool:
+        """Whether any bucket's way may change as the job runs."""
+        sync = self.synchronisation
+        return sync is not None and any(part.route is Route.EITHER for part in sync.buckets)
 
     def lanes_of(self, worker: int) -> list[Lane]:
         return [lane for lane in self.graph.programs if lane.worker == worker]
@@ -181,7 +212,9 @@ class Plan:
                 "stage": self.graph.tasks[task].stage,
                 "microbatch": self.graph.tasks[task].microbatch,
                 "bucket": self.graph.tasks[task].bucket,
+                "way": self.graph.tasks[task].way,
                 "waits": [[edge.source, edge.distance, str(edge.cause)] for edge in self.graph.cross_lane_inputs(task)],
+                "ways": [edge.way for edge in self.graph.cross_lane_inputs(task)],
                 "wakes": task in crossing,
             }
             for task in self.graph.programs[lane]
@@ -228,6 +261,10 @@ class Plan:
             "limit_cycle": self.limit_cycle,
         }
 
+    def _start_of(self, part: BucketPlan) -> Way:
+        assert self.synchronisation is not None
+        return Way.DEVICE if part.bucket.index in self.synchronisation.local else Way.HOST
+
     def _describe_buckets(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
         if self.synchronisation is None:
             return []
@@ -236,10 +273,11 @@ class Plan:
                 "parameters": [place.parameter for place in part.bucket.places],
                 "bytes": part.bucket.num_bytes,
                 "route": str(part.route),
+                **({"starts": self._start_of(part)} if part.route is Route.EITHER else {}),
                 "holders": [list(holder) for holder in part.bucket.holders],
                 "owners": {
                     names[self.synchronisation.owners[owned.owner].worker]: [owned.start, owned.stop]
-                    for owned in part.ranges
+                    for owned in part.all_ranges
                 },
             }
             for part in self.synchronisation.buckets

@@ -188,13 +188,14 @@ def _shared_bytes(inspection: Inspection, placement: Placement, rings: Sequence[
 
 
 def _synchronised_bytes(placement: Placement) -> int:
-    """Gradients of every holder, and the versions of the parameters that stale replicas read."""
+    """Gradients of every holder, the versions of the parameters that stale replicas read, and the optimizer's state
+    where it may have to move."""
     if placement.synchronisation is None:
         return 0
     depths = [1 + replica.staleness for replica in placement.replicas]
     versions = max(depths) if max(depths) > 1 else 0
     return sum(
-        part.bucket.num_bytes * (versions + sum(depths[r] for r, _ in part.bucket.holders))
+        part.bucket.num_bytes * (versions + sum(depths[r] for r, _ in part.bucket.holders)) + part.state_bytes()
         for part in placement.synchronisation.buckets
     )
 
@@ -227,7 +228,8 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
 def _checked(plan: Plan) -> Plan:
     try:
         plan.graph.check()
-        limit = speed_limit(plan.graph, mean_seconds(plan))
+        local = plan.synchronisation.local if plan.synchronisation else ()
+        limit = speed_limit(plan.graph.going(local), mean_seconds(plan))
         predicted = simulate(plan).iteration_seconds
     except (GraphError, SimulationError) as error:
         raise PlanError(str(error)) from error

@@ -116,6 +116,8 @@ class _Run:
         self._steals = plan.share == "stealing"
         self._granted: set[tuple[int, int, int]] = set()  # iteration, replica, position
         self._pace = ReplicaPace(plan)
+        self._local = plan.synchronisation.local if plan.synchronisation else ()
+        self._graph = plan.graph.going(self._local)
 
     def to_end(self) -> Simulation:
         spec = JobSpec(
@@ -205,7 +207,9 @@ class _Run:
                 self._happens(start + part * seconds, None, milestone, iteration)
 
     def _seconds_of(self, task: int, iteration: int) -> float:
-        """Nothing for a position that has no microbatch."""
+        """Nothing for a position that has no microbatch, or on the way that a bucket does not go."""
+        if self._plan.graph.tasks[task].passes(self._local):
+            return 0.0
         if self._steals and self._plan.graph.tasks[task].kind in (Kind.FETCH, Kind.FORWARD, Kind.BACKWARD):
             where = self._plan.graph.tasks[task]
             if (iteration, where.replica, where.microbatch) not in self._granted:
@@ -217,7 +221,7 @@ class _Run:
         heapq.heappush(self._happening, (when, self._order, lane, task, iteration))
 
     def _missing(self, task: int, iteration: int) -> int | None:
-        for edge in self._plan.graph.inputs(task):
+        for edge in self._graph.inputs(task):
             if self._finished[edge.source] < iteration - edge.distance:
                 return edge.source
         return None

@@ -11,7 +11,7 @@ when each runs, they only do the work. Where each kind is:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,9 @@ Run = Callable[[Iteration], None]
 class Operation:
     """One task of the lane. mode: what its time counts as. waits: (task, distance, cause) of inputs from other lanes.
     update_needed: the iteration whose update to wait for, where that is no fixed distance. passes: does nothing, and
-    waits for nothing, in validation iterations. wakes: a task of another lane waits for it."""
+    waits for nothing, in validation iterations. takes: whether it is of the way that its bucket goes; None where that
+    is no question. If it is not, it passes. skips: numbers of the waits that are not of that way; None where all count.
+    wakes: a task of another lane waits for it."""
 
     task: int
     mode: str
@@ -51,6 +53,12 @@ class Operation:
     passes: bool
     run: Run
     update_needed: Callable[[Iteration], int] | None = None
+    takes: Callable[[Iteration], bool] | None = None
+    skips: Callable[[Iteration], Collection[int]] | None = None
+
+    def runs(self, iteration: Iteration) -> bool:
+        """Whether there is anything to do and to wait for."""
+        return (iteration.learns or not self.passes) and (self.takes is None or self.takes(iteration))
 
 
 class Attempt:
@@ -112,9 +120,18 @@ class Attempt:
                 passes=task["kind"] in PASSES,
                 run=self._bind(task, measured),
                 update_needed=self._parts.update_needed(task),
+                takes=self._parts.takes(task),
+                skips=self._skips(task),
             )
             for task in program
         }
+
+    def _skips(self, task: Mapping[str, Any]) -> Callable[[Iteration], Collection[int]] | None:
+        if not any(task["ways"]):
+            return None
+        bucket, course = task["bucket"], self.course
+        numbers = {way: [n for n, each in enumerate(task["ways"]) if each == way] for way in ("host", "device")}
+        return lambda iteration: numbers["host" if course.is_local(bucket, iteration) else "device"]
 
     def _bind(self, task: Mapping[str, Any], measured: Measured) -> Run:
         r, s, m, b = task["replica"], task["stage"], task["microbatch"], task["bucket"]
@@ -131,9 +148,9 @@ class Attempt:
             case "grad":
                 return lambda iteration: parts.stages[r, s].finish_gradient(iteration, b)
             case "down":
-                return lambda iteration: parts.memories[r, s].down(b, iteration)
+                return lambda iteration: parts.down(r, s, b, iteration)
             case "up":
-                return lambda iteration: parts.memories[r, s].up(b, iteration)
+                return lambda iteration: parts.up(r, s, b, iteration)
             case "sync":
                 return lambda iteration: parts.owners[r].sync(b, iteration)
             case "update" if b < 0:

@@ -13,7 +13,7 @@ A device keeps its own parameters and gradients beside these. Step numbers count
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,11 +27,14 @@ from weft.transport.directory import Directory
 NORMS_DEPTH = 2
 
 Holder = tuple[int, int]
+StateEntry = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketView:
-    """A bucket of the plan. places: parameter index -> first element. ranges: owner -> (start, stop)."""
+    """A bucket of the plan. places: parameter index -> first element. ranges: owner -> (start, stop). device_owner: who
+    updates all of it, of the route "either" and with one holder, where the device does. state: of the same route, the
+    entries (name, kind, dtype) of each parameter's optimizer state."""
 
     index: int
     dtype: str
@@ -42,6 +45,8 @@ class BucketView:
     holders: tuple[Holder, ...]
     ranges: Mapping[int, tuple[int, int]]
     route: str
+    device_owner: int | None = None
+    state: Mapping[int, tuple[StateEntry, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, part: Mapping[str, Any]) -> BucketView:
@@ -52,7 +57,20 @@ class BucketView:
             holders=tuple((r, s) for r, s in bucket["holders"]),
             ranges={owned["owner"]: (owned["start"], owned["stop"]) for owned in part["ranges"]},
             route=str(part["route"]),
+            device_owner=next((owned["owner"] for owned in part["device_ranges"]), None),
+            state={
+                place["parameter"]: tuple((entry["name"], entry["kind"], entry["dtype"]) for entry in entries)
+                for place, entries in zip(bucket["places"], part["state"], strict=False)
+            },
         )
+
+    def range_of(self, owner: int) -> tuple[int, int]:
+        return (0, self.num_elements) if owner == self.device_owner else self.ranges[owner]
+
+    @property
+    def owners(self) -> frozenset[int]:
+        own = frozenset() if self.device_owner is None else frozenset({self.device_owner})
+        return frozenset(self.ranges) | own
 
     @property
     def num_bytes(self) -> int:

@@ -1,16 +1,19 @@
 """Course: what each iteration of an attempt is, and who has which part of its batch; from numbers alone.
 
+Also which way each bucket goes that may go either way: it follows from the table of routes, row by row from the daemon.
+
 Also which version of the parameters a stale replica computes with: version v is after v updates. With staleness k,
 step i runs on version i - k; during warm-up (and right after, until it has fallen behind) on the newest it may have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.division import Part, divide
 from weft.itinerary import Iteration, Itinerary
+from weft.route_table import RouteTable
 from weft.share_table import ShareTable
 
 _KEPT = 64  # answers of each kind; a lane asks for few different ones in a row
@@ -19,8 +22,8 @@ _NOTHING = Part(-1, 0, 0)
 
 
 class Course:
-    """replicas, share, shares: as in the plan's worker view. One thread may set shares and take grants while lanes ask
-    for the iterations whose tasks they have been sent."""
+    """replicas, share, shares: as in the plan's worker view. One thread may set shares and routes and take grants while
+    lanes ask for the iterations whose tasks they have been sent."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self.itinerary = Itinerary(**plan["itinerary"])
@@ -28,6 +31,7 @@ class Course:
         self.steals = plan.get("share") == "stealing"
         self._staleness: list[int] = [replica["staleness"] for replica in plan["replicas"]]
         self._warmup: int = (plan["synchronisation"] or {}).get("warmup", 0)
+        self._routes = RouteTable((plan["synchronisation"] or {}).get("local", ()))
         self._shares = ShareTable([1.0] if self.steals else plan["shares"])
         self._divided = self.microbatches[:1] if self.steals else self.microbatches
         self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
@@ -81,6 +85,31 @@ class Course:
     def contributes(self, iteration: Iteration, replica: int) -> bool:
         """Whether owners have to read the replica's gradient. Where replicas steal they do: they know of no grants."""
         return self.steals or any(part.size for part in self.parts(iteration)[replica])
+
+    # --- which way buckets go
+
+    def set_routes(self, first: int, local: Iterable[int]) -> None:
+        """From iteration `first` on; no task of the training iteration before it has been dispatched."""
+        self._routes.set(first, frozenset(local))
+
+    def is_local(self, bucket: int, iteration: Iteration) -> bool:
+        """Whether devices update the bucket themselves, which may go either way."""
+        return bucket in self._routes.of(iteration.index)
+
+    def has_turned(self, bucket: int, iteration: Iteration) -> bool:
+        """Whether the bucket goes another way than in the training iteration before."""
+        if iteration.step == 0:
+            return False
+        return self.is_local(bucket, self.iteration(self.update_of(iteration.step))) != self.is_local(bucket, iteration)
+
+    def will_turn(self, bucket: int, iteration: Iteration) -> bool:
+        """Whether it will go another way in the training iteration after."""
+        if iteration.step + 1 >= self.itinerary.steps:
+            return False
+        following = self.iteration(self.update_of(iteration.step + 2))
+        return self.is_local(bucket, following) != self.is_local(bucket, iteration)
+
+    # --- versions
 
     def version(self, index: int, replica: int) -> int:
         """Updates that the replica's parameters have at iteration `index`; validation has them all."""

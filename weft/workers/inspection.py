@@ -21,6 +21,7 @@ from weft.transport.arena import dtype_name
 from weft.workers.data import Batches
 from weft.workers.optimizer import make_optimizer
 from weft.workers.sharded_optimizer import is_elementwise
+from weft.workers.state_facts import optimizer_memory, state_facts
 from weft.workers.updates import group_of
 from weft.workload import Workload, WorkloadError, units
 
@@ -55,6 +56,7 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
         small_size = _measure_small(model, facts, samples[largest][0])
     _record_ties(model, facts)
     optimizer = make_optimizer(workload.optimizer, list(workload.model.parameters())) if learns else None
+    update_seconds, moves = _measure_update(optimizer) if optimizer is not None else (0.0, False)
     return {
         "units": facts,
         "input": _tensor_facts({size: inputs for size, (inputs, _) in samples.items()}),
@@ -62,9 +64,9 @@ def inspect(workload: Workload, spec: JobSpec) -> dict[str, Any]:
         "num_train": batches.num_train,
         "num_validation": batches.num_validation,
         "load_seconds": load_seconds,
-        "update_seconds": _update_seconds(optimizer),
+        "update_seconds": update_seconds,
         "metrics": list(workload.metrics),
-        "parameters": _parameter_facts(workload.model, optimizer),
+        "parameters": _parameter_facts(workload.model, optimizer, moves=moves),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "copy_bytes_per_second": _copy_bytes_per_second(),
@@ -226,8 +228,8 @@ def _record_ties(model: nn.ModuleList, facts: list[dict[str, Any]]) -> None:
         fact["tied_to"] = sorted(tied)
 
 
-def _parameter_facts(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
-    """Of each parameter, in the order of `model.parameters()`."""
+def _parameter_facts(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, moves: bool) -> list[dict[str, Any]]:
+    """Of each parameter, in the order of `model.parameters()`. moves: the optimizer's state can."""
     using: dict[int, list[int]] = {}
     for number, (_, module) in enumerate(units(model)):
         for parameter in module.parameters():
@@ -242,6 +244,7 @@ def _parameter_facts(model: nn.Module, optimizer: torch.optim.Optimizer | None) 
             "itemsize": parameter.element_size(),
             "trained": parameter.requires_grad and index in groups,
             "group": groups.get(index, 0),
+            "state": state_facts(optimizer, parameter) if moves and optimizer is not None else None,
         }
         for index, parameter in enumerate(parameters)
     ]
@@ -264,16 +267,17 @@ def _copy_bytes_per_second() -> float:
     return COPIED_BYTES / min(seconds)
 
 
-def _update_seconds(optimizer: torch.optim.Optimizer | None) -> float:
-    """Seconds of one optimizer step on the whole model, gradients as `_measure` left them."""
-    if optimizer is None:
-        return 0.0
+def _measure_update(optimizer: torch.optim.Optimizer) -> tuple[float, bool]:
+    """Seconds of one step on the whole model, gradients as `_measure` left them; and whether whatever it changes beside
+    the parameters stands in `optimizer.state`."""
+    optimizer.step()  # makes the optimizer's state
+    before = optimizer_memory(optimizer)
     seconds = []
-    for _ in range(2):  # the first makes the optimizer's state
+    for _ in range(TIMED_RUNS):
         started = time.perf_counter()
         optimizer.step()
         seconds.append(time.perf_counter() - started)
-    return seconds[-1]
+    return min(seconds), optimizer_memory(optimizer) == before
 
 
 def _tensor_facts(tensors: dict[int, torch.Tensor]) -> dict[str, Any]:

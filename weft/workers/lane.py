@@ -94,11 +94,14 @@ class Lane:
         operation = self._operations[task]
         attempt = self._attempt
         iteration = attempt.iteration(index)
-        runs = iteration.learns or not operation.passes
+        runs = operation.runs(iteration)
         if runs:
             board = self._board
             words = board.words
+            skipped = () if operation.skips is None else operation.skips(iteration)
             for number, (source, distance, cause) in enumerate(operation.waits):
+                if number in skipped:
+                    continue
                 needed = index - distance
                 if operation.update_needed is not None and cause == "update":
                     needed = operation.update_needed(iteration)

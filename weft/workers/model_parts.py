@@ -21,6 +21,7 @@ from weft.workers.compute import StageTasks
 from weft.workers.course import Course
 from weft.workers.gradients import StageGradients
 from weft.workers.measured import Measured
+from weft.workers.moving_state import Moves
 from weft.workers.optimizer import make_optimizer
 from weft.workers.replica_memory import ReplicaMemory
 from weft.workers.slots import SlotRing
@@ -80,11 +81,14 @@ class ModelParts:
         self.owners: dict[int, Owner] = {}
         self.own_updates: dict[int, StageUpdate] = {}
         self._device_updates: dict[Holder, Updates] = {}
+        self._owner_updates: dict[int, Updates | None] = {}
+        self._own_updates: dict[tuple[Holder, int], Updates] = {}  # of a device's own parameters, by bucket
         sync = plan["synchronisation"]
         self._memory = None
         self._in_buckets: set[int] = set()
         if sync is not None:
             self._memory = BucketMemory(directory, sync, [replica["staleness"] for replica in plan["replicas"]])
+            self._moves = Moves(directory, self._memory, course, plan["replicas"])
             self._in_buckets = {id(self._parameters[i]) for bucket in self._memory.buckets for i in bucket.places}
         for part in plan["stages"]:
             self._add_stage(part)
@@ -192,13 +196,15 @@ class ModelParts:
         for number in self._owner_numbers():
             self._add_owner(number, sync)
         for holder in self.stages:
-            summed = [bucket for bucket in self._memory.held(holder) if bucket.route == "sum"]
+            held = self._memory.held(holder)
+            summed = [b for b in held if b.route == "sum" or (b.route == "either" and b.device_owner is None)]
             if summed and self._plan["replicas"][holder[0]]["device"] == "gpu":
                 bounds = {bucket.index: (0, bucket.num_elements) for bucket in summed}
                 first = not any(self._is_cpu(r) for bucket in summed for r, _ in bucket.holders)
                 self._device_updates[holder] = self._updates(
                     summed, bounds, holder, sync, speculative=False, publishes=first and holder == summed[0].holders[0]
                 )
+                self._own_updates |= {(holder, bucket.index): self._device_updates[holder] for bucket in summed}
         names = named_state(self._units)
         self._memory.publish_layout(names, self._parameters)
 
@@ -207,19 +213,23 @@ class ModelParts:
 
     def _add_owner(self, number: int, sync: Mapping[str, Any]) -> None:
         assert self._memory is not None
-        owned = [bucket for bucket in self._memory.buckets if number in bucket.ranges]
-        on_device = next((bucket.holders[0] for bucket in owned if bucket.route == "device"), None)
+        owned = [bucket for bucket in self._memory.buckets if number in bucket.owners]
+        alone = [bucket for bucket in owned if bucket.route == "device" or number == bucket.device_owner]
+        on_device = alone[0].holders[0] if alone else None
         updated = [
             bucket for bucket in owned if bucket.route != "sum" or any(self._is_cpu(r) for r, _ in bucket.holders)
         ]
         updates = None
         if updated:
-            bounds = {bucket.index: bucket.ranges[number] for bucket in updated}
+            bounds = {bucket.index: bucket.range_of(number) for bucket in updated}
             updates = self._updates(
                 updated, bounds, on_device, sync, speculative=sync["speculative"], publishes=on_device is not None
             )
         gradients = (self.memories[on_device].gradients if on_device is not None else None) or {}
-        own = {bucket.index: gradients[bucket.index] for bucket in owned if bucket.route == "device"}
+        own = {bucket.index: gradients[bucket.index] for bucket in alone}
+        if updates is not None and on_device is not None:
+            self._own_updates |= {(on_device, bucket.index): updates for bucket in alone}
+        self._owner_updates[number] = updates
         self.owners[number] = Owner(number, self._memory, self._course, own, updates, squares=sync["bounded"])
 
     def _updates(
@@ -244,27 +254,67 @@ class ModelParts:
             values = own.values[bucket.index] if own is not None else memory.parameters(bucket)
             gradient = (own.gradients or {})[bucket.index] if own is not None else memory.sum(bucket)
             shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
-        strategy = self._spec.strategy
+        strategy, moves = self._spec.strategy, self._moves
+
+        def begin(bucket: BucketView, iteration: Iteration) -> None:
+            if own is None:
+                moves.begin(updates, bucket, iteration)
 
         def done(bucket: BucketView, iteration: Iteration) -> None:
+            if own is None:
+                moves.done(updates, bucket, iteration)
             if memory.num_versions:
                 start, stop = bounds[bucket.index]
                 memory.version(bucket, iteration.step + 1)[start:stop].copy_(memory.parameters(bucket)[start:stop])
             if publishes and own is not None and iteration.step == course.itinerary.steps - 1:
                 own.publish(bucket, bounds[bucket.index])
 
-        return Updates(
+        updates = Updates(
             self._workload,
             template,
             self._parameters,
             buckets,
             shards,
-            norm=Norm(memory, strategy.clip_norm, skips_nonfinite=strategy.skip_nonfinite) if sync["bounded"] else None,
+            norm=Norm(memory, course, strategy.clip_norm, skips_nonfinite=strategy.skip_nonfinite)
+            if sync["bounded"]
+            else None,
             speculative=speculative,
             missing=missing_parameters(memory, course),
+            begin=begin,
             done=done,
+            takes=moves.host_takes if own is None else moves.device_takes,
             reports=self._plan["position"] == sync["reporter"],
         )
+        return updates
+
+    def down(self, r: int, s: int, bucket: int, iteration: Iteration) -> None:
+        """DOWN(r,s,b): the gradient, and what else the host needs if the bucket comes down anew."""
+        assert self._memory is not None
+        memory, view = self.memories[r, s], self._memory.buckets[bucket]
+        memory.down(bucket, iteration)
+        if view.route == "either" and view.holders[0] == (r, s):
+            self._moves.down(self._own_updates[(r, s), bucket], view, memory.values[bucket], iteration)
+
+    def up(self, r: int, s: int, bucket: int, iteration: Iteration) -> None:
+        """UP(r,s,b): the parameters or the sum, and what else the device needs if the bucket stays up from now on."""
+        assert self._memory is not None
+        view = self._memory.buckets[bucket]
+        self.memories[r, s].up(bucket, iteration)
+        if view.route == "either" and iteration.learns:
+            self._moves.up(self._own_updates[(r, s), bucket], view, iteration)
+
+    def takes(self, task: Mapping[str, Any]) -> Callable[[Iteration], bool] | None:
+        """Whether a task is of the way that its bucket goes; None where it runs in any case."""
+        if task["way"] is None:
+            return None
+        assert self._memory is not None
+        r, s, bucket, course = task["replica"], task["stage"], task["bucket"], self._course
+        if task["kind"] == "update":
+            updates = self._owner_updates[r] if s < 0 else self._device_updates[r, s]
+            if updates is not None and updates.ends_with(self._memory.buckets[bucket]):
+                return None
+        is_device = task["way"] == "device"
+        return lambda iteration: iteration.learns and course.is_local(bucket, iteration) is is_device
 
     def update_device(self, r: int, s: int, bucket: int, iteration: Iteration, measured: Measured) -> None:
         """UPDATE(r,s,b) of a device's own parameters with the sum that has come up."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,8 @@ _ELEMENTWISE = frozenset(
 )
 # What torch's loops take at once: two vectors of AVX-512 (the fused kernels one). Narrower vectors divide it.
 _VECTORS_BYTES = 128
+
+State = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,38 @@ def split(part: Part, shard: Shard, optimizer: torch.optim.Optimizer) -> list[Pa
             for each in ([piece.parameter for piece in pieces] if parameter is part.parameter else [parameter])
         ]
     return pieces
+
+
+def states_of_segments(part: Part, state: State) -> Iterator[tuple[Segment, State]]:
+    """Each segment's share of a part's state: flat where it is by element, otherwise the part's own."""
+    for segment in part.segments:
+        within = slice(segment.start - part.range.start, segment.stop - part.range.start)
+        yield (
+            segment,
+            {
+                name: value.reshape(-1)[within] if _is_per_element(value, part.parameter) else value
+                for name, value in state.items()
+            },
+        )
+
+
+def are_alike(one: State, other: State) -> bool:
+    """Whether two segments' states differ by elements alone, so that both may be one part's."""
+    return one.keys() == other.keys() and all(
+        _is_flat(value) or bool(value == other[name]) for name, value in one.items()
+    )
+
+
+def joined_state(part: Part, states: Sequence[State]) -> State:
+    """A part's state of those of its segments, which are alike; a copy."""
+    return {
+        name: torch.empty_like(part.parameter.data, dtype=value.dtype).copy_(
+            torch.cat([state[name] for state in states]).view(part.parameter.shape)
+        )
+        if _is_flat(value)
+        else copy.deepcopy(value)
+        for name, value in states[0].items()
+    }
 
 
 def flat_twin(
@@ -218,6 +252,10 @@ def _gathered(template: torch.optim.Optimizer, part: Part, parameters: Sequence[
 
 def _is_per_element(value: object, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape
+
+
+def _is_flat(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 1
 
 
 def _dense_strides(like: Tensor) -> tuple[int, ...]:

@@ -97,9 +97,9 @@ class _Worker:
         if message["type"] == "dispatch":
             self._inboxes[message["lane"]].put(message["work"])
             return
-        if message["type"] in ("shares", "grants"):
+        if message["type"] in ("shares", "grants", "routes"):
             if self._attempt is not None:  # gone where the job's own code has failed meanwhile
-                self._divide(self._attempt, message)
+                self._adjust(self._attempt, message)
             return
         if message["type"] == "prepare":
             self._inboxes = message["inboxes"] = {lane: queue.SimpleQueue() for lane in message["plan"]["lanes"]}
@@ -111,10 +111,12 @@ class _Worker:
         self._inbox.put(message)
 
     @staticmethod
-    def _divide(attempt: Attempt, message: Message) -> None:
-        """How iterations are divided whose tasks have not come yet."""
+    def _adjust(attempt: Attempt, message: Message) -> None:
+        """How iterations are divided, and their buckets go, whose tasks have not come yet."""
         if message["type"] == "shares":
             attempt.course.set_shares(message["first"], message["shares"])
+        elif message["type"] == "routes":
+            attempt.course.set_routes(message["first"], message["local"])
         else:
             attempt.course.grant(message["replica"], message["grants"])
 

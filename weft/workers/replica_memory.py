@@ -6,6 +6,7 @@ device or stale, has its own, and for these are the tasks
     DOWN(r,s,b)   a device's gradient                   → the holder's shared gradient
     UP(r,s,b)     the shared parameters, or a version   → own parameters            (route "host")
                   the sum of all gradients              → own gradient              (route "sum")
+                  one or the other                                                  (route "either")
 """
 
 from __future__ import annotations
@@ -71,7 +72,12 @@ class ReplicaMemory:
 
     def up(self, bucket: int, iteration: Iteration) -> None:
         view = self._buckets[bucket]
-        if view.route == "sum":
+        is_local = self._course.is_local(bucket, iteration)
+        if view.route == "either" and not is_local:
+            if iteration.learns:
+                self.values[bucket].copy_(self._memory.parameters(view))
+            return
+        if view.route in ("sum", "either"):
             assert self.gradients is not None
             if iteration.learns:
                 self.gradients[bucket].copy_(self._memory.sum(view))

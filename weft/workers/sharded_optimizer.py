@@ -17,7 +17,7 @@ backward that goes on or in a bubble; it pays where that time is free and clippi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +27,16 @@ from weft.workers.optimizer_state import (
     Part,
     Segment,
     Shard,
+    State,
+    are_alike,
     flat_parts,
     flat_twin,
     group_indices,
     is_elementwise,
+    joined_state,
     options,
     split,
+    states_of_segments,
     whole_parts,
     whole_twin,
 )
@@ -101,6 +105,16 @@ class ShardedOptimizer:
         """The last speculation stays."""
         self._buckets[bucket].update.confirm()
 
+    def take_state(self, bucket: int, *, keeps: bool) -> Iterator[tuple[Segment, State]]:
+        """The state of each segment, tensors flat and its own. Without `keeps` it is forgotten here: another optimizer
+        goes on with it, until `give_state` brings it back."""
+        return self._buckets[bucket].take_state(keeps=keeps)
+
+    @torch.no_grad()
+    def give_state(self, bucket: int, state_of: Callable[[Segment], State]) -> None:
+        """Goes on with what another optimizer like this one has come to. What `state_of` answers is copied."""
+        self._buckets[bucket].give_state(state_of)
+
     def read_hyperparameters(self) -> None:
         """Takes over what has changed in the template's groups since last time, such as lr after a scheduler's step.
 
@@ -147,6 +161,28 @@ class _Bucket:
             chosen += [piece for piece, answer in zip(pieces, answers, strict=mixed) if answer]
         self._parts = parts
         return chosen
+
+    def take_state(self, *, keeps: bool) -> Iterator[tuple[Segment, State]]:
+        self.update.confirm()
+        for part in self._parts:
+            state = self._twin.state.get(part.parameter, {})
+            yield from states_of_segments(part, state)
+            if not keeps:
+                self._twin.state.pop(part.parameter, None)
+                self.update.forget(part)
+
+    def give_state(self, state_of: Callable[[Segment], State]) -> None:
+        """A part whose segments are not in the same state is split, for good."""
+        parts: list[Part] = []
+        for part in self._parts:
+            self._twin.state.pop(part.parameter, None)
+            states = [state_of(segment) for segment in part.segments]
+            alike = all(are_alike(states[0], state) for state in states[1:])
+            parts += [part] if alike else self._split(part)
+        self._parts = parts
+        for part in parts:
+            if state := joined_state(part, [state_of(segment) for segment in part.segments]):
+                self._twin.state[part.parameter] = state
 
     def set_options(self, index: int, changed: Mapping[str, Any]) -> None:
         """index: the template's group."""

@@ -22,7 +22,7 @@ from weft.workers.updates import Updates
 
 
 class Owner:
-    """own_gradients: of buckets that a device synchronises with nobody, flat, by bucket. updates: None for an owner
+    """own_gradients: of buckets that its device synchronises with nobody, flat, by bucket. updates: None for an owner
     that only sums. squares: whether anybody asks for the norm."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Owner:
         self._own_gradients = own_gradients
         self._updates = updates
         self._squares = squares
-        self._buckets = {bucket.index: bucket for bucket in memory.buckets if number in bucket.ranges}
+        self._buckets = {bucket.index: bucket for bucket in memory.buckets if number in bucket.owners}
         for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
             memory.sum(bucket)
             for holder in bucket.holders:
@@ -67,7 +67,7 @@ class Owner:
         holders = contributors(self._course, bucket, iteration)
         key = (bucket.index, tuple((h, iteration.step % self._memory.gradient_depth(h)) for h in holders))
         if key not in self._reductions:
-            start, stop = bucket.ranges[self._number]
+            start, stop = bucket.range_of(self._number)
             if bucket.index in self._own_gradients:
                 out = self._own_gradients[bucket.index]
                 sources = [out]

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from weft.itinerary import Iteration
 from weft.workers.bucket_memory import BucketMemory, BucketView
+from weft.workers.course import Course
 from weft.workers.measured import Measured
+from weft.workers.optimizer_state import State
 from weft.workers.sharded_optimizer import Segment, Shard, ShardedOptimizer
 from weft.workload import Workload, make_scheduler
 
@@ -28,20 +30,35 @@ CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 
 Missing = Callable[[BucketView, Iteration], frozenset[int]]
 Done = Callable[[BucketView, Iteration], None]
+Takes = Callable[[BucketView, Iteration], bool]
 
 
 class Norm:
     """What the norm of the whole gradient says about the update."""
 
-    def __init__(self, memory: BucketMemory, clip_norm: float | None, *, skips_nonfinite: bool) -> None:
+    def __init__(self, memory: BucketMemory, course: Course, clip_norm: float | None, *, skips_nonfinite: bool) -> None:
         self._memory = memory
+        self._course = course
+        self._two_ways = [bucket for bucket in memory.buckets if bucket.device_owner is not None]
         self._clip_norm = clip_norm
         self._skips_nonfinite = skips_nonfinite
 
     def of(self, iteration: Iteration) -> float:
         """Before clipping."""
-        squares = float(self._memory.norms(iteration.step).sum())
+        squares = float(self._written(iteration).sum())
         return math.sqrt(squares) if squares >= 0 else math.nan
+
+    def _written(self, iteration: Iteration) -> torch.Tensor:
+        """The sums of squares of the step, without those of an earlier one that stand where a bucket no longer goes."""
+        norms = self._memory.norms(iteration.step)
+        if not self._two_ways:
+            return norms
+        written = norms.clone()
+        for bucket in self._two_ways:
+            away = bucket.ranges if self._course.is_local(bucket.index, iteration) else [bucket.device_owner]
+            for owner in away:
+                written[bucket.index, owner] = 0.0
+        return written
 
     def factor(self, iteration: Iteration) -> float | None:
         """What to multiply the gradient with; None where the update is to be skipped."""
@@ -55,8 +72,9 @@ class Norm:
 
 
 class Updates:
-    """shards: by bucket. norm: None where nothing bounds updates. done: called once a bucket's update stands.
-    reports: this one tells the learning rate and the norm of each step."""
+    """shards: by bucket. norm: None where nothing bounds updates. begin: called before a bucket's update, done once it
+    stands. takes: whether a bucket is updated here in an iteration. reports: this one tells the learning rate and the
+    norm of each step."""
 
     def __init__(
         self,
@@ -70,6 +88,8 @@ class Updates:
         speculative: bool,
         missing: Missing,
         done: Done,
+        begin: Done = lambda bucket, iteration: None,
+        takes: Takes = lambda bucket, iteration: True,
         reports: bool,
     ) -> None:
         self._template = template
@@ -82,22 +102,39 @@ class Updates:
         self._speculated: set[int] = set()  # buckets of the iteration that is on its way
         self._stood = True  # the last step, as it was
         self._missing = missing
+        self._begin = begin
         self._done = done
+        self._takes = takes
         self._reports = reports
 
     def update(self, bucket: BucketView, iteration: Iteration, measured: Measured) -> None:
-        touched = self._touched(bucket, iteration)
+        """The last bucket's also ends the step, even if it is updated elsewhere."""
+        takes = self._takes(bucket, iteration)
+        if takes:
+            self._begin(bucket, iteration)
         if self._speculative:
-            if self._stood:
-                self._optimizer.speculate(bucket.index, touched=touched)
+            if takes and self._stood:
+                self._optimizer.speculate(bucket.index, touched=self._touched(bucket, iteration))
                 self._speculated.add(bucket.index)
             return
         factor = 1.0 if self._norm is None else self._norm.factor(iteration)
-        if factor is not None:
-            self._optimizer.step(bucket.index, touched=touched, scale=factor)
-        self._done(bucket, iteration)
-        if bucket is self._buckets[-1]:
+        if takes and factor is not None:
+            self._optimizer.step(bucket.index, touched=self._touched(bucket, iteration), scale=factor)
+        if takes:
+            self._done(bucket, iteration)
+        if self.ends_with(bucket):
             self._end_step(iteration, measured, skipped=factor is None)
+
+    def ends_with(self, bucket: BucketView) -> bool:
+        """Whether the step ends with the bucket's UPDATE, not with a VALIDATE."""
+        return not self._speculative and bucket is self._buckets[-1]
+
+    def take_state(self, bucket: BucketView, *, keeps: bool) -> Iterator[tuple[Segment, State]]:
+        """What the optimizer knows of each segment of the bucket's shard, and without `keeps` no longer knows."""
+        return self._optimizer.take_state(bucket.index, keeps=keeps)
+
+    def give_state(self, bucket: BucketView, state_of: Callable[[Segment], State]) -> None:
+        self._optimizer.give_state(bucket.index, state_of)
 
     def validate(self, iteration: Iteration, measured: Measured) -> None:
         """All updates of the iteration have been made; the norm is known."""
@@ -105,6 +142,8 @@ class Updates:
         factor = self._norm.factor(iteration)
         self._stood = factor == 1.0
         for bucket in self._buckets:
+            if not self._takes(bucket, iteration):
+                continue
             stands = False
             if bucket.index in self._speculated:
                 stands = self._stood
