@@ -28,7 +28,8 @@ def given_in(field: str, value: Any, source: str) -> tuple[dict[str, Any], dict[
     """(flags, environment, text of weft.toml) with the field's value in one of them."""
     flags = {field: value} if source == "flag" else {}
     environment = {f"WEFT_{field.upper()}": str(value)} if source == "environment" else {}
-    return flags, environment, f"[daemon]\n{field} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n" if source == "file" else ""
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return flags, environment, f"[daemon]\n{field} = {text}\n" if source == "file" else ""
 
 
 @pytest.mark.parametrize("present", list(itertools.product([True, False], repeat=3)), ids=str)
