@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import platform
@@ -121,6 +122,8 @@ class _Daemon:
                 group.create_task(self._tick(driver, ledger), name="tick"),
                 group.create_task(self._watch_lag(), name="lag"),
             ]
+            gc.collect()
+            gc.freeze()  # all that was imported: some 50 ms of every later collection that nothing would come of
             notify.notify_ready(self._environment)
             _log.info("weft %s serves %s with %d workers", __version__, runtime.path, self._settings.num_workers)
             await self._stop.wait()
