@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import signal
 import time
 import urllib.request
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from weft.client import RequestRefused
-from weft.metrics.accounting import JobAccount
+from weft.metrics.accounting import MODES, JobAccount
 from weft.metrics.recording import Recording
+from weft.metrics.window import last_iterations
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, until, SECONDS = _REAL["RealDaemon"], _REAL["until"], _REAL["SECONDS"]
@@ -49,6 +54,61 @@ def test_an_ended_jobs_recording_has_the_same_time_as_its_accounts(daemon: RealD
     assert sum(part["seconds"] for part in path["parts"]) + path["gap_seconds"] == pytest.approx(path["seconds"])
     assert recording.planned
     assert not list(Path(result["run_dir"]).glob("*.partial"))
+
+
+@pytest.mark.slow
+def test_terminal_page_trace_and_metrics_tell_the_same_time(daemon: RealDaemon) -> None:
+    strategy = {"replicas": 2, "microbatches": 2, "clip_norm": 1.0}
+    job = daemon.run(daemon.spec(strategy=strategy))["job"]
+    expected = {
+        (lane, mode): seconds
+        for lane, modes in daemon.client.show(job)["lanes"].items()
+        for mode, seconds in modes.items()
+    }
+    assert {mode for _, mode in expected} >= {"forward", "backward", "sync", "update", "load", "stall_sync"}
+    summary = json.loads(daemon.weft("show", job, "--time", "--json").stdout)
+    assert {(told["lane"], m): s for told in summary["lanes"] for m, s in told["seconds"].items()} == expected
+    url = daemon.client.status()["metrics"]
+    with urllib.request.urlopen(f"{url}/api/jobs/{job}", timeout=SECONDS) as answer:
+        lanes = json.load(answer)["time"]["lanes"]
+    assert {(lane, m): s for lane, told in lanes.items() for m, s in told["modes"].items()} == expected
+    with urllib.request.urlopen(f"{url}/metrics", timeout=SECONDS) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [s for f in families for s in f.samples if s.name == "weft_lane_seconds_total"]
+    counted = {
+        (f"{s.labels['worker']}/{s.labels['lane']}", s.labels["mode"]): s.value
+        for s in samples
+        if s.labels["job"] == job and s.value
+    }
+    assert counted == pytest.approx(expected, abs=1e-6)
+    events = json.loads(daemon.weft("trace", job, "-o", "-").stdout)["traceEvents"]
+    assert _seconds_of_trace(events, within=expected) == pytest.approx(_of_window(daemon, job), abs=1e-6)
+
+
+def _seconds_of_trace(events: list[dict[str, Any]], within: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
+    """By lane and mode, of the slices of lanes."""
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for event in events:
+        if event["ph"] == "X":
+            lane = f"{processes[event['pid']]}/{threads[event['pid'], event['tid']]}"
+            mode = f"stall_{event['args']['cause']}" if event["cat"] == "stall" else event["cat"]
+            if (lane, mode) in within:
+                sums[lane, mode] += event["dur"] / 1e6
+    return dict(sums)
+
+
+def _of_window(daemon: RealDaemon, job: str) -> dict[tuple[str, str], float]:
+    """What the recording has of its complete iterations, which is what a trace shows."""
+    recording = Recording.load(daemon.client.record(job))
+    window = last_iterations(recording)
+    assert window is not None
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for lane, rows in recording.rows_within(window.start_ns, window.end_ns).items():
+        for mode, _, _, _, start, end in rows:
+            sums[lane, MODES[mode]] += (min(end, window.end_ns) - max(start, window.start_ns)) / 1e9
+    return dict(sums)
 
 
 @pytest.mark.slow
