@@ -144,9 +144,10 @@ def _observed() -> Iterator[tuple[Client, str, PrometheusServer | None]]:
             print(missing, file=sys.stderr)
             yield client, url, None
             return
-        home = Path(tempfile.mkdtemp(prefix="weft-prometheus-"))
-        with PrometheusServer(home, url.removeprefix("http://"), interval=f"{SCRAPE_SECONDS:g}s") as server:
-            yield client, url, server
+        with tempfile.TemporaryDirectory(prefix="weft-prometheus-") as home:
+            target = url.removeprefix("http://")
+            with PrometheusServer(Path(home), target, interval=f"{SCRAPE_SECONDS:g}s") as server:
+                yield client, url, server
 
 
 def _plant(client: Client, url: str, server: PrometheusServer | None, fault: Fault) -> dict[str, float]:

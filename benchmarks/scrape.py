@@ -20,6 +20,7 @@ from measure import Result, main, value_result
 from weft.metrics.declared import MAX_SERIES
 from weft.metrics.exporter import Exporter
 from weft.metrics.http import MetricsServer
+from weft.metrics.recording import packed_rows
 from weft.scheduler.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
 from weft.scheduler.job_metrics import JobMetrics
 from weft.scheduler.job_run import JobRun
@@ -157,7 +158,7 @@ def _run_iteration(run: JobRun, plan: Plan, workers: tuple[str, ...], index: int
             rows.append((MODE_INDEX[mode], program[0], index, -1, stamp, stamp + ROW_NS))
             stamp += ROW_NS
         values = [{"iteration": index, "means": {"loss": 1.0}, "facts": {"lr": 1e-3}}] if lane.name == "compute" else []
-        run.add_report(workers[lane.worker], lane.name, rows, values)
+        run.add_report(workers[lane.worker], lane.name, packed_rows(rows), values)
 
 
 def num_series(exporter: Exporter) -> int:

@@ -10,18 +10,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from weft.metrics.declared import MAX_SERIES
 from weft.metrics.exporter import Exporter
+from weft.metrics.recording import packed_rows
 from weft.scheduler.inspection import Inspection, ParameterFacts, UnitFacts
 from weft.scheduler.job_metrics import GRACE_SECONDS, JobMetrics
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.plan import Plan
-from weft.transport.records import MODE_INDEX, Row
+from weft.transport.records import MODE_INDEX
 
 SECOND = 1_000_000_000
 WORKERS = ("cpu-0", "cpu-1", "loader-0")
 
 
-def rows(*parts: tuple[str, int, int]) -> list[Row]:
-    return [(MODE_INDEX[mode], 0, 0, -1, start * SECOND, end * SECOND) for mode, start, end in parts]
+def rows(*parts: tuple[str, int, int], iteration: int = 0) -> bytes:
+    return packed_rows(
+        [(MODE_INDEX[mode], 0, iteration, -1, start * SECOND, end * SECOND) for mode, start, end in parts]
+    )
 
 
 @pytest.fixture
@@ -155,7 +158,7 @@ def test_a_follower_is_told_how_much_was_hidden(run: JobRun) -> None:
     run.add_report("cpu-0", "sync", rows(("sync", 3, 6)), [])
     run.finish_iteration(0)
     run.add_report("cpu-0", "sync", rows(("update", 6, 7)), [])
-    run.add_report("cpu-0", "compute", [(MODE_INDEX["forward"], 0, 1, -1, 7 * SECOND, 9 * SECOND)], [])
+    run.add_report("cpu-0", "compute", rows(("forward", 7, 9), iteration=1), [])
     run.finish_iteration(1)
     progress = run.take_progress()
     assert progress is not None

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from weft.metrics.recording import packed_rows
 from weft.scheduler import job_run
 from weft.scheduler.inspection import Inspection, UnitFacts
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.plan import Plan
-from weft.transport.records import MODE_INDEX, Row
+from weft.transport.records import MODE_INDEX
 
 SECOND = 1_000_000_000
 MAX_SECONDS = 4  # of one iteration of the stamps below
@@ -35,12 +36,14 @@ def run(tmp_path: Path, plan: Plan) -> Iterator[JobRun]:
     run.close()
 
 
-def stamps(iteration: int, start: int, seconds: int) -> list[Row]:
+def stamps(iteration: int, start: int, seconds: int) -> bytes:
     """The compute lane of one iteration: waits for data a second, then forward; ends `seconds` after the start."""
-    return [
-        (MODE_INDEX["stall_data"], 1, iteration, 0, start * SECOND, (start + 1) * SECOND),
-        (MODE_INDEX["forward"], 1, iteration, -1, (start + 1) * SECOND, (start + seconds) * SECOND),
-    ]
+    return packed_rows(
+        [
+            (MODE_INDEX["stall_data"], 1, iteration, 0, start * SECOND, (start + 1) * SECOND),
+            (MODE_INDEX["forward"], 1, iteration, -1, (start + 1) * SECOND, (start + seconds) * SECOND),
+        ]
+    )
 
 
 def fragment(iteration: int, means: dict[str, float], **facts: float) -> dict[str, Any]:
@@ -105,7 +108,7 @@ def test_seconds_go_from_the_end_of_one_iteration_to_the_end_of_the_next(run: Jo
     """By the stamps of the lane that ends last, whatever the order in which reports arrive."""
     report(run, 0, 0, 2, {"loss": 1.0})
     report(run, 1, 4, 3, {"loss": 1.0})
-    run.add_report("loader-0", "load", [(MODE_INDEX["load"], 0, 0, -1, 0, 3 * SECOND)], [])
+    run.add_report("loader-0", "load", packed_rows([(MODE_INDEX["load"], 0, 0, -1, 0, 3 * SECOND)]), [])
     run.finish_iteration(0)
     run.finish_iteration(1)
     assert [line["seconds"] for line in lines(run)] == [None, 4.0]
@@ -115,7 +118,7 @@ def test_seconds_go_from_the_end_of_one_iteration_to_the_end_of_the_next(run: Jo
 def test_waiting_does_not_end_an_iteration(run: JobRun) -> None:
     report(run, 0, 0, 2, {"loss": 1.0})
     report(run, 1, 4, 2, {"loss": 1.0})
-    run.add_report("loader-0", "load", [(MODE_INDEX["stall_slot"], 0, 1, 3, 0, 100 * SECOND)], [])
+    run.add_report("loader-0", "load", packed_rows([(MODE_INDEX["stall_slot"], 0, 1, 3, 0, 100 * SECOND)]), [])
     run.finish_iteration(0)
     run.finish_iteration(1)
     assert lines(run)[1]["seconds"] == 4.0
@@ -209,7 +212,9 @@ def test_the_limit_comes_from_the_median_of_each_task_once_all_have_run(run: Job
     for iteration in range(3):
         for task, kind in enumerate(kinds):
             took = durations[task][iteration] * SECOND
-            run.add_report("cpu-0", f"lane-{task}", [(MODE_INDEX[kind], task, iteration, -1, now, now + took)], [])
+            run.add_report(
+                "cpu-0", f"lane-{task}", packed_rows([(MODE_INDEX[kind], task, iteration, -1, now, now + took)]), []
+            )
             now += took
             assert (run.limit_seconds() is None) == (iteration == 0 and task < 3)
     assert run.limit_seconds() == pytest.approx(2 + 4 + 1)
@@ -218,13 +223,13 @@ def test_the_limit_comes_from_the_median_of_each_task_once_all_have_run(run: Job
 def test_a_plan_of_very_many_tasks_is_not_searched_for_its_limit(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_run, "MAX_TASKS_FOR_LIMIT", 3)
     for task in range(4):
-        run.add_report("cpu-0", f"lane-{task}", [(MODE_INDEX["load"], task, 0, -1, 0, SECOND)], [])
+        run.add_report("cpu-0", f"lane-{task}", packed_rows([(MODE_INDEX["load"], task, 0, -1, 0, SECOND)]), [])
     assert run.limit_seconds() is None
 
 
 def test_a_step_in_which_nothing_counts_is_a_line_like_any_other(run: JobRun) -> None:
     """No microbatch of it has a loss, as in the reference, whose sum over none is 0 as well."""
-    run.add_report("cpu-0", "compute", [], [fragment(0, {}, lr=0.1)])
+    run.add_report("cpu-0", "compute", b"", [fragment(0, {}, lr=0.1)])
     run.finish_iteration(0)
     assert (lines(run)[0]["loss"], lines(run)[0]["lr"]) == (0.0, 0.1)
     assert run.median_iteration_seconds() is None
@@ -233,8 +238,8 @@ def test_a_step_in_which_nothing_counts_is_a_line_like_any_other(run: JobRun) ->
 def test_each_lanes_part_of_a_mean_is_added_up_and_a_fact_is_a_fact(run: JobRun) -> None:
     """Two replicas have each their part of the batch's loss, and an owner knows the rate and the norm."""
     for worker, part in (("cpu-0", 0.5), ("cpu-1", 0.25)):
-        run.add_report(worker, "compute", [], [fragment(0, {"loss": part}), fragment(1, {"loss": 10.0})])
-    run.add_report("cpu-0", "sync", [], [fragment(0, {}, lr=0.1, grad_norm=4.0)])
+        run.add_report(worker, "compute", b"", [fragment(0, {"loss": part}), fragment(1, {"loss": 10.0})])
+    run.add_report("cpu-0", "sync", b"", [fragment(0, {}, lr=0.1, grad_norm=4.0)])
     run.finish_iteration(0)
     (line,) = lines(run)
     assert (line["loss"], line["lr"], line["grad_norm"], line["skipped"]) == (0.75, 0.1, 4.0, False)
@@ -245,8 +250,8 @@ def test_a_validation_that_is_weighed_is_the_mean_over_what_counts(run: JobRun) 
     """What the batches of 8 and 2 samples count is another matter than their samples."""
     for iteration, weight in ((2, 10.0), (3, 30.0), (6, 0.0), (7, 0.0)):
         means = {"loss": float(iteration)} if weight else {}
-        run.add_report("cpu-0", "compute", [], [fragment(iteration, means, weight=weight)])
-        run.add_report("cpu-1", "compute", [], [fragment(iteration, {}, weight=weight)])
+        run.add_report("cpu-0", "compute", b"", [fragment(iteration, means, weight=weight)])
+        run.add_report("cpu-1", "compute", b"", [fragment(iteration, {}, weight=weight)])
         run.finish_iteration(iteration)
         if iteration == 3:
             assert run.validation == {"loss": (10 * 2.0 + 30 * 3.0) / 40}

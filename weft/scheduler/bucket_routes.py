@@ -23,6 +23,11 @@ class BucketRoutes:
         self._devices = {r for r, replica in enumerate(plan.replicas) if replica.device == "gpu"}
         self._pace = RoutePace(plan) if self._either else None
 
+    @property
+    def measures(self) -> bool:
+        """Whether it wants the rows of tasks that ran."""
+        return self._pace is not None
+
     def set(self, first: int, local: Iterable[int]) -> str:
         """What the core has decided; the sentence that people read."""
         self.local = frozenset(local)

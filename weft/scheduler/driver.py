@@ -58,7 +58,6 @@ from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.pool import DIRECTORY, Pool
 from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
-from weft.transport.records import unpack
 from weft.transport.wire import Message
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
@@ -166,7 +165,7 @@ class Driver:
             case "stopped" | "continued" as what:
                 self._exporter.set("weft_worker_up", what == "continued", worker=worker)
                 if (run := self.runs.get(self.core.workers[worker].job or "")) is not None:
-                    (run.stops.stop if what == "stopped" else run.stops.resume)(worker, message["at"])
+                    (run.books.stops.stop if what == "stopped" else run.books.stops.resume)(worker, message["at"])
             case "inspected":
                 self._spawn(self._plan(message), f"plan {message['job']}")
             case "prepared":
@@ -202,7 +201,7 @@ class Driver:
             self._perform(dispatch)
         if dispatches:
             self._exporter.observe("weft_dispatch_latency_seconds", time.monotonic() - arrived)
-        run.add_report(worker, lane, list(unpack(message["records"])), message["values"])
+        run.add_report(worker, lane, message["records"], message["values"])
         for command in commands:
             if not isinstance(command, (Grant, Dispatch)):
                 self._perform(command)
@@ -332,7 +331,7 @@ class Driver:
             self._spawn(self._ledger.run(Ledger.record, name, **changes), f"record {name}")
             self.changed[name].notify()
             return
-        run.overlap.flush()
+        run.books.overlap.flush()
         self._metrics.end(run, time.monotonic())
         self._exporter.add("weft_jobs_ended_total", state=state, reason=command.reason or "")
         changes |= {

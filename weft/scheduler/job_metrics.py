@@ -75,7 +75,7 @@ class JobMetrics:
         self._publish_lanes(run)
         for kind, num_bytes in run.transfers.take_bytes().items():
             exporter.add("weft_transfer_bytes_total", num_bytes, job=job, kind=kind)
-        exporter.merge("weft_microbatch_seconds", run.microbatch_seconds.take(), job=job)
+        exporter.merge("weft_microbatch_seconds", run.books.microbatch_seconds.take(), job=job)
 
     def end(self, run: JobRun, now: float) -> None:
         """The job has ended, and nothing more comes: its last values stand for a while."""
@@ -98,13 +98,13 @@ class JobMetrics:
 
     def _publish_lanes(self, run: JobRun) -> None:
         exporter, job = self._exporter, run.job
-        for lane, modes in run.account.take_seconds().items():
+        for lane, modes in run.books.account.take_seconds().items():
             worker, _, name = lane.partition("/")
             for mode, seconds in modes.items():
                 exporter.add("weft_lane_seconds_total", seconds, job=job, worker=worker, lane=name, mode=mode)
-        residual = sum(run.account.residual_seconds(lane) for lane in run.account.lane_seconds())
+        residual = sum(run.books.account.residual_seconds(lane) for lane in run.books.account.lane_seconds())
         exporter.set("weft_lane_residual_seconds", residual, job=job)
-        for worker, kinds in run.overlap.take_seconds().items():
+        for worker, kinds in run.books.overlap.take_seconds().items():
             for kind, parts in kinds.items():
                 labels = {"job": job, "worker": worker, "kind": kind}
                 exporter.add("weft_overlap_seconds_total", parts["hidden"], **labels)

@@ -26,8 +26,8 @@ def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
     return {
         "plan": run.summary(),
         "steps": run.plan.itinerary.steps if run.plan else None,
-        "lanes": run.account.lane_seconds(),
-        "overlap": run.overlap.seconds(),
+        "lanes": run.books.account.lane_seconds(),
+        "overlap": run.books.overlap.seconds(),
         "time": time_of(run),
         "peak_bytes": run.peak_bytes,
         "validation": run.validation or {},
@@ -90,7 +90,7 @@ def time_of(run: JobRun) -> dict[str, Any] | None:
     plan = run.plan
     if plan is None:
         return None
-    tasks, names = plan.graph.tasks, run.worker_names
+    tasks, names, books = plan.graph.tasks, run.worker_names, run.books
     return time_report(
-        run.account, run.waits, lambda task: str(tasks[task]), lambda task: lane_name(tasks[task].lane, names)
+        books.account, books.waits, lambda task: str(tasks[task]), lambda task: lane_name(tasks[task].lane, names)
     )

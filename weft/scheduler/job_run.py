@@ -23,31 +23,22 @@ from pathlib import Path
 from typing import IO, Any
 
 from weft.itinerary import Iteration
-from weft.metrics.accounting import JobAccount
-from weft.metrics.declared import METRICS
-from weft.metrics.histogram import Observations
 from weft.metrics.history import History
-from weft.metrics.overlap import OverlapAccount
 from weft.metrics.progress import Progress
-from weft.metrics.recording import PlannedSpan, Recorder, packed_rows
-from weft.metrics.stops import Stops
-from weft.metrics.waits import WaitAccount
+from weft.metrics.recording import PlannedSpan
 from weft.scheduler.bucket_routes import BucketRoutes
 from weft.scheduler.graph import Kind
+from weft.scheduler.job_books import JobBooks
 from weft.scheduler.limit import speed_limit
 from weft.scheduler.plan import Plan
 from weft.scheduler.replica_shares import ReplicaShares
 from weft.scheduler.transfers import Transfers
-from weft.transport.records import BUSY_MODES, MODE_INDEX, MODE_OF_KIND, Row
+from weft.transport.records import FIRST_STALL, MODE_OF_KIND, last_ends, unpack
 
 MODEL = "model.safetensors"
-SAMPLES_PER_TASK = 31  # of a task's duration; their median sets the measured limit
 MAX_TASKS_FOR_LIMIT = 4096  # above it the search for the critical cycle would hold up the daemon
 MAX_LOG_BYTES = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
 NEVER_RUN = (Kind.BACKWARD,)  # by a job that only runs forward
-_MICROBATCH_EDGES = next(metric.buckets for metric in METRICS if metric.name == "weft_microbatch_seconds")
-_BACKWARD = MODE_INDEX["backward"]  # the second mode; the first is forward
-_FIRST_STALL = MODE_INDEX[BUSY_MODES[-1]] + 1
 
 
 _log = logging.getLogger("weft.job_run")
@@ -80,14 +71,9 @@ class JobRun:
         self.worker_names: tuple[str, ...] = ()
         self.replicas: ReplicaShares | None = None
         self.routes: BucketRoutes | None = None
-        self.account = JobAccount()
-        self.overlap = OverlapAccount(self.account, {})
-        self.waits = WaitAccount()
-        self.stops = Stops()
-        self.recorder = Recorder()
+        self.books = JobBooks({})
         self.history = History()
         self.progress = Progress(0)
-        self.microbatch_seconds = Observations(_MICROBATCH_EDGES)  # forwards and backwards
         self.transfers: Transfers  # of a job that has a plan
         self.step = 0
         self.samples = 0
@@ -109,7 +95,6 @@ class JobRun:
         self._last_end: tuple[int, int] | None = None  # iteration and the time at which it ended
         self._validating: dict[str, float] = {}
         self._weighed = 0.0  # of the validation that is on its way
-        self._durations: dict[int, deque[int]] = {}
 
     @property
     def log_path(self) -> Path:
@@ -131,16 +116,15 @@ class JobRun:
     def begin(self, plan: Plan, worker_names: tuple[str, ...], attempt: int = 1) -> None:
         """A new attempt: numbers and metrics.jsonl start over, since training does."""
         self.plan, self.worker_names, self.attempt, self.planned = plan, worker_names, attempt, None
-        self.waits, self.stops, self.recorder = WaitAccount(), Stops(), Recorder()
-        self.account, self.progress = JobAccount(), Progress(plan.itinerary.steps)
+        self.books = JobBooks(_modes_of_lanes(plan, worker_names))
+        self.progress = Progress(plan.itinerary.steps)
         self.history = History()
-        self.overlap = OverlapAccount(self.account, _modes_of_lanes(plan, worker_names))
         self.replicas, self.routes = ReplicaShares(plan), BucketRoutes(plan, worker_names)
         self.transfers = Transfers(plan)
         self.step = self.samples = 0
         self.loss = self.validation = self.learning_rate = self.grad_norm = None
         self.peak_bytes = {}
-        self._values, self._ends, self._durations, self._validating = {}, {}, {}, {}
+        self._values, self._ends, self._validating = {}, {}, {}
         self._weighed = 0.0
         self._last_end = None
         self.iteration_seconds.clear()
@@ -156,27 +140,15 @@ class JobRun:
         if peak_bytes is not None:
             self.peak_bytes[worker] = peak_bytes
 
-    def add_report(self, worker: str, lane: str, rows: list[Row], values: list[dict[str, Any]]) -> None:
-        """What a lane stamped and measured. Errors: AccountingError for rows that contradict one another."""
-        name, told = f"{worker}/{lane}", self.stops.cut(worker, rows)
-        self.account.add(name, told)
-        self.overlap.add(name, told)
-        self.waits.add(name, told)
-        self.recorder.add(name, packed_rows(told))
-        ends, durations, count = self._ends, self._durations, self.microbatch_seconds.add
-        for mode, task, iteration, _, start, end in rows:  # with the accounts' own loops, what a row costs the daemon
-            if mode < _FIRST_STALL:
-                if end > ends.get(iteration, 0):
-                    ends[iteration] = end
-                if task not in durations:
-                    durations[task] = deque(maxlen=SAMPLES_PER_TASK)
-                durations[task].append(end - start)
-                if mode <= _BACKWARD:
-                    count((end - start) / 1e9)
-        if self.replicas is not None:
-            self.replicas.add(row for row in rows if row[0] < _FIRST_STALL)
-        if self.routes is not None:
-            self.routes.add(row for row in rows if row[0] < _FIRST_STALL)
+    def add_report(self, worker: str, lane: str, packed: bytes, values: list[dict[str, Any]]) -> None:
+        """What a lane stamped, as its report has it, and measured."""
+        self.books.put(worker, lane, packed)
+        for iteration, end in last_ends(packed).items():
+            self._ends[iteration] = max(end, self._ends.get(iteration, 0))
+        if self.replicas is not None and self.routes is not None and (self.replicas.measures or self.routes.measures):
+            ran = [row for row in unpack(packed) if row[0] < FIRST_STALL]
+            self.replicas.add(ran)
+            self.routes.add(ran)
         for fragment in values:
             self._values.setdefault(fragment["iteration"], _Values()).add(fragment)
 
@@ -244,7 +216,7 @@ class JobRun:
 
     def take_progress(self) -> dict[str, Any] | None:
         """What a follower shows, over the time since the last call; None if no step came since."""
-        pace, shares = self.progress.take_interval(), self.account.take_interval()
+        pace, shares = self.progress.take_interval(), self.books.account.take_interval()
         if pace is None or shares is None or self.plan is None:
             return None
         return {
@@ -257,7 +229,7 @@ class JobRun:
             "samples_per_second": pace.samples_per_second,
             "data_percent": shares["data_percent"],
             "stall_percent": shares["stall_percent"],
-            "overlap_percent": self.overlap.take_percent(),
+            "overlap_percent": self.books.overlap.take_percent(),
             "eta_seconds": pace.eta_seconds,
             "validation": self.validation,
         }
@@ -282,10 +254,10 @@ class JobRun:
         """The graph's speed limit from the median durations of its tasks, as they ran; None before all have."""
         if self.plan is None or self.routes is None:
             return None
-        graph, local = self.plan.graph, self.routes.local
+        graph, local, durations = self.plan.graph, self.routes.local, self.books.durations
         idle = NEVER_RUN if self.plan.itinerary.forward_only else ()
         going = [task for task in graph.tasks if not task.passes(local)]
-        if any(task.id not in self._durations and task.kind not in idle for task in going):
+        if any(task.id not in durations and task.kind not in idle for task in going):
             return None
         if len(graph.tasks) > MAX_TASKS_FOR_LIMIT:
             return None
@@ -293,7 +265,7 @@ class JobRun:
         middle = statistics.fmean if self.plan.share == "stealing" else statistics.median
         seconds = [0.0] * len(graph.tasks)
         for task in going:
-            seconds[task.id] = middle(self._durations.get(task.id, (0,))) / 1e9
+            seconds[task.id] = middle(durations.get(task.id, (0,))) / 1e9
         return speed_limit(graph.going(local), seconds).seconds
 
     def flush(self) -> None:

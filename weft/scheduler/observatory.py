@@ -125,7 +125,7 @@ class Observatory:
             "validation": run.validation or {},
             "plan": run.summary(),
             "time": time_of(run),
-            "overlap": run.overlap.seconds() if plan else {},
+            "overlap": run.books.overlap.seconds() if plan else {},
             "history": run.history.curves(),
         }
 
@@ -150,7 +150,7 @@ class Observatory:
         frame = await self._frame(run, plan)
         if run.plan is not plan:  # another attempt has begun meanwhile
             return _encoded(_nothing(row.job))
-        return await asyncio.to_thread(_timeline_of_reports, frame, run.recorder.reports(), iterations)
+        return await asyncio.to_thread(_timeline_of_reports, frame, run.books.recorder.reports(), iterations)
 
     async def _frame(self, run: JobRun, plan: Plan) -> Recording:
         """The job's tasks and programs, its plan in virtual time: what stays as it is while the attempt lasts."""

@@ -29,6 +29,11 @@ class ReplicaShares:
         self._granted: dict[int, list[list[int]]] = {}  # iteration -> numbers of each replica's microbatches
         self._pace = None if plan.share == "fixed" else ReplicaPace(plan)
 
+    @property
+    def measures(self) -> bool:
+        """Whether it wants the rows of tasks that ran."""
+        return self._pace is not None
+
     # --- what the core has decided
 
     def set(self, first: int, shares: Sequence[float]) -> None:

@@ -24,6 +24,7 @@ STALL_MODES = (
     "idle",
 )
 MODES = BUSY_MODES + STALL_MODES
+FIRST_STALL = len(BUSY_MODES)  # an index into MODES: below it are the busy ones
 MODE_INDEX = {mode: index for index, mode in enumerate(MODES)}
 FIELDS_PER_ROW = 6
 
@@ -58,3 +59,10 @@ def unpack(data: bytes) -> Iterator[Row]:
         raise ValueError(f"{len(flat)} numbers are no whole number of rows of {FIELDS_PER_ROW}")
     values = iter(flat)
     return zip(values, values, values, values, values, values, strict=True)
+
+
+def last_ends(data: bytes) -> dict[int, int]:
+    """When the last task of each iteration that ran here ended; by columns, without a tuple for each row."""
+    flat = array("q", data)
+    columns = zip(flat[0::FIELDS_PER_ROW], flat[2::FIELDS_PER_ROW], flat[5::FIELDS_PER_ROW], strict=True)
+    return {iteration: end for mode, iteration, end in columns if mode < FIRST_STALL}
