@@ -12,6 +12,8 @@ them goes waits for nothing and would run through the whole job: it is sent as f
 
 from __future__ import annotations
 
+import math
+
 from weft.division import replica_sizes
 from weft.scheduler.events import (
     Command,
@@ -32,7 +34,8 @@ from weft.scheduler.routes import adapt as adapt_routes
 from weft.scheduler.shares import Measurement, Shares, Verdict, adapt
 from weft.scheduler.stealing import Stealing
 
-ADAPTIVE_ITERATIONS = 4  # sent ahead to each lane: what adapts is late by as many; two would do to hide the daemon
+ADAPTIVE_ITERATIONS = 4  # at least, sent ahead to each lane: what adapts is late by as many
+ADAPTIVE_SECONDS = 0.05  # of work, where iterations are short: a daemon without a core of its own answers late
 
 
 def begin(job: Job) -> list[Command]:
@@ -64,26 +67,30 @@ def lane_finished(job: Job, lane: LaneState) -> list[Command]:
     if job.plan.has_ways:
         return [command for each in _allow_with_compute(job, lane) for command in top_up(job, each)]
     if job.plan.share == "adaptive":
-        _allow(lane, lane.finished // len(lane.program))
+        _allow(job.plan, lane, lane.finished // len(lane.program))
     if job.stealing is not None and (replica := job.stealing.replica_that_ends_in(lane)) is not None:
         commands += _grant(job, replica)
     return commands + top_up(job, lane)
 
 
-def _allow(lane: LaneState, done: int) -> None:
+def _allow(plan: Plan, lane: LaneState, done: int) -> None:
     """Some iterations beyond those that are done."""
-    lane.allowed = min(lane.total, (done + ADAPTIVE_ITERATIONS) * len(lane.program))
+    ahead = ADAPTIVE_ITERATIONS
+    if plan.predicted_iteration_seconds:
+        ahead = max(ahead, math.ceil(ADAPTIVE_SECONDS / plan.predicted_iteration_seconds))
+    lane.allowed = min(lane.total, (done + ahead) * len(lane.program))
 
 
 def _allow_with_compute(job: Job, lane: LaneState) -> list[LaneState]:
     """The lanes that may be sent more now that one has finished some tasks."""
     if lane.name != COMPUTE and lane.allowed is not None:
         return [lane]
-    _allow(lane, lane.finished // len(lane.program))
+    assert job.plan is not None
+    _allow(job.plan, lane, lane.finished // len(lane.program))
     done = min(each.finished // len(each.program) for each in job.lanes.values() if each.name == COMPUTE)
     others = [each for each in job.lanes.values() if each.name != COMPUTE]
     for each in others:
-        _allow(each, done)
+        _allow(job.plan, each, done)
     return [lane, *others]
 
 
