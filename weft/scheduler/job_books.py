@@ -20,7 +20,7 @@ from weft.metrics.stops import Stops
 from weft.metrics.waits import WaitAccount
 from weft.transport.records import FIRST_STALL, MODE_INDEX, unpack
 
-SAMPLES_PER_TASK = 31  # of a task's duration; their median sets the measured limit
+SAMPLES_PER_TASK = 127  # durations; their medians set the limit. With fewer a slow moment sets it above what was
 
 _MICROBATCH_EDGES = next(metric.buckets for metric in METRICS if metric.name == "weft_microbatch_seconds")
 _BACKWARD = MODE_INDEX["backward"]
