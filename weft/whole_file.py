@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 
@@ -30,18 +30,21 @@ def _replace(target: Path, parts: Iterable[bytes]) -> int:
     if target.is_dir():
         raise IsADirectoryError(None, "it is a directory")
     partial = target.with_name(f".{target.name[:200]}.{os.getpid()}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
+    with ExitStack() as undoing:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        undoing.callback(_remove, partial)
         try:
             num_bytes = _write(descriptor, parts)
         finally:
             os.close(descriptor)
         partial.replace(target)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink()
-        raise
+        undoing.pop_all()
     return num_bytes
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def _write(descriptor: int, parts: Iterable[bytes]) -> int:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from weft.metrics.accounting import MODES
-from weft.metrics.recording import RecordedEdge, RecordedTask, Recording, Row, packed_rows
+from weft.metrics.recording import RecordedEdge, Recording, Row, packed_rows
 from weft.scheduler.graph import Lane
 from weft.scheduler.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
-from weft.scheduler.job_recording import planned_spans
+from weft.scheduler.job_recording import lane_name, planned_spans, recorded_programs, recorded_tasks
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import make_plan
 from weft.scheduler.simulator import Span, simulate
@@ -56,32 +55,29 @@ def record(plan: Plan, *, iterations: int = 12, seconds: Mapping[int, float] | N
     simulation = simulate(plan, costs, iterations=iterations)
     ends = {(span.task, span.iteration): span.end for spans in simulation.spans.values() for span in spans}
     names = tuple(f"{kind}-{position}" for position, kind in enumerate(plan.workers))
-    name_of = {lane: f"{names[lane.worker]}/{lane.name}" for lane in plan.graph.programs}
     return Recording(
         job="made-up-1",
         attempt=1,
         clock_ns=1_700_000_000_000_000_000,
-        tasks=tuple(
-            RecordedTask(
-                id=task.id,
-                name=str(task),
-                kind=str(task.kind),
-                replica=task.replica,
-                stage=task.stage,
-                microbatch=task.microbatch,
-                bucket=task.bucket,
-                lane=name_of[task.lane],
-            )
-            for task in plan.graph.tasks
-        ),
+        tasks=recorded_tasks(plan, names),
         edges=tuple(RecordedEdge(e.source, e.target, e.distance, str(e.cause)) for e in plan.graph.edges),
-        programs={name_of[lane]: program for lane, program in plan.graph.programs.items()},
-        packed={name_of[lane]: packed_rows(_rows(plan, lane, spans, ends)) for lane, spans in simulation.spans.items()},
+        programs=recorded_programs(plan, names),
+        packed={
+            lane_name(lane, names): packed_rows(_rows(plan, lane, spans, ends))
+            for lane, spans in simulation.spans.items()
+        },
         planned=planned_spans(plan),
         task_seconds=plan.task_seconds,
         spec={},
         inspection={},
-        facts={"ended": True, "limit_seconds": plan.limit_seconds, "iteration_seconds": simulation.iteration_seconds},
+        facts={
+            "ended": True,
+            "limit_seconds": plan.limit_seconds,
+            "iteration_seconds": simulation.iteration_seconds,
+            "rings": [
+                {"name": r.name, "replica": r.replica, "depth": r.depth, "slot_bytes": r.slot_bytes} for r in plan.rings
+            ],
+        },
     )
 
 
@@ -120,8 +116,12 @@ def recording_of() -> RecordingOf:
     return record
 
 
-@pytest.fixture
-def recording_file(tmp_path: Path) -> Path:
-    path = tmp_path / "recording.msgpack"
-    record(make_pipeline(stages=2, microbatches=4)).save(path)
-    return path
+@pytest.fixture(scope="session")
+def recorded() -> Callable[..., tuple[Plan, Recording]]:
+    """A plan of equal units and its recording; strategy by keyword, seconds of tasks that took another time."""
+
+    def make(seconds: Mapping[int, float] | None = None, **strategy: Any) -> tuple[Plan, Recording]:
+        plan = make_pipeline(**strategy)
+        return plan, record(plan, seconds=seconds)
+
+    return make

@@ -25,21 +25,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 ALL = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
 
 
-@pytest.fixture
-def recorded(
-    pipeline_of: Callable[..., Plan], recording_of: Callable[..., Recording]
-) -> Callable[..., tuple[Plan, Recording]]:
-    def make(**strategy: Any) -> tuple[Plan, Recording]:
-        plan = pipeline_of(**strategy)
-        recording = recording_of(plan)
-        rings = [
-            {"name": r.name, "replica": r.replica, "depth": r.depth, "slot_bytes": r.slot_bytes} for r in plan.rings
-        ]
-        return plan, replace(recording, facts={**recording.facts, "rings": rings})
-
-    return make
-
-
 def window_of(recording: Recording, iterations: int | None = 4) -> Window:
     window = last_iterations(recording, iterations)
     assert window is not None

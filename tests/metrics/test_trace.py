@@ -36,19 +36,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 ALL = pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
 
 
-@pytest.fixture
-def recorded(pipeline_of: PipelineOf, recording_of: RecordingOf) -> Callable[..., tuple[Plan, Recording]]:
-    def make(seconds: dict[int, float] | None = None, **strategy: Any) -> tuple[Plan, Recording]:
-        plan = pipeline_of(**strategy)
-        recording = recording_of(plan, seconds=seconds)
-        rings = [
-            {"name": r.name, "replica": r.replica, "depth": r.depth, "slot_bytes": r.slot_bytes} for r in plan.rings
-        ]
-        return plan, replace(recording, facts={**recording.facts, "rings": rings})
-
-    return make
-
-
 def window_of(recording: Recording, iterations: int | None = 4) -> Window:
     window = last_iterations(recording, iterations)
     assert window is not None

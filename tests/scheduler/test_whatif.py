@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.metrics.accounting import MODES
-from weft.metrics.recording import RecordedEdge, RecordedTask, Recording, Row, packed_rows
+from weft.metrics.recording import RecordedEdge, Recording, Row, packed_rows
 from weft.scheduler.graph import Kind
 from weft.scheduler.inspection import Inspection, UnitFacts
+from weft.scheduler.job_recording import lane_name, recorded_programs, recorded_tasks
 from weft.scheduler.planner import make_plan
 from weft.scheduler.simulator import simulate
 from weft.scheduler.whatif import what_if
@@ -62,33 +63,20 @@ def recording_of(
         for kind in plan.workers:
             names.append(f"{kind}-{counts.get(kind, 0)}")
             counts[kind] = counts.get(kind, 0) + 1
-        lanes = {lane: f"{names[lane.worker]}/{lane.name}" for lane in plan.graph.programs}
         packed = {}
         for lane, spans in ran.spans.items():
             rows: list[Row] = []
             for span in spans:
                 mode = MODES.index(MODE_OF_KIND[plan.graph.tasks[span.task].kind])
                 rows.append((mode, span.task, span.iteration, -1, round(span.start * SCALE), round(span.end * SCALE)))
-            packed[lanes[lane]] = packed_rows(rows)
+            packed[lane_name(lane, tuple(names))] = packed_rows(rows)
         return Recording(
             job="made-up",
             attempt=1,
             clock_ns=0,
-            tasks=tuple(
-                RecordedTask(
-                    id=t.id,
-                    name=str(t),
-                    kind=str(t.kind),
-                    replica=t.replica,
-                    stage=t.stage,
-                    microbatch=t.microbatch,
-                    bucket=t.bucket,
-                    lane=lanes[t.lane],
-                )
-                for t in plan.graph.tasks
-            ),
+            tasks=recorded_tasks(plan, tuple(names)),
             edges=tuple(RecordedEdge(e.source, e.target, e.distance, str(e.cause)) for e in plan.graph.edges),
-            programs={lanes[lane]: tuple(program) for lane, program in plan.graph.programs.items()},
+            programs=recorded_programs(plan, tuple(names)),
             packed=packed,
             planned=(),
             task_seconds=plan.task_seconds,

@@ -17,7 +17,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
@@ -142,12 +142,11 @@ class Ledger:
         with _explained(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.touch(mode=0o600)
-            connection = sqlite3.connect(path, timeout=0, isolation_level=None)
-            try:
+            with ExitStack() as undoing:
+                connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+                undoing.callback(connection.close)
                 _prepare(connection, path)
-            except BaseException:
-                connection.close()
-                raise
+                undoing.pop_all()
         return cls(path, runs_path.absolute(), connection)
 
     def add(
@@ -238,10 +237,9 @@ class Ledger:
             try:
                 yield
                 self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:  # a full disk can have rolled it back already
+            finally:
+                if self._connection.in_transaction:  # not committed; a full disk can have rolled it back already
                     self._connection.execute("ROLLBACK")
-                raise
 
 
 class AsyncLedger:
@@ -258,11 +256,10 @@ class AsyncLedger:
     @classmethod
     async def open(cls, path: Path, runs_path: Path) -> Self:
         executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
-        try:
+        with ExitStack() as undoing:
+            undoing.callback(executor.shutdown, wait=False)
             ledger = await asyncio.get_running_loop().run_in_executor(executor, Ledger.open, path, runs_path)
-        except BaseException:
-            executor.shutdown(wait=False)
-            raise
+            undoing.pop_all()
         return cls(ledger, executor)
 
     async def run(self, method: Callable[Concatenate[Ledger, P], T], *args: P.args, **kwargs: P.kwargs) -> T:

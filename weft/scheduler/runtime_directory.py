@@ -123,24 +123,22 @@ def _lock(path: Path) -> int:
             raise RuntimeDirectoryError(
                 f"{path}: cannot be opened ({error.strerror}); move away what is there"
             ) from error
-        try:
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(os.close, fd)
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise RuntimeDirectoryError(f"{path}: not a regular file; move away what is there")
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(fd, path):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pid = os.pread(fd, MAX_PID_CHARS, 0).decode(errors="replace").strip() or "unknown"
+                raise RuntimeDirectoryError(
+                    f"{path}: a daemon (pid {pid}) has this directory; use it, stop it, or give another runtime_dir"
+                ) from None
+            if _is_at(fd, path):  # otherwise a daemon that was ending unlinked the file meanwhile: lock the new one
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+                undoing.pop_all()
                 return fd
-        except BlockingIOError:
-            pid = os.pread(fd, MAX_PID_CHARS, 0).decode(errors="replace").strip() or "unknown"
-            os.close(fd)
-            raise RuntimeDirectoryError(
-                f"{path}: a daemon (pid {pid}) has this directory; use it, stop it, or give another runtime_dir"
-            ) from None
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # a daemon that was ending unlinked the file between our open and our lock: lock the new one
 
 
 def _is_at(fd: int, path: Path) -> bool:

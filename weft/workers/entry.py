@@ -86,11 +86,10 @@ def _import_entry(path: Path) -> ModuleType:
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[name] = module  # before it runs: dataclasses and pickle look themselves up there
-    try:
+    with contextlib.ExitStack() as undoing:
+        undoing.callback(sys.modules.pop, name, None)
         module_spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
+        undoing.pop_all()
     return module
 
 
