@@ -66,6 +66,7 @@ def record(plan: Plan, *, iterations: int = 12, seconds: Mapping[int, float] | N
             lane_name(lane, names): packed_rows(_rows(plan, lane, spans, ends))
             for lane, spans in simulation.spans.items()
         },
+        finished=iterations,
         planned=planned_spans(plan),
         task_seconds=plan.task_seconds,
         spec={},

@@ -65,6 +65,7 @@ def wide_recording(num_lanes: int = 32, tasks_per_lane: int = 200, iterations: i
             for number, lane in enumerate(lanes)
         },
         packed=packed,
+        finished=iterations,
         planned=tuple(planned),
         task_seconds=(TASK_NS / 1e9,) * len(tasks),
         spec={},

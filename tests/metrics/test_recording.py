@@ -75,8 +75,14 @@ def test_iterations_of_which_a_lane_lacks_rows_do_not_count_as_whole(recording: 
     late = replace(recording, packed={**recording.packed, lane: packed_rows(cut)})
     assert min(late.iteration_ends) == 5  # of iteration 4 rows may be missing, too
     assert max(late.iteration_ends) == max(recording.iteration_ends) == 11
-    running = replace(recording, facts={"ended": False})
-    assert max(running.iteration_ends) == 10
+    assert max(replace(recording, finished=10).iteration_ends) == 9
+
+
+def test_an_iteration_in_which_a_lane_stamped_nothing_is_whole_once_all_have_finished_it(recording: Recording) -> None:
+    lane = "cpu-1/compute"
+    silent = [row for row in recording.rows[lane] if row[2] != 11]  # as a sync lane may be while the job validates
+    validating = replace(recording, packed={**recording.packed, lane: packed_rows(silent)})
+    assert max(validating.iteration_ends) == 11
 
 
 def test_the_window_is_the_last_training_iterations_that_follow_one_another(recording: Recording) -> None:

@@ -314,6 +314,7 @@ def hand_made(rows: dict[str, list[Row]]) -> Recording:
         edges=(RecordedEdge(0, 1, 0, "activation"),),
         programs={"cpu-0/compute": (0,), "cpu-1/compute": (1,)},
         packed={lane: packed_rows(each) for lane, each in rows.items()},
+        finished=1 + max(row[2] for each in rows.values() for row in each),
         planned=(),
         task_seconds=(1e-6, 1e-6),
         spec={},

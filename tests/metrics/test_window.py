@@ -50,7 +50,7 @@ def test_more_iterations_than_there_are_is_all_of_them(recording: Recording) -> 
 def test_a_recording_without_a_whole_iteration_has_no_window(recording: Recording) -> None:
     assert last_iterations(replace(recording, packed={})) is None
     begun = {lane: packed_rows(rows[:1]) for lane, rows in recording.rows.items()}
-    assert last_iterations(replace(recording, packed=begun, facts={})) is None
+    assert last_iterations(replace(recording, packed=begun, finished=0)) is None
 
 
 def test_the_last_few_end_with_the_last_that_trains(recording: Recording) -> None:

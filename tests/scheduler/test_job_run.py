@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.recording import packed_rows
+from weft.metrics.recording import Recording, packed_rows
 from weft.scheduler import job_run
 from weft.scheduler.inspection import Inspection, UnitFacts
+from weft.scheduler.job_recording import keep_recording
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.plan import Plan
 from weft.transport.records import MODE_INDEX
@@ -256,3 +258,19 @@ def test_a_validation_that_is_weighed_is_the_mean_over_what_counts(run: JobRun) 
         if iteration == 3:
             assert run.validation == {"loss": (10 * 2.0 + 30 * 3.0) / 40}
     assert run.validation == {}, "where nothing counts there is no mean"
+
+
+def test_a_recording_that_waited_for_another_tells_that_the_job_has_ended_meanwhile(run: JobRun) -> None:
+    async def ask_then_end() -> None:
+        async with run.recording:
+            asked = asyncio.create_task(keep_recording(run))
+            await asyncio.sleep(0)
+            run.close()
+        await asked
+
+    report(run, 0, 0, 2, {"loss": 2.0}, lr=0.1)
+    run.finish_iteration(0)
+    asyncio.run(ask_then_end())
+    recording = Recording.load(run.directory / "recording.msgpack")
+    assert recording.facts["ended"] is True
+    assert recording.iteration_ends == {0: 2 * SECOND}

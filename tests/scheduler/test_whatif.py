@@ -78,6 +78,7 @@ def recording_of(
             edges=tuple(RecordedEdge(e.source, e.target, e.distance, str(e.cause)) for e in plan.graph.edges),
             programs=recorded_programs(plan, tuple(names)),
             packed=packed,
+            finished=ITERATIONS,
             planned=(),
             task_seconds=plan.task_seconds,
             spec=spec.to_wire(),

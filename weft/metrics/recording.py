@@ -71,7 +71,7 @@ class PlannedSpan:
 class Recording:
     """packed: each lane's rows as bytes, in order. clock_ns: unix time less CLOCK_MONOTONIC, of the machine then.
 
-    planned: some iterations of the steady state. trains: those of the job's iterations that train; the others validate.
+    finished: how many iterations every lane has finished. planned: some iterations of the steady state.
     spec, inspection: what the plan was made from, as plain data.
     """
 
@@ -82,6 +82,7 @@ class Recording:
     edges: tuple[RecordedEdge, ...]
     programs: Mapping[str, tuple[int, ...]]
     packed: Mapping[str, bytes]
+    finished: int
     planned: tuple[PlannedSpan, ...]
     task_seconds: tuple[float, ...]
     spec: Mapping[str, Any]
@@ -105,17 +106,10 @@ class Recording:
         return dict(sorted(ends.items()))
 
     def _complete(self) -> tuple[int, int]:
-        """The first and the last iteration that no lane lacks rows of. In validation some tasks stamp none."""
-        first, last = 0, -1
-        spans = []
-        for lane in self.programs:
-            seen = [row[2] for row in self.rows[lane] if row[2] >= 0]
-            if seen:
-                spans.append((seen[0], seen[-1]))
-        if spans:
-            first = max(begin + 1 if begin else 0 for begin, _ in spans)
-            last = min(end for _, end in spans) - (0 if self.facts.get("ended") else 1)
-        return first, last
+        """The first and the last iteration that no lane lacks rows of. The oldest ones may have been dropped; of the
+        newest the rows do not tell, since in validation some lanes stamp none."""
+        oldest = (next((row[2] for row in self.rows[lane] if row[2] >= 0), 0) for lane in self.programs)
+        return max((begin + 1 for begin in oldest if begin), default=0), self.finished - 1
 
     @cached_property
     def training(self) -> frozenset[int]:
@@ -246,6 +240,7 @@ def _plain(recording: Recording) -> dict[str, Any]:
         "edges": [[edge.source, edge.target, edge.distance, edge.cause] for edge in recording.edges],
         "programs": {lane: list(program) for lane, program in recording.programs.items()},
         "packed": dict(recording.packed),
+        "finished": recording.finished,
         "planned": [[span.task, span.iteration, span.start, span.end] for span in recording.planned],
         "task_seconds": list(recording.task_seconds),
         "spec": dict(recording.spec),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from weft.metrics.recording import FILE, PlannedSpan, RecordedEdge, RecordedTask, Recording
@@ -17,8 +17,19 @@ PLANNED_ITERATIONS = 3
 MAX_TASKS_TO_SIMULATE = 4096  # in an iteration: more take seconds, of a core that a lane has use for
 
 
-def make_recording(run: JobRun, *, ended: bool = False) -> Recording | None:
-    """What is known of the present attempt; None before it has a plan. ended: no more rows come."""
+async def keep_recording(run: JobRun) -> None:
+    """Into the directory of a run that has a plan. Errors: OSError."""
+    assert run.plan is not None
+    await simulated(run, run.plan)
+    async with run.recording:  # nobody's older one replaces the one that is made at the job's end
+        recording = make_recording(run)
+        assert recording is not None
+        run.flush()  # whoever reads it finds the losses of its iterations in metrics.jsonl
+        await asyncio.to_thread(recording.save, run.directory / FILE)
+
+
+def make_recording(run: JobRun) -> Recording | None:
+    """What is known of the present attempt; None before it has a plan."""
     plan, names = run.plan, run.worker_names
     if plan is None:
         return None
@@ -30,11 +41,12 @@ def make_recording(run: JobRun, *, ended: bool = False) -> Recording | None:
         edges=tuple(RecordedEdge(e.source, e.target, e.distance, str(e.cause)) for e in plan.graph.edges),
         programs=recorded_programs(plan, names),
         packed=run.books.recorder.packed(),
+        finished=run.finished_iterations,
         planned=run.planned or (),
         task_seconds=plan.task_seconds,
         spec=run.spec,
         inspection=run.inspection,
-        facts=_facts(run, plan, ended=ended),
+        facts=_facts(run, plan),
     )
 
 
@@ -58,15 +70,18 @@ def recorded_programs(plan: Plan, worker_names: tuple[str, ...]) -> dict[str, tu
     return {lane_name(lane, worker_names): tuple(program) for lane, program in plan.graph.programs.items()}
 
 
-def save_recording(recording: Recording, directory: Path) -> Path:
-    """Into the run directory; the file's path. Errors: OSError."""
-    path = directory / FILE
-    recording.save(path)
-    return path
-
-
 def lane_name(lane: Lane, worker_names: tuple[str, ...]) -> str:
     return f"{worker_names[lane.worker]}/{lane.name}"
+
+
+async def simulated(run: JobRun, plan: Plan) -> tuple[PlannedSpan, ...]:
+    """The plan's iterations in virtual time, made beside the event loop when somebody first looks."""
+    if run.plan is plan and run.planned is not None:
+        return run.planned
+    planned = await asyncio.to_thread(planned_spans, plan)
+    if run.plan is plan:  # no other attempt has begun meanwhile
+        run.planned = planned
+    return planned
 
 
 def planned_spans(plan: Plan) -> tuple[PlannedSpan, ...]:
@@ -84,9 +99,9 @@ def planned_spans(plan: Plan) -> tuple[PlannedSpan, ...]:
     return tuple(PlannedSpan(s.task, s.iteration - shown.start, s.start - begin, s.end - begin) for s in spans)
 
 
-def _facts(run: JobRun, plan: Plan, *, ended: bool) -> dict[str, Any]:
+def _facts(run: JobRun, plan: Plan) -> dict[str, Any]:
     return {
-        "ended": ended,
+        "ended": run.closed,
         "workers": list(run.worker_names),
         "schedule": plan.schedule,
         "microbatches": plan.microbatches,

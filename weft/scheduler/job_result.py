@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.metrics.time_report import path_report, time_report
-from weft.scheduler.job_recording import lane_name, make_recording, planned_spans, save_recording
+from weft.scheduler.job_recording import keep_recording, lane_name, make_recording
 from weft.scheduler.job_run import MODEL, JobRun
 from weft.scheduler.ledger import JobRow
 from weft.transport.wire import Message
@@ -49,14 +49,11 @@ async def conclude(run: JobRun, details: dict[str, Any]) -> None:
     """A job that has ended: its recording goes to its directory, the critical path of its end to the details."""
     if run.plan is None:
         return
-    run.planned = run.planned or await asyncio.to_thread(planned_spans, run.plan)
-    recording = make_recording(run, ended=True)
-    assert recording is not None
-    details["time"]["critical_path"] = await asyncio.to_thread(path_report, recording)
     try:
-        await asyncio.to_thread(save_recording, recording, run.directory)
+        await keep_recording(run)
     except OSError as error:  # a full disk costs the recording, never the job
         _log.warning("%s: its recording is lost: %s", run.job, error)
+    await add_critical_path(run, details)
 
 
 def result_of(row: JobRow) -> Message:

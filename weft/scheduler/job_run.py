@@ -10,6 +10,7 @@ RUNS/digits-1/
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -75,6 +76,7 @@ class JobRun:
         self.history = History()
         self.progress = Progress(0)
         self.transfers: Transfers  # of a job that has a plan
+        self.finished_iterations = 0
         self.step = 0
         self.samples = 0
         self.loss: float | None = None
@@ -86,6 +88,7 @@ class JobRun:
         self.peak_bytes: dict[str, int] = {}  # by worker: its greatest resident size, known once it is released
         self._taken_ns = time.monotonic_ns()
         self._write_has_failed = False
+        self.recording = asyncio.Lock()  # held by who writes the recording
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / "spec.json").write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
         self._log: IO[bytes] = (directory / "job.log").open("ab")
@@ -99,6 +102,11 @@ class JobRun:
     @property
     def log_path(self) -> Path:
         return self.directory / "job.log"
+
+    @property
+    def closed(self) -> bool:
+        """Nothing more comes."""
+        return self._metrics is None
 
     @property
     def model_path(self) -> Path:
@@ -121,7 +129,7 @@ class JobRun:
         self.history = History()
         self.replicas, self.routes = ReplicaShares(plan), BucketRoutes(plan, worker_names)
         self.transfers = Transfers(plan)
-        self.step = self.samples = 0
+        self.finished_iterations = self.step = self.samples = 0
         self.loss = self.validation = self.learning_rate = self.grad_norm = None
         self.peak_bytes = {}
         self._values, self._ends, self._validating = {}, {}, {}
@@ -156,6 +164,7 @@ class JobRun:
         """Every lane has finished the iteration: its numbers are complete."""
         assert self.plan is not None
         iteration = self.plan.itinerary.at(index)
+        self.finished_iterations = index + 1
         values = self._values.pop(index, _Values())
         end = self._ends.pop(index, 0)
         seconds = None

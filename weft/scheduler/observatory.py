@@ -24,7 +24,7 @@ from weft.metrics.page_data import timeline
 from weft.metrics.page_routes import finite
 from weft.metrics.recording import FILE, Recording, RecordingError, packed_by_lane
 from weft.scheduler.driver import Driver
-from weft.scheduler.job_recording import planned_spans, recorded_programs, recorded_tasks
+from weft.scheduler.job_recording import recorded_programs, recorded_tasks, simulated
 from weft.scheduler.job_result import time_of
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_summary import brief_of, summary_of
@@ -150,6 +150,7 @@ class Observatory:
         frame = await self._frame(run, plan)
         if run.plan is not plan:  # another attempt has begun meanwhile
             return _encoded(_nothing(row.job))
+        frame = replace(frame, finished=run.finished_iterations)
         return await asyncio.to_thread(_timeline_of_reports, frame, run.books.recorder.reports(), iterations)
 
     async def _frame(self, run: JobRun, plan: Plan) -> Recording:
@@ -157,11 +158,7 @@ class Observatory:
         kept = self._frames.get(run.job)
         if kept is not None and kept[0] is plan:
             return kept[1]
-        planned = run.planned
-        if planned is None:
-            planned = await asyncio.to_thread(planned_spans, plan)
-            if run.plan is plan:
-                run.planned = planned
+        planned = await simulated(run, plan)
         frame = await asyncio.to_thread(_empty_recording, run.job, run.attempt, plan, run.worker_names)
         self._frames[run.job] = plan, replace(frame, planned=planned)
         return self._frames[run.job][1]
@@ -179,6 +176,7 @@ def _empty_recording(job: str, attempt: int, plan: Plan, worker_names: tuple[str
         edges=(),
         programs=recorded_programs(plan, worker_names),
         packed={},
+        finished=0,
         planned=(),
         task_seconds=plan.task_seconds,
         spec={},

@@ -22,7 +22,7 @@ from weft.scheduler.core import Core
 from weft.scheduler.driver import Changed, Driver, Spawn
 from weft.scheduler.events import CancelRequested
 from weft.scheduler.job_id import InvalidJobId
-from weft.scheduler.job_recording import make_recording, planned_spans, save_recording
+from weft.scheduler.job_recording import keep_recording
 from weft.scheduler.job_result import DETAILS, add_critical_path, details_of, model_of, result_of
 from weft.scheduler.job_summary import summary_of
 from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger
@@ -231,12 +231,8 @@ class Service:
         run = self._driver.runs.get(row.job)
         path = Path(row.run_dir, FILE)
         if run is not None and run.plan is not None:
-            run.planned = run.planned or await asyncio.to_thread(planned_spans, run.plan)
-            recording = make_recording(run)
-            assert recording is not None
-            run.flush()  # whoever reads the recording finds the losses of its iterations in metrics.jsonl
             try:
-                await asyncio.to_thread(save_recording, recording, run.directory)
+                await keep_recording(run)
             except OSError as error:
                 raise WireError(ErrorCode.NOTHING_RECORDED, f"{path} cannot be written: {error.strerror}") from None
         elif not await asyncio.to_thread(path.exists):
