@@ -4,6 +4,7 @@ a job's own code   run, wait, logs -f, submit -f (128 + N when signal N killed i
 2  usage, or a spec that is not valid      75   try again later: the queue is full, the daemon drains
 4  no such job                             77   not yours
 69 no daemon answers                       124  wait timed out
+1  compare: no preset completed; doctor: a problem was found
 130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout, 74 stdout or a file cannot be written
 """
 

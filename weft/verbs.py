@@ -15,6 +15,7 @@ import typer
 
 from weft import __version__
 from weft.client import Client
+from weft.doctor import doctor
 from weft.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
 from weft.job_list import list_jobs
 from weft.presets import PRESETS
@@ -280,6 +281,7 @@ app.command(epilog="Example: weft top digits-1 --interval 2")(top)
 app.command(epilog="Example: weft trace digits-1 -o trace.json --svg digits.svg")(trace)
 app.command(epilog="Example: weft plot digits-1 -o digits.png")(plot)
 app.command(epilog="Example: weft whatif digits-1 --set workers.cpu-1.speed=2 --set strategy.microbatches=8")(whatif)
+app.command(epilog="Example: weft doctor --no-measure")(doctor)
 
 
 def _version(wanted: bool) -> None:

@@ -1,0 +1,80 @@
+"""Everything that `weft doctor` knows before it judges: gathered once, then a value."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.cgroup_limits import CgroupLimits, read_cgroup_limits
+from weft.daemon_facts import DaemonFacts, read_daemon
+from weft.gpu_inventory import Inventory, read_inventory
+from weft.machine_facts import (
+    Limits,
+    Machine,
+    MemoryPolicy,
+    SharedMemory,
+    read_limits,
+    read_machine,
+    read_memory_policy,
+    read_shared_memory,
+)
+from weft.preset_fit import PresetFit, fit_presets
+from weft.settings import Settings
+from weft.software_versions import Software, read_software
+from weft.transport.wire import Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """workers: by kind, the daemon's where one answers, else what one would have that starts now.
+
+    threads: of each CPU worker. visible_gpus: CUDA_VISIBLE_DEVICES. speeds: None where nothing was measured.
+    """
+
+    machine: Machine
+    cgroup: CgroupLimits
+    shared_memory: SharedMemory
+    limits: Limits
+    memory_policy: MemoryPolicy
+    software: Software
+    inventory: Inventory
+    visible_gpus: str | None
+    daemon: DaemonFacts
+    workers: Mapping[str, int]
+    threads: int
+    presets: tuple[PresetFit, ...]
+    speeds: Message | None
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that is there and that the control group lets us have."""
+        return min(self.machine.total_bytes, self.cgroup.memory_bytes or self.machine.total_bytes)
+
+
+def gather(settings: Settings, speeds: Message | None) -> Facts:
+    inventory, daemon = read_inventory(), read_daemon(settings)
+    workers = _workers(settings, inventory, daemon)
+    return Facts(
+        machine=read_machine(),
+        cgroup=read_cgroup_limits(),
+        shared_memory=read_shared_memory(),
+        limits=read_limits(),
+        memory_policy=read_memory_policy(),
+        software=read_software(),
+        inventory=inventory,
+        visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        daemon=daemon,
+        workers=workers,
+        threads=settings.threads,
+        presets=tuple(fit_presets(workers)),
+        speeds=speeds,
+    )
+
+
+def _workers(settings: Settings, inventory: Inventory, daemon: DaemonFacts) -> dict[str, int]:
+    if daemon.status is not None:
+        kinds = Counter(worker["kind"] for worker in daemon.status["workers"])
+        return {kind: kinds[kind] for kind in ("cpu", "gpu")}
+    return {"cpu": settings.num_workers, "gpu": settings.stand_ins or len(inventory.gpus)}

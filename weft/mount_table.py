@@ -1,0 +1,41 @@
+"""The mount table of this process: what is mounted where, as /proc/self/mountinfo says (proc_pid_mountinfo(5))."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """root: the part of the file system that is mounted. kind: `tmpfs`, `cgroup2`. options: of the file system."""
+
+    point: str
+    root: str
+    kind: str
+    options: frozenset[str]
+
+
+def read_mounts(root: Path = Path("/")) -> list[Mount]:
+    """In the order of mounting, so the last one at a point is the one that is seen. Empty where /proc is not there."""
+    try:
+        text = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [mount for line in text.splitlines() if (mount := _parse(line)) is not None]
+
+
+def _parse(line: str) -> Mount | None:
+    before, separator, behind = line.partition(" - ")
+    fields, more = before.split(), behind.split()
+    if not separator or len(fields) < 5 or len(more) < 3:
+        return None
+    return Mount(
+        point=_unescape(fields[4]), root=_unescape(fields[3]), kind=more[0], options=frozenset(more[2].split(","))
+    )
+
+
+def _unescape(path: str) -> str:
+    """Blanks and backslashes stand there in octal."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
