@@ -34,6 +34,7 @@ class Local(Directory):
         self._job = "job"
         self._blocks: Any = Blocks()
         self._layouts: Any = {}
+        self._opened = lambda block: None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from weft import reference
 from weft.spec import JobSpec
 from weft.transport.directory import Directory
 from weft.workers.attempt import Attempt, Operation
+from weft.workers.device import HostDevice, StandIn
 from weft.workers.entry import load_workload
 from weft.workload import Workload
 
@@ -95,8 +96,11 @@ class Turns:
         self._directory = directory
         self._lanes: list[tuple[Attempt, list[Operation]]] = []
         self._attempts = []
-        for view in (each for each in planned.views if each["lanes"]):
-            attempt = Attempt(planned.spec, view, load_workload(planned.spec), directory, spin_seconds=0.0)
+        for kind, view in zip(planned.plan.workers, planned.views, strict=True):
+            if not view["lanes"]:
+                continue
+            device = StandIn() if kind == "gpu" else HostDevice()
+            attempt = Attempt(planned.spec, view, load_workload(planned.spec), directory, 0.0, device)
             self._attempts.append(attempt)
             for lane, program in view["lanes"].items():
                 operations = attempt.operations(lane, program)
@@ -149,6 +153,8 @@ class Turns:
         operation, iteration = operations[place], attempt.iteration(index)
         if operation.runs(iteration):
             operation.run(iteration)
+        for act in attempt.device.take_acts():
+            act()
         attempt.board.post(operation.task, index)
 
     def measured(self) -> tuple[Values, Values]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import queue
+import runpy
 import threading
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +17,16 @@ from weft.itinerary import Iteration, Itinerary
 from weft.transport.board import Board, num_words
 from weft.transport.records import MODES, Row, unpack
 from weft.workers import lane as lane_module
+from weft.workers import stream_lane
 from weft.workers.attempt import Operation
+from weft.workers.device import HostDevice, StandIn
 from weft.workers.lane import Lane
 from weft.workers.measured import Measured
+from weft.workers.stream_lane import Launched, StreamLane
 
+thread_device = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))["thread_device"]
+
+RUN_WHERE_THEY_ARE_LAUNCHED = ["host", "stand-in"]
 SOON = 20.0
 ELSEWHERE = 9  # a task of another lane
 Work = list[tuple[int, list[int]]]
@@ -29,6 +37,7 @@ class Attempt:
 
     def __init__(self) -> None:
         self.board = Board(torch.full((num_words(10),), -1, dtype=torch.int32))
+        self.milestones: dict[int, Callable[[int, int], None]] = {}
         self.boards = {"compute": self.board}
         self.measured = {"compute": Measured()}
         self._itinerary = Itinerary.of(num_train=1, num_validation=1, batch_size=1, epochs=10, steps=None)
@@ -36,11 +45,15 @@ class Attempt:
     def iteration(self, index: int) -> Iteration:
         return self._itinerary.at(index)
 
+    def abort(self) -> None:
+        self.board.abort()
+
 
 class Stand:
     """A lane on a thread of its own, its inbox, and what it has run and reported."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: HostDevice) -> None:
+        self.device = device
         self.attempt = Attempt()
         self.inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self.reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -49,7 +62,12 @@ class Stand:
         self._thread: threading.Thread | None = None
 
     def begin(self, *operations: Operation) -> None:
-        lane = Lane("compute", self.attempt, {op.task: op for op in operations}, self.reports.put)  # type: ignore[arg-type]
+        own = {op.task: op for op in operations}
+        attempt: Any = self.attempt  # all that a lane asks of one
+        lane: Lane | StreamLane = Lane("compute", attempt, own, self.reports.put)
+        if self.device.is_accelerator:
+            launched = Launched(10, frozenset(own))
+            lane = StreamLane("compute", attempt, own, self.reports.put, device=self.device, launched=launched)
 
         def run() -> None:
             try:
@@ -101,9 +119,21 @@ class Stand:
             assert not self._thread.is_alive(), "the lane goes on"
 
 
+@pytest.fixture(params=["host", "stand-in", "streams that are late"])
+def device(request: pytest.FixtureRequest) -> Iterator[HostDevice]:
+    with thread_device() as make:
+        yield {"host": HostDevice, "stand-in": StandIn, "streams that are late": make}[request.param]()
+
+
 @pytest.fixture
-def stand() -> Iterator[Stand]:
-    stand = Stand()
+def every_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "MIN_STALL_NS", 0)
+    monkeypatch.setattr(stream_lane, "MIN_STALL_NS", 0)
+
+
+@pytest.fixture
+def stand(device: HostDevice) -> Iterator[Stand]:
+    stand = Stand(device)
     yield stand
     stand.attempt.board.abort()
     stand.end()
@@ -140,6 +170,7 @@ def test_a_task_waits_for_its_inputs_from_other_lanes(stand: Stand) -> None:
     assert stalls == [("stall_activation", 2, 0, ELSEWHERE)]
 
 
+@pytest.mark.parametrize("device", RUN_WHERE_THEY_ARE_LAUNCHED, indirect=True)
 def test_an_input_that_is_there_is_no_stall(stand: Stand) -> None:
     stand.attempt.board.post(ELSEWHERE, 3)
     stand.begin(stand.operation(1, waits=((ELSEWHERE, 0, "data"), (8, 3, "slot"))))
@@ -166,8 +197,8 @@ def test_a_task_may_wait_for_an_update_that_is_no_fixed_distance_away(stand: Sta
     assert [MODES[mode] for mode, _, _, waited, *_ in rows if waited == ELSEWHERE] == ["stall_update"]
 
 
-def test_stamps_follow_one_another_without_a_gap_or_an_overlap(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MIN_STALL_NS", 0)
+@pytest.mark.usefixtures("every_stall")
+def test_stamps_follow_one_another_without_a_gap_or_an_overlap(stand: Stand) -> None:
     stand.attempt.board.post(ELSEWHERE, 100)
     stand.begin(stand.operation(1, waits=((ELSEWHERE, 0, "data"),)), stand.operation(2, mode="update"))
     reports = []
@@ -181,8 +212,9 @@ def test_stamps_follow_one_another_without_a_gap_or_an_overlap(stand: Stand, mon
     assert told == [("forward", 1), ("update", 2), ("forward", 1)] * 4
 
 
-def test_the_wait_for_the_first_work_is_not_the_jobs(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MIN_STALL_NS", 0)
+@pytest.mark.parametrize("device", RUN_WHERE_THEY_ARE_LAUNCHED, indirect=True)
+@pytest.mark.usefixtures("every_stall")
+def test_the_wait_for_the_first_work_is_not_the_jobs(stand: Stand) -> None:
     stand.begin(stand.operation(1))
     stand.inbox.put([(0, [1])])
     assert [MODES[row[0]] for row in rows_of(stand.count(1))] == ["forward"]
@@ -216,6 +248,7 @@ def test_a_lane_that_is_sent_one_task_reports_each(stand: Stand) -> None:
 
 def test_a_long_queue_is_reported_now_and_then(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(stream_lane, "REPORT_SECONDS", 0.0)
     stand.begin(stand.operation(1))
     stand.inbox.put([(0, [1] * 20)])
     assert [stand.report()["count"] for _ in range(5)] == [1] * 5

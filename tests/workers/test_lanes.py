@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import queue
+import runpy
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +16,14 @@ import torch
 from weft.itinerary import Iteration, Itinerary
 from weft.transport.board import Board, num_words
 from weft.workers.attempt import Operation
+from weft.workers.device import HostDevice, StandIn
 from weft.workers.lane import Work
 from weft.workers.lanes import run_lanes
 from weft.workers.measured import Measured
 
+thread_device = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))["thread_device"]
+
+RUN_WHERE_THEY_ARE_LAUNCHED = ["host", "stand-in"]
 SOON = 20.0
 THREADS = 3  # of torch; another number than the main thread has here
 LANES = {"compute": [{"id": 0}], "sync": [{"id": 1}]}
@@ -26,13 +33,25 @@ Run = Callable[[Iteration], None]
 class Attempt:
     """Stands in for a worker's part of an attempt: a task in each of two lanes, the second waits for the first."""
 
-    def __init__(self, bodies: dict[int, Run]) -> None:
+    num_tasks = 2
+
+    def __init__(self, bodies: dict[int, Run], device: HostDevice) -> None:
+        self.device = device
+        self.milestones: dict[int, Callable[[int, int], None]] = {}
+        self._to_abort: list[Board] = []
         words = torch.full((num_words(2),), -1, dtype=torch.int32)
         self.boards = {lane: Board(words, shares_core=True) for lane in LANES}
         self.board = self.boards["compute"]
         self.measured = {lane: Measured() for lane in LANES}
         self._bodies = bodies
         self._itinerary = Itinerary(num_train=1, num_validation=0, batch_size=1, steps=10)
+
+    def abort(self) -> None:
+        for board in (self.board, *self._to_abort):
+            board.abort()
+
+    def abort_with(self, board: Board) -> None:
+        self._to_abort.append(board)
 
     def iteration(self, index: int) -> Iteration:
         return self._itinerary.at(index)
@@ -54,7 +73,8 @@ class Attempt:
 class Stand:
     """`run_lanes` in a thread that stands for a worker's main one."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: HostDevice) -> None:
+        self.device = device
         self.inboxes: dict[str, queue.SimpleQueue[Work | None]] = {lane: queue.SimpleQueue() for lane in LANES}
         self.reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.told: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
@@ -63,7 +83,7 @@ class Stand:
         self._thread: threading.Thread | None = None
 
     def begin(self, compute: Run, sync: Run) -> None:
-        self.attempt = Attempt({0: compute, 1: sync})
+        self.attempt = Attempt({0: compute, 1: sync}, self.device)
 
         def run() -> None:
             try:
@@ -105,11 +125,17 @@ class Stand:
         self.join()
 
 
+@pytest.fixture(params=["host", "stand-in", "streams that are late"])
+def device(request: pytest.FixtureRequest) -> Iterator[HostDevice]:
+    with thread_device() as make:
+        yield {"host": HostDevice, "stand-in": StandIn, "streams that are late": make}[request.param]()
+
+
 @pytest.fixture
-def stand() -> Iterator[Stand]:
-    stand = Stand()
+def stand(device: HostDevice) -> Iterator[Stand]:
+    stand = Stand(device)
     yield stand
-    stand.attempt.board.abort()
+    stand.attempt.abort()
     stand.interrupt()
 
 
@@ -119,22 +145,28 @@ def nothing(iteration: Iteration) -> None:
 
 def test_lanes_meet_at_the_board_and_report_each_for_itself(stand: Stand) -> None:
     ran: list[tuple[str, int]] = []
-    stand.begin(
-        lambda iteration: ran.append((threading.current_thread().name, iteration.index)),
-        lambda iteration: ran.append((threading.current_thread().name, iteration.index)),
-    )
+    threads: dict[str, str] = {}
+
+    def run(lane: str, iteration: Iteration) -> None:
+        ran.append((lane, iteration.index))
+        threads[lane] = threading.current_thread().name
+
+    stand.begin(functools.partial(run, "compute"), functools.partial(run, "sync"))
     main = stand._thread
     assert main is not None
     for index in range(3):
         stand.dispatch(index)
         lanes = {stand.reports.get(timeout=SOON)["lane"] for _ in range(2)}
         assert lanes == {"compute", "sync"}
-    assert ran == [(name, index) for index in range(3) for name in (main.name, "sync")], "one in the caller's thread"
+    assert ran == [(lane, index) for index in range(3) for lane in ("compute", "sync")]
+    if stand.device.finishes_at_once:
+        assert threads == {"compute": main.name, "sync": "sync"}, "one in the caller's thread"
     stand.interrupt()
     assert stand.raised is None
     assert stand.told.empty()
 
 
+@pytest.mark.parametrize("device", RUN_WHERE_THEY_ARE_LAUNCHED, indirect=True)
 def test_each_lane_computes_with_the_threads_that_it_was_given(stand: Stand) -> None:
     """torch counts them for each thread of ours: a new one has as many as there are cores."""
     counted: list[int] = []

@@ -172,6 +172,7 @@ class Pool:
             {
                 "worker": worker,
                 "lane": LANES[kind],
+                "device": "stand-in" if kind == "gpu" else "cpu",
                 "threads": self._settings.threads if kind != "loader" else 1,
                 "cores": list(cores),
                 "spin_seconds": SPIN_SECONDS if pinned and kind != "loader" else 0.0,

@@ -120,27 +120,32 @@ class DirectoryServer:
 class Directory:
     """A client of the directory, for one job. Set-up only: each call is a round trip and a pickle."""
 
-    def __init__(self, address: Path, authkey: bytes, job: str) -> None:
+    def __init__(
+        self, address: Path, authkey: bytes, job: str, opened: Callable[[torch.Tensor], None] = lambda block: None
+    ) -> None:
+        """opened: called with every block, mapped here."""
         _use_authkey(address, authkey)
         manager = _connect(address, authkey)
         self._job = job
+        self._opened = opened
         self._blocks = manager.blocks()
         self._layouts = manager.layouts()
 
     def create(self, name: str, layout: Layout) -> Arena:
         """The owner's call: makes the arena and publishes its layout."""
-        block = self._blocks.open(self._job, name, layout.num_bytes, 0)
+        block = self.block(name, layout.num_bytes)
         self._layouts[f"{self._job}/{name}"] = layout
         return Arena(block, layout)
 
     def find(self, name: str) -> Arena:
         """A peer's call for an arena that its owner has created; raises KeyError if it has not."""
         layout = self._layouts[f"{self._job}/{name}"]
-        return Arena(self._blocks.open(self._job, name, layout.num_bytes, 0), layout)
+        return Arena(self.block(name, layout.num_bytes), layout)
 
     def block(self, name: str, num_bytes: int, fill: int = 0) -> torch.Tensor:
         """A block whose size every user knows from the plan; the first to ask makes it."""
         block: torch.Tensor = self._blocks.open(self._job, name, num_bytes, fill)
+        self._opened(block)
         return block
 
     def num_bytes(self) -> dict[str, int]:

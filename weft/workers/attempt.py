@@ -25,6 +25,7 @@ from weft.transport.directory import Directory
 from weft.transport.records import MODE_OF_KIND
 from weft.workers.course import Course
 from weft.workers.data import Batches
+from weft.workers.device import HostDevice
 from weft.workers.measured import Measured
 from weft.workers.model_parts import ModelParts
 from weft.workers.slots import SlotRing
@@ -44,7 +45,8 @@ class Operation:
     update_needed: the iteration whose update to wait for, where that is no fixed distance. passes: does nothing, and
     waits for nothing, in validation iterations. takes: whether it is of the way that its bucket goes; None where that
     is no question. If it is not, it passes. skips: numbers of the waits that are not of that way; None where all count.
-    wakes: a task of another lane waits for it."""
+    wakes: a task of another lane waits for it. is_milestone: a hook may end it from inside another task.
+    reads_on_host: what its inputs have computed, so they must be over before it is launched on a device."""
 
     task: int
     mode: str
@@ -55,6 +57,8 @@ class Operation:
     update_needed: Callable[[Iteration], int] | None = None
     takes: Callable[[Iteration], bool] | None = None
     skips: Callable[[Iteration], Collection[int]] | None = None
+    is_milestone: bool = False
+    reads_on_host: bool = False
 
     def runs(self, iteration: Iteration) -> bool:
         """Whether there is anything to do and to wait for."""
@@ -65,11 +69,20 @@ class Attempt:
     """The shared parts: board, slots, course; and the operations of the lanes that this worker holds."""
 
     def __init__(
-        self, spec: JobSpec, plan: Mapping[str, Any], workload: Workload, directory: Directory, spin_seconds: float
+        self,
+        spec: JobSpec,
+        plan: Mapping[str, Any],
+        workload: Workload,
+        directory: Directory,
+        spin_seconds: float,
+        device: HostDevice | None = None,
     ) -> None:
+        """device: what the worker computes on; by default its cores."""
+        self.device = device or HostDevice()
         self.course = Course(plan)
+        self.num_tasks: int = plan["num_tasks"]
         self.measured = {lane: Measured() for lane in plan["lanes"]}
-        words = directory.block("board", 4 * num_words(plan["num_tasks"]), INITIAL_BYTE)
+        words = directory.block("board", 4 * num_words(self.num_tasks), INITIAL_BYTE)
         shares_core = len(plan["lanes"]) > 1
         self.boards = {
             lane: Board(words.view(torch.int32), spin_seconds if lane == COMPUTE else 0.0, shares_core=shares_core)
@@ -77,7 +90,8 @@ class Attempt:
         }
         self.board = next(iter(self.boards.values()))
         self._rings = {
-            ring["name"]: SlotRing(directory, ring, self.course.microbatches[ring["replica"]]) for ring in plan["rings"]
+            ring["name"]: SlotRing(directory, ring, self.course.microbatches[ring["replica"]], self.device)
+            for ring in plan["rings"]
         }
         for name in [name for name, ring in self._rings.items() if ring.by_number]:
             for replica in range(len(plan["replicas"])):
@@ -96,17 +110,31 @@ class Attempt:
             for task in program
             if task["kind"] == "grad"
         }
+        # By milestone: who posts it from inside another task.
+        self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
+        self._bounded = bool((plan["synchronisation"] or {}).get("bounded"))
         self._now = 0
+        self._boards_to_abort = [self.board]
         self._parts = ModelParts(
-            spec, plan, workload, directory, self.course, self._weights, self._rings, self._post_gradient
+            spec, plan, workload, directory, self.device, self.course, self._weights, self._rings, self._post_gradient
         )
 
     def iteration(self, index: int) -> Iteration:
         return self.course.iteration(index)
 
+    def abort(self) -> None:
+        """Ends every wait of its lanes, and of the other workers' too."""
+        for board in self._boards_to_abort:
+            board.abort()
+
+    def abort_with(self, board: Board) -> None:
+        """Another board on which lanes wait."""
+        self._boards_to_abort.append(board)
+
     def _post_gradient(self, replica: int, stage: int, bucket: int) -> None:
         """From inside a backward."""
-        self.board.post(self._post[replica, stage, bucket], self._now)
+        task = self._post[replica, stage, bucket]
+        self.milestones[task](task, self._now)
 
     def operations(self, lane: str, program: list[dict[str, Any]]) -> dict[int, Operation]:
         """The operations of a lane's tasks as the plan's worker view describes them, by task id."""
@@ -122,6 +150,8 @@ class Attempt:
                 update_needed=self._parts.update_needed(task),
                 takes=self._parts.takes(task),
                 skips=self._skips(task),
+                is_milestone=task["kind"] == "grad",
+                reads_on_host=self._bounded and task["kind"] in ("update", "validate"),
             )
             for task in program
         }
@@ -182,7 +212,7 @@ class Attempt:
             if part.size and stage == at:
                 device, shared = (self._rings[f"{place}{name}-{replica}"] for place in ("device-", ""))
                 source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
-                device.slot(iteration.index, microbatch, part.size).copy_(source)
+                device.slot(iteration.index, microbatch, part.size).copy_(source, non_blocking=True)
 
     def _backward(self, iteration: Iteration, replica: int, stage: int, microbatch: int) -> None:
         self._now = iteration.index  # what the hooks post

@@ -18,6 +18,7 @@ import torch
 from weft.division import Part
 from weft.itinerary import Iteration
 from weft.workers.course import Course
+from weft.workers.device import HostDevice
 from weft.workers.errors import NonFiniteLoss
 from weft.workers.gradients import StageGradients
 from weft.workers.measured import Measured
@@ -30,7 +31,9 @@ from weft.workload import BatchFunction, WorkloadError
 class StageTasks:
     """rings: by name without the replica's number ("input", "activation-0"). functions: the loss and the metrics, of
     the last stage. gradients: None where the stage's own optimizer takes p.grad as it is. before_evaluation: called
-    before the first validation after training. skips_nonfinite: a loss that is nan or inf is no error."""
+    before the first validation after training. publish: called after the last training forward before something else,
+    where others read or save what the device keeps for itself. skips_nonfinite: a loss that is nan or inf is no error.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,8 @@ class StageTasks:
         functions: Mapping[str, BatchFunction],
         gradients: StageGradients | None,
         before_evaluation: Callable[[], None],
+        publish: Callable[[], None] | None = None,
+        device: HostDevice | None = None,
         skips_nonfinite: bool,
     ) -> None:
         self._stage = stage
@@ -57,6 +62,8 @@ class StageTasks:
         self._functions = functions
         self._gradients = gradients
         self._before_evaluation = before_evaluation
+        self._publish = publish
+        self._device = device or HostDevice()
         self._skips_nonfinite = skips_nonfinite
         self._learning = True
         self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts known to have a backward
@@ -65,8 +72,12 @@ class StageTasks:
         part = self._course.part(iteration, self._replica, microbatch)
         if part.size:
             self._run(iteration, microbatch, part, measured)
-        if self._is_last and microbatch == self._course.microbatches[self._replica] - 1:
-            measured.of(iteration.index).complete = True
+        if microbatch < self._course.microbatches[self._replica] - 1:
+            return
+        if self._publish is not None and self._course.ends_training(iteration):
+            self._publish()
+        if self._is_last:
+            self._device.after(lambda: measured.complete(iteration.index))
 
     def _run(self, iteration: Iteration, microbatch: int, part: Part, measured: Measured) -> None:
         if iteration.learns is not self._learning:
@@ -75,11 +86,11 @@ class StageTasks:
             if not iteration.learns:
                 self._before_evaluation()
         source = f"activation-{self._number - 1}" if self._number else "input"
-        x = self._slot(source, iteration, microbatch, part)
+        x = self._device.put(self._slot(source, iteration, microbatch, part))
         if not self._is_last:
             run = self._stage.forward if iteration.learns else self._stage.evaluate
             y = run(part.number, iteration.step, x)
-            self._slot(f"activation-{self._number}", iteration, microbatch, part).copy_(y.detach())
+            self._slot(f"activation-{self._number}", iteration, microbatch, part).copy_(y.detach(), non_blocking=True)
             return
         target = self._slot("target", iteration, microbatch, part)
         if iteration.learns:
@@ -95,10 +106,13 @@ class StageTasks:
             self._stage.evaluate(part.number, iteration.step, x)
             return
         loss = self._stage.forward(part.number, iteration.step, x, lambda y: self._functions["loss"](y, target))
-        value = number_of(loss, "Workload.loss")
-        if not (math.isfinite(value) or self._skips_nonfinite):
-            raise NonFiniteLoss(iteration.step, value, part.number)
-        measured.add(iteration.index, "loss", value, fraction)
+
+        def use(value: float) -> None:
+            if not (math.isfinite(value) or self._skips_nonfinite):
+                raise NonFiniteLoss(iteration.step, value, part.number)
+            measured.add(iteration.index, "loss", value, fraction)
+
+        self._device.tell(scalar(loss, "Workload.loss"), use)
 
     def _measure(
         self, iteration: Iteration, part: Part, x: torch.Tensor, target: torch.Tensor, measured: Measured
@@ -107,11 +121,13 @@ class StageTasks:
         heads = [functools.partial(_head, function, target) for function in self._functions.values() if fraction]
         values = self._stage.measure(part.number, iteration.step, x, heads)
         for name, value in zip(self._functions, values, strict=False):
-            measured.add(iteration.index, name, number_of(value, f"Workload's {name}"), fraction)
+            add = functools.partial(_add, measured, iteration, name, fraction)
+            self._device.tell(scalar(value, f"Workload's {name}"), add)
         for name in self._functions if not fraction else ():  # nothing in it counts; where nothing does the mean is 0
-            measured.add(iteration.index, name, 0.0, 0.0)
+            self._device.after(functools.partial(_add, measured, iteration, name, 0.0, 0.0))
         if self._weights.weighs:
-            measured.of(iteration.index).facts["weight"] = self._weights.total(iteration)
+            total = self._weights.total(iteration)
+            self._device.after(lambda: measured.of(iteration.index).facts.update(weight=total))
 
     def backward(self, iteration: Iteration, microbatch: int) -> None:
         part = self._course.part(iteration, self._replica, microbatch)
@@ -125,10 +141,11 @@ class StageTasks:
         if self._is_last:
             (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
         elif y.requires_grad:
-            torch.autograd.backward(y, self._slot(f"gradient-{self._number}", iteration, microbatch, part))
+            slot = self._slot(f"gradient-{self._number}", iteration, microbatch, part)
+            torch.autograd.backward(y, self._device.put(slot))
         if self._number:
             before = self._slot(f"gradient-{self._number - 1}", iteration, microbatch, part)
-            before.copy_(input_gradient(x))
+            before.copy_(input_gradient(x), non_blocking=True)
 
     def _parts_with_backward(self, iteration: Iteration) -> Sequence[Part]:
         """Those with samples that count; found, and gradients begun, at the first backward of an iteration.
@@ -168,8 +185,12 @@ def _head(function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -
     return function(output, target)
 
 
-def number_of(value: object, source: str) -> float:
-    """The value of a loss or metric. Raises WorkloadError that names the source."""
+def _add(measured: Measured, iteration: Iteration, name: str, fraction: float, value: float) -> None:
+    measured.add(iteration.index, name, value, fraction)
+
+
+def scalar(value: object, source: str) -> torch.Tensor:
+    """A loss or metric as the user's function returned it. Raises WorkloadError that names the source."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return float(value.item())
+        return value
     raise WorkloadError(f"{source} returned no scalar tensor; it must return the mean over the samples given")

@@ -46,6 +46,12 @@ class Course:
             iteration = self._iterations[index] = self.itinerary.at(index)
         return iteration
 
+    def ends_training(self, iteration: Iteration) -> bool:
+        """Whether something else than another training iteration follows, or nothing."""
+        following = iteration.index + 1
+        ends = following == self.itinerary.num_iterations or not self.iteration(following).learns
+        return iteration.learns and ends
+
     # --- who has what
 
     def set_shares(self, first: int, shares: Sequence[float]) -> None:

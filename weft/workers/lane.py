@@ -29,7 +29,7 @@ Work = list[tuple[int, list[int]]]
 Send = Callable[[dict[str, Any]], None]
 
 
-class _Interrupted(Exception):
+class Interrupted(Exception):
     """The control thread has another message for this thread."""
 
 
@@ -63,7 +63,7 @@ class Lane:
 
     def run(self, inbox: queue.SimpleQueue[Work | None]) -> None:
         """Runs what the inbox brings, until it brings None or the attempt is aborted. Raises what user code raises."""
-        with contextlib.suppress(Aborted, _Interrupted):
+        with contextlib.suppress(Aborted, Interrupted):
             low = self._take(inbox)
             self._rows.clear()  # the account begins with the first work: the wait for it was for other workers' set-up
             self._reported_at = self._stamp
@@ -84,7 +84,7 @@ class Lane:
             except queue.Empty:
                 break
             if work is None:
-                raise _Interrupted
+                raise Interrupted
             for iteration, tasks in work:
                 self._queue.extend((iteration, task) for task in tasks)
         self._stamp_row(_DISPATCH, -1, -1, -1)

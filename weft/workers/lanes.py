@@ -16,6 +16,7 @@ import torch
 
 from weft.workers.attempt import Attempt
 from weft.workers.lane import Lane, Send, Work
+from weft.workers.stream_lane import Launched, StreamLane
 
 Guard = Callable[[Callable[[], None]], None]
 Inbox = queue.SimpleQueue[Work | None]
@@ -34,10 +35,7 @@ def run_lanes(
 ) -> None:
     """programs: by lane. main: the lane of the calling thread. guard: runs a lane in another thread, and tells what it
     raises. threads: of torch, in each lane. stamps: see Lane."""
-    lanes = {
-        name: Lane(name, attempt, attempt.operations(name, program), send, stamps=stamps)
-        for name, program in programs.items()
-    }
+    lanes = _make_lanes(programs, attempt, send, stamps=stamps)
 
     def run_beside(name: str) -> None:
         torch.set_num_threads(threads)  # torch counts them for each thread of ours
@@ -54,8 +52,23 @@ def run_lanes(
         has_ended = True
     finally:
         if not has_ended:
-            attempt.board.abort()
+            attempt.abort()
             for inbox in inboxes.values():
                 inbox.put(None)
         for thread in beside:
             thread.join()
+
+
+def _make_lanes(
+    programs: Mapping[str, list[dict[str, Any]]], attempt: Attempt, send: Send, *, stamps: bool
+) -> dict[str, Lane] | dict[str, StreamLane]:
+    operations = {name: attempt.operations(name, program) for name, program in programs.items()}
+    if not attempt.device.is_accelerator:
+        return {name: Lane(name, attempt, own, send, stamps=stamps) for name, own in operations.items()}
+    tasks = frozenset(task for own in operations.values() for task in own)
+    launched = Launched(attempt.num_tasks, tasks)
+    attempt.abort_with(launched.board)
+    return {
+        name: StreamLane(name, attempt, own, send, device=attempt.device, launched=launched, stamps=stamps)
+        for name, own in operations.items()
+    }

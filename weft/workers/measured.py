@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 
 @dataclass(slots=True)
@@ -29,6 +31,12 @@ class Measured:
     def add(self, iteration: int, name: str, value: float, weight: float) -> None:
         means = self.of(iteration).means
         means[name] = means.get(name, 0.0) + value * weight
+
+    def complete(self, iteration: int, facts: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Nothing more comes of the lane's part of the iteration; facts: what comes last."""
+        fragment = self.of(iteration)
+        fragment.facts.update(facts)
+        fragment.complete = True
 
     def take(self) -> list[dict[str, object]]:
         """Those that are complete, as plain data; each once."""

@@ -19,13 +19,14 @@ from weft.transport.directory import Directory
 from weft.workers.bucket_memory import BucketMemory, BucketView, Holder
 from weft.workers.compute import StageTasks
 from weft.workers.course import Course
+from weft.workers.device import HostDevice
 from weft.workers.gradients import StageGradients
 from weft.workers.measured import Measured
 from weft.workers.moving_state import Moves
 from weft.workers.optimizer import make_optimizer
 from weft.workers.replica_memory import ReplicaMemory
 from weft.workers.slots import SlotRing
-from weft.workers.stage import Stage, Unit, move_state, named_state
+from weft.workers.stage import Stage, Unit, keep_state, move_state, named_state
 from weft.workers.synchroniser import Owner, missing_parameters
 from weft.workers.updates import Norm, Updates, group_of, make_shard, step_scheduler
 from weft.workers.weights import Weights
@@ -65,13 +66,15 @@ class ModelParts:
         plan: Mapping[str, Any],
         workload: Workload,
         directory: Directory,
+        device: HostDevice,
         course: Course,
         weights: Weights,
         rings: Mapping[str, SlotRing],
         post_gradient: PostGradient,
     ) -> None:
         self._spec, self._plan, self._workload = spec, plan, workload
-        self._directory, self._course, self._weights, self._rings = directory, course, weights, rings
+        self._directory, self._device = directory, device
+        self._course, self._weights, self._rings = course, weights, rings
         self._post_gradient = post_gradient
         self.num_stages: list[int] = [replica["num_stages"] for replica in plan["replicas"]]
         self._units = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
@@ -101,17 +104,24 @@ class ModelParts:
     def _add_stage(self, part: Mapping[str, Any]) -> None:
         holder = (part["replica"], part["stage"])
         own = self._units[part["first"] : part["last"]]
+        for module in [unit.module for unit in own] + self._functions_with_state():
+            self._device.adopt(module)
         gradients = None
         if self._memory is not None:
             gradients = self._place_in_buckets(holder)
         state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
-        move_state(state, self._state_arena(holder, own))
+        arena, publish = self._state_arena(holder, own), None
+        if self._device.is_accelerator:
+            publish = keep_state(state, arena)
+        else:
+            move_state(state, arena)
         stage = Stage(
             own,
             seed=self._spec.job.seed,
             recompute=self._plan["recompute"],
             copies_input=part["copies_input"],
             precision=self._spec.strategy.precision,
+            device=self._device,
         )
         last = self.num_stages[holder[0]] - 1
         self.stages[holder] = StageTasks(
@@ -125,10 +135,16 @@ class ModelParts:
             functions={"loss": self._workload.loss, **self._workload.metrics},
             gradients=gradients,
             before_evaluation=self._buffers_of_first(holder, own),
+            publish=publish if holder[0] == 0 else None,
+            device=self._device,
             skips_nonfinite=self._spec.strategy.skip_nonfinite,
         )
         if self._memory is None and not self._course.itinerary.forward_only:
             self.own_updates[holder[1]] = StageUpdate(self._workload, stage.parameters(), reports=holder[1] == last)
+
+    def _functions_with_state(self) -> list[nn.Module]:
+        functions = (self._workload.loss, *self._workload.metrics.values())
+        return [function for function in functions if isinstance(function, nn.Module)]
 
     def _place_in_buckets(self, holder: Holder) -> StageGradients:
         assert self._memory is not None
@@ -142,6 +158,7 @@ class ModelParts:
             is_private=replica["private"],
             is_device=is_device,
             writes=holder[0] == 0,
+            device=self._device,
         )
         return StageGradients(
             self._memory,
@@ -179,7 +196,7 @@ class ModelParts:
 
         def read() -> None:
             for name, buffer in buffers.items():
-                buffer.copy_(theirs[name])
+                buffer.copy_(theirs[name], non_blocking=True)
 
         return read
 
@@ -283,6 +300,7 @@ class ModelParts:
             begin=begin,
             done=done,
             takes=moves.host_takes if own is None else moves.device_takes,
+            after=self._device.after,
             reports=self._plan["position"] == sync["reporter"],
         )
         return updates

@@ -95,7 +95,7 @@ def _fits_fused_kernel(parameter: torch.Tensor) -> bool:
     """The kernels walk raw memory: a parameter with odd strides would meet the wrong elements of its gradient."""
     return (
         type(parameter) in (torch.Tensor, nn.Parameter)
-        and parameter.device.type == "cpu"
+        and parameter.device.type in ("cpu", "cuda")
         and parameter.dtype in _FUSED_DTYPES
         and parameter.is_contiguous()
     )

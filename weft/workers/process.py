@@ -34,6 +34,7 @@ from weft.spec import JobSpec
 from weft.transport.directory import Directory
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.attempt import Attempt
+from weft.workers.device import HostDevice, open_device
 from weft.workers.entry import load_workload, unload
 from weft.workers.faults import encodable, fault_of
 from weft.workers.inspection import inspect
@@ -45,11 +46,12 @@ GROWTH_BYTES = 1 << 30  # a worker this much above its size when new is replaced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """lane: the one that runs in the main thread. cores: to run on, empty for any. spin_seconds: see Board. stamps: see
-    Lane."""
+    """lane: the one that runs in the main thread. device: "cpu", "stand-in", or the uuid of a GPU. cores: to run on,
+    empty for any. spin_seconds: see Board. stamps: see Lane."""
 
     worker: str
     lane: str
+    device: str
     threads: int
     cores: tuple[int, ...]
     spin_seconds: float
@@ -64,17 +66,19 @@ def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
         os.sched_setaffinity(0, config.cores)
     torch.set_num_threads(config.threads)
     os.environ["WEFT_WORKER"] = config.worker  # for the job's code
-    _warm_up()
+    device = open_device(config.device)
+    _warm_up(device)
     gc.collect()
     gc.freeze()  # torch and all that it imported: 90 ms of every later collection that nothing would come of
-    worker = _Worker(connection, config)
+    worker = _Worker(connection, config, device)
     threading.Thread(target=worker.read_messages, name="control", daemon=True).start()
     worker.serve()
 
 
 class _Worker:
-    def __init__(self, connection: socket.socket, config: WorkerConfig) -> None:
+    def __init__(self, connection: socket.socket, config: WorkerConfig, device: HostDevice) -> None:
         self._connection = connection
+        self._device = device
         self._config = config
         self._send_lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -107,7 +111,7 @@ class _Worker:
             for inbox in self._inboxes.values():
                 inbox.put(None)  # the lanes stop for what comes now
         if message["type"] == "release" and self._attempt is not None:
-            self._attempt.board.abort()
+            self._attempt.abort()
         self._inbox.put(message)
 
     @staticmethod
@@ -166,6 +170,7 @@ class _Worker:
 
     def _prepare(self, message: Message) -> None:
         _reset_peak()
+        self._device.reset_peak()
         spec = _enter_job(message)
         plan = message["plan"]
         if not plan["lanes"]:  # a host, where every device updates its own parameters
@@ -173,7 +178,8 @@ class _Worker:
             return
         workload = load_workload(spec)
         directory = self._directory(message["arenas"])
-        self._attempt = Attempt(spec, plan, workload, directory, self._config.spin_seconds)
+        with self._device.computing():
+            self._attempt = Attempt(spec, plan, workload, directory, self._config.spin_seconds, self._device)
         del workload  # the other stages' units go with it
         self._send({"type": "prepared", **self._job})
         job = self._job
@@ -212,12 +218,14 @@ class _Worker:
         os.chdir("/")
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        clean = self._baseline.is_clean()
+        device_peak = self._device.peak_bytes() if peak_bytes is not None else None
+        self._device.end_job()
+        clean = self._baseline.is_clean() and self._device.is_clean()
         released = {"type": "released", "job": message["job"], "attempt": message["attempt"]}
-        self._send({**released, "clean": clean, "peak_bytes": peak_bytes})
+        self._send({**released, "clean": clean, "peak_bytes": peak_bytes, "device_peak_bytes": device_peak})
 
     def _directory(self, job: str) -> Directory:
-        return Directory(Path(self._config.directory), self._config.authkey, job)
+        return Directory(Path(self._config.directory), self._config.authkey, job, self._device.pin)
 
     def _send(self, message: Message) -> None:
         with self._send_lock:
@@ -305,10 +313,11 @@ def _enter_job(message: Message) -> JobSpec:
     return spec
 
 
-def _warm_up() -> None:
+def _warm_up(device: HostDevice) -> None:
     """One tiny training step: the first one of a process builds kernels' tables, thread pools and optimizer modules."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)).to(device.torch)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.zeros(4, dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
+    x, target = torch.randn(4, 8, device=device.torch), torch.zeros(4, dtype=torch.int64, device=device.torch)
+    nn.functional.cross_entropy(model(x), target).backward()  # type: ignore[no-untyped-call]
     optimizer.step()

@@ -19,11 +19,13 @@ from torch import nn
 from weft.itinerary import Iteration
 from weft.workers.bucket_memory import BucketMemory, BucketView, Holder, shaped_like
 from weft.workers.course import Course
+from weft.workers.device import HostDevice
 
 
 class ReplicaMemory:
     """values, gradients: flat, by bucket; gradients only of a device. writes: it gives the shared parameters their
     first values. parameters: the model's; those in buckets move to their places, where modules compute from now on.
+    device: which has what is private to it.
     """
 
     def __init__(
@@ -36,7 +38,9 @@ class ReplicaMemory:
         is_private: bool,
         is_device: bool,
         writes: bool,
+        device: HostDevice | None = None,
     ) -> None:
+        own = device or HostDevice()
         self._memory = memory
         self._course = course
         self._holder = holder
@@ -44,14 +48,14 @@ class ReplicaMemory:
         self._versions = dict.fromkeys(self._buckets, 0)
         self.gradients: Mapping[int, torch.Tensor] | None = None
         if is_device:
-            self.gradients = {b: torch.zeros_like(memory.parameters(bucket)) for b, bucket in self._buckets.items()}
+            self.gradients = {b: _zeros(own, memory.parameters(bucket)) for b, bucket in self._buckets.items()}
             for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
                 memory.gradient(holder, bucket, 0)
                 memory.sum(bucket)
         self.values: dict[int, torch.Tensor] = {}
         for index, bucket in self._buckets.items():
             shared = memory.parameters(bucket)
-            self.values[index] = torch.zeros_like(shared) if is_private else shared
+            self.values[index] = _zeros(own, shared) if is_private else shared
             for parameter, (start, _) in bucket.places.items():
                 tensor = parameters[parameter]
                 if writes:
@@ -68,24 +72,24 @@ class ReplicaMemory:
         assert self.gradients is not None
         if self._course.contributes(iteration, self._holder[0]):
             view = self._buckets[bucket]
-            self._memory.gradient(self._holder, view, iteration.step).copy_(self.gradients[bucket])
+            self._memory.gradient(self._holder, view, iteration.step).copy_(self.gradients[bucket], non_blocking=True)
 
     def up(self, bucket: int, iteration: Iteration) -> None:
         view = self._buckets[bucket]
         is_local = self._course.is_local(bucket, iteration)
         if view.route == "either" and not is_local:
             if iteration.learns:
-                self.values[bucket].copy_(self._memory.parameters(view))
+                self.values[bucket].copy_(self._memory.parameters(view), non_blocking=True)
             return
         if view.route in ("sum", "either"):
             assert self.gradients is not None
             if iteration.learns:
-                self.gradients[bucket].copy_(self._memory.sum(view))
+                self.gradients[bucket].copy_(self._memory.sum(view), non_blocking=True)
             return
         version = self.next_version(iteration)
         if version != self._versions[bucket]:
             source = self._memory.version(view, version) if self._memory.num_versions else self._memory.parameters(view)
-            self.values[bucket].copy_(source)
+            self.values[bucket].copy_(source, non_blocking=True)
             self._versions[bucket] = version
 
     def next_version(self, iteration: Iteration) -> int:
@@ -97,4 +101,9 @@ class ReplicaMemory:
     def publish(self, bucket: BucketView, bounds: tuple[int, int]) -> None:
         """Own parameters to the shared place, from where they are saved."""
         start, stop = bounds
-        self._memory.parameters(bucket)[start:stop].copy_(self.values[bucket.index][start:stop])
+        own = self.values[bucket.index][start:stop]
+        self._memory.parameters(bucket)[start:stop].copy_(own, non_blocking=True)
+
+
+def _zeros(device: HostDevice, like: torch.Tensor) -> torch.Tensor:
+    return device.zeros(like.numel(), like.dtype)

@@ -14,15 +14,20 @@ import torch
 from weft.shapes import shape_of
 from weft.transport.arena import typed
 from weft.transport.directory import Directory
+from weft.workers.device import HostDevice
 
 
 class SlotRing:
     """One ring. ring: its description in the plan (name, depth, dtype, slot_bytes, shapes by microbatch size)."""
 
-    def __init__(self, directory: Directory, ring: Mapping[str, Any], microbatches: int) -> None:
+    def __init__(
+        self, directory: Directory, ring: Mapping[str, Any], microbatches: int, device: HostDevice | None = None
+    ) -> None:
+        """device: which has the slots of a ring that is not shared."""
         num_bytes = max(1, ring["depth"] * ring["slot_bytes"])
         shared = ring["shared"]
-        self._block = directory.block(ring["name"], num_bytes) if shared else torch.zeros(num_bytes, dtype=torch.uint8)
+        own = device or HostDevice()
+        self._block = directory.block(ring["name"], num_bytes) if shared else own.zeros(num_bytes, torch.uint8)
         self._depth: int = ring["depth"]
         self._microbatches = microbatches
         self.by_number: bool = ring.get("by_number", False)  # whether its readers go by a microbatch's number

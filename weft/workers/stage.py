@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from weft.transport.arena import Arena
-from weft.workers.randomness import seed_unit
+from weft.workers.device import HostDevice
+from weft.workers.randomness import unit_key
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -50,15 +51,17 @@ class Stage:
         recompute: bool,
         copies_input: bool = False,
         precision: str = "fp32",
+        device: HostDevice | None = None,
     ) -> None:
         """copies_input: the first unit writes to its input, which neither a slot nor an autograd leaf allows.
-        precision: "bf16" runs units and heads under autocast."""
+        precision: "bf16" runs units and heads under autocast. device: which has the units; by default the host."""
         self.units = tuple(units)
         self._is_first = units[0].index == 0
         self._copies_input = copies_input
         self._seed = seed
         self._recompute = recompute
         self._autocasts = precision == "bf16"
+        self._device = device or HostDevice()
         self._saved: dict[int, _Saved] = {}
 
     def train(self, training: bool) -> None:
@@ -112,12 +115,14 @@ class Stage:
             x = x.clone()
         with self._precision():
             for unit in self.units:
-                seed_unit(self._seed, step, microbatch, unit.index)
+                self._device.seed(unit_key(self._seed, step, microbatch, unit.index))
                 x = unit.module(x)
             return x if head is None else head(x)
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
-        return torch.autocast("cpu", dtype=torch.bfloat16) if self._autocasts else contextlib.nullcontext()
+        if not self._autocasts:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
 
 
 def input_gradient(x: torch.Tensor) -> torch.Tensor:
@@ -131,6 +136,22 @@ def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
         place = arena[name]
         place.copy_(tensor.data)
         tensor.data = place
+
+
+def keep_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> Callable[[], None]:
+    """Leaves every tensor where it is, on a device, and its value in the place of its name.
+
+    What is returned does so again for what training changes beside parameters: running statistics and their like.
+    """
+    for name, tensor in state:
+        arena[name].copy_(tensor.data)
+    changing = [(arena[name], tensor) for name, tensor in state if not isinstance(tensor, nn.Parameter)]
+
+    def publish() -> None:
+        for place, tensor in changing:
+            place.copy_(tensor.data, non_blocking=True)
+
+    return publish
 
 
 def named_state(units: Sequence[Unit]) -> list[tuple[str, torch.Tensor]]:

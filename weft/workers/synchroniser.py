@@ -17,6 +17,7 @@ from weft.itinerary import Iteration
 from weft.transport.collectives import Reduction
 from weft.workers.bucket_memory import BucketMemory, BucketView, Holder
 from weft.workers.course import Course
+from weft.workers.device import HostDevice
 from weft.workers.measured import Measured
 from weft.workers.updates import Updates
 
@@ -34,6 +35,7 @@ class Owner:
         updates: Updates | None,
         *,
         squares: bool,
+        device: HostDevice | None = None,
     ) -> None:
         self._number = number
         self._memory = memory
@@ -41,6 +43,7 @@ class Owner:
         self._own_gradients = own_gradients
         self._updates = updates
         self._squares = squares
+        self._device = device or HostDevice()
         self._buckets = {bucket.index: bucket for bucket in memory.buckets if number in bucket.owners}
         for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
             memory.sum(bucket)
@@ -50,6 +53,11 @@ class Owner:
 
     def sync(self, bucket: int, iteration: Iteration) -> None:
         view = self._buckets[bucket]
+        if self._device.torch.type != "cpu":  # one holder: there is nothing to add up
+            if self._squares:
+                place = self._memory.norms(iteration.step)[bucket, self._number]
+                place.copy_(_squares(self._own_gradients[bucket]), non_blocking=True)
+            return
         squares = self._reduction(view, iteration).run(squares=self._squares)
         if self._squares:
             self._memory.norms(iteration.step)[bucket, self._number] = squares
@@ -76,6 +84,12 @@ class Owner:
                 sources = [self._memory.gradient(holder, bucket, iteration.step) for holder in holders]
             self._reductions[key] = Reduction(out[start:stop], [source[start:stop] for source in sources])
         return self._reductions[key]
+
+
+def _squares(gradient: torch.Tensor) -> torch.Tensor:
+    """A number of the device's own, float64."""
+    wide = gradient if gradient.itemsize >= 4 else gradient.float()
+    return torch.dot(wide, wide).double()
 
 
 def contributors(course: Course, bucket: BucketView, iteration: Iteration) -> list[Holder]:

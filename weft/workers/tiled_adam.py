@@ -33,7 +33,7 @@ def can_tile(optimizer: torch.optim.Optimizer) -> bool:
     if type(optimizer) not in _TYPES or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return False
     return all(
-        group["fused"] and all(parameter.dtype in _WIDE for parameter in group["params"])
+        group["fused"] and all(parameter.dtype in _WIDE and parameter.is_cpu for parameter in group["params"])
         for group in optimizer.param_groups
     )
 

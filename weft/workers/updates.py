@@ -73,8 +73,8 @@ class Norm:
 
 class Updates:
     """shards: by bucket. norm: None where nothing bounds updates. begin: called before a bucket's update, done once it
-    stands. takes: whether a bucket is updated here in an iteration. reports: this one tells the learning rate and the
-    norm of each step."""
+    stands. takes: whether a bucket is updated here in an iteration. after: calls what tells of a step once the step is
+    made. reports: this one tells the learning rate and the norm of each step."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class Updates:
         done: Done,
         begin: Done = lambda bucket, iteration: None,
         takes: Takes = lambda bucket, iteration: True,
+        after: Callable[[Callable[[], None]], None] = lambda act: act(),
         reports: bool,
     ) -> None:
         self._template = template
@@ -105,6 +106,7 @@ class Updates:
         self._begin = begin
         self._done = done
         self._takes = takes
+        self._after = after
         self._reports = reports
 
     def update(self, bucket: BucketView, iteration: Iteration, measured: Measured) -> None:
@@ -161,13 +163,12 @@ class Updates:
 
     def _end_step(self, iteration: Iteration, measured: Measured, *, skipped: bool) -> None:
         if self._reports:
-            fragment = measured.of(iteration.index)
-            fragment.facts["lr"] = float(self._template.param_groups[0].get("lr", 0.0))
+            facts = {"lr": float(self._template.param_groups[0].get("lr", 0.0))}
             if self._norm is not None:
-                fragment.facts["grad_norm"] = self._norm.of(iteration)
+                facts["grad_norm"] = self._norm.of(iteration)
             if skipped:
-                fragment.facts["skipped"] = 1.0
-            fragment.complete = True
+                facts["skipped"] = 1.0
+            self._after(lambda: measured.complete(iteration.index, facts))
         if self._scheduler is not None:
             step_scheduler(self._scheduler)
             self._optimizer.read_hyperparameters()

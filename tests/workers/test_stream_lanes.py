@@ -1,0 +1,155 @@
+"""Lanes of devices whose streams run on their own and late: what they train is what the plain loop trains.
+
+Every worker of a job with its lanes in threads of this process, and no daemon: each lane is sent all of its work. A
+stream runs tasks when it gets to them, so an input that is no edge, or an edge that nobody waits for, shows.
+"""
+
+from __future__ import annotations
+
+import queue
+import runpy
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft import reference
+from weft.metrics.accounting import JobAccount
+from weft.transport.records import unpack
+from weft.workers.attempt import Attempt
+from weft.workers.device import HostDevice
+from weft.workers.entry import load_workload
+from weft.workers.lanes import Inbox, run_lanes
+
+_ATTEMPT = runpy.run_path(str(Path(__file__).with_name("test_attempt.py")))
+planned_workload, two_way_source = _ATTEMPT["planned_workload"], _ATTEMPT["two_way_source"]
+thread_device = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))["thread_device"]
+
+SOON = 60.0
+GPU, CPU = {"device": "gpu"}, {"device": "cpu"}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "local": {"replicas": [GPU], "microbatches": 2, "update": "local"},
+    "local clipped": {"replicas": [GPU], "update": "local", "clip_norm": 0.5},
+    "local clipped coarse": {"replicas": [GPU], "update": "local", "clip_norm": 0.5, "sync": "coarse"},
+    "by the host": {"replicas": [GPU], "update": "cpu", "microbatches": 3, "clip_norm": 0.5},
+    "by the host, late": {"replicas": [GPU], "update": "cpu", "staleness": 1},
+    "beside a CPU": {"replicas": [GPU, CPU], "update": "local", "clip_norm": 0.5},
+    "beside a CPU, by the host": {"replicas": [CPU, GPU], "update": "cpu", "microbatches": 2},
+    "two": {"replicas": [GPU, GPU], "update": "local"},
+    "stages": {"replicas": [{"device": "gpu", "stages": 3, "split": [2, 4]}], "microbatches": 3, "clip_norm": 0.5},
+    "recomputed": {"replicas": [{"device": "gpu", "stages": 2, "split": [3]}], "microbatches": 2, "recompute": True},
+    "balanced": {"replicas": [GPU], "update": "balanced", "clip_norm": 0.5},
+}
+
+
+class Workers:
+    """A job's workers, each with a thread for its main lane."""
+
+    def __init__(self, planned: Any, make_device: Callable[[], HostDevice]) -> None:
+        self._planned = planned
+        self._make_device = make_device
+        self.directory = planned.new_directory()
+        self.reports: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
+        self.errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+
+    def run(self) -> list[tuple[int, dict[str, Any]]]:
+        """All iterations; the reports with the number of their worker."""
+        plan, reports = self._planned.plan, []
+        num_iterations = plan.itinerary.num_iterations
+        threads, inboxes = [], []
+        for number, (kind, view) in enumerate(zip(plan.workers, self._planned.views, strict=True)):
+            if not view["lanes"]:
+                continue
+            device = self._make_device() if kind == "gpu" else HostDevice()
+            spec = self._planned.spec
+            attempt = Attempt(spec, view, load_workload(spec), self.directory, 0.0, device)
+            own: dict[str, Inbox] = {lane: queue.SimpleQueue() for lane in view["lanes"]}
+            for lane, program in view["lanes"].items():
+                tasks = [task["id"] for task in program]
+                own[lane].put([(iteration, tasks) for iteration in range(num_iterations)])
+            threads.append(threading.Thread(target=self._run_worker, args=(number, view, own, attempt), daemon=True))
+            inboxes += own.values()
+        for thread in threads:
+            thread.start()
+        left = num_iterations * len(plan.graph.tasks)
+        while left:
+            number, report = self.reports.get(timeout=SOON)
+            reports.append((number, report))
+            left -= report["count"]
+        for inbox in inboxes:
+            inbox.put(None)
+        for thread in threads:
+            thread.join(SOON)
+            assert not thread.is_alive(), "a worker goes on"
+        return reports
+
+    def _run_worker(self, number: int, view: dict[str, Any], inboxes: dict[str, Inbox], attempt: Attempt) -> None:
+        def guard(run: Callable[[], None]) -> None:
+            try:
+                run()
+            except BaseException as error:
+                self.errors.put(error)
+
+        guard(
+            lambda: run_lanes(
+                "compute" if "compute" in view["lanes"] else next(iter(view["lanes"])),
+                view["lanes"],
+                inboxes,
+                attempt,
+                lambda report: self.reports.put((number, report)),
+                guard,
+                threads=1,
+            )
+        )
+
+    def state(self) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = {}
+        for arena in self._planned.plan.arenas_to_save():
+            state |= self.directory.find(arena).items()
+        return state
+
+
+@pytest.fixture
+def workers_of(planned: Any, tmp_path: Path) -> Iterator[Callable[..., tuple[Workers, Any]]]:
+    with thread_device() as make:
+
+        def build(**strategy: Any) -> tuple[Workers, Any]:
+            # Random numbers are a process's own, and these workers share one.
+            source = two_way_source("adam").replace("nn.Dropout(0.2)", "nn.Identity()")
+            (tmp_path / "job.py").write_text(source)
+            plan = planned(planned_workload(tmp_path), steps=8, directory=str(tmp_path), batch_size=9, **strategy)
+            return Workers(plan, make), plan.spec
+
+        yield build
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_streams_that_are_late_train_what_the_plain_loop_trains(
+    workers_of: Callable[..., tuple[Workers, Any]], strategy: dict[str, Any]
+) -> None:
+    workers, spec = workers_of(**strategy)
+    expected = reference.train(spec)
+    reports = workers.run()
+    assert workers.errors.empty()
+    means: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    facts: dict[int, dict[str, float]] = defaultdict(dict)
+    account = JobAccount()
+    for number, report in reports:
+        account.add(f"{number}/{report['lane']}", unpack(report["records"]))
+        for fragment in report["values"]:
+            facts[fragment["iteration"]] |= fragment["facts"]
+            for name, value in fragment["means"].items():
+                means[fragment["iteration"]][name] += value
+    steps = [index for index, values in sorted(facts.items()) if "lr" in values]
+    assert [means[index]["loss"] for index in steps] == pytest.approx(expected.losses, rel=1e-12)
+    if "clip_norm" in strategy:
+        assert [facts[index]["grad_norm"] for index in steps] == pytest.approx(expected.grad_norms, rel=1e-12)
+    assert all(account.residual_seconds(lane) == 0 for lane in account.lane_seconds())
+    state = workers.state()
+    assert state.keys() == expected.state.keys()
+    for name, tensor in expected.state.items():
+        torch.testing.assert_close(state[name], tensor, rtol=1e-11, atol=1e-13)

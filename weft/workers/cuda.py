@@ -1,0 +1,194 @@
+"""CUDA: one GPU as a worker's device. Its lanes are streams that live as long as the worker.
+
+Shared memory is page-locked while a job uses it, so that copies are asynchronous. Streams do not wait for the host nor
+the host for the device in an iteration: between streams of this GPU there are events, and towards other processes a
+thread of the lane sleeps on an event and then posts the task on the board.
+
+    stamps   an event's time is its distance from a base event, by the GPU's clock, plus the base's time on
+             CLOCK_MONOTONIC; distances are told in float32, so the base moves along, a second at most behind
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.workers.device import Act, Event, HostDevice, Stream
+
+CALIBRATIONS = 8  # of the clock; the one that took the host least is the best
+REBASE_MS = 1000.0  # to here a float32 tells less than 0.1 µs
+NUM_NUMBERS = 1024  # that tasks on their way may be telling; each has a page-locked place of its own
+_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every context, not only the first that asks
+
+
+class CudaDevice(HostDevice):
+    """The GPU that this process sees as number 0; the only one, which CUDA_VISIBLE_DEVICES has seen to."""
+
+    is_accelerator = True
+    finishes_at_once = False
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cuda", 0))
+        torch.cuda.set_device(0)
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._generator = torch.cuda.default_generators[0]
+        self._streams: dict[str, torch.cuda.Stream] = {}
+        self._pinned: dict[int, torch.Tensor] = {}
+        self._local = threading.local()
+        self._clock = _Clock()
+        self._numbers = torch.zeros(NUM_NUMBERS, dtype=torch.float64, pin_memory=True)
+        self._next_number = 0
+        self._lock = threading.Lock()
+        self._baseline_bytes = torch.cuda.memory_allocated()
+
+    # --- memory
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.torch, non_blocking=True)
+
+    def adopt(self, module: nn.Module) -> None:
+        module.to(self.torch)
+
+    def pin(self, block: torch.Tensor) -> None:
+        address = block.data_ptr()
+        if block.numel() == 0 or address in self._pinned:
+            return
+        code = _runtime().cudaHostRegister(address, block.numel() * block.element_size(), _PORTABLE)
+        torch.cuda.check_error(int(code))
+        self._pinned[address] = block
+
+    def end_job(self) -> None:
+        torch.cuda.synchronize()  # nothing of the job is on its way any more
+        for address in self._pinned:
+            torch.cuda.check_error(int(_runtime().cudaHostUnregister(address)))
+        self._pinned.clear()
+        torch.cuda.empty_cache()
+
+    def is_clean(self) -> bool:
+        """Whether a kernel still runs and nothing of a job's is left; after some errors a context is of no more use."""
+        try:
+            torch.ones(1, device=self.torch).add_(1).cpu()
+        except torch.AcceleratorError:
+            return False
+        return torch.cuda.memory_allocated() <= self._baseline_bytes
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+        self._clock.calibrate()
+
+    def peak_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated()
+
+    # --- numbers
+
+    def seed(self, key: int) -> None:
+        super().seed(key)
+        self._generator.manual_seed(key)
+
+    def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
+        with self._lock:
+            place = self._numbers[self._next_number]
+            self._next_number = (self._next_number + 1) % NUM_NUMBERS
+        place.copy_(value.detach().reshape(()), non_blocking=True)
+        self.after(lambda: use(float(place)))
+
+    def after(self, act: Act) -> None:
+        self._list().append(act)
+
+    def take_acts(self) -> list[Act]:
+        acts, self._local.acts = self._list(), []
+        return acts
+
+    def _list(self) -> list[Act]:
+        acts: list[Act] | None = getattr(self._local, "acts", None)
+        if acts is None:
+            acts = self._local.acts = []
+        return acts
+
+    # --- streams
+
+    def computing(self) -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream("compute"))
+
+    def stream(self, lane: str) -> Stream:
+        return _CudaStream(self._stream(lane), self._clock)
+
+    def record_here(self) -> Event:
+        return _CudaEvent(torch.cuda.current_stream(), self._clock)
+
+    def _stream(self, lane: str) -> torch.cuda.Stream:
+        if lane not in self._streams:
+            self._streams[lane] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        return self._streams[lane]
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+class _CudaStream:
+    def __init__(self, stream: torch.cuda.Stream, clock: _Clock) -> None:
+        self._stream = stream
+        self._clock = clock
+
+    def launch(self, work: Act) -> None:
+        with torch.cuda.stream(self._stream):
+            work()
+
+    def wait_for(self, event: Event) -> None:
+        assert isinstance(event, _CudaEvent)
+        self._stream.wait_event(event.event)
+
+    def record(self) -> Event:
+        return _CudaEvent(self._stream, self._clock)
+
+
+class _CudaEvent:
+    """blocking: who waits sleeps, since the core is wanted by others."""
+
+    def __init__(self, stream: torch.cuda.Stream, clock: _Clock) -> None:
+        self.event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        self.event.record(stream)
+        self._clock = clock
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def at_ns(self) -> int:
+        return self._clock.at_ns(self.event)
+
+
+class _Clock:
+    """The GPU's time on CLOCK_MONOTONIC."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.calibrate()
+
+    def calibrate(self) -> None:
+        best = None
+        for _ in range(CALIBRATIONS):
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            before = time.monotonic_ns()
+            event.record()
+            event.synchronize()
+            after = time.monotonic_ns()
+            if best is None or after - before < best[0]:
+                best = (after - before, (before + after) // 2, event)
+        assert best is not None
+        with self._lock:
+            _, self._base_ns, self._base = best
+
+    def at_ns(self, event: torch.cuda.Event) -> int:
+        with self._lock:
+            distance: float = self._base.elapsed_time(event)
+            at = min(self._base_ns + round(distance * 1e6), time.monotonic_ns())  # it has happened: the clocks drift
+            if distance > REBASE_MS:
+                self._base, self._base_ns = event, at
+            return at

@@ -1,0 +1,186 @@
+"""Devices: what a worker computes on, and the streams of its lanes.
+
+    HostDevice   the cores of a CPU worker; a task is over when its call returns       weft.workers.lane
+    StandIn      an accelerator that is none: streams, events and memory of its own,   weft.workers.stream_lane
+                 on the CPU, so that everything but the kernels runs without a GPU
+    CudaDevice   one GPU                                                               weft.workers.cuda
+
+A lane of an accelerator launches a task into its stream and goes on to the next; the task is over when the event that
+was recorded behind it has happened. What a task computes is then not there yet when its call returns: whoever wants a
+number of it on the host `tell`s where it is to go, and it comes there when the task is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import nn
+
+Act = Callable[[], None]
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    def wait(self) -> None:
+        """Until it has happened, sleeping."""
+
+    def at_ns(self) -> int:
+        """When it happened, on CLOCK_MONOTONIC. Of one that has."""
+
+
+class Stream(Protocol):
+    """One lane's order of execution on the device."""
+
+    def launch(self, work: Act) -> None:
+        """Calls it, in whichever thread, so that what it computes comes behind all that was launched before."""
+
+    def wait_for(self, event: Event) -> None:
+        """What is launched from now on comes after the event."""
+
+    def record(self) -> Event:
+        """A point behind all that was launched so far."""
+
+
+class HostDevice:
+    """The cores of this process. `torch` is the device of its tensors."""
+
+    is_accelerator = False
+    finishes_at_once = True  # a task that was launched is over
+
+    def __init__(self, torch_device: torch.device | None = None) -> None:
+        self.torch = torch_device or torch.device("cpu")
+
+    # --- memory
+
+    def zeros(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(num_elements, dtype=dtype, device=self.torch)
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host where the device can compute with it."""
+        return tensor
+
+    def adopt(self, module: nn.Module) -> None:
+        """A part of the model comes to the device, with all that its own `to` would take along."""
+
+    def pin(self, block: torch.Tensor) -> None:
+        """Of shared memory: so that copies between it and the device run beside computation."""
+
+    def end_job(self) -> None:
+        """Gives back what the job has taken."""
+
+    def is_clean(self) -> bool:
+        return True
+
+    def reset_peak(self) -> None:
+        """`peak_bytes` counts from here on."""
+
+    def peak_bytes(self) -> int | None:
+        """The most that was allocated on the device; None where its memory is the host's."""
+        return None
+
+    # --- numbers
+
+    def seed(self, key: int) -> None:
+        """The generators that a module may draw from, in about 2 microseconds."""
+        torch.default_generator.manual_seed(key)
+
+    def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
+        """Calls `use` with a number that a task of this thread's lane computes, once it is there."""
+        use(float(value.item()))
+
+    def after(self, act: Act) -> None:
+        """Calls it when the task that this thread runs is over, in the order of such calls."""
+        act()
+
+    def take_acts(self) -> list[Act]:
+        """What `tell` and `after` have left to do since the last call, of this thread."""
+        return []
+
+    # --- streams
+
+    def computing(self) -> contextlib.AbstractContextManager[object]:
+        """A job is set up within: what it makes belongs to the stream of the compute lane."""
+        return contextlib.nullcontext()
+
+    def stream(self, lane: str) -> Stream:
+        raise AssertionError("lanes of the host have no streams")
+
+    def record_here(self) -> Event:
+        """A point in the stream that the calling thread launches into, from inside a task."""
+        raise AssertionError("lanes of the host have no streams")
+
+
+class StandIn(HostDevice):
+    """An accelerator whose streams run what is launched at once, on the cores of this process."""
+
+    is_accelerator = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._acts = threading.local()
+
+    def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
+        kept = value.detach().clone()
+        self.after(lambda: use(float(kept.item())))
+
+    def after(self, act: Act) -> None:
+        self._list().append(act)
+
+    def take_acts(self) -> list[Act]:
+        acts, self._acts.list = self._list(), []
+        return acts
+
+    def stream(self, lane: str) -> Stream:
+        return _HostStream()
+
+    def record_here(self) -> Event:
+        return HostEvent()
+
+    def _list(self) -> list[Act]:
+        acts: list[Act] | None = getattr(self._acts, "list", None)
+        if acts is None:
+            acts = self._acts.list = []
+        return acts
+
+
+class HostEvent:
+    """Happened when it was recorded."""
+
+    def __init__(self) -> None:
+        self._at_ns = time.monotonic_ns()
+
+    def wait(self) -> None:
+        pass
+
+    def at_ns(self) -> int:
+        return self._at_ns
+
+
+class _HostStream:
+    def launch(self, work: Act) -> None:
+        work()
+
+    def wait_for(self, event: Event) -> None:
+        event.wait()
+
+    def record(self) -> Event:
+        return HostEvent()
+
+
+def open_device(name: str) -> HostDevice:
+    """name: "cpu", "stand-in", or a GPU's uuid. In a process that has not used CUDA."""
+    if name == "cpu":
+        return HostDevice()
+    if name == "stand-in":
+        return StandIn()
+    os.environ["CUDA_VISIBLE_DEVICES"] = name
+    from weft.workers.cuda import CudaDevice
+
+    return CudaDevice()
