@@ -29,6 +29,7 @@ from measure import Result, interleave, main, pin, ratio_result, value_result
 
 from weft.metrics.exporter import Exporter
 from weft.scheduler.core import Core
+from weft.scheduler.crew import muster
 from weft.scheduler.driver import Driver
 from weft.scheduler.events import JobPlanned, JobSubmitted, TasksFinished, WorkerJoined, WorkerPrepared
 from weft.scheduler.inspection import Inspection, TensorFacts, UnitFacts
@@ -112,6 +113,7 @@ class PeerPool(Pool):
     def __init__(self, sockets: dict[str, socket.socket], settings: Settings, driver: Callable[[], Driver]) -> None:
         super().__init__(
             settings,
+            muster(settings),
             {},
             lambda worker, message: driver().worker_said(worker, message),
             lambda worker, code: None,
@@ -120,7 +122,7 @@ class PeerPool(Pool):
         )
         self._sockets = sockets
 
-    async def start_worker(self, worker: str, kind: str) -> None:
+    async def start_worker(self, worker: str) -> None:
         child = self._children[worker] = Child(worker, "worker")
         connection = self._sockets[worker]
         _, child.link = await asyncio.get_running_loop().create_connection(
@@ -138,7 +140,7 @@ def serve_as_daemon(peer: socket.socket, trips: int) -> None:
 
 async def _serve_as_daemon(peer: socket.socket, home: Path, trips: int) -> None:
     loader, _loader_peer = socket.socketpair()
-    settings = Settings(runtime_dir=home, state_dir=home, workers=1, metrics="")
+    settings = Settings(runtime_dir=home, state_dir=home, workers=1, gpus=0, metrics="")
     exporter = Exporter()
     ledger = await AsyncLedger.open(home / "ledger.sqlite", home / "runs")
     pool = PeerPool({"cpu-0": peer, "loader-0": loader}, settings, lambda: driver)
@@ -147,7 +149,7 @@ async def _serve_as_daemon(peer: socket.socket, home: Path, trips: int) -> None:
         def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
             return group.create_task(work, name=name)
 
-        driver = Driver(settings, ledger, exporter, pool, spawn)
+        driver = Driver(muster(settings), ledger, exporter, pool, spawn)
         driver.start()
         spec = job_spec(steps=trips, window=1)
         submission = await ledger.run(

@@ -68,6 +68,7 @@ SOUND = Facts(
         status=None,
     ),
     workers={"cpu": 8, "gpu": 1},
+    crew_error=None,
     threads=1,
     presets=tuple(fit_presets({"cpu": 8, "gpu": 1})),
     speeds=None,

@@ -263,7 +263,7 @@ def test_show_says_why_a_job_waits(runtime: Path, daemon: Any) -> None:
 
 
 def test_cancel_and_status_print_what_the_daemon_says(runtime: Path, daemon: Any) -> None:
-    worker = {"worker": "cpu-0", "kind": "cpu", "state": "idle", "pid": 7, "job": None}
+    worker = {"worker": "cpu-0", "kind": "cpu", "device": "CPU", "state": "idle", "pid": 7, "job": None}
     status = {"pid": 6, "version": "0.1.0", "workers": [worker], "jobs": {"running": 2}, "metrics": None}
     daemon({"cancel": [[{"ok": {"state": "cancelled"}}]], "status": [[{"ok": status}]]})
     assert weft(runtime, "cancel", "digits-1").stdout == "cancelled\n"

@@ -215,13 +215,13 @@ def test_the_end_of_a_run_tells_state_metrics_lanes_and_files() -> None:
 
 
 def test_the_status_tells_workers_and_jobs() -> None:
-    worker = {"worker": "cpu-0", "kind": "cpu", "state": "busy", "pid": 7, "job": "digits-1"}
+    worker = {"worker": "cpu-0", "kind": "cpu", "device": "CPU", "state": "busy", "pid": 7, "job": "digits-1"}
     stream = io.StringIO()
     status = {"pid": 6, "version": "0.1.0", "workers": [worker], "jobs": {"running": 1, "failed": 0}, "metrics": None}
     status_page(make_console(stream), status)
     assert "jobs     1 running  " in stream.getvalue()
     assert "failed" not in stream.getvalue()
-    assert "cpu-0   cpu   busy     7  digits-1" in stream.getvalue()
+    assert "cpu-0   cpu   CPU     busy     7  digits-1" in stream.getvalue()
 
 
 def test_a_line_of_progress_tells_all_of_an_interval() -> None:

@@ -51,6 +51,7 @@ def test_every_setting_can_come_from_every_source() -> None:
         "runs_dir": "u",
         "workers": 5,
         "stand_ins": 3,
+        "gpus": 2,
         "threads": 2,
         "metrics": "",
         "accounting": False,
@@ -154,17 +155,17 @@ def test_paths_follow_from_the_directories(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_number_of_workers_follows_from_the_cores_and_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
-    assert load_settings({}, {}, None).num_workers == 6
-    assert load_settings({"threads": 4}, {}, None).num_workers == 1
-    assert load_settings({"threads": 7}, {}, None).num_workers == 1
-    assert load_settings({"threads": 4, "workers": 3}, {}, None).num_workers == 3
+    assert load_settings({}, {}, None).num_workers(6) == 6
+    assert load_settings({"threads": 4}, {}, None).num_workers(6) == 1
+    assert load_settings({"threads": 7}, {}, None).num_workers(6) == 1
+    assert load_settings({"threads": 4, "workers": 3}, {}, None).num_workers(6) == 3
 
 
 def test_stand_ins_take_cores_from_the_workers_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
-    assert load_settings({"stand_ins": 2}, {}, None).num_workers == 4
-    assert load_settings({"stand_ins": 9}, {}, None).num_workers == 1
-    assert load_settings({"stand_ins": 2, "workers": 6}, {}, None).num_workers == 6
+    assert load_settings({"stand_ins": 2}, {}, None).num_workers(6) == 4
+    assert load_settings({"stand_ins": 9}, {}, None).num_workers(6) == 1
+    assert load_settings({"stand_ins": 2, "workers": 6}, {}, None).num_workers(6) == 6
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ QUEUED = JOB | {
 STATUS = {
     "pid": 6,
     "version": "0.1.0",
-    "workers": [{"worker": "cpu-0", "kind": "cpu", "state": "busy", "pid": 7, "job": "digits-1"}],
+    "workers": [{"worker": "cpu-0", "kind": "cpu", "device": "CPU", "state": "busy", "pid": 7, "job": "digits-1"}],
     "jobs": {"running": 1, "queued": 1},
     "metrics": None,
 }

@@ -17,9 +17,11 @@ from typing import Any
 from weft.client import DaemonUnreachable
 from weft.embedded import Daemon
 from weft.foreground import run_in_foreground
+from weft.scheduler.crew import CrewError, muster
 from weft.scheduler.job_id import stem_of
 from weft.scheduler.placement import workers_needed
-from weft.settings import load_settings
+from weft.settings import Settings, load_settings
+from weft.spec import SpecError
 from weft.transport.wire import Message
 from weft.trial import Trial
 
@@ -31,11 +33,15 @@ LOSS_TOLERANCE = 1e-4  # relative; arbitrary, far above what sums in another ord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the embedded daemons get. None: of workers and stand-ins, as many as a trial needs; else as for `Daemon`."""
+    """What the embedded daemons get. None: of workers and stand-ins, as many as a trial needs; else as for `Daemon`.
+
+    gpus: how many can be used.
+    """
 
     workers: int | None = None
     threads: int | None = None
     stand_ins: int | None = None
+    gpus: int = 0
     runs_dir: Path | None = None
 
     @classmethod
@@ -48,18 +54,30 @@ class Machine:
             workers=settings.workers if "workers" in given else None,
             threads=threads,
             stand_ins=settings.stand_ins if "stand_ins" in given else None,
+            gpus=_num_gpus(settings),
             runs_dir=runs_dir,
         )
 
     def sized_for(self, trial: Trial) -> tuple[int, int]:
-        """CPU workers and stand-ins of the daemon that runs the trial."""
+        """CPU workers and stand-ins of the daemon that runs the trial. Stand-ins where there are too few GPUs."""
         needed = workers_needed(trial.spec.strategy)
+        devices = needed.get("gpu", 0)
         workers = max(1, needed.get("cpu", 0)) if self.workers is None else self.workers
-        return workers, needed.get("gpu", 0) if self.stand_ins is None else self.stand_ins
+        if self.stand_ins is not None:
+            return workers, self.stand_ins
+        return workers, devices if devices > self.gpus else 0
 
     def daemon_for(self, trial: Trial) -> Daemon:
         workers, stand_ins = self.sized_for(trial)
         return Daemon(workers=workers, threads=self.threads, stand_ins=stand_ins, runs_dir=self.runs_dir)
+
+
+def _num_gpus(settings: Settings) -> int:
+    try:
+        crew = muster(settings)
+    except CrewError as error:
+        raise SpecError(str(error)) from None
+    return sum(member.kind == "gpu" and member.device != "stand-in" for member in crew.members)
 
 
 def run_trials(trials: Sequence[Trial], machine: Machine, rows: list[Message]) -> None:
@@ -86,7 +104,7 @@ def tell_what_differs(trials: Sequence[Trial], machine: Machine) -> None:
             _say(f"{trial.preset}: goes without your {', '.join(trial.left_out)}; the preset's own row counts")
     stand_ins = max((machine.sized_for(trial)[1] for trial in trials), default=0)
     if stand_ins and machine.stand_ins is None:
-        _say(f"there is no GPU worker: stand-ins compute on the CPU in place of GPUs, up to {stand_ins} at once")
+        _say(f"there are too few GPUs: stand-ins compute on the CPU in place of GPUs, up to {stand_ins} at once")
 
 
 def row_of(trial: Trial, shown: Message) -> Message:

@@ -141,10 +141,11 @@ def stages_table(stages: Sequence[Message]) -> Table:
 
 
 def workers_table(workers: Sequence[Message]) -> Table:
-    table = make_table("worker", "kind", "state", "pid>", "job")
+    table = make_table("worker", "kind", "device", "state", "pid>", "job")
     for worker in workers:
         job = plain_text(worker["job"] or _NONE)
-        table.add_row(plain_text(worker["worker"]), worker["kind"], worker["state"], str(worker["pid"] or _NONE), job)
+        name, device = plain_text(worker["worker"]), plain_text(worker["device"])
+        table.add_row(name, worker["kind"], device, worker["state"], str(worker["pid"] or _NONE), job)
     return table
 
 

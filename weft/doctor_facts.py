@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from weft.cgroup_limits import CgroupLimits, read_cgroup_limits
@@ -21,6 +21,7 @@ from weft.machine_facts import (
     read_shared_memory,
 )
 from weft.preset_fit import PresetFit, fit_presets
+from weft.scheduler.crew import CrewError, muster
 from weft.settings import Settings
 from weft.software_versions import Software, read_software
 from weft.transport.wire import Message
@@ -30,7 +31,8 @@ from weft.transport.wire import Message
 class Facts:
     """workers: by kind, the daemon's where one answers, else what one would have that starts now.
 
-    threads: of each CPU worker. visible_gpus: CUDA_VISIBLE_DEVICES. speeds: None where nothing was measured.
+    crew_error: why none can start with these settings. threads: of each CPU worker. visible_gpus: CUDA_VISIBLE_DEVICES.
+    speeds: None where nothing was measured.
     """
 
     machine: Machine
@@ -43,6 +45,7 @@ class Facts:
     visible_gpus: str | None
     daemon: DaemonFacts
     workers: Mapping[str, int]
+    crew_error: str | None
     threads: int
     presets: tuple[PresetFit, ...]
     speeds: Message | None
@@ -55,7 +58,7 @@ class Facts:
 
 def gather(settings: Settings, speeds: Message | None) -> Facts:
     inventory, daemon = read_inventory(), read_daemon(settings)
-    workers = _workers(settings, inventory, daemon)
+    workers, crew_error = _workers(settings, daemon)
     return Facts(
         machine=read_machine(),
         cgroup=read_cgroup_limits(),
@@ -67,14 +70,22 @@ def gather(settings: Settings, speeds: Message | None) -> Facts:
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
         daemon=daemon,
         workers=workers,
+        crew_error=crew_error,
         threads=settings.threads,
         presets=tuple(fit_presets(workers)),
         speeds=speeds,
     )
 
 
-def _workers(settings: Settings, inventory: Inventory, daemon: DaemonFacts) -> dict[str, int]:
+def _workers(settings: Settings, daemon: DaemonFacts) -> tuple[dict[str, int], str | None]:
     if daemon.status is not None:
-        kinds = Counter(worker["kind"] for worker in daemon.status["workers"])
-        return {kind: kinds[kind] for kind in ("cpu", "gpu")}
-    return {"cpu": settings.num_workers, "gpu": settings.stand_ins or len(inventory.gpus)}
+        return _count(worker["kind"] for worker in daemon.status["workers"]), None
+    try:
+        return _count(muster(settings).kinds().values()), None
+    except CrewError as error:
+        return _count(muster(settings.model_copy(update={"gpus": 0})).kinds().values()), str(error)
+
+
+def _count(kinds: Iterable[str]) -> dict[str, int]:
+    counts = Counter(kinds)
+    return {kind: counts[kind] for kind in ("cpu", "gpu")}

@@ -50,8 +50,8 @@ class Daemon:
     """A daemon of our own; the `with` block gets its client. What is None is as in WEFT_* and weft.toml.
 
     workers, threads: CPU workers and the compute threads of each; stand_ins: GPU workers that compute on the CPU;
-    runs_dir: default ./runs; metrics: HOST:PORT, or "" for none; drain_seconds: budget of its drain at the end;
-    start_seconds: until its socket must answer.
+    gpus: GPUs to use, by default all, or none beside stand-ins; runs_dir: default ./runs; metrics: HOST:PORT, or ""
+    for none; drain_seconds: budget of its drain at the end; start_seconds: until its socket must answer.
     Raises DaemonDied, and DaemonUnreachable when the socket does not answer in time.
     """
 
@@ -61,6 +61,7 @@ class Daemon:
         workers: int | None = None,
         threads: int | None = None,
         stand_ins: int | None = None,
+        gpus: int | None = None,
         runs_dir: Path | str | None = None,
         metrics: str = "",
         drain_seconds: float = DRAIN_SECONDS,
@@ -70,6 +71,7 @@ class Daemon:
             "--workers": workers,
             "--threads": threads,
             "--stand-ins": stand_ins,
+            "--gpus": gpus,
             "--metrics": metrics,
             "--drain-seconds": drain_seconds,
         }

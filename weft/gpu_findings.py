@@ -15,6 +15,10 @@ _INSTALL_EXTRA = "pip install 'weft[gpu]'"
 
 def check_gpus(facts: Facts) -> Iterable[Finding]:
     inventory, cards = facts.inventory, facts.machine.num_nvidia_cards
+    if facts.crew_error is not None:
+        yield problem(
+            "gpus", f"The daemon does not start: {facts.crew_error}.", "Change gpus in weft.toml or WEFT_GPUS."
+        )
     if inventory.gpus:
         yield ok("gpus", f"{len(inventory.gpus)} found, driver {inventory.driver or 'unknown'}.")
         return

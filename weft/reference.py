@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from weft.division import divide
 from weft.reference_data import Batch, Data, Microbatch, split
@@ -29,7 +30,7 @@ from weft.spec import JobSpec
 from weft.workers.data import LOADING
 from weft.workers.entry import load_workload, unload
 from weft.workers.errors import NonFiniteLoss
-from weft.workers.randomness import seed_unit
+from weft.workers.randomness import seed_unit, unit_key
 from weft.workload import BatchFunction, Workload, WorkloadError, units, weight_of
 
 StepFunction = Callable[[int, float], object]
@@ -55,11 +56,17 @@ class ReferenceResult:
 
 
 def train(
-    spec: JobSpec, *, threads: int = 1, on_step: StepFunction | None = None, shares: SharesFunction | None = None
+    spec: JobSpec,
+    *,
+    threads: int = 1,
+    on_step: StepFunction | None = None,
+    shares: SharesFunction | None = None,
+    device: str = "cpu",
 ) -> ReferenceResult:
-    """Runs the job in this process, on the CPU; `on_step` is called with (step, loss) after each step.
+    """Runs the job in this process; `on_step` is called with (step, loss) after each step.
 
     shares: the replicas' shares of a step's batch, for a job whose shares changed as it ran; unset, the strategy's.
+    device: what computes, such as "cuda:0"; all replicas do on the same.
     Raises WorkloadError (NonFiniteLoss among them) with what to change; the user's own exceptions pass unchanged.
     """
     _check_microbatches(spec)
@@ -67,7 +74,8 @@ def train(
     modules_before = set(sys.modules)
     torch.set_num_threads(threads)
     try:
-        return _Loop(spec, load_workload(spec), shares or (lambda step: spec.strategy.division[0])).run(on_step)
+        given = shares or (lambda step: spec.strategy.division[0])
+        return _Loop(spec, load_workload(spec), given, torch.device(device)).run(on_step)
     finally:
         torch.set_num_threads(threads_before)
         unload(spec, modules_before)
@@ -86,7 +94,11 @@ def _check_microbatches(spec: JobSpec) -> None:
 class _Loop:
     """One job's model, data and settings, and the loop over them."""
 
-    def __init__(self, spec: JobSpec, workload: Workload, shares: SharesFunction) -> None:
+    def __init__(self, spec: JobSpec, workload: Workload, shares: SharesFunction, device: torch.device) -> None:
+        for part in (workload.model, workload.loss, *workload.metrics.values()):
+            if isinstance(part, nn.Module):
+                part.to(device)
+        self._device = device
         self._job = spec.job
         self._strategy = spec.strategy
         self._workload = workload
@@ -123,7 +135,7 @@ class _Loop:
             learning_rates=record.learning_rates,
             grad_norms=record.grad_norms,
             skipped=record.skipped,
-            state={name: tensor.detach().clone() for name, tensor in self._workload.model.state_dict().items()},
+            state={name: tensor.detach().clone().cpu() for name, tensor in self._workload.model.state_dict().items()},
         )
 
     def _batches_of_epoch(self, epoch: int) -> tuple[torch.Tensor, ...]:
@@ -184,12 +196,15 @@ class _Loop:
     def _forward(self, step: int, microbatch: Microbatch) -> torch.Tensor:
         value = microbatch.inputs
         for index, unit in enumerate(self._units):
-            seed_unit(self._job.seed, step, microbatch.number, index)
+            key = unit_key(self._job.seed, step, microbatch.number, index)
+            torch.default_generator.manual_seed(key)
+            if self._device.type == "cuda":
+                torch.cuda.default_generators[self._device.index].manual_seed(key)
             value = unit(value)
         return value
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._strategy.precision == "bf16")
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._strategy.precision == "bf16")
 
     def _batch(self, step: int, data: Data, indices: torch.Tensor, shares: Sequence[float]) -> Batch:
         microbatches = []
@@ -200,6 +215,7 @@ class _Loop:
                 seed_unit(self._job.seed, step, part.number, LOADING)  # for a dataset that draws: augmentation
                 inputs, targets = data.samples(indices[part.start : part.start + part.size])
                 weight = weight_of(targets, self._workload.weight)
+                inputs, targets = inputs.to(self._device), targets.to(self._device)
                 microbatches.append(
                     Microbatch(replica=replica, number=part.number, weight=weight, inputs=inputs, targets=targets)
                 )

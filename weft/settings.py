@@ -40,6 +40,9 @@ class Settings(BaseModel):
         le=64,
         description="GPU workers that compute on the CPU: to try GPU strategies without a GPU",
     )
+    gpus: int | None = Field(
+        default=None, ge=0, le=64, description="GPUs to use, each by a worker; unset, all, or none beside stand-ins"
+    )
     threads: int = Field(default=1, ge=1, le=1024, description="compute threads (and cores) of each CPU worker")
     metrics: str = Field(
         default="127.0.0.1:9464", description="HOST:PORT of the timeline page and /metrics; 0 picks one"
@@ -68,9 +71,9 @@ class Settings(BaseModel):
     def runs_path(self) -> Path:
         return self.runs_dir or self.state_dir / "runs"
 
-    @property
-    def num_workers(self) -> int:
-        return self.workers or max(1, len(os.sched_getaffinity(0)) // self.threads - self.stand_ins)
+    def num_workers(self, cores: int) -> int:
+        """CPU workers on so many cores, of which stand-ins take their part."""
+        return self.workers or max(1, cores // self.threads - self.stand_ins)
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:

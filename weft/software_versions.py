@@ -37,7 +37,7 @@ def read_software() -> Software:
         weft=__version__,
         packages={name: _version(name) for name in PACKAGES},
         extras={extra: _version(name) for extra, name in EXTRAS.items()},
-        torch_cuda=_torch_cuda(),
+        torch_cuda=torch_cuda(),
     )
 
 
@@ -48,8 +48,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _torch_cuda() -> str | None:
-    """From the text of torch/version.py: importing torch would take seconds."""
+def torch_cuda() -> str | None:
+    """The CUDA version that the installed torch is built for; None without, or without torch.
+
+    From the text of torch/version.py: importing torch would take seconds.
+    """
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None

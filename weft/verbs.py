@@ -46,6 +46,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="CPU workers; 0: one for each THREADS usable cores.")]
 Threads = Annotated[int | None, typer.Option(metavar="N", help="Compute threads of each CPU worker.")]
 StandIns = Annotated[int | None, typer.Option(metavar="N", help="GPU workers that compute on the CPU.")]
+Gpus = Annotated[int | None, typer.Option(metavar="N", help="GPUs to use; by default all, or none beside stand-ins.")]
 RunsDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where run directories are made.")]
 Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help='Address of /metrics; "" for none.')]
 
@@ -58,6 +59,7 @@ def run(
     workers: Workers = None,
     threads: Threads = None,
     stand_ins: StandIns = None,
+    gpus: Gpus = None,
     runs_dir: RunsDir = None,
     metrics: Metrics = None,
     json: Json = False,
@@ -79,7 +81,14 @@ def run(
         from weft.embedded import Daemon
         from weft.foreground import run_in_foreground
 
-        daemon = Daemon(workers=workers, threads=threads, stand_ins=stand_ins, runs_dir=runs_dir, metrics=metrics or "")
+        daemon = Daemon(
+            workers=workers,
+            threads=threads,
+            stand_ins=stand_ins,
+            gpus=gpus,
+            runs_dir=runs_dir,
+            metrics=metrics or "",
+        )
         with sigterm_raises(), daemon as client:
             result, shown = run_in_foreground(client, job_spec)
         lanes = shown["lanes"] or {}
@@ -146,6 +155,7 @@ def daemon(
     workers: Workers = None,
     threads: Threads = None,
     stand_ins: StandIns = None,
+    gpus: Gpus = None,
     runtime_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the socket is made.")] = None,
     state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the ledger is kept.")] = None,
     runs_dir: RunsDir = None,
@@ -162,7 +172,13 @@ def daemon(
 
         end_with(parent)
     flags: dict[str, object] = {"workers": workers, "threads": threads, "stand_ins": stand_ins, "metrics": metrics}
-    flags |= {"runtime_dir": runtime_dir, "state_dir": state_dir, "runs_dir": runs_dir, "drain_seconds": drain_seconds}
+    flags |= {
+        "gpus": gpus,
+        "runtime_dir": runtime_dir,
+        "state_dir": state_dir,
+        "runs_dir": runs_dir,
+        "drain_seconds": drain_seconds,
+    }
     settings = load_settings(flags, os.environ, config)
     from weft.scheduler.daemon import main as daemon_main
 

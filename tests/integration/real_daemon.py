@@ -111,7 +111,7 @@ class RealDaemon:
         self.client = Client(self.socket)
         self.process: subprocess.Popen[bytes]
         self.seen: dict[int, psutil.Process] = {}
-        self._options = {"workers": WORKERS, "metrics": "127.0.0.1:0", "drain-seconds": 20.0} | {
+        self._options = {"workers": WORKERS, "gpus": 0, "metrics": "127.0.0.1:0", "drain-seconds": 20.0} | {
             name.replace("_", "-"): value for name, value in options.items()
         }
         self.environment: dict[str, str] = {

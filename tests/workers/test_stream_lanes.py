@@ -55,12 +55,12 @@ class Workers:
         self.directory = planned.new_directory()
         self.reports: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._inboxes: list[Inbox] = []
 
-    def run(self) -> list[tuple[int, dict[str, Any]]]:
-        """All iterations; the reports with the number of their worker."""
-        plan, reports = self._planned.plan, []
-        num_iterations = plan.itinerary.num_iterations
-        threads, inboxes = [], []
+    def prepare(self) -> None:
+        """Every lane is sent all iterations."""
+        plan = self._planned.plan
         for number, (kind, view) in enumerate(zip(plan.workers, self._planned.views, strict=True)):
             if not view["lanes"]:
                 continue
@@ -70,19 +70,24 @@ class Workers:
             own: dict[str, Inbox] = {lane: queue.SimpleQueue() for lane in view["lanes"]}
             for lane, program in view["lanes"].items():
                 tasks = [task["id"] for task in program]
-                own[lane].put([(iteration, tasks) for iteration in range(num_iterations)])
-            threads.append(threading.Thread(target=self._run_worker, args=(number, view, own, attempt), daemon=True))
-            inboxes += own.values()
-        for thread in threads:
+                own[lane].put([(iteration, tasks) for iteration in range(plan.itinerary.num_iterations)])
+            arguments = (number, view, own, attempt)
+            self._threads.append(threading.Thread(target=self._run_worker, args=arguments, daemon=True))
+            self._inboxes += own.values()
+
+    def run(self) -> list[tuple[int, dict[str, Any]]]:
+        """Until all tasks are over; the reports with the number of their worker."""
+        plan, reports = self._planned.plan, []
+        for thread in self._threads:
             thread.start()
-        left = num_iterations * len(plan.graph.tasks)
+        left = plan.itinerary.num_iterations * len(plan.graph.tasks)
         while left:
             number, report = self.reports.get(timeout=SOON)
             reports.append((number, report))
             left -= report["count"]
-        for inbox in inboxes:
+        for inbox in self._inboxes:
             inbox.put(None)
-        for thread in threads:
+        for thread in self._threads:
             thread.join(SOON)
             assert not thread.is_alive(), "a worker goes on"
         return reports
@@ -113,14 +118,18 @@ class Workers:
         return state
 
 
+def source_of() -> str:
+    """Random numbers are a process's own, and these workers share one."""
+    source: str = two_way_source("adam")
+    return source.replace("nn.Dropout(0.2)", "nn.Identity()")
+
+
 @pytest.fixture
 def workers_of(planned: Any, tmp_path: Path) -> Iterator[Callable[..., tuple[Workers, Any]]]:
     with thread_device() as make:
 
         def build(**strategy: Any) -> tuple[Workers, Any]:
-            # Random numbers are a process's own, and these workers share one.
-            source = two_way_source("adam").replace("nn.Dropout(0.2)", "nn.Identity()")
-            (tmp_path / "job.py").write_text(source)
+            (tmp_path / "job.py").write_text(source_of())
             plan = planned(planned_workload(tmp_path), steps=8, directory=str(tmp_path), batch_size=9, **strategy)
             return Workers(plan, make), plan.spec
 
@@ -133,6 +142,7 @@ def test_streams_that_are_late_train_what_the_plain_loop_trains(
 ) -> None:
     workers, spec = workers_of(**strategy)
     expected = reference.train(spec)
+    workers.prepare()
     reports = workers.run()
     assert workers.errors.empty()
     means: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -27,6 +27,7 @@ from weft import __version__
 from weft.metrics.exporter import Exporter
 from weft.metrics.http import MetricsAddressError, MetricsServer
 from weft.scheduler import notify
+from weft.scheduler.crew import CrewError, muster
 from weft.scheduler.driver import Driver, Spawn
 from weft.scheduler.events import DirectoryLost, DrainRequested
 from weft.scheduler.ledger import AsyncLedger, Ledger, LedgerError
@@ -49,7 +50,14 @@ def main(settings: Settings) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     try:
         uvloop.run(_Daemon(settings, os.environ).run())
-    except (RuntimeDirectoryError, LedgerError, PoolError, MetricsAddressError, notify.ServiceManagerError) as error:
+    except (
+        RuntimeDirectoryError,
+        LedgerError,
+        CrewError,
+        PoolError,
+        MetricsAddressError,
+        notify.ServiceManagerError,
+    ) as error:
         print(f"weft: {error}", file=sys.stderr)
         return EXIT_UNAVAILABLE
     return 0
@@ -92,8 +100,10 @@ class _Daemon:
         self._stop.set()
 
     async def _serve(self, runtime: RuntimeDirectory, ledger: AsyncLedger, stack: contextlib.AsyncExitStack) -> None:
+        crew = muster(self._settings)
         pool = Pool(
             self._settings,
+            crew,
             notify.child_environment(self._environment),
             lambda worker, message: driver.worker_said(worker, message),
             lambda worker, code: driver.worker_lost(worker, code),
@@ -106,7 +116,7 @@ class _Daemon:
             def restart_directory() -> None:
                 spawn(_restart_directory(driver, pool), "restart directory")
 
-            driver = Driver(self._settings, ledger, self._exporter, pool, spawn)
+            driver = Driver(crew, ledger, self._exporter, pool, spawn)
             service = Service(self._settings, driver, ledger, self._exporter, pool)
             stack.push_async_callback(pool.stop)
             await pool.start(self._settings.state_dir / "workers.log")
@@ -125,7 +135,7 @@ class _Daemon:
             gc.collect()
             gc.freeze()  # all that was imported: some 50 ms of every later collection that nothing would come of
             notify.notify_ready(self._environment)
-            _log.info("weft %s serves %s with %d workers", __version__, runtime.path, self._settings.num_workers)
+            _log.info("weft %s serves %s with %s", __version__, runtime.path, crew)
             await self._stop.wait()
             await self._drain(driver)
             server.close()

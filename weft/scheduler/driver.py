@@ -18,6 +18,7 @@ from typing import Any, assert_never
 from weft.metrics.exporter import Exporter
 from weft.scheduler import replica_commands
 from weft.scheduler.core import Core
+from weft.scheduler.crew import Crew
 from weft.scheduler.events import (
     Command,
     Dispatch,
@@ -56,7 +57,6 @@ from weft.scheduler.ledger import AsyncLedger, JobChanges, JobRow, Ledger
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.pool import DIRECTORY, Pool
-from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
 from weft.transport.wire import Message
 
@@ -88,11 +88,9 @@ class Changed:
 class Driver:
     """runs: of jobs that have not ended; others are in the ledger. changed[job] fires on its state, log or progress."""
 
-    def __init__(self, settings: Settings, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn) -> None:
-        kinds = {f"cpu-{i}": "cpu" for i in range(settings.num_workers)}
-        kinds |= {f"gpu-{i}": "gpu" for i in range(settings.stand_ins)}
-        kinds |= {f"loader-{i}": "loader" for i in range(settings.num_workers + settings.stand_ins)}
-        self.core = Core(kinds)
+    def __init__(self, crew: Crew, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn) -> None:
+        self.crew = crew
+        self.core = Core(crew.kinds())
         self.runs: dict[str, JobRun] = {}
         self.states: dict[str, str] = {}
         self.changed: dict[str, Changed] = {}
@@ -174,7 +172,7 @@ class Driver:
                 self.feed(ResultSaved(job=message["job"], attempt=message["attempt"]))
             case "released":
                 if message["job"] in self.runs:
-                    self.runs[message["job"]].note_peak(worker, message["peak_bytes"])
+                    self.runs[message["job"]].note_peak(worker, message["peak_bytes"], message["device_peak_bytes"])
                 self.feed(
                     WorkerReleased(
                         worker=worker, job=message["job"], attempt=message["attempt"], clean=message["clean"]
@@ -304,7 +302,7 @@ class Driver:
 
     async def _start_worker(self, command: StartWorker) -> None:
         await asyncio.sleep(command.delay_seconds)
-        await self._pool.start_worker(command.worker, command.kind)
+        await self._pool.start_worker(command.worker)
 
     def _record_iteration(self, command: RecordIteration) -> None:
         run = self.runs[command.job]

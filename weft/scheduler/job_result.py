@@ -14,7 +14,7 @@ from weft.scheduler.ledger import JobRow
 from weft.transport.wire import Message
 
 DETAILS = (
-    *("plan", "lanes", "overlap", "time", "peak_bytes", "validation", "seconds"),
+    *("plan", "lanes", "overlap", "time", "peak_bytes", "device_peak_bytes", "validation", "seconds"),
     *("first_iteration_seconds", "iteration_seconds", "limit_seconds"),
 )
 
@@ -30,6 +30,7 @@ def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
         "overlap": run.books.overlap.seconds(),
         "time": time_of(run),
         "peak_bytes": run.peak_bytes,
+        "device_peak_bytes": run.device_peak_bytes,
         "validation": run.validation or {},
         "seconds": seconds,
         "first_iteration_seconds": run.first_iteration_seconds,

@@ -86,6 +86,7 @@ class JobRun:
         self.iteration_seconds: deque[float] = deque(maxlen=1024)  # of training iterations, the newest
         self.first_iteration_seconds: float | None = None  # from here to the end of the first one, by its stamps
         self.peak_bytes: dict[str, int] = {}  # by worker: its greatest resident size, known once it is released
+        self.device_peak_bytes: dict[str, int] = {}  # of GPU workers: the most that was allocated on the GPU
         self._taken_ns = time.monotonic_ns()
         self._write_has_failed = False
         self.recording = asyncio.Lock()  # held by who writes the recording
@@ -131,7 +132,7 @@ class JobRun:
         self.transfers = Transfers(plan)
         self.finished_iterations = self.step = self.samples = 0
         self.loss = self.validation = self.learning_rate = self.grad_norm = None
-        self.peak_bytes = {}
+        self.peak_bytes, self.device_peak_bytes = {}, {}
         self._values, self._ends, self._validating = {}, {}, {}
         self._weighed = 0.0
         self._last_end = None
@@ -143,10 +144,12 @@ class JobRun:
         assert self._metrics is not None
         self._metrics.truncate(0)
 
-    def note_peak(self, worker: str, peak_bytes: int | None) -> None:
+    def note_peak(self, worker: str, peak_bytes: int | None, device_peak_bytes: int | None) -> None:
         """The greatest resident size of a worker that has let go of the job; None where it never prepared it."""
         if peak_bytes is not None:
             self.peak_bytes[worker] = peak_bytes
+        if device_peak_bytes is not None:
+            self.device_peak_bytes[worker] = device_peak_bytes
 
     def add_report(self, worker: str, lane: str, packed: bytes, values: list[dict[str, Any]]) -> None:
         """What a lane stamped, as its report has it, and measured."""

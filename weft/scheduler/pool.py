@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from weft.scheduler.crew import Crew
 from weft.settings import Settings
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 
 # A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
 SPIN_SECONDS = 4e-3
 DIRECTORY = "directory"
-LANES = {"cpu": "compute", "gpu": "compute", "loader": "load"}
 
 # Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
 # one heap that is kept serves them from warm pages, and transparent huge pages the ones above 32 MiB.
@@ -106,6 +106,7 @@ class Pool:
     def __init__(
         self,
         settings: Settings,
+        crew: Crew,
         environment: Mapping[str, str],
         on_message: Callable[[str, Message], None],
         on_lost: Callable[[str, int | None], None],
@@ -124,7 +125,7 @@ class Pool:
         self._socket: socket.socket | None = None
         self._server: Link | None = None
         self._closing = False
-        self._cores = _core_sets(settings)
+        self._crew = crew
 
     @property
     def directory_address(self) -> Path:
@@ -163,19 +164,19 @@ class Pool:
         config = {"address": str(self.directory_address), "authkey": self._authkey}
         await self._fork(DIRECTORY, DIRECTORY, config)
 
-    async def start_worker(self, worker: str, kind: str) -> None:
-        cores = self._cores.get(worker, ())
-        pinned = len(self._cores) > 0
+    async def start_worker(self, worker: str) -> None:
+        member = self._crew[worker]
+        loads = member.kind == "loader"
         await self._fork(
             worker,
             "worker",
             {
                 "worker": worker,
-                "lane": LANES[kind],
-                "device": "stand-in" if kind == "gpu" else "cpu",
-                "threads": self._settings.threads if kind != "loader" else 1,
-                "cores": list(cores),
-                "spin_seconds": SPIN_SECONDS if pinned and kind != "loader" else 0.0,
+                "lane": member.lane,
+                "device": member.device,
+                "threads": 1 if loads else self._settings.threads,
+                "cores": list(member.cores),
+                "spin_seconds": SPIN_SECONDS if self._crew.is_pinned and not loads else 0.0,
                 "stamps": self._settings.accounting,
                 "directory": str(self.directory_address),
                 "authkey": self._authkey,
@@ -262,13 +263,3 @@ class Pool:
                 self._on_directory_lost()
             else:
                 self._on_lost(child.name, child.exit_code)
-
-
-def _core_sets(settings: Settings) -> dict[str, tuple[int, ...]]:
-    """Cores of each worker that computes, where there are enough for each to have its own; else none are pinned."""
-    cores = sorted(os.sched_getaffinity(0))
-    threads = settings.threads
-    names = [f"cpu-{i}" for i in range(settings.num_workers)] + [f"gpu-{i}" for i in range(settings.stand_ins)]
-    if len(names) * threads > len(cores):
-        return {}
-    return {name: tuple(cores[i * threads : (i + 1) * threads]) for i, name in enumerate(names)}

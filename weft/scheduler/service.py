@@ -288,6 +288,7 @@ class Service:
                 {
                     "worker": worker.name,
                     "kind": worker.kind,
+                    "device": self._driver.crew[worker.name].model,
                     "state": "down" if not worker.up else "busy" if worker.job else "free",
                     "pid": self._pool.pid(worker.name),
                     "job": worker.job,
