@@ -37,6 +37,10 @@ ALLOCATOR = {
     "THP_MEM_ALLOC_ENABLE": "1",
 }
 
+# torch may ask for a GPU even while it is imported, and a process that has asked CUDA itself cannot be forked any more.
+# NVML can be asked.
+FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
 
 class PoolError(RuntimeError):
     """The fork server cannot be started. The text says why."""
@@ -138,7 +142,7 @@ class Pool:
     async def start(self, log: Path) -> None:
         """Starts the fork server; returns at once, what is asked of it waits. Errors: PoolError."""
         self._socket, theirs = socket.socketpair()
-        environment = {**self._environment, **ALLOCATOR, "OMP_NUM_THREADS": str(self._settings.threads)}
+        environment = {**self._environment, **ALLOCATOR, **FORKABLE, "OMP_NUM_THREADS": str(self._settings.threads)}
         command = [sys.executable, "-m", "weft.workers.forkserver", str(theirs.fileno())]
         with theirs, log.open("ab") as output:
             try:
