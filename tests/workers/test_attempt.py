@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from weft import reference
+from weft.itinerary import Iteration
 from weft.spec import JobSpec
 from weft.transport.directory import Directory
 from weft.workers.attempt import Attempt, Operation
@@ -91,7 +92,8 @@ Values = Mapping[int, Mapping[str, float]]
 class Turns:
     """Every lane of every worker, run a task at a time in this thread."""
 
-    def __init__(self, planned: Any, directory: Directory) -> None:
+    def __init__(self, planned: Any, directory: Directory, make_device: Callable[[], HostDevice] = StandIn) -> None:
+        """make_device: of the workers that have one."""
         self._plan = planned.plan
         self._directory = directory
         self._lanes: list[tuple[Attempt, list[Operation]]] = []
@@ -99,7 +101,7 @@ class Turns:
         for kind, view in zip(planned.plan.workers, planned.views, strict=True):
             if not view["lanes"]:
                 continue
-            device = StandIn() if kind == "gpu" else HostDevice()
+            device = make_device() if kind == "gpu" else HostDevice()
             attempt = Attempt(planned.spec, view, load_workload(planned.spec), directory, 0.0, device)
             self._attempts.append(attempt)
             for lane, program in view["lanes"].items():
@@ -152,10 +154,13 @@ class Turns:
         index, place = divmod(turn, len(operations))
         operation, iteration = operations[place], attempt.iteration(index)
         if operation.runs(iteration):
-            operation.run(iteration)
+            self._perform(attempt, operation, iteration)
         for act in attempt.device.take_acts():
             act()
         attempt.board.post(operation.task, index)
+
+    def _perform(self, attempt: Attempt, operation: Operation, iteration: Iteration) -> None:
+        operation.run(iteration)
 
     def measured(self) -> tuple[Values, Values]:
         """(means, facts) by iteration, over all lanes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import runpy
 import threading
@@ -19,7 +20,7 @@ from weft.transport.records import MODES, Row, unpack
 from weft.workers import lane as lane_module
 from weft.workers import stream_lane
 from weft.workers.attempt import Operation
-from weft.workers.device import HostDevice, StandIn
+from weft.workers.device import Act, Event, HostDevice, HostEvent, StandIn, Stream
 from weft.workers.lane import Lane
 from weft.workers.measured import Measured
 from weft.workers.stream_lane import Launched, StreamLane
@@ -303,3 +304,62 @@ def test_what_a_task_raises_comes_out_of_the_lane_and_the_task_is_not_posted(sta
     stand.join()
     assert isinstance(stand.error, ZeroDivisionError)
     assert stand.attempt.board.words[1 + 1] == -1
+
+
+class Watched(StandIn):
+    """Launches as a GPU does: the host's part at once, in the launcher's thread. story: what that thread does."""
+
+    finishes_at_once = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.story: list[str] = []
+        self.launcher = 0
+
+    def stream(self, lane: str) -> Stream:
+        return WatchedStream(self)
+
+
+class WatchedStream:
+    def __init__(self, device: Watched) -> None:
+        self._device = device
+
+    def launch(self, work: Act) -> None:
+        self._device.launcher = threading.get_ident()
+        work()
+
+    def wait_for(self, event: Event) -> None:
+        pass
+
+    def record(self) -> Event:
+        return WatchedEvent(self._device)
+
+
+class WatchedEvent(HostEvent):
+    def __init__(self, device: Watched) -> None:
+        super().__init__()
+        self._device = device
+
+    def wait(self) -> None:
+        if threading.get_ident() == self._device.launcher:
+            self._device.story.append("waits")
+
+
+def test_what_a_lane_itself_tells_the_host_is_over_before_its_next_task_reads_it() -> None:
+    """A clipped update read the norm while the kernel that sums the squares, launched by the same lane, was on its way:
+    lanes wait for other lanes alone."""
+    watched = Watched()
+    stand = Stand(watched)
+    tasks = [
+        dataclasses.replace(
+            stand.operation(task, run=lambda iteration, name=name: watched.story.append(name)),
+            is_read_on_host=name == "sync",
+            reads_on_host=name == "update",
+        )
+        for task, name in enumerate(("sync", "forward", "update"), start=1)
+    ]
+    stand.begin(*tasks)
+    stand.inbox.put([(0, [1, 2, 3])])
+    stand.count(3)
+    stand.end()
+    assert watched.story == ["sync", "forward", "waits", "update"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.workers.optimizer import make_optimizer
-from weft.workers.optimizer_state import flat_parts
+from weft.workers.optimizer_state import flat_parts, flat_twin, joined_state
 from weft.workers.sharded_optimizer import Segment, Shard, ShardedOptimizer, is_elementwise
 
 Factory = Callable[[Any], torch.optim.Optimizer]
@@ -139,3 +139,19 @@ def test_parameters_that_fill_their_vectors_are_one_tensor() -> None:
     shard = Shard(torch.zeros(256), torch.zeros(256), segments)
     indices = [[segment.parameter for segment in part.segments] for part in flat_parts(shard)]
     assert indices == [[0, 1, 2], [3, 4], [5]]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_state_is_where_the_parameters_are_and_the_count_of_steps_where_the_kernel_reads_it(fused: bool) -> None:
+    """Meta tensors stand for a device: a fused kernel of CUDA counts steps there, torch's loops on the host."""
+    given = [nn.Parameter(torch.zeros(size, device="meta")) for size in (64, 32)]
+    template = torch.optim.Adagrad(given, initial_accumulator_value=0.1)
+    template.param_groups[0]["fused"] = fused
+    flat = torch.zeros(96, device="meta")
+    (part,) = flat_parts(Shard(flat, flat.clone(), (Segment(0, 0, 0, 64, 0), Segment(1, 0, 64, 96, 0))))
+    twin = flat_twin(template, [part], given)
+    moved = [{"step": torch.tensor(3.0), "sum": torch.ones(size)} for size in (64, 32)]
+    for state in (twin.state[part.parameter], joined_state(part, moved, twin.param_groups[0])):
+        assert state["sum"].is_meta
+        assert state["sum"].shape == (96,)
+        assert state["step"].is_meta is fused

@@ -136,3 +136,15 @@ def test_what_a_device_has_trained_is_published_range_by_range(stand_of: Callabl
     stand.replicas[0].publish(stand.bucket, (0, 32))
     assert shared[:32].eq(8).all()
     assert torch.equal(shared[32:], before[32:])
+
+
+def test_a_device_that_keeps_its_gradients_takes_no_shared_memory_for_them(
+    planned: Any, directory: Directory, workload_of: Any
+) -> None:
+    """A GPU page-locks what it opens, so the kernel gives it at once, untouched as it is."""
+    plan = planned(workload_of(), replicas=[{"device": "gpu"}], update="local")
+    memory = plan.memory(directory)
+    before = directory.num_bytes()
+    parameters = list(workload_of().model.parameters())
+    ReplicaMemory(memory, plan.course, (0, 0), parameters, is_private=True, is_device=True, writes=True)
+    assert directory.num_bytes() == before

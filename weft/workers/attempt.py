@@ -46,7 +46,8 @@ class Operation:
     waits for nothing, in validation iterations. takes: whether it is of the way that its bucket goes; None where that
     is no question. If it is not, it passes. skips: numbers of the waits that are not of that way; None where all count.
     wakes: a task of another lane waits for it. is_milestone: a hook may end it from inside another task.
-    reads_on_host: what its inputs have computed, so they must be over before it is launched on a device."""
+    reads_on_host: what its inputs have computed, so they must be over before it is launched on a device.
+    is_read_on_host: by such a task, which may be of the same lane and then has no wait for it."""
 
     task: int
     mode: str
@@ -59,6 +60,7 @@ class Operation:
     skips: Callable[[Iteration], Collection[int]] | None = None
     is_milestone: bool = False
     reads_on_host: bool = False
+    is_read_on_host: bool = False
 
     def runs(self, iteration: Iteration) -> bool:
         """Whether there is anything to do and to wait for."""
@@ -113,6 +115,7 @@ class Attempt:
         # By milestone: who posts it from inside another task.
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
         self._bounded = bool((plan["synchronisation"] or {}).get("bounded"))
+        self._speculative = bool((plan["synchronisation"] or {}).get("speculative"))
         self._now = 0
         self._boards_to_abort = [self.board]
         self._parts = ModelParts(
@@ -151,10 +154,16 @@ class Attempt:
                 takes=self._parts.takes(task),
                 skips=self._skips(task),
                 is_milestone=task["kind"] == "grad",
-                reads_on_host=self._bounded and task["kind"] in ("update", "validate"),
+                reads_on_host=self._reads_norm(task),
+                is_read_on_host=self._bounded and task["kind"] == "sync",
             )
             for task in program
         }
+
+    def _reads_norm(self, task: Mapping[str, Any]) -> bool:
+        """An owner that speculates reads it to validate; a device that updates with the sum never speculates."""
+        updates = task["kind"] == "update" and (task["stage"] >= 0 or not self._speculative)
+        return self._bounded and (updates or task["kind"] == "validate")
 
     def _skips(self, task: Mapping[str, Any]) -> Callable[[Iteration], Collection[int]] | None:
         if not any(task["ways"]):

@@ -5,7 +5,7 @@ the host for the device in an iteration: between streams of this GPU there are e
 thread of the lane sleeps on an event and then posts the task on the board.
 
     stamps   an event's time is its distance from a base event, by the GPU's clock, plus the base's time on
-             CLOCK_MONOTONIC; distances are told in float32, so the base moves along, a second at most behind
+             CLOCK_MONOTONIC; distances are told in float32 and the clocks drift, so there is a new base each second
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from weft.workers.device import Act, Event, HostDevice, Stream
 
 CALIBRATIONS = 8  # of the clock; the one that took the host least is the best
 REBASE_MS = 1000.0  # to here a float32 tells less than 0.1 µs
-NUM_NUMBERS = 1024  # that tasks on their way may be telling; each has a page-locked place of its own
+NUM_NUMBERS = 1024  # places that tasks on their way may be telling numbers in; there are more where that is too few
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every context, not only the first that asks
 
 
@@ -42,10 +43,9 @@ class CudaDevice(HostDevice):
         self._pinned: dict[int, torch.Tensor] = {}
         self._local = threading.local()
         self._clock = _Clock()
-        self._numbers = torch.zeros(NUM_NUMBERS, dtype=torch.float64, pin_memory=True)
-        self._next_number = 0
-        self._lock = threading.Lock()
+        self._numbers = deque(torch.zeros(NUM_NUMBERS, dtype=torch.float64, pin_memory=True).unbind())  # free places
         self._baseline_bytes = torch.cuda.memory_allocated()
+        self._is_broken = False
 
     # --- memory
 
@@ -64,17 +64,24 @@ class CudaDevice(HostDevice):
         self._pinned[address] = block
 
     def end_job(self) -> None:
-        torch.cuda.synchronize()  # nothing of the job is on its way any more
-        for address in self._pinned:
-            torch.cuda.check_error(int(_runtime().cudaHostUnregister(address)))
+        try:
+            torch.cuda.synchronize()  # nothing of the job is on its way any more
+            for address in self._pinned:
+                torch.cuda.check_error(int(_runtime().cudaHostUnregister(address)))
+            torch._C._cuda_clearCublasWorkspaces()  # allocated, one for each stream that has multiplied
+            torch.cuda.empty_cache()
+        except (torch.AcceleratorError, torch.cuda.CudaError):
+            self._is_broken = True
         self._pinned.clear()
-        torch.cuda.empty_cache()
+        self._local = threading.local()  # with the acts that a task which failed has left
 
     def is_clean(self) -> bool:
         """Whether a kernel still runs and nothing of a job's is left; after some errors a context is of no more use."""
+        if self._is_broken:
+            return False
         try:
             torch.ones(1, device=self.torch).add_(1).cpu()
-        except torch.AcceleratorError:
+        except (torch.AcceleratorError, torch.OutOfMemoryError):
             return False
         return torch.cuda.memory_allocated() <= self._baseline_bytes
 
@@ -92,11 +99,18 @@ class CudaDevice(HostDevice):
         self._generator.manual_seed(key)
 
     def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
-        with self._lock:
-            place = self._numbers[self._next_number]
-            self._next_number = (self._next_number + 1) % NUM_NUMBERS
+        try:
+            place = self._numbers.popleft()
+        except IndexError:
+            place = torch.zeros((), dtype=torch.float64, pin_memory=True)
         place.copy_(value.detach().reshape(()), non_blocking=True)
-        self.after(lambda: use(float(place)))
+
+        def act() -> None:
+            number = float(place)
+            self._numbers.append(place)
+            use(number)
+
+        self.after(act)
 
     def after(self, act: Act) -> None:
         self._list().append(act)
@@ -113,8 +127,12 @@ class CudaDevice(HostDevice):
 
     # --- streams
 
-    def computing(self) -> contextlib.AbstractContextManager[object]:
-        return torch.cuda.stream(self._stream("compute"))
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream("compute")):
+            yield
+        torch.cuda.synchronize()  # other lanes' streams and other workers use what was made, and wait for no event
+        torch.cuda.empty_cache()  # of the parameters' first places, which other lanes' streams could not use
 
     def stream(self, lane: str) -> Stream:
         return _CudaStream(self._stream(lane), self._clock)
@@ -165,30 +183,34 @@ class _CudaEvent:
 
 
 class _Clock:
-    """The GPU's time on CLOCK_MONOTONIC."""
+    """The GPU's time on CLOCK_MONOTONIC. Its base events are in a stream of their own, where nothing is before them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.calibrate()
 
     def calibrate(self) -> None:
+        with self._lock:
+            self._calibrate()
+
+    def _calibrate(self) -> None:
         best = None
         for _ in range(CALIBRATIONS):
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             before = time.monotonic_ns()
-            event.record()
+            event.record(self._stream)
             event.synchronize()
             after = time.monotonic_ns()
             if best is None or after - before < best[0]:
                 best = (after - before, (before + after) // 2, event)
         assert best is not None
-        with self._lock:
-            _, self._base_ns, self._base = best
+        _, self._base_ns, self._base = best
 
     def at_ns(self, event: torch.cuda.Event) -> int:
         with self._lock:
             distance: float = self._base.elapsed_time(event)
             at = min(self._base_ns + round(distance * 1e6), time.monotonic_ns())  # it has happened: the clocks drift
             if distance > REBASE_MS:
-                self._base, self._base_ns = event, at
+                self._calibrate()
             return at

@@ -106,7 +106,7 @@ class HostDevice:
     # --- streams
 
     def computing(self) -> contextlib.AbstractContextManager[object]:
-        """A job is set up within: what it makes belongs to the stream of the compute lane."""
+        """A job is set up within: what it makes belongs to the stream of the compute lane, and is there at the end."""
         return contextlib.nullcontext()
 
     def stream(self, lane: str) -> Stream:
@@ -125,6 +125,9 @@ class StandIn(HostDevice):
     def __init__(self) -> None:
         super().__init__()
         self._acts = threading.local()
+
+    def end_job(self) -> None:
+        self._acts = threading.local()  # with those that a task which failed has left
 
     def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
         kept = value.detach().clone()

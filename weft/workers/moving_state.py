@@ -140,7 +140,7 @@ class Moves:
         """Beside the gradient, of the first holder. values: its parameters."""
         if self._comes_down(bucket, iteration):
             self._write(updates, bucket, keeps=False)
-            self._memory.parameters(bucket).copy_(values)
+            self._memory.parameters(bucket).copy_(values, non_blocking=True)
 
     def up(self, updates: Updates, bucket: BucketView, iteration: Iteration) -> None:
         """Beside the parameters, of every holder."""

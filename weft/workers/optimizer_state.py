@@ -151,16 +151,29 @@ def are_alike(one: State, other: State) -> bool:
     )
 
 
-def joined_state(part: Part, states: Sequence[State]) -> State:
-    """A part's state of those of its segments, which are alike; a copy."""
+def joined_state(part: Part, states: Sequence[State], group: Mapping[str, Any]) -> State:
+    """A part's state of those of its segments, which are alike; a copy, where the part is. group: the part's."""
     return {
-        name: torch.empty_like(part.parameter.data, dtype=value.dtype).copy_(
-            torch.cat([state[name] for state in states]).view(part.parameter.shape)
-        )
-        if _is_flat(value)
-        else copy.deepcopy(value)
+        name: _joined(part, [state[name] for state in states]) if _is_flat(value) else _placed(name, value, part, group)
         for name, value in states[0].items()
     }
+
+
+def _joined(part: Part, pieces: Sequence[Tensor]) -> Tensor:
+    """Piece by piece: they may be in shared memory, and the part on a device."""
+    joined = torch.empty_like(part.parameter.data, dtype=pieces[0].dtype)
+    places = (joined,) if len(pieces) == 1 else torch.split(joined, [len(piece) for piece in pieces])
+    for place, piece in zip(places, pieces, strict=True):
+        place.copy_(piece.view(place.shape))
+    return joined
+
+
+def _placed(name: str, value: object, part: Part, group: Mapping[str, Any]) -> Any:
+    """A copy, where torch's load_state_dict would put it: only some kernels take the count of steps on the device."""
+    counts_on_host = name == "step" and not (group.get("fused") or group.get("capturable"))
+    if not isinstance(value, Tensor) or counts_on_host:
+        return copy.deepcopy(value)
+    return value.to(part.parameter.device, copy=True)
 
 
 def flat_twin(
@@ -240,9 +253,9 @@ def _gathered(template: torch.optim.Optimizer, part: Part, parameters: Sequence[
     state: dict[str, Any] = {}
     for name, value in first.items():
         if not _is_per_element(value, parameters[part.segments[0].parameter]):
-            state[name] = copy.deepcopy(value)
+            state[name] = _placed(name, value, part, template.param_groups[part.group])
             continue
-        state[name] = torch.empty(part.parameter.shape, dtype=value.dtype)
+        state[name] = torch.empty_like(part.parameter.data, dtype=value.dtype)
         for segment in part.segments:
             start, size = segment.start - part.range.start, segment.stop - segment.start
             source = _in_memory_order(template.state[parameters[segment.parameter]][name])

@@ -50,8 +50,9 @@ class ReplicaMemory:
         if is_device:
             self.gradients = {b: _zeros(own, memory.parameters(bucket)) for b, bucket in self._buckets.items()}
             for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
-                memory.gradient(holder, bucket, 0)
-                memory.sum(bucket)
+                if bucket.route != "device":  # of which nothing comes down, and page-locked memory is taken at once
+                    memory.gradient(holder, bucket, 0)
+                    memory.sum(bucket)
         self.values: dict[int, torch.Tensor] = {}
         for index, bucket in self._buckets.items():
             shared = memory.parameters(bucket)

@@ -85,16 +85,17 @@ class ShardedOptimizer:
         self._mark_stepped()
 
     @torch.no_grad()
-    def speculate(self, bucket: int, *, touched: Touched | None = None) -> float:
+    def speculate(self, bucket: int, *, touched: Touched | None = None, squares: bool = True) -> float:
         """A step with scale 1 that can be undone; returns what `sum_of_squares` does, for a part of its cost.
 
-        One step can be undone: the speculation before is confirmed.
+        One step can be undone: the speculation before is confirmed. Without `squares` it returns 0.0, and of a device
+        waits for nothing.
         """
         chosen = self._buckets[bucket]
         assert chosen.backup is not None, "speculate() needs ShardedOptimizer(speculative=True)"
-        squares = chosen.update.speculate(chosen.choose(touched), chosen.backup)
+        total = chosen.update.speculate(chosen.choose(touched), chosen.backup, squares=squares)
         self._mark_stepped()
-        return squares
+        return total
 
     @torch.no_grad()
     def undo(self, bucket: int) -> None:
@@ -181,7 +182,8 @@ class _Bucket:
             parts += [part] if alike else self._split(part)
         self._parts = parts
         for part in parts:
-            if state := joined_state(part, [state_of(segment) for segment in part.segments]):
+            group = self._twin.param_groups[self._groups.index(part.group)]
+            if state := joined_state(part, [state_of(segment) for segment in part.segments], group):
                 self._twin.state[part.parameter] = state
 
     def set_options(self, index: int, changed: Mapping[str, Any]) -> None:
@@ -208,13 +210,13 @@ class _StepUpdate:
         self.confirm()
         self._step(parts, scale)
 
-    def speculate(self, parts: Sequence[Part], backup: Tensor) -> float:
+    def speculate(self, parts: Sequence[Part], backup: Tensor, *, squares: bool) -> float:
         self._values = [(part.flat_values, backup[part.range]) for part in parts]
         for values, copies in self._values:
             copies.copy_(values)
         self._attributes = self._copied_attributes()
         self._step(parts, 1.0)
-        return sum(sum_of_squares(part.flat_gradient) for part in parts)
+        return sum(sum_of_squares(part.flat_gradient) for part in parts) if squares else 0.0
 
     def confirm(self) -> None:
         self._values, self._attributes = [], {}

@@ -95,6 +95,7 @@ class StreamLane:
         self._stream = device.stream(name)
         self._stalls = {op.task: tuple(MODE_INDEX[f"stall_{c}"] for _, _, c in op.waits) for op in operations.values()}
         self._queue: deque[tuple[int, int, int]] = deque()  # iteration, task, when it was taken
+        self._told: Event | None = None  # behind the last task of this lane that a host reads from
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._taken = 0
         self._done = 0
@@ -163,6 +164,8 @@ class StreamLane:
 
             self._stream.launch(work)
             entry.ended = self._stream.record()
+            if operation.is_read_on_host:
+                self._told = entry.ended
         self._launched.post(task, index, entry.ended)
         self._enter(entry)
 
@@ -170,6 +173,8 @@ class StreamLane:
         iteration = self._attempt.iteration(index)
         skipped = () if operation.skips is None else operation.skips(iteration)
         waits: list[Wait] = []
+        if operation.reads_on_host and self._told is not None:
+            self._told.wait()  # within a lane there are no edges
         for number, (source, distance, cause) in enumerate(operation.waits):
             needed = index - distance
             if operation.update_needed is not None and cause == "update":

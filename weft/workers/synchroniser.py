@@ -17,14 +17,15 @@ from weft.itinerary import Iteration
 from weft.transport.collectives import Reduction
 from weft.workers.bucket_memory import BucketMemory, BucketView, Holder
 from weft.workers.course import Course
-from weft.workers.device import HostDevice
 from weft.workers.measured import Measured
 from weft.workers.updates import Updates
 
+TILE_ELEMENTS = 1 << 26  # of a device: cuBLAS counts in int32, and a wider copy of a tile has to fit beside the job
+
 
 class Owner:
-    """own_gradients: of buckets that its device synchronises with nobody, flat, by bucket. updates: None for an owner
-    that only sums. squares: whether anybody asks for the norm."""
+    """own_gradients: flat, by bucket, of those that a device synchronises with nobody. updates: None for an owner that
+    only sums. squares: whether anybody asks for the norm."""
 
     def __init__(
         self,
@@ -35,7 +36,6 @@ class Owner:
         updates: Updates | None,
         *,
         squares: bool,
-        device: HostDevice | None = None,
     ) -> None:
         self._number = number
         self._memory = memory
@@ -43,9 +43,10 @@ class Owner:
         self._own_gradients = own_gradients
         self._updates = updates
         self._squares = squares
-        self._device = device or HostDevice()
         self._buckets = {bucket.index: bucket for bucket in memory.buckets if number in bucket.owners}
         for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
+            if bucket.index in own_gradients:
+                continue
             memory.sum(bucket)
             for holder in bucket.holders:
                 memory.gradient(holder, bucket, 0)
@@ -53,7 +54,7 @@ class Owner:
 
     def sync(self, bucket: int, iteration: Iteration) -> None:
         view = self._buckets[bucket]
-        if self._device.torch.type != "cpu":  # one holder: there is nothing to add up
+        if bucket in self._own_gradients:  # one holder: there is nothing to add up
             if self._squares:
                 place = self._memory.norms(iteration.step)[bucket, self._number]
                 place.copy_(_squares(self._own_gradients[bucket]), non_blocking=True)
@@ -76,20 +77,16 @@ class Owner:
         key = (bucket.index, tuple((h, iteration.step % self._memory.gradient_depth(h)) for h in holders))
         if key not in self._reductions:
             start, stop = bucket.range_of(self._number)
-            if bucket.index in self._own_gradients:
-                out = self._own_gradients[bucket.index]
-                sources = [out]
-            else:
-                out = self._memory.sum(bucket)
-                sources = [self._memory.gradient(holder, bucket, iteration.step) for holder in holders]
+            out = self._memory.sum(bucket)
+            sources = [self._memory.gradient(holder, bucket, iteration.step) for holder in holders]
             self._reductions[key] = Reduction(out[start:stop], [source[start:stop] for source in sources])
         return self._reductions[key]
 
 
 def _squares(gradient: torch.Tensor) -> torch.Tensor:
-    """A number of the device's own, float64."""
-    wide = gradient if gradient.itemsize >= 4 else gradient.float()
-    return torch.dot(wide, wide).double()
+    """A number of the device's own, float64; as Reduction's, in tiles."""
+    wide = (tile if tile.itemsize >= 4 else tile.float() for tile in torch.split(gradient, TILE_ELEMENTS))
+    return torch.stack([torch.dot(tile, tile).double() for tile in wide]).sum()
 
 
 def contributors(course: Course, bucket: BucketView, iteration: Iteration) -> list[Holder]:

@@ -76,10 +76,10 @@ class TiledAdam:
                 scaled = torch.mul(gradient, scale, out=scratch[: gradient.numel()])
                 _run_kernel([values, scaled, *averages], state["step"], group)
 
-    def speculate(self, parts: Sequence[Part], backup: Tensor) -> float:
-        """backup: 1-D, of the shard's length, for the old values. Returns the gradient's sum of squares."""
+    def speculate(self, parts: Sequence[Part], backup: Tensor, *, squares: bool) -> float:
+        """backup: 1-D, of the shard's length, for the old values. Returns the gradient's sum of squares, if asked."""
         self._kept = []
-        squares = 0.0
+        total = 0.0
         for part, group in self._grouped(parts):
             state = self._state(part, group)
             kept = _Kept(part, backup[part.range], float(state["step"]))
@@ -89,12 +89,13 @@ class TiledAdam:
             sources = [part.flat_values, *old.values()]
             copies = [kept.values, *_averages(state).values()]
             for gradient, *both in zip(*map(_tiles, [part.flat_gradient, *sources, *copies]), strict=True):
-                squares += torch.dot(gradient, gradient).item()
+                if squares:
+                    total += torch.dot(gradient, gradient).item()
                 values, copied = both[0], both[len(sources) :]
                 for target, source in zip(copied, both, strict=False):
                     target.copy_(source)
                 _run_kernel([values, gradient, *copied[1:]], state["step"], group)
-        return squares
+        return total
 
     def confirm(self) -> None:
         self._kept = []

@@ -116,7 +116,7 @@ class Updates:
             self._begin(bucket, iteration)
         if self._speculative:
             if takes and self._stood:
-                self._optimizer.speculate(bucket.index, touched=self._touched(bucket, iteration))
+                self._optimizer.speculate(bucket.index, touched=self._touched(bucket, iteration), squares=False)
                 self._speculated.add(bucket.index)
             return
         factor = 1.0 if self._norm is None else self._norm.factor(iteration)
