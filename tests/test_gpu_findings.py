@@ -36,6 +36,13 @@ def test_a_card_that_cannot_be_used_is_a_problem_with_the_remedy_for_its_reason(
     assert remedy in finding.remedy
 
 
+def test_settings_that_ask_for_more_gpus_than_there_are_are_a_problem() -> None:
+    first, second = of("gpus", replace(SOUND, crew_error="gpus = 2, and 0 can be used: there are no more"))
+    assert (first.level, second.level) == ("problem", "note")
+    assert "gpus = 2" in first.sentence
+    assert "WEFT_GPUS" in first.remedy
+
+
 def test_a_machine_without_cards_is_told_of_stand_ins() -> None:
     finding = the("gpus", SOUND)
     assert finding.level == "note"

@@ -86,7 +86,7 @@ def usable_gpus(
     if inventory.gpus and built_for is None:
         why = "the installed PyTorch is built without CUDA"
     raise CrewError(
-        f"gpus = {wanted}, and {len(found)} can be used: {why}; ask for fewer, or see what `weft doctor` says"
+        f"gpus = {wanted}, and {len(found)} can be used: {why}; ask for fewer; `weft doctor` says what there is"
     )
 
 
