@@ -23,9 +23,9 @@ CPU, GPU = {"device": "cpu"}, {"device": "gpu"}
 def seconds_of(plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf) -> SecondsOf:
     """By task, of a model of one unit with 1024 bytes of parameters; a second copies 1024 bytes, two update them."""
 
-    def seconds(**settings: Any) -> dict[str, float]:
+    def seconds(link: float | None = None, **settings: Any) -> dict[str, float]:
         facts = {"load_seconds": 6.0, "update_seconds": 2.0, "copy_bytes_per_second": 1024.0}
-        inspection = inspection_of([unit_of(0, parameter_bytes=1024)], **facts)
+        inspection = inspection_of([unit_of(0, parameter_bytes=1024)], link_bytes_per_second=link, **facts)
         plan = plan_of(inspection, **settings)
         return {str(task): plan.task_seconds[task.id] for task in plan.graph.tasks}
 
@@ -59,6 +59,13 @@ def test_what_goes_to_a_device_and_back_is_copied_whole(seconds_of: SecondsOf) -
     assert seconds["UPDATE(0,b0)"] == seconds["UPDATE(o0,b0)"] == 2.0, "each updates its own parameters, all of them"
     largest_slots = 2 * 3 * 4 + 2 * 8
     assert seconds["FETCH(0,0)"] == largest_slots / 1024
+
+
+def test_what_goes_over_a_link_takes_as_long_as_the_link_was_measured_to_take(seconds_of: SecondsOf) -> None:
+    seconds, linked = (seconds_of(link=link, replicas=[GPU], update="cpu") for link in (None, 4096.0))
+    for task in ("DOWN(0,b0)", "UP(0,b0)", "FETCH(0,0)"):
+        assert linked[task] == seconds[task] / 4, task
+    assert linked["SYNC(o0,b0)"] == seconds["SYNC(o0,b0)"], "the host's own memory"
 
 
 def test_a_job_that_only_runs_forward_has_free_backwards(seconds_of: SecondsOf) -> None:

@@ -88,9 +88,9 @@ def _trips(inspection: Inspection, placement: Placement, holder: Holder, buckets
             Trip(
                 bucket=bucket.index,
                 born=sum(each.backward_seconds for each in inspection.units[unit:last]),
-                down=bucket.num_bytes / inspection.copy_bytes_per_second,
+                down=inspection.link_seconds(bucket.num_bytes),
                 host_update=update,
-                up=bucket.num_bytes / inspection.copy_bytes_per_second,
+                up=inspection.link_seconds(bucket.num_bytes),
                 device_update=update,
             )
         )

@@ -70,14 +70,14 @@ class _Costs:
                 return self._inspection.load_seconds * self._size(task)
             case Kind.FETCH:
                 facts = (self._inspection.input, self._inspection.target)
-                return self._copying(sum(part.max_bytes() for part in facts)) * self._size(task)
+                return self._inspection.link_seconds(sum(part.max_bytes() for part in facts)) * self._size(task)
             case Kind.FORWARD:
                 return self._forward[r, s] * self._size(task)
             case Kind.BACKWARD:
                 again = self._forward[r, s] if self._recompute else 0.0
                 return (self._backward[r, s] + again) * self._size(task) if self._placement.learns else 0.0
             case Kind.DOWN | Kind.UP:
-                return self._copying(self._buckets[task.bucket].bucket.num_bytes)
+                return self._inspection.link_seconds(self._buckets[task.bucket].bucket.num_bytes)
             case Kind.SYNC:
                 holders = len(self._buckets[task.bucket].bucket.holders)
                 return self._copying(self._owned_bytes(task)) * (holders + 1) / 2

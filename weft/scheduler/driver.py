@@ -104,6 +104,7 @@ class Driver:
         self._started_at: dict[str, float] = {}
         self._progress: dict[str, Message] = {}
         self._starting: set[asyncio.Task[None]] = set()
+        self._links: dict[str, float | None] = {}  # bytes per second between the host and a worker's device
 
     # --- into the core
 
@@ -159,6 +160,7 @@ class Driver:
                 self._report(worker, message, arrived)
             case "joined":
                 self._exporter.set("weft_worker_up", 1, worker=worker)
+                self._links[worker] = message["link_bytes_per_second"]
                 self.feed(WorkerJoined(worker=worker, kind=self.core.workers[worker].kind))
             case "stopped" | "continued" as what:
                 self._exporter.set("weft_worker_up", what == "continued", worker=worker)
@@ -210,8 +212,9 @@ class Driver:
         if job is None or job.attempt != attempt:
             return
         try:
-            inspection = Inspection.from_wire(message["inspection"])
-            self.runs[name].inspection = message["inspection"]
+            links = [link for worker in job.workers if (link := self._links.get(worker)) is not None]
+            told = message["inspection"] | {"link_bytes_per_second": min(links, default=None)}
+            inspection, self.runs[name].inspection = Inspection.from_wire(told), told
             plan = await asyncio.to_thread(make_plan, job.spec, inspection, shared_bytes_free=_shared_bytes_free())
         except PlanError as error:
             self.feed(JobFaulted(job=name, attempt=attempt, reason="invalid-plan", message=str(error), exit_code=2))

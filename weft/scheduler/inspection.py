@@ -79,9 +79,10 @@ class Inspection:
     """What one worker found out about a workload.
 
     elementwise: the optimizer treats each element by itself, so a parameter may be cut between owners. weighted: the
-    workload weighs microbatches by their targets. copy_bytes_per_second: of memory, by one thread. small_size: of the
-    second microbatch that units were timed with, so that what a call costs and what a sample costs are told apart; 0
-    where there was none.
+    workload weighs microbatches by their targets. copy_bytes_per_second: of memory, by one thread.
+    link_bytes_per_second: between the host and the job's GPUs, the slowest; None without any. small_size: of the second
+    microbatch that units were timed with, so that what a call costs and what a sample costs are told apart; 0 where
+    there was none.
     """
 
     units: tuple[UnitFacts, ...]
@@ -96,7 +97,12 @@ class Inspection:
     elementwise: bool = True
     weighted: bool = False
     copy_bytes_per_second: float = 5e9
+    link_bytes_per_second: float | None = None
     small_size: int = 0
+
+    def link_seconds(self, num_bytes: float) -> float:
+        """Of a copy between the host and a device; a stand-in's are copies in memory."""
+        return num_bytes / (self.link_bytes_per_second or self.copy_bytes_per_second)
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> Inspection:
@@ -108,6 +114,7 @@ class Inspection:
             input=TensorFacts(**{**data["input"], "shapes": _shapes(data["input"]["shapes"])}),
             target=TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
             metrics=tuple(data["metrics"]),
+            link_bytes_per_second=data.get("link_bytes_per_second"),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(
                 ParameterFacts(

@@ -25,6 +25,8 @@ from weft.workers.device import Act, Event, HostDevice, Stream
 CALIBRATIONS = 8  # of the clock; the one that took the host least is the best
 REBASE_MS = 1000.0  # to here a float32 tells less than 0.1 µs
 NUM_NUMBERS = 1024  # places that tasks on their way may be telling numbers in; there are more where that is too few
+LINK_BYTES = 64 << 20  # copied to measure the link: some milliseconds
+LINK_RUNS = 3  # after one that warms up; the fastest counts
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every context, not only the first that asks
 
 
@@ -62,6 +64,14 @@ class CudaDevice(HostDevice):
         code = _runtime().cudaHostRegister(address, block.numel() * block.element_size(), _PORTABLE)
         torch.cuda.check_error(int(code))
         self._pinned[address] = block
+
+    def link_bytes_per_second(self) -> float | None:
+        host = torch.zeros(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
+        own = torch.zeros(LINK_BYTES, dtype=torch.uint8, device=self.torch)
+        slowest = max(_copy_seconds(own, host), _copy_seconds(host, own))
+        del host, own
+        torch.cuda.empty_cache()
+        return LINK_BYTES / slowest
 
     def end_job(self) -> None:
         try:
@@ -144,6 +154,17 @@ class CudaDevice(HostDevice):
         if lane not in self._streams:
             self._streams[lane] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         return self._streams[lane]
+
+
+def _copy_seconds(target: torch.Tensor, source: torch.Tensor) -> float:
+    seconds = []
+    for _ in range(1 + LINK_RUNS):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
 
 
 def _runtime() -> Any:

@@ -72,6 +72,10 @@ class HostDevice:
     def pin(self, block: torch.Tensor) -> None:
         """Of shared memory: so that copies between it and the device run beside computation."""
 
+    def link_bytes_per_second(self) -> float | None:
+        """Of copies to the device and from it, the slower of the two; None where both memories are one."""
+        return None
+
     def end_job(self) -> None:
         """Gives back what the job has taken."""
 

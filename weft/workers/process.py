@@ -127,7 +127,7 @@ class _Worker:
     # --- main thread
 
     def serve(self) -> None:
-        self._send({"type": "joined"})
+        self._send({"type": "joined", "link_bytes_per_second": self._device.link_bytes_per_second()})
         while True:
             message = self._inbox.get()
             match message["type"]:
