@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,28 +13,12 @@ from weft.gpu_inventory import Gpu, Inventory
 from weft.scheduler.crew import Crew, CrewError, make_crew, muster, usable_gpus
 from weft.settings import Settings
 
+A_GPU: Gpu = runpy.run_path(str(Path(__file__).parents[1] / "sound_facts.py"))["GPU"]
 CUDA = "13.0"
 
 
 def gpu(index: int, node: int | None = None) -> Gpu:
-    return Gpu(
-        index=index,
-        uuid=f"GPU-{index}{index}{index}{index}-0000",
-        name="Some GPU",
-        total_bytes=1 << 36,
-        free_bytes=1 << 36,
-        numa_node=node,
-        pci_address=f"0000:0{index}:00.0",
-        compute_capability=(9, 0),
-        pcie_generation=5,
-        max_pcie_generation=5,
-        pcie_width=16,
-        max_pcie_width=16,
-        ecc=True,
-        persistence=True,
-        mig=False,
-        processes=(),
-    )
+    return replace(A_GPU, index=index, uuid=f"GPU-{index}{index}{index}{index}-0000", name="Some GPU", numa_node=node)
 
 
 TWO = Inventory(gpus=(gpu(0), gpu(1)))

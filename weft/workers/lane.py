@@ -125,16 +125,14 @@ class Lane:
             self._stamp = now
 
     def _report(self) -> None:
-        self._send(
-            {
-                "type": "report",
-                "lane": self._name,
-                "count": self._finished,
-                "records": pack(self._rows),
-                "values": self._attempt.measured[self._name].take(),
-            }
-        )
+        self._send(report_of(self._name, self._finished, self._rows, self._attempt))
         self._rows.clear()
         self._finished = 0
         self._reported_at = time.monotonic_ns()
         self._stamp_row(_DISPATCH, -1, -1, -1)
+
+
+def report_of(lane: str, count: int, rows: list[int], attempt: Attempt) -> dict[str, Any]:
+    """What the daemon is told of so many tasks that are over, and what they measured."""
+    values = attempt.measured[lane].take()
+    return {"type": "report", "lane": lane, "count": count, "records": pack(rows), "values": values}

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 import torch
 
 from weft.transport.board import RUNNING, Aborted, Board, num_words
-from weft.transport.records import MODE_INDEX, pack
+from weft.transport.records import MODE_INDEX
 from weft.workers.attempt import Attempt, Operation
 from weft.workers.device import Act, Event, HostDevice
-from weft.workers.lane import MIN_STALL_NS, REPORT_SECONDS, Interrupted, Send, Work
+from weft.workers.lane import MIN_STALL_NS, REPORT_SECONDS, Interrupted, Send, Work, report_of
 
 _DISPATCH = MODE_INDEX["stall_dispatch"]
 
@@ -260,15 +260,7 @@ class StreamLane:
         self._stamp = end
 
     def _report(self) -> None:
-        self._send(
-            {
-                "type": "report",
-                "lane": self._name,
-                "count": self._unreported,
-                "records": pack(self._rows),
-                "values": self._attempt.measured[self._name].take(),
-            }
-        )
+        self._send(report_of(self._name, self._unreported, self._rows, self._attempt))
         self._rows.clear()
         self._unreported = 0
         self._reported_at = time.monotonic_ns()
