@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import shutil
+import signal
 import subprocess
 import time
 import urllib.error
@@ -21,11 +23,17 @@ START_SECONDS = 20.0
 STOP_SECONDS = 10.0  # it writes its head block; then it is killed
 POLL_SECONDS = 0.05
 QUERY_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
 
 
 class PrometheusError(RuntimeError):
     """Prometheus is missing, does not start or refuses a query. The text says what to do."""
+
+
+def _end_with_parent() -> None:
+    """Called in the new process: however we end, nothing of ours goes on."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def tool(name: str) -> str:
@@ -71,7 +79,9 @@ class PrometheusServer:
         command = [tool("prometheus"), f"--config.file={config / 'prometheus.yml'}"]
         command += [f"--storage.tsdb.path={self._home / 'data'}", f"--web.listen-address=127.0.0.1:{self._port}"]
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent
+            )
         try:
             self.url = f"http://{until(self._address, 'the address of Prometheus', START_SECONDS)}"
             until(self._is_ready, "Prometheus ready", START_SECONDS)
