@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -107,10 +108,15 @@ def weft(runtime: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def start(runtime: Path, *arguments: object, **streams: Any) -> subprocess.Popen[str]:
+def start(
+    runtime: Path, *arguments: object, variables: Mapping[str, str] = MappingProxyType({}), **streams: Any
+) -> subprocess.Popen[str]:
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     return subprocess.Popen(
-        [sys.executable, "-m", "weft", *map(str, arguments)], env=environment(runtime), text=True, **streams
+        [sys.executable, "-m", "weft", *map(str, arguments)],
+        env={**environment(runtime), **variables},
+        text=True,
+        **streams,
     )
 
 
@@ -316,9 +322,11 @@ def test_a_reader_of_stdout_that_has_gone_is_no_traceback(runtime: Path, daemon:
     assert (process.returncode, stderr) == (141, "")
 
 
-def test_a_full_disk_under_stdout_is_a_sentence(runtime: Path, daemon: Any) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_full_disk_under_stdout_is_a_sentence(runtime: Path, daemon: Any, unbuffered: str) -> None:
+    variables = {"PYTHONUNBUFFERED": unbuffered}
     daemon({"ps": [[{"ok": {"jobs": [JOB]}}]]})
-    with open("/dev/full", "w") as full, start(runtime, "ps", "--json", stdout=full) as process:
+    with open("/dev/full", "w") as full, start(runtime, "ps", "--json", variables=variables, stdout=full) as process:
         _, stderr = process.communicate(timeout=PROCESS_SECONDS)
     assert process.returncode == 74
     assert "No space left" in stderr

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn, ParamSpec
+from typing import NoReturn, ParamSpec, TextIO
 
 from weft.client import DaemonUnreachable, RequestRefused
 from weft.transport.wire import ErrorCode, Message
@@ -96,9 +96,10 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
         except KeyboardInterrupt as interrupt:
             leave(of_interrupt(interrupt))
         except BrokenPipeError:
-            _silence_streams()
+            _silence(sys.stdout, sys.stderr)
             leave(BROKEN_PIPE)
         except OSError as error:
+            _drop_unwritten()
             leave(CANNOT_WRITE, str(error))
         except _spec_error() as error:
             leave(USAGE, str(error))
@@ -126,9 +127,17 @@ def _spec_error() -> type[Exception]:
     return SpecError
 
 
-def _silence_streams() -> None:
+def _drop_unwritten() -> None:
+    """What stdout cannot take, Python would try to write again at its end, and end with a code of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence(sys.stdout)
+
+
+def _silence(*streams: TextIO) -> None:
     """Sends what Python still wants to flush to nowhere: the reader of one of the streams has gone."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in streams:
         os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
