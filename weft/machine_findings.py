@@ -156,30 +156,23 @@ def check_huge_pages(facts: Facts) -> Iterable[Finding]:
 
 def check_open_files(facts: Facts) -> Iterable[Finding]:
     needed = CLIENT_DESCRIPTORS + BLOCK_DESCRIPTORS + WORKER_DESCRIPTORS * (sum(facts.workers.values()) + 2)
-    limit = facts.limits.nofile
-    if limit is None or limit >= needed:
-        yield ok("open-files", "RLIMIT_NOFILE suffices for clients, workers and shared blocks.")
-        return
-    yield problem(
-        "open-files",
-        f"RLIMIT_NOFILE is {limit}, and clients, workers and shared blocks may need {needed}: connections are refused, "
-        "and jobs fail while their blocks are opened.",
-        f"ulimit -n {max(needed, 4096)}, or LimitNOFILE={max(needed, 4096)} in the unit.",
-    )
+    whose, cost = "clients, workers and shared blocks", "connections are refused, and jobs fail as they open blocks"
+    yield _limit("open-files", "NOFILE", "-n", facts.limits.nofile, needed, whose, cost)
 
 
 def check_processes(facts: Facts) -> Iterable[Finding]:
     needed = SPARE_TASKS + (WORKER_TASKS + facts.threads) * (sum(facts.workers.values()) + 2)
-    limit = facts.limits.nproc
+    whose, cost = "workers, their threads and all else of this user", "a worker that cannot start a thread dies"
+    yield _limit("processes", "NPROC", "-u", facts.limits.nproc, needed, whose, cost)
+
+
+def _limit(check: str, name: str, flag: str, limit: int | None, needed: int, whose: str, cost: str) -> Finding:
+    """name: of the RLIMIT, and of the unit's key; flag: ulimit's."""
     if limit is None or limit >= needed:
-        yield ok("processes", "RLIMIT_NPROC suffices for workers and their threads.")
-        return
-    yield problem(
-        "processes",
-        f"RLIMIT_NPROC is {limit} for all processes and threads of this user, and the workers may need {needed}: a "
-        "worker that cannot start a thread dies.",
-        f"ulimit -u {max(needed, 4096)}, or LimitNPROC={max(needed, 4096)} in the unit.",
-    )
+        return ok(check, f"RLIMIT_{name} suffices for {whose}.")
+    better = max(needed, 4096)
+    sentence = f"RLIMIT_{name} is {limit}, and {whose} may need {needed}: {cost}."
+    return problem(check, sentence, f"ulimit {flag} {better}, or Limit{name}={better} in the unit.")
 
 
 def check_software(facts: Facts) -> Iterable[Finding]:

@@ -135,9 +135,9 @@ def _run_child(message: Message, inherited: list[int], descriptor: int) -> None:
         else:
             run_worker(connection, WorkerConfig(**{**config, "cores": tuple(config["cores"])}))
         code = 0
-    except BaseException:  # the last frame of the process: the traceback goes to the daemon's log
-        traceback.print_exc()
-    finally:
+    finally:  # the last frame of the process: a traceback goes to the daemon's log
+        if code:
+            traceback.print_exc()
         sys.stderr.flush()
         os._exit(code)
 

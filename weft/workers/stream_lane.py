@@ -11,11 +11,12 @@ launcher finishes it too.
 
 from __future__ import annotations
 
+import contextlib
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -104,7 +105,6 @@ class StreamLane:
         self._unreported = 0
         self._stamp = 0
         self._reported_at = 0
-        self._error: BaseException | None = None
         for task, operation in operations.items():
             if operation.is_milestone:
                 attempt.milestones[task] = self.post_milestone
@@ -112,30 +112,27 @@ class StreamLane:
     def run(self, inbox: queue.SimpleQueue[Work | None]) -> None:
         """Runs what the inbox brings, until it brings None or the attempt is aborted; then until all that was launched
         is over. Raises what user code raises."""
-        finisher = None
-        if not self._device.finishes_at_once:
-            finisher = threading.Thread(target=self._finish_all, args=(inbox,), name=f"{self._name}-finisher")
-            finisher.start()
-        try:
+        if self._device.finishes_at_once:
             self._launch_all(inbox)
-        except (Aborted, Interrupted):
-            pass
-        finally:
-            if finisher is not None:
+            return
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{self._name}-finisher") as pool:
+            finishing = pool.submit(self._finish_all, inbox)
+            try:
+                self._launch_all(inbox)
+            finally:
                 self._entries.put(None)
-                finisher.join()
-        if self._error is not None:
-            raise self._error
+        finishing.result()  # raises what it has raised: a kernel that failed, a loss that is nan
 
     # --- launching
 
     def _launch_all(self, inbox: queue.SimpleQueue[Work | None]) -> None:
-        self._take(inbox)
-        self._stamp = self._reported_at = time.monotonic_ns()  # the account begins with the first work
-        while True:
-            if not self._queue or not inbox.empty():
-                self._take(inbox)
-            self._launch(*self._queue.popleft())
+        with contextlib.suppress(Aborted, Interrupted):
+            self._take(inbox)
+            self._stamp = self._reported_at = time.monotonic_ns()  # the account begins with the first work
+            while True:
+                if not self._queue or not inbox.empty():
+                    self._take(inbox)
+                self._launch(*self._queue.popleft())
 
     def _take(self, inbox: queue.SimpleQueue[Work | None]) -> None:
         """Empties the inbox into the queue, waiting only if there is nothing to launch."""
@@ -213,16 +210,16 @@ class StreamLane:
     # --- finishing
 
     def _finish_all(self, inbox: queue.SimpleQueue[Work | None]) -> None:
-        """The finisher's thread. What it raises the launcher raises."""
+        """The finisher's thread. Where it fails the launcher ends, too."""
+        has_ended = False
         try:
             while (entry := self._entries.get()) is not None:
                 self._finish(entry)
-        except BaseException as error:  # a kernel that failed, a loss that is nan: whatever `run` is to raise
-            self._error = error
-            self._attempt.abort()
-            inbox.put(None)
-            while self._entries.get() is not None:
-                pass
+            has_ended = True
+        finally:
+            if not has_ended:
+                self._attempt.abort()
+                inbox.put(None)
 
     def _finish(self, entry: _Entry) -> None:
         operation = self._operations[entry.task]
