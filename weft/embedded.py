@@ -163,7 +163,8 @@ class Daemon:
     def _tail(self) -> str:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - TAIL_BYTES))
-        return self._stderr.read().decode(errors="replace").strip()
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return "\n".join(line.removeprefix("weft: ") for line in lines)  # whoever tells it puts that before each line
 
 
 def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
