@@ -95,7 +95,8 @@ def diagnose(times: Times) -> Diagnosis | None:
 
 
 def is_compute(lane: str) -> bool:
-    return lane.endswith("/compute")
+    """Also "compute-1", of another stage on the same GPU."""
+    return lane.rpartition("/")[2].partition("-")[0] == "compute"
 
 
 def short(lane: str) -> str:

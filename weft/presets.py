@@ -82,6 +82,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             sync="fine",
             update="balanced",
         ),
+        "stronghold": _row(
+            "Sun et al., STRONGHOLD (working window, asynchronous offloading), SC 2022",
+            "The GPU holds a window of layers; parameters and optimizer state stay in host memory and stream through.",
+            replicas=[{"device": "gpu", "working_window": "auto"}],
+            sync="fine",
+            update="cpu",
+            recompute=True,
+        ),
         "hyscale": _row(
             "Lin and Prasanna, HyScale-GNN (hybrid training, two-stage prefetching, dynamic resource management), "
             "IPDPS 2023",
@@ -129,6 +137,8 @@ def _cell(value: Any) -> str:
     match value:
         case list():
             return " + ".join(_cell(replica) for replica in value)
+        case {"device": device, "working_window": window}:
+            return f"1 {device} (working_window {window})"
         case {"device": device}:
             return f"1 {device}"
         case dict():

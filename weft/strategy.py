@@ -35,8 +35,8 @@ MAX_PREFETCH = 16  # whole batches, and slots of a device: they are memory
 MAX_COUNT = 2**31 - 1  # an iteration's number has to fit a board word
 
 # pydantic puts the branch of a union into an error's path; `explain` takes these out again
-NUMBER, LIST = "<number>", "<list>"
-BRANCHES = frozenset({NUMBER, LIST})
+NUMBER, LIST, WORD = "<number>", "<list>", "<word>"
+BRANCHES = frozenset({NUMBER, LIST, WORD})
 
 _CUT = ("stages", "split")  # of every replica where `replicas` is no list; a listed one has its own
 
@@ -49,6 +49,10 @@ class Section(BaseModel):
 
 def _branch(value: object) -> str:
     return LIST if isinstance(value, list) else NUMBER
+
+
+def _word_or_number(value: object) -> str:
+    return WORD if isinstance(value, str) else NUMBER
 
 
 def _known_preset(name: str) -> str:
@@ -70,11 +74,28 @@ def _check_split(split: list[int] | None, stages: int) -> None:
         )
 
 
+_Layers = Annotated[int, Field(ge=1, le=MAX_STAGES)]
+
+
 class Replica(Section):
     """One whole copy of the model: where it computes and how it is cut."""
 
     device: Literal["cpu", "gpu"] = Field(default="cpu", description="kind of worker of all its stages")
     stages: int = Field(default=1, ge=1, le=MAX_STAGES, description="contiguous parts of the model, one worker each")
+    gpus: int | None = Field(
+        default=None, ge=1, le=MAX_STAGES, description="GPUs that its stages are spread over; unset: one for each stage"
+    )
+    working_window: (
+        Annotated[
+            Annotated[_Layers, Tag(NUMBER)] | Annotated[Literal["auto"], Tag(WORD)],
+            Discriminator(_word_or_number),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="layers that its GPU holds at once, the others stream from host memory; auto: by measured times; "
+        "unset: all",
+    )
     split: list[int] | None = Field(
         default=None, description="first unit of each stage but the first; unset balances measured times"
     )
@@ -84,8 +105,31 @@ class Replica(Section):
 
     @model_validator(mode="after")
     def _split_fits_stages(self) -> Self:
-        _check_split(self.split, self.stages)
+        cuts = 0 if self.split is None else len(self.split)
+        _check_split(self.split, self.stages if self.working_window is None else cuts + 1)
         return self
+
+    @model_validator(mode="after")
+    def _devices_agree(self) -> Self:
+        for axis in ("gpus", "working_window"):
+            if self.device == "cpu" and getattr(self, axis) is not None:
+                raise ValueError(f"{axis} cannot stand beside device = 'cpu'; leave it out, or write device = 'gpu'")
+        if self.gpus is not None and self.gpus > self.stages:
+            raise ValueError(
+                f"gpus = {self.gpus} is more than stages = {self.stages}; a GPU needs a stage, so give fewer GPUs or "
+                "more stages"
+            )
+        if self.working_window is not None and self.stages > 1:
+            raise ValueError(
+                f"stages = {self.stages} cannot stand beside working_window, which streams the layers of one GPU; "
+                "leave stages out, and give split where layers are to begin elsewhere than at the model's units"
+            )
+        return self
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of its kind that it holds."""
+        return self.gpus or self.stages
 
 
 class Prefetch(Section):
@@ -200,7 +244,20 @@ class Strategy(Section):
             )
         if self.shares is not None and not any(self.shares):
             raise ValueError(f"shares = {self.shares!s:.80} gives nobody work; give at least one number above 0")
+        if any(replica.working_window for replica in self.replica_list):
+            self._check_window_streams()
         return self
+
+    def _check_window_streams(self) -> None:
+        """Parameters and their updates are the host's, and layers take their turns in a fixed order."""
+        wanted = {"update": "cpu", "staleness": 0} | ({"share": "fixed"} if self.steals else {})
+        for axis, value in wanted.items():
+            given = self.staleness_list if axis == "staleness" else [getattr(self, axis)]
+            if any(each != value for each in given):
+                raise ValueError(
+                    f"{axis} = {getattr(self, axis)!r:.80} cannot stand beside a replica with a working_window; use "
+                    f"{axis} = {value!r}"
+                )
 
     def _check_cut_is_given_once(self, replicas: list[Replica]) -> None:
         given = " and ".join(axis for axis in _CUT if axis in self.model_fields_set and getattr(self, axis) is not None)

@@ -62,9 +62,11 @@ def make_spec(
 @st.composite
 def replicas(draw: st.DrawFn, num_units: int) -> Replica:
     split = sorted(draw(st.sets(st.integers(1, num_units - 1), max_size=2)))
+    device = draw(st.sampled_from(["cpu", "gpu"]))
     return Replica(
-        device=draw(st.sampled_from(["cpu", "gpu"])),
+        device=device,
         stages=len(split) + 1,
+        gpus=draw(st.integers(1, len(split) + 1)) if device == "gpu" else None,
         split=split,
         microbatches=draw(st.integers(1, 4)),
     )

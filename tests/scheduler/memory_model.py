@@ -163,6 +163,8 @@ class Workers:
                 self._validate(task, i, me)
             case Kind.UP:
                 self._up(task, i, me)
+            case Kind.RELOAD:
+                self._load_layer(task, i, me)
 
     # --- data and slots
 
@@ -250,6 +252,17 @@ class Workers:
         for owner in self._owners(bucket):
             me.read((*place, bucket, owner), self._course.version(i.index, task.replica))
 
+    def _take_place(self, holder: Holder, me: Running, cell: Callable[[Holder, int, int], Cell]) -> None:
+        """What the other layers had that have the same place in a working window is gone."""
+        replica = self._replicas[holder[0]]
+        if replica.working_window is None:
+            return
+        for s in range(holder[1] % replica.working_window, replica.num_stages, replica.working_window):
+            other = holder[0], s
+            for bucket in [b for b, part in self._parts.items() if other in part.bucket.holders and other != holder]:
+                for owner in self._owners(bucket):
+                    me.write(cell(other, bucket, owner), "gone")
+
     def _owners(self, bucket: int) -> list[int]:
         """Of parts of the parameters; the device's own range, of a bucket with one holder, is all of these."""
         return [owned.owner for owned in self._parts[bucket].ranges]
@@ -297,6 +310,7 @@ class Workers:
     def _write_gradient(self, bucket: int, holder: Holder, i: Iteration, me: Running) -> None:
         device = self._replicas[holder[0]].device == "gpu"
         place: Cell = ("device-gradient", holder, bucket) if device else self._gradient(holder, bucket, i)
+        self._take_place(holder, me, lambda other, b, owner: ("device-gradient", other, b, owner))
         for owner in self._owners(bucket):
             me.write((*place, owner), ("part", i.step))
 
@@ -435,8 +449,19 @@ class Workers:
             return self._versions.get(((task.replica, task.stage), task.bucket), 0)
         return self._course.version(i.index + 1, task.replica)
 
+    def _load_layer(self, task: Task, i: Iteration, me: Running) -> None:
+        """A part of a layer into its place, which may have had another layer."""
+        holder = (task.replica, task.stage)
+        self._take_place(holder, me, lambda other, b, owner: ("own", *other, b, owner))
+        for owner in self._owners(task.bucket):
+            me.read(("shared", task.bucket, owner), i.step)
+            me.write(("own", *holder, task.bucket, owner), i.step)
+
     def _up(self, task: Task, i: Iteration, me: Running) -> None:
         holder, bucket = (task.replica, task.stage), task.bucket
+        if self._replicas[holder[0]].working_window is not None:
+            self._load_layer(task, i, me)
+            return
         if self._parts[bucket].route is Route.EITHER and not self._course.is_local(bucket, i):
             self._up_either(holder, bucket, i, me)
             return

@@ -22,7 +22,7 @@ from weft.scheduler.placement import Placement, place
 from weft.scheduler.plan import Plan, Route
 from weft.scheduler.planner import partition
 from weft.scheduler.rings import make_rings
-from weft.strategy import Strategy
+from weft.strategy import Replica, Strategy
 from weft.workers.attempt import PASSES
 from weft.workers.course import Course
 
@@ -104,8 +104,11 @@ def make_case(
     has_buffers: bool = False,
 ) -> Any:
     """In every fifth iteration some parameter of a bucket gets no gradient."""
-    cuts = [partition(inspection.units, replica.stages, replica.split) for replica in strategy.replica_list]
-    placement = place(strategy, inspection, cuts, local, learns=not itinerary.forward_only)
+    cuts = [
+        partition(inspection.units, len(replica.split or ()) + 1, replica.split) for replica in strategy.replica_list
+    ]
+    windows = [replica.working_window for replica in strategy.replica_list]
+    placement = place(strategy, inspection, cuts, local, windows=windows, learns=not itinerary.forward_only)
     rings = make_rings(strategy, inspection, placement)
     graph = build_graph(
         strategy.schedule,
@@ -235,6 +238,36 @@ def test_a_bucket_may_go_either_way_in_each_iteration(
     itinerary = data.draw(itineraries(sum(strategy.microbatch_counts)).filter(lambda each: not each.forward_only))
     case = make_case(strategy, inspection, itinerary, rng, local=data.draw(st.frozensets(st.integers(0, 6))))
     assert any(part.route is Route.EITHER for part in case.placement.synchronisation.buckets)
+    case.graph.check()
+    Race(case, rng).to_end()
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), rng=st.randoms(use_true_random=False))
+def test_layers_of_a_working_window_take_turns_however_the_lanes_race(
+    inspection_of: InspectionOf, unit_of: UnitOf, parameter_of: ParameterOf, data: st.DataObject, rng: random.Random
+) -> None:
+    """Some in buckets together, some that share a parameter; beside another replica or alone."""
+    units = [unit_of(number) for number in range(data.draw(st.integers(1, 6)))]
+    parameters = [parameter_of(number, num_elements=300) for number in range(len(units)) for _ in range(2)]
+    if data.draw(st.booleans()):
+        parameters.append(parameter_of(0, len(units) - 1, num_elements=300))
+    inspection = inspection_of(units, parameters=tuple(parameters), weighted=data.draw(st.booleans()))
+    layers = list(range(1, len(units)))
+    window = Replica(device="gpu", working_window=data.draw(st.integers(1, len(units))), split=layers)
+    others = [Replica(device=device) for device in data.draw(st.sampled_from([[], [], ["cpu"], ["gpu"]]))]
+    strategy = Strategy(
+        replicas=data.draw(st.permutations([window, *others])),
+        microbatches=data.draw(st.integers(1, 3)),
+        update="cpu",
+        recompute=data.draw(st.booleans()),
+        sync=data.draw(st.sampled_from(["coarse", "fine"])),
+        bucket_mib=data.draw(st.sampled_from([0.001, 1.0])),
+        clip_norm=data.draw(st.none() | st.just(1.0)),
+    )
+    itinerary = data.draw(itineraries(sum(strategy.microbatch_counts)).filter(lambda each: not each.forward_only))
+    case = make_case(strategy, inspection, itinerary, rng, has_buffers=data.draw(st.booleans()))
     case.graph.check()
     Race(case, rng).to_end()
 

@@ -83,6 +83,17 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "devices": {"replicas": [GPU, GPU], "update": "local", "clip_norm": 0.5},
     "device and CPU": {"replicas": [GPU, CPU], "update": "local"},
     "device and CPU by the host": {"replicas": [CPU, GPU], "update": "cpu", "microbatches": 2},
+    "device with stages that share it": {
+        "replicas": [{"device": "gpu", "stages": 3, "split": [2, 4], "gpus": 1}],
+        "microbatches": 2,
+    },
+    "device with a working window": {
+        "replicas": [{"device": "gpu", "working_window": 2}],
+        "microbatches": 2,
+        "update": "cpu",
+        "recompute": True,
+        "clip_norm": 0.5,
+    },
     "device in stages": {"replicas": [{"device": "gpu", "stages": 2, "split": [3]}], "microbatches": 2},
 }
 
@@ -94,7 +105,7 @@ class Turns:
 
     def __init__(self, planned: Any, directory: Directory, make_device: Callable[[], HostDevice] = StandIn) -> None:
         """make_device: of the workers that have one."""
-        self._plan = planned.plan
+        self.plan = planned.plan
         self._directory = directory
         self._lanes: list[tuple[Attempt, list[Operation]]] = []
         self._attempts = []
@@ -110,7 +121,7 @@ class Turns:
 
     def run(self, choose: Callable[[list[int]], int]) -> None:
         """All iterations, the next lane chosen from those that can go on."""
-        num_iterations = self._plan.itinerary.num_iterations
+        num_iterations = self.plan.itinerary.num_iterations
         done = [0] * len(self._lanes)
         ends = [len(operations) * num_iterations for _, operations in self._lanes]
         while done != ends:
@@ -122,17 +133,17 @@ class Turns:
 
     def set_routes(self, rng: random.Random) -> list[frozenset[int]]:
         """Each bucket that may goes any way in each iteration; the buckets that devices update, by iteration."""
-        sync = self._plan.synchronisation
+        sync = self.plan.synchronisation
         either = [part.bucket.index for part in sync.buckets if part.route == "either"]
         ways = [frozenset(sync.local)]
-        for index in range(1, self._plan.itinerary.num_iterations):
+        for index in range(1, self.plan.itinerary.num_iterations):
             ways.append(frozenset(bucket for bucket in either if rng.random() < 0.5))
             for attempt in self._attempts:
                 attempt.course.set_routes(index, ways[-1])
         return ways
 
     def may_go_either_way(self) -> bool:
-        return bool(self._plan.has_ways)
+        return bool(self.plan.has_ways)
 
     def _can(self, number: int, done: list[int]) -> bool:
         attempt, operations = self._lanes[number]
@@ -175,23 +186,24 @@ class Turns:
                         means[part["iteration"]][name] += value
         return means, facts
 
-    def validations(self, means: Values, facts: Values) -> list[dict[str, float]]:
-        """Means over what each validation counts."""
-        sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        totals: dict[int, float] = defaultdict(float)
-        for index in range(self._plan.itinerary.num_iterations):
-            iteration = self._plan.itinerary.at(index)
-            if not iteration.training:
-                totals[iteration.epoch] += facts[index]["weight"]
-                for name, value in means[index].items():
-                    sums[iteration.epoch][name] += value * facts[index]["weight"]
-        return [{name: value / (totals[epoch] or 1.0) for name, value in sums[epoch].items()} for epoch in sorted(sums)]
-
     def state(self) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = {}
-        for arena in self._plan.arenas_to_save():
+        for arena in self.plan.arenas_to_save():
             state |= self._directory.find(arena).items()
         return state
+
+
+def validations(plan: Any, means: Values, facts: Values) -> list[dict[str, float]]:
+    """Means over what each validation counts."""
+    sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    totals: dict[int, float] = defaultdict(float)
+    for index in range(plan.itinerary.num_iterations):
+        iteration = plan.itinerary.at(index)
+        if not iteration.training:
+            totals[iteration.epoch] += facts[index]["weight"]
+            for name, value in means[index].items():
+                sums[iteration.epoch][name] += value * facts[index]["weight"]
+    return [{name: value / (totals[epoch] or 1.0) for name, value in sums[epoch].items()} for epoch in sorted(sums)]
 
 
 @pytest.fixture
@@ -226,7 +238,9 @@ def test_every_order_of_turns_trains_what_the_plain_loop_trains(
         assert [facts[index]["lr"] for index in steps] == expected.learning_rates
         if strategy.get("clip_norm"):
             assert [facts[index]["grad_norm"] for index in steps] == pytest.approx(expected.grad_norms, rel=1e-5)
-        assert turns.validations(means, facts) == [pytest.approx(values, rel=1e-4) for values in expected.validations]
+        assert validations(turns.plan, means, facts) == [
+            pytest.approx(values, rel=1e-4) for values in expected.validations
+        ]
         states.append({name: tensor.clone() for name, tensor in turns.state().items()})
         assert states[-1].keys() == expected.state.keys()
         for name, tensor in expected.state.items():
@@ -255,7 +269,7 @@ def test_a_validation_in_which_nothing_counts_has_means_of_0_as_in_the_plain_loo
     source = SOURCE.replace("validation=(data[0][:11], data[1][:11])", "validation=(data[0], data[1] * 0 - 1)")
     turns, spec = turns_of(source)
     turns.run(min)
-    assert reference.train(spec).validations == turns.validations(*turns.measured())
+    assert reference.train(spec).validations == validations(turns.plan, *turns.measured())
 
 
 # --- buckets that go now this way, now that
@@ -339,7 +353,9 @@ def test_buckets_that_go_another_way_at_any_step_train_what_the_plain_loop_train
             norms = [facts[index]["grad_norm"] for index in steps]
             assert norms == pytest.approx(expected.grad_norms, rel=1e-12)
             assert min(norms) < 1.0 < max(norms), "some steps are clipped"
-        assert turns.validations(means, facts) == [pytest.approx(values, rel=1e-12) for values in expected.validations]
+        assert validations(turns.plan, means, facts) == [
+            pytest.approx(values, rel=1e-12) for values in expected.validations
+        ]
         state = turns.state()
         for name, tensor in expected.state.items():
             torch.testing.assert_close(state[name], tensor, rtol=1e-12, atol=1e-13)

@@ -154,8 +154,9 @@ class Watch(TorchDispatchMode):
         return "mixes memory of host and device" if mixed else None
 
     def _may_touch(self, name: str) -> bool:
-        """norms: the host may read what was over before it launched. Optimizer state: numbers."""
-        if name == "norms":
+        """The host may read what was over before it launched: the norm, gradients that have come down to be summed.
+        Optimizer state: numbers."""
+        if name == "norms" or (self._task == "sync" and name.startswith("bucket-gradient")):
             return self._reads_on_host
         return name.startswith("optimizer-state") and self._task in TURNS
 
@@ -177,7 +178,7 @@ class WatchedTurns(_ATTEMPT["Turns"]):  # type: ignore[misc]
         if not attempt.device.is_accelerator:
             operation.run(iteration)
             return
-        task = str(self._plan.graph.tasks[operation.task].kind)
+        task = str(self.plan.graph.tasks[operation.task].kind)
         self.watched.add(task)
         with Watch(self._memory, task, self.violations, reads_on_host=operation.reads_on_host):
             operation.run(iteration)

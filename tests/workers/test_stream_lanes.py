@@ -27,10 +27,12 @@ from weft.workers.lanes import Inbox, run_lanes
 
 _ATTEMPT = runpy.run_path(str(Path(__file__).with_name("test_attempt.py")))
 planned_workload, two_way_source = _ATTEMPT["planned_workload"], _ATTEMPT["two_way_source"]
+validations = _ATTEMPT["validations"]
 thread_device = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))["thread_device"]
 
 SOON = 60.0
 GPU, CPU = {"device": "gpu"}, {"device": "cpu"}
+STREAMED = {"update": "cpu", "recompute": True}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "local": {"replicas": [GPU], "microbatches": 2, "update": "local"},
     "local clipped": {"replicas": [GPU], "update": "local", "clip_norm": 0.5},
@@ -43,6 +45,15 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "stages": {"replicas": [{"device": "gpu", "stages": 3, "split": [2, 4]}], "microbatches": 3, "clip_norm": 0.5},
     "recomputed": {"replicas": [{"device": "gpu", "stages": 2, "split": [3]}], "microbatches": 2, "recompute": True},
     "balanced": {"replicas": [GPU], "update": "balanced", "clip_norm": 0.5},
+    "stages on one": {"replicas": [{"device": "gpu", "stages": 3, "gpus": 1}], "microbatches": 3, "clip_norm": 0.5},
+    "stages on one, coarse": {"replicas": [{"device": "gpu", "stages": 2, "gpus": 1}], "sync": "coarse"},
+    "stages on two": {"replicas": [{"device": "gpu", "stages": 3, "gpus": 2}], "microbatches": 2, "update": "cpu"},
+    "stages on one, balanced": {"replicas": [{"device": "gpu", "stages": 2, "gpus": 1}, CPU], "update": "balanced"},
+    "window of 1": {"replicas": [GPU | {"working_window": 1}], **STREAMED, "microbatches": 2},
+    "window of 2": {"replicas": [GPU | {"working_window": 2}], **STREAMED, "clip_norm": 0.5},
+    "window of 2, kept": {"replicas": [GPU | {"working_window": 2}], "update": "cpu", "microbatches": 2},
+    "window of all": {"replicas": [GPU | {"working_window": 9}], **STREAMED, "sync": "coarse"},
+    "window beside a CPU": {"replicas": [CPU, GPU | {"working_window": 2}], **STREAMED, "microbatches": 2},
 }
 
 
@@ -50,7 +61,7 @@ class Workers:
     """A job's workers, each with a thread for its main lane."""
 
     def __init__(self, planned: Any, make_device: Callable[[], HostDevice]) -> None:
-        self._planned = planned
+        self._planned, self.plan = planned, planned.plan
         self._make_device = make_device
         self.directory = planned.new_directory()
         self.reports: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
@@ -60,7 +71,7 @@ class Workers:
 
     def prepare(self) -> None:
         """Every lane is sent all iterations."""
-        plan = self._planned.plan
+        plan = self.plan
         for number, (kind, view) in enumerate(zip(plan.workers, self._planned.views, strict=True)):
             if not view["lanes"]:
                 continue
@@ -77,7 +88,7 @@ class Workers:
 
     def run(self) -> list[tuple[int, dict[str, Any]]]:
         """Until all tasks are over; the reports with the number of their worker."""
-        plan, reports = self._planned.plan, []
+        plan, reports = self.plan, []
         for thread in self._threads:
             thread.start()
         left = plan.itinerary.num_iterations * len(plan.graph.tasks)
@@ -113,7 +124,7 @@ class Workers:
 
     def state(self) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = {}
-        for arena in self._planned.plan.arenas_to_save():
+        for arena in self.plan.arenas_to_save():
             state |= self.directory.find(arena).items()
         return state
 
@@ -158,6 +169,8 @@ def test_streams_that_are_late_train_what_the_plain_loop_trains(
     assert [means[index]["loss"] for index in steps] == pytest.approx(expected.losses, rel=1e-12)
     if "clip_norm" in strategy:
         assert [facts[index]["grad_norm"] for index in steps] == pytest.approx(expected.grad_norms, rel=1e-12)
+    found = validations(workers.plan, means, facts)
+    assert found == [pytest.approx(values, rel=1e-12) for values in expected.validations]
     assert all(account.residual_seconds(lane) == 0 for lane in account.lane_seconds())
     state = workers.state()
     assert state.keys() == expected.state.keys()

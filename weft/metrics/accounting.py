@@ -37,6 +37,11 @@ Row = tuple[str | int, int, int, int, int, int]
 LaneSeconds = dict[str, dict[str, float]]
 
 
+def is_compute_lane(lane: str) -> bool:
+    """lane: its name, with or without its worker's. Stages that share a GPU compute in "compute", "compute-1", ..."""
+    return lane.rpartition("/")[2].partition("-")[0] == "compute"
+
+
 class AccountingError(ValueError):
     """Rows that cannot be a lane's history: a bug of whoever stamped them. The text tells the lane and both rows."""
 
@@ -118,7 +123,7 @@ class _LaneAccount:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.is_compute = name.rpartition("/")[2] == "compute"
+        self.is_compute = is_compute_lane(name)
         self.first_ns = 0
         self.last_row: Row | None = None
         self.mode_ns = [0] * len(MODES)

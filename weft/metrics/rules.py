@@ -46,9 +46,9 @@ RECORDINGS: Final = (
     _recording(
         "instance_job_mode:weft_compute:share1m",
         """
-        sum by (instance, job, mode) (rate(weft_lane_seconds_total{lane="compute"}[1m]))
+        sum by (instance, job, mode) (rate(weft_lane_seconds_total{lane=~"compute.*"}[1m]))
           / ignoring (mode) group_left ()
-        sum by (instance, job) (rate(weft_lane_seconds_total{lane="compute"}[1m]))
+        sum by (instance, job) (rate(weft_lane_seconds_total{lane=~"compute.*"}[1m]))
         """,
     ),
     _recording(
@@ -67,11 +67,11 @@ RECORDINGS: Final = (
         "instance_job:weft_imbalance:ratio1m",
         """
         max by (instance, job) (
-          sum by (instance, job, worker) (rate(weft_lane_seconds_total{lane="compute",mode=~"forward|backward"}[1m]))
+          sum by (instance, job, worker) (rate(weft_lane_seconds_total{lane=~"compute.*",mode=~"forward|backward"}[1m]))
         )
           /
         avg by (instance, job) (
-          sum by (instance, job, worker) (rate(weft_lane_seconds_total{lane="compute",mode=~"forward|backward"}[1m]))
+          sum by (instance, job, worker) (rate(weft_lane_seconds_total{lane=~"compute.*",mode=~"forward|backward"}[1m]))
         )
         """,
     ),

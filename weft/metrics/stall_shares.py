@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.metrics.accounting import MODES
+from weft.metrics.accounting import MODES, is_compute_lane
 from weft.metrics.recording import NUM_BUSY, Recording
 from weft.metrics.window import begin_of_first
 
@@ -30,7 +30,7 @@ def stall_shares(recording: Recording) -> list[IterationStalls]:
     wanted = [iteration for iteration in ends if iteration in begun]
     starts = [begun[iteration] for iteration in wanted]
     stops = [ends[iteration] for iteration in wanted]
-    lanes = [rows for lane, rows in recording.rows.items() if lane.rpartition("/")[2] == "compute"]
+    lanes = [rows for lane, rows in recording.rows.items() if is_compute_lane(lane)]
     sums: list[dict[str, int]] = [{} for _ in wanted]
     for rows in lanes:
         for mode, _, _, _, start, end in rows:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
-from weft.metrics.accounting import MODES, NANOSECONDS, JobAccount, LaneSeconds
+from weft.metrics.accounting import MODES, NANOSECONDS, JobAccount, LaneSeconds, is_compute_lane
 from weft.metrics.critical_path import Step, critical_path
 from weft.metrics.recording import Recording
 from weft.metrics.waits import WaitAccount
@@ -54,7 +54,7 @@ def time_report(
 
 
 def _longest(waits: WaitAccount) -> list[tuple[str, str, int, float]]:
-    kept = sorted(waits.seconds(), key=lambda wait: not _is_compute(wait[0]))[:MAX_STALLS]
+    kept = sorted(waits.seconds(), key=lambda wait: not is_compute_lane(wait[0]))[:MAX_STALLS]
     return sorted(kept, key=lambda wait: -wait[3])
 
 
@@ -114,8 +114,4 @@ def _parts(steps: Sequence[Step], recording: Recording) -> list[Report]:
 
 
 def _compute_lanes(lanes: LaneSeconds) -> list[dict[str, float]]:
-    return [modes for lane, modes in lanes.items() if _is_compute(lane)]
-
-
-def _is_compute(lane: str) -> bool:
-    return lane.rpartition("/")[2] == "compute"
+    return [modes for lane, modes in lanes.items() if is_compute_lane(lane)]

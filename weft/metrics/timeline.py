@@ -42,6 +42,7 @@ LETTERS: Final[Mapping[str, str]] = {
     "update": "U",
     "validate": "V",
     "up": "P",
+    "reload": "R",
 }
 
 WIDTH, MARGIN = 960, 12

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from weft.metrics.accounting import MODES, NANOSECONDS
+from weft.metrics.accounting import MODES, NANOSECONDS, is_compute_lane
 from weft.metrics.critical_path import critical_path
 from weft.metrics.recording import NUM_BUSY, RecordedEdge, RecordedTask, Recording, Row
 from weft.metrics.slot_use import Level, batches_ahead, bytes_used, ring_uses, runs_of
@@ -282,6 +282,7 @@ def in_order(lanes: Sequence[str]) -> list[str]:
 def _lane_order(lane: str) -> tuple[bool, str, int, int]:
     worker, _, name = lane.partition("/")
     kind, _, number = worker.rpartition("-")
+    name = "compute" if is_compute_lane(name) else name
     place = LANE_ORDER.index(name) if name in LANE_ORDER else len(LANE_ORDER)
     return kind == "loader", kind, int(number) if number.isdigit() else 0, place
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.scheduler.buckets import Holder
 from weft.scheduler.graph import Cause, Kind, Lane, Way
 from weft.scheduler.graph_builder import GraphBuilder, Key
-from weft.scheduler.placement import COMPUTE, DOWN, UP
+from weft.scheduler.placement import DOWN, UP
 from weft.scheduler.plan import BucketPlan, Route, Synchronisation
+from weft.scheduler.window_graph import WindowGraph
 
 
 class BucketGraph:
@@ -29,18 +31,30 @@ class BucketGraph:
         self._builder = builder
         self._plan = synchronisation
         self._placement = builder.placement
+        self._windows = [
+            WindowGraph(builder, r, held=self._held, completions=self._completions)
+            for r in range(len(self._placement.replicas))
+            if builder.streams(r)
+        ]
 
     # --- tasks, in the order of their lanes
 
     def tasks(self) -> None:
-        for r, s in self._placement.holders():
+        for window in self._windows:
+            window.tasks()
+        for r, s in self._holders():
             held = self._held(r, s)
             for part in held:
                 self._add(Kind.GRAD, r, s, part, self._builder.lane(r, s))
         for owner in range(len(self._plan.owners)):
             self._owner_tasks(owner)
-        for r, s in self._placement.holders():
+        for r, s in self._holders():
             self._holder_tasks(r, s)
+
+    def _holders(self) -> list[Holder]:
+        """Without the layers of working windows. Later stages first, since their gradients are there first: stages may
+        share a GPU, and with it the lanes."""
+        return [(r, s) for r, s in reversed(self._placement.holders()) if not self._builder.streams(r)]
 
     def _held(self, r: int, s: int) -> list[BucketPlan]:
         return [part for part in self._plan.buckets if (r, s) in part.bucket.holders]
@@ -107,7 +121,7 @@ class BucketGraph:
                 self._add(Kind.DOWN, r, s, part, self._builder.lane(r, s, DOWN), way)
         for part in held:
             way = Way.HOST if part.device_ranges else None
-            self._add(Kind.UP, r, s, part, self._builder.lane(r, s, UP if device else COMPUTE), way)
+            self._add(Kind.UP, r, s, part, self._builder.lane(r, s, UP if device else None), way)
         for part in held:
             if self._comes_up_summed(part):
                 way = Way.DEVICE if part.route is Route.EITHER else None
@@ -116,11 +130,13 @@ class BucketGraph:
     # --- edges
 
     def edges(self, *, coarse: bool) -> None:
-        for r, s in self._placement.holders():
+        for window in self._windows:
+            window.edges()
+        for r, s in self._holders():
             self._gradient_edges(r, s)
         for owner in range(len(self._plan.owners)):
             self._owner_edges(owner, coarse=coarse)
-        for r, s in self._placement.holders():
+        for r, s in self._holders():
             if self._placement.replicas[r].private:
                 self._private_edges(r, s)
             else:

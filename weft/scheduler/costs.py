@@ -76,7 +76,7 @@ class _Costs:
             case Kind.BACKWARD:
                 again = self._forward[r, s] if self._recompute else 0.0
                 return (self._backward[r, s] + again) * self._size(task) if self._placement.learns else 0.0
-            case Kind.DOWN | Kind.UP:
+            case Kind.DOWN | Kind.UP | Kind.RELOAD:
                 return self._inspection.link_seconds(self._buckets[task.bucket].bucket.num_bytes)
             case Kind.SYNC:
                 holders = len(self._buckets[task.bucket].bucket.holders)

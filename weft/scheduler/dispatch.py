@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 
 from weft.division import replica_sizes
+from weft.metrics.accounting import is_compute_lane
 from weft.scheduler.events import (
     Command,
     Dispatch,
@@ -26,7 +27,6 @@ from weft.scheduler.events import (
     SetShares,
 )
 from weft.scheduler.job import Job, LaneState, work_between
-from weft.scheduler.placement import COMPUTE
 from weft.scheduler.plan import Plan
 from weft.scheduler.route_pace import RouteMeasurement
 from weft.scheduler.routes import Routes
@@ -83,12 +83,12 @@ def _allow(plan: Plan, lane: LaneState, done: int) -> None:
 
 def _allow_with_compute(job: Job, lane: LaneState) -> list[LaneState]:
     """The lanes that may be sent more now that one has finished some tasks."""
-    if lane.name != COMPUTE and lane.allowed is not None:
+    if not is_compute_lane(lane.name) and lane.allowed is not None:
         return [lane]
     assert job.plan is not None
     _allow(job.plan, lane, lane.finished // len(lane.program))
-    done = min(each.finished // len(each.program) for each in job.lanes.values() if each.name == COMPUTE)
-    others = [each for each in job.lanes.values() if each.name != COMPUTE]
+    done = min(each.finished // len(each.program) for each in job.lanes.values() if is_compute_lane(each.name))
+    others = [each for each in job.lanes.values() if not is_compute_lane(each.name)]
     for each in others:
         _allow(job.plan, each, done)
     return [lane, *others]

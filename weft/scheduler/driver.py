@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -60,6 +60,8 @@ from weft.scheduler.pool import DIRECTORY, Pool
 from weft.spec import JobSpec, SpecError
 from weft.transport.wire import Message
 
+DEVICE_FACTS = ("link_bytes_per_second", "device_bytes")  # of the job's devices the least is planned with
+
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
@@ -104,7 +106,7 @@ class Driver:
         self._started_at: dict[str, float] = {}
         self._progress: dict[str, Message] = {}
         self._starting: set[asyncio.Task[None]] = set()
-        self._links: dict[str, float | None] = {}  # bytes per second between the host and a worker's device
+        self._devices: dict[str, dict[str, float | None]] = {}  # what each worker has told of its device
 
     # --- into the core
 
@@ -160,7 +162,7 @@ class Driver:
                 self._report(worker, message, arrived)
             case "joined":
                 self._exporter.set("weft_worker_up", 1, worker=worker)
-                self._links[worker] = message["link_bytes_per_second"]
+                self._devices[worker] = {fact: message[fact] for fact in DEVICE_FACTS}
                 self.feed(WorkerJoined(worker=worker, kind=self.core.workers[worker].kind))
             case "stopped" | "continued" as what:
                 self._exporter.set("weft_worker_up", what == "continued", worker=worker)
@@ -212,14 +214,18 @@ class Driver:
         if job is None or job.attempt != attempt:
             return
         try:
-            links = [link for worker in job.workers if (link := self._links.get(worker)) is not None]
-            told = message["inspection"] | {"link_bytes_per_second": min(links, default=None)}
+            told = message["inspection"] | {fact: self._least(fact, job.workers) for fact in DEVICE_FACTS}
             inspection, self.runs[name].inspection = Inspection.from_wire(told), told
             plan = await asyncio.to_thread(make_plan, job.spec, inspection, shared_bytes_free=_shared_bytes_free())
         except PlanError as error:
             self.feed(JobFaulted(job=name, attempt=attempt, reason="invalid-plan", message=str(error), exit_code=2))
         else:
             self.feed(JobPlanned(job=name, attempt=attempt, plan=plan))
+
+    def _least(self, fact: str, workers: Sequence[str]) -> float | None:
+        """Of the workers' devices; None where none of them told it."""
+        told = [self._devices[worker][fact] for worker in workers if worker in self._devices]
+        return min((each for each in told if each is not None), default=None)
 
     # --- out of the core
 

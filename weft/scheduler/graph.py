@@ -13,6 +13,7 @@ For replica r, stage s, microbatch m, bucket b and owner o (who reduces and upda
     GRAD(·,·,b)           → SYNC(o,b) → UPDATE(o,b)                         sync
     SYNC(·,·)             → VALIDATE(o): the norm is known                  sync
     UPDATE(·,b)     —1→ FORWARD(r,s,·)                                      update   (by UP(r,s,b) to a device)
+    RELOAD(r,s,b)         → BACKWARD(r,s,0)                                 update   (of a layer that had made room)
     last reader of a slot → the slot's next writer                          slot
 
 A job of one replica whose stages can update their own parameters has no buckets: BACKWARD(s,M-1) → UPDATE(s).
@@ -39,6 +40,7 @@ class Kind(enum.StrEnum):
     UPDATE = "update"
     VALIDATE = "validate"  # of speculative updates, once the norm is known
     UP = "up"  # a bucket's parameters, or its summed gradient, to a device
+    RELOAD = "reload"  # a bucket's parameters to a device once more, for the backward of a layer that had to make room
 
 
 class Cause(enum.StrEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.scheduler.graph import Cause, Edge, Graph, Kind, Lane, Task, Way
-from weft.scheduler.placement import COMPUTE, FETCH, LOAD, Placement
+from weft.scheduler.placement import FETCH, LOAD, Placement
 from weft.scheduler.plan import Ring
 from weft.scheduler.schedules import SCHEDULES
 
@@ -45,11 +45,16 @@ class GraphBuilder:
             programs={lane: tuple(program) for lane, program in programs.items()},
         )
 
-    def lane(self, r: int, s: int, name: str = COMPUTE) -> Lane:
-        return Lane(self.placement.worker_of[r, s], name)
+    def lane(self, r: int, s: int, name: str | None = None) -> Lane:
+        """Of a stage's worker; without a name the one that the stage computes in."""
+        return self.placement.compute_lane(r, s) if name is None else Lane(self.placement.worker_of[r, s], name)
 
     def is_device(self, r: int) -> bool:
         return self.placement.replicas[r].device == "gpu"
+
+    def streams(self, r: int) -> bool:
+        """Whether its stages are layers that take turns on the device."""
+        return self.placement.replicas[r].working_window is not None
 
     # --- tasks
 
@@ -62,14 +67,19 @@ class GraphBuilder:
 
     def compute_tasks(self) -> None:
         for r, replica in enumerate(self.placement.replicas):
-            for s in range(replica.num_stages):
-                if self.is_device(r) and s in (0, replica.num_stages - 1):
-                    for m in range(replica.microbatches):
-                        self.add((Kind.FETCH, r, s, m, -1), self.lane(r, s, FETCH))
+            self._fetch_tasks(r)
+            for s in range(replica.num_stages) if not self.streams(r) else ():
                 for kind, m in SCHEDULES[self._schedule](s, replica.num_stages, replica.microbatches):
                     self.add((kind, r, s, m, -1), self.lane(r, s))
                 if self.placement.learns and self.placement.synchronisation is None:
                     self.add((Kind.UPDATE, r, s, -1, -1), self.lane(r, s))
+
+    def _fetch_tasks(self, r: int) -> None:
+        """Input and target of a microbatch one after the other, since both ends may be one GPU's."""
+        replica = self.placement.replicas[r]
+        for m in range(replica.microbatches) if self.is_device(r) else ():
+            for s in sorted({0, replica.num_stages - 1}):
+                self.add((Kind.FETCH, r, s, m, -1), self.lane(r, s, FETCH))
 
     # --- edges of the pipelines
 

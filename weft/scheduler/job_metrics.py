@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Final
 
 from weft.itinerary import Iteration
+from weft.metrics.accounting import is_compute_lane
 from weft.metrics.declared import MAX_SERIES
 from weft.metrics.exporter import Exporter
 from weft.scheduler.job_run import JobRun
-from weft.scheduler.placement import COMPUTE
 
 GRACE_SECONDS: Final = 60.0  # four scrapes at Prometheus's usual interval of 15 s: the last one, and some that fail
 TICKS_PER_LIMIT: Final = 10  # the critical cycle takes milliseconds to find, on a core that a lane has use for
@@ -40,7 +40,7 @@ class JobMetrics:
         self._exporter.set("weft_iteration_limit_seconds", run.plan.limit_seconds, job=job)
         self._exporter.set("weft_shared_memory_bytes", run.plan.shared_bytes, job=job)
         for lane in run.plan.graph.programs:
-            if lane.name == COMPUTE:
+            if is_compute_lane(lane.name):
                 # From 0, before it happens: what a counter has when it is first seen is not in its rate.
                 labels = {"job": job, "worker": run.worker_names[lane.worker], "lane": lane.name, "mode": "idle"}
                 self._exporter.add("weft_lane_seconds_total", 0, **labels)

@@ -35,13 +35,26 @@ class Placement:
     def holders(self) -> list[Holder]:
         return [(r, s) for r, cuts in enumerate(self.cuts) for s in range(len(cuts))]
 
+    def compute_lane(self, r: int, s: int) -> Lane:
+        """Stages that share a GPU have a stream each, so that one computes where another one waits. The layers of a
+        working window take turns in one."""
+        worker = self.worker_of[r, s]
+        before = sum(self.worker_of[r, other] == worker for other in range(s))
+        if before == 0 or self.replicas[r].working_window is not None:
+            return Lane(worker, COMPUTE)
+        return Lane(worker, f"{COMPUTE}-{before}")
+
+    def is_within_device(self, r: int, s: int) -> bool:
+        """Whether what a stage hands to the next one stays on their GPU."""
+        return self.replicas[r].device == "gpu" and self.worker_of[r, s] == self.worker_of[r, s + 1]
+
 
 def workers_needed(strategy: Strategy) -> dict[str, int]:
     """How many workers of each kind a job holds while it runs."""
-    stages = {"cpu": 0, "gpu": 0}
+    workers = {"cpu": 0, "gpu": 0}
     for replica in strategy.replica_list:
-        stages[replica.device] += replica.stages
-    needed = {"cpu": stages["cpu"] + _num_hosts(strategy), "gpu": stages["gpu"], "loader": 1}
+        workers[replica.device] += replica.num_workers
+    needed = {"cpu": workers["cpu"] + _num_hosts(strategy), "gpu": workers["gpu"], "loader": 1}
     return {kind: count for kind, count in needed.items() if count}
 
 
@@ -58,20 +71,22 @@ def place(
     cuts: Sequence[Cuts],
     local: frozenset[int] = frozenset(),
     *,
+    windows: Sequence[int | None] = (),
     learns: bool = True,
 ) -> Placement:
-    """local: buckets that devices update themselves where the update is balanced. learns: the job has updates."""
+    """local: buckets that devices update themselves where the update is balanced. windows: the working window of each
+    replica, where any has one. learns: the job has updates."""
     needed = workers_needed(strategy)
     next_position = {"cpu": 0, "gpu": needed.get("cpu", 0)}
     worker_of: dict[Holder, int] = {}
     for r, replica in enumerate(strategy.replica_list):
-        for s in range(replica.stages):
-            worker_of[r, s] = next_position[replica.device]
-            next_position[replica.device] += 1
+        for s in range(len(cuts[r])):  # neighbours share a worker where there are fewer of these
+            worker_of[r, s] = next_position[replica.device] + s * replica.num_workers // len(cuts[r])
+        next_position[replica.device] += replica.num_workers
     hosts = range(next_position["cpu"], needed.get("cpu", 0))
     workers = tuple(kind for kind, count in needed.items() for _ in range(count))
     placement = Placement(
-        replicas=_replica_plans(strategy),
+        replicas=_replica_plans(strategy, cuts, windows or [None] * len(cuts)),
         cuts=tuple(cuts),
         workers=workers,
         worker_of=worker_of,
@@ -84,17 +99,18 @@ def place(
     return replace(placement, synchronisation=_synchronisation(strategy, inspection, placement, list(hosts), local))
 
 
-def _replica_plans(strategy: Strategy) -> tuple[ReplicaPlan, ...]:
+def _replica_plans(strategy: Strategy, cuts: Sequence[Cuts], windows: Sequence[int | None]) -> tuple[ReplicaPlan, ...]:
     return tuple(
         ReplicaPlan(
             device=replica.device,
-            num_stages=replica.stages,
+            num_stages=len(own_cuts),
             microbatches=count,
             private=replica.device == "gpu" or staleness > 0,
             staleness=staleness,
+            working_window=window,
         )
-        for replica, count, staleness in zip(
-            strategy.replica_list, strategy.microbatch_counts, strategy.staleness_list, strict=True
+        for replica, own_cuts, window, count, staleness in zip(
+            strategy.replica_list, cuts, windows, strategy.microbatch_counts, strategy.staleness_list, strict=True
         )
     )
 
@@ -190,7 +206,8 @@ def _route(strategy: Strategy, placement: Placement, bucket: Bucket, local: froz
 def _owner_lanes(placement: Placement, bucket: Bucket, route: Route, hosts: list[int], *, fine: bool) -> list[Lane]:
     """Coarse: beside no backward, so in the compute lane. Fine: in a lane of its own, beside it."""
     if route is Route.DEVICE:
-        return [Lane(placement.worker_of[bucket.holders[0]], SYNC if fine else COMPUTE)]
+        lane = placement.compute_lane(*bucket.holders[0])
+        return [Lane(lane.worker, SYNC) if fine else lane]
     on_cpu = [placement.worker_of[holder] for holder in bucket.holders if placement.replicas[holder[0]].device == "cpu"]
     if on_cpu:
         return [Lane(worker, SYNC if fine else COMPUTE) for worker in on_cpu]

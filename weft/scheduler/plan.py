@@ -52,13 +52,15 @@ class StagePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
     """private: it computes on parameters of its own, which are brought up to date by UP tasks; otherwise on the shared
-    ones. staleness: the number of updates that its parameters may lack."""
+    ones. staleness: the number of updates that its parameters may lack. working_window: of its stages, which are layers
+    then, so many are on the device at once; None where all are."""
 
     device: Literal["cpu", "gpu"]
     num_stages: int
     microbatches: int
     private: bool = False
     staleness: int = 0
+    working_window: int | None = None
 
 
 class Route(enum.StrEnum):

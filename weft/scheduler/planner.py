@@ -22,9 +22,10 @@ from weft.scheduler.placement import Cuts, Placement, place
 from weft.scheduler.plan import Plan, Ring, StagePlan
 from weft.scheduler.rings import make_rings, shared_bytes
 from weft.scheduler.simulator import SimulationError, simulate
+from weft.scheduler.working_window import largest_that_fits, layer_cuts, smallest_as_good
 from weft.shapes import ShapeError
 from weft.spec import JobSpec
-from weft.strategy import Strategy
+from weft.strategy import Replica, Strategy
 
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
 MIN_WINDOW_ITERATIONS = 2
@@ -38,10 +39,42 @@ class PlanError(ValueError):
 
 def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) -> Plan:
     """A plan that has passed its checks. Errors: PlanError."""
-    strategy = spec.strategy
     _check_sizes(spec, inspection)
-    cuts = [partition(inspection.units, replica.stages, replica.split) for replica in strategy.replica_list]
-    placement = place(strategy, inspection, cuts, learns=spec.job.mode == "train")
+    cuts = [_cut(inspection.units, replica) for replica in spec.strategy.replica_list]
+    given = [replica.working_window for replica in spec.strategy.replica_list]
+
+    def plan_with(window: int) -> Plan:
+        wanted = (window if own == "auto" else own for own in given)
+        windows = [_within(own, layers) for own, layers in zip(wanted, cuts, strict=True)]
+        return _plan(spec, inspection, cuts, windows, shared_bytes_free=shared_bytes_free)
+
+    if "auto" not in given:
+        return plan_with(0)
+    streamed = [own_cuts for own, own_cuts in zip(given, cuts, strict=True) if own == "auto"]
+    return smallest_as_good(plan_with, max(largest_that_fits(inspection, layers) for layers in streamed))
+
+
+def _cut(units: Sequence[UnitFacts], replica: Replica) -> Cuts:
+    if replica.working_window is None:
+        return partition(units, replica.stages, replica.split)
+    split = replica.split if replica.split is not None else layer_cuts(units, _allowed_cuts(units))
+    return partition(units, len(split) + 1, split)
+
+
+def _within(window: int | None, layers: Cuts) -> int | None:
+    return None if window is None else min(window, len(layers))
+
+
+def _plan(
+    spec: JobSpec,
+    inspection: Inspection,
+    cuts: Sequence[Cuts],
+    windows: Sequence[int | None],
+    *,
+    shared_bytes_free: int,
+) -> Plan:
+    strategy = spec.strategy
+    placement = place(strategy, inspection, cuts, windows=windows, learns=spec.job.mode == "train")
     if strategy.update == "balanced" and placement.synchronisation is not None:
         placement = place(strategy, inspection, cuts, local_buckets(inspection, placement))
     try:
@@ -91,7 +124,7 @@ def partition(units: Sequence[UnitFacts], num_stages: int, split: Sequence[int] 
     No cut falls after a unit whose output is no single tensor, nor between units that share a parameter. split: the
     user's own cuts instead. Errors: PlanError.
     """
-    allowed = [cut for cut in range(1, len(units)) if _can_cut(units, cut)]
+    allowed = _allowed_cuts(units)
     if num_stages > len(allowed) + 1:
         names = ", ".join(unit.name.rstrip(".") or "the whole model" for unit in units[:8])
         raise PlanError(
@@ -123,6 +156,10 @@ def partition(units: Sequence[UnitFacts], num_stages: int, split: Sequence[int] 
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
 
 
+def _allowed_cuts(units: Sequence[UnitFacts]) -> list[int]:
+    return [cut for cut in range(1, len(units)) if _can_cut(units, cut)]
+
+
 def _can_cut(units: Sequence[UnitFacts], cut: int) -> bool:
     return units[cut - 1].dtype is not None and not any(
         partner < cut for unit in units[cut:] for partner in unit.tied_to
@@ -151,6 +188,11 @@ def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
         raise PlanError("Workload.train has length 0; give at least one sample")
     if spec.strategy.steals:
         _check_stealing(spec.strategy)
+    if spec.job.mode == "forward" and any(replica.working_window for replica in spec.strategy.replica_list):
+        raise PlanError(
+            "strategy.replicas: working_window streams what updates change, and job.mode = 'forward' has none; leave "
+            "working_window out"
+        )
     counts = spec.strategy.division[1]
     if spec.job.batch_size < sum(counts):
         of = "strategy.microbatches" if len(counts) == 1 else "the microbatches of all replicas,"
@@ -208,7 +250,8 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
             units = inspection.units[first:last]
             parameters = sum(unit.parameter_bytes for unit in units)
             slots = owned.get(f"activation-{r}-{stage}", 0) + owned.get(f"gradient-{r}-{stage - 1}", 0)
-            copies = 3 if placement.replicas[r].private else 2
+            replica = placement.replicas[r]
+            copies = 3 if replica.private and replica.working_window is None else 2
             memory = copies * parameters + sum(unit.buffer_bytes for unit in units) + slots
             plans.append(
                 StagePlan(

@@ -44,7 +44,8 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
     count, num_stages = replica.microbatches, replica.num_stages
 
     def flying(stage: int) -> int:
-        return in_flight(strategy.schedule, stage, num_stages, count)
+        """Layers of a working window have the whole batch before the next one's turn."""
+        return count if replica.working_window else in_flight(strategy.schedule, stage, num_stages, count)
 
     ends = (("input", inspection.input, 0), ("target", inspection.target, num_stages - 1))
     for name, facts, stage in ends:
@@ -54,7 +55,8 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
             yield _ring(f"device-{name}-{r}", r, flying(stage) + strategy.prefetch.transfer, facts, shared=False)
     for stage, (_, last) in enumerate(placement.cuts[r][:-1]):
         for name in ("activation", "gradient"):
-            yield _ring(f"{name}-{r}-{stage}", r, flying(stage), inspection.units[last - 1])
+            shared = not placement.is_within_device(r, stage)
+            yield _ring(f"{name}-{r}-{stage}", r, flying(stage), inspection.units[last - 1], shared=shared)
 
 
 def _ring(

@@ -89,9 +89,13 @@ def simulate(
 
 def _strategy_of(plan: Plan) -> Strategy:
     """One that needs the plan's workers, which is all that the core asks of it."""
-    replicas = [Replica(device=replica.device, stages=replica.num_stages) for replica in plan.replicas]
-    stages = sum(replica.stages for replica in replicas if replica.device == "cpu")
-    return Strategy(replicas=replicas, update="cpu" if plan.workers.count("cpu") > stages else "local")
+    held = [{stage.worker for stage in plan.stages if stage.replica == r} for r in range(len(plan.replicas))]
+    replicas = [
+        Replica(device=replica.device, stages=len(workers))
+        for replica, workers in zip(plan.replicas, held, strict=True)
+    ]
+    on_cpu = sum(replica.stages for replica in replicas if replica.device == "cpu")
+    return Strategy(replicas=replicas, update="cpu" if plan.workers.count("cpu") > on_cpu else "local")
 
 
 class _Run:

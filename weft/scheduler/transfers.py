@@ -1,6 +1,6 @@
-"""Transfers: how many bytes a plan's FETCH, DOWN and UP tasks have moved, from what was done. Pure.
+"""Transfers: how many bytes a plan's FETCH, DOWN, UP and RELOAD tasks have moved, from what was done. Pure.
 
-What a task moves follows from the plan: a FETCH the samples of its microbatch, a DOWN or an UP a bucket. So nothing is
+What a task moves follows from the plan: a FETCH the samples of its microbatch, the others a bucket. So nothing is
 measured where it is moved.
 """
 
@@ -21,9 +21,10 @@ class Transfers:
     def __init__(self, plan: Plan) -> None:
         self._fetched_per_sample = [0.0] * len(plan.replicas)
         for ring in plan.rings:
-            if not ring.shared:
+            if ring.name.startswith("device-"):
                 self._fetched_per_sample[ring.replica] += _bytes_per_sample(ring)
-        self._bytes_per_step = {kind: [0] * len(plan.replicas) for kind in (Kind.DOWN, Kind.UP)}
+        self._streams = [replica.working_window is not None for replica in plan.replicas]
+        self._bytes_per_step = {kind: [0] * len(plan.replicas) for kind in (Kind.DOWN, Kind.UP, Kind.RELOAD)}
         for task in plan.graph.tasks:
             if task.kind in self._bytes_per_step and plan.synchronisation is not None:
                 num_bytes = plan.synchronisation.buckets[task.bucket].bucket.num_bytes
@@ -34,10 +35,12 @@ class Transfers:
         """The iteration is over. samples: those that each replica had of it; one that had none sends no gradients."""
         fetched = sum(each * count for each, count in zip(self._fetched_per_sample, samples, strict=True))
         self._add(Kind.FETCH, fetched)
+        up = zip(self._bytes_per_step[Kind.UP], self._streams, strict=True)
+        self._add(Kind.UP, sum(each for each, streams in up if streams or iteration.learns))
         if iteration.learns:
-            down, up = self._bytes_per_step[Kind.DOWN], self._bytes_per_step[Kind.UP]
-            self._add(Kind.DOWN, sum(each for each, count in zip(down, samples, strict=True) if count))
-            self._add(Kind.UP, sum(up))
+            down = zip(self._bytes_per_step[Kind.DOWN], samples, strict=True)
+            self._add(Kind.DOWN, sum(each for each, count in down if count))
+            self._add(Kind.RELOAD, sum(self._bytes_per_step[Kind.RELOAD]))
 
     def _add(self, kind: Kind, num_bytes: float) -> None:
         if num_bytes:

@@ -21,8 +21,8 @@ from weft.spec import JobSpec, SpecError, apply_override
 
 MAX_SPEED: Final = 1e9  # a billion times as fast is as good as for nothing
 LINKS: Final[Mapping[str, frozenset[Kind]]] = {
-    "": frozenset({Kind.FETCH, Kind.UP, Kind.DOWN}),
-    "h2d": frozenset({Kind.FETCH, Kind.UP}),
+    "": frozenset({Kind.FETCH, Kind.UP, Kind.RELOAD, Kind.DOWN}),
+    "h2d": frozenset({Kind.FETCH, Kind.UP, Kind.RELOAD}),
     "d2h": frozenset({Kind.DOWN}),
 }
 KEYS: Final = (

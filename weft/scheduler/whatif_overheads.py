@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final
 
-from weft.metrics.accounting import MODES, NANOSECONDS
+from weft.metrics.accounting import MODES, NANOSECONDS, is_compute_lane
 from weft.metrics.recording import NUM_BUSY, Recording, Row
 from weft.scheduler.graph import Lane
 
@@ -56,7 +56,7 @@ def wake_latencies(recording: Recording) -> list[float]:
     }
     found = []
     for lane, rows in recording.rows.items():
-        for row in rows if lane.endswith(f"/{COMPUTE}") else ():
+        for row in rows if is_compute_lane(lane) else ():
             latency = _latency(row, distances, ends)
             if latency is not None:
                 found.append(latency / NANOSECONDS)

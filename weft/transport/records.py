@@ -41,6 +41,7 @@ MODE_OF_KIND = {
     "update": "update",
     "validate": "update",
     "up": "transfer",
+    "reload": "transfer",
 }
 
 Row = tuple[int, int, int, int, int, int]

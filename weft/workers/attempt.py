@@ -5,7 +5,7 @@ when each runs, they only do the work. Where each kind is:
 
     LOAD, FETCH                this module, weft.workers.data
     FORWARD, BACKWARD, GRAD    weft.workers.compute, weft.workers.gradients
-    DOWN, UP                   weft.workers.replica_memory
+    DOWN, UP, RELOAD           weft.workers.replica_memory
     SYNC, UPDATE, VALIDATE     weft.workers.synchroniser, weft.workers.updates
 """
 
@@ -23,6 +23,7 @@ from weft.strategy import Prefetch
 from weft.transport.board import INITIAL_BYTE, Board, num_words
 from weft.transport.directory import Directory
 from weft.transport.records import MODE_OF_KIND
+from weft.workers.bucket_memory import Holder
 from weft.workers.course import Course
 from weft.workers.data import Batches
 from weft.workers.device import HostDevice
@@ -32,7 +33,7 @@ from weft.workers.slots import SlotRing
 from weft.workers.weights import Weights
 from weft.workload import Workload
 
-PASSES = frozenset({"backward", "grad", "down", "sync", "update", "validate"})  # nothing to do in validation
+PASSES = frozenset({"backward", "grad", "reload", "down", "sync", "update", "validate"})  # nothing to do in validation
 
 COMPUTE = "compute"  # of all lanes of a worker the one that may spin: the others would take the core from it
 
@@ -116,7 +117,7 @@ class Attempt:
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
         self._bounded = bool((plan["synchronisation"] or {}).get("bounded"))
         self._speculative = bool((plan["synchronisation"] or {}).get("speculative"))
-        self._now = 0
+        self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of
         self._boards_to_abort = [self.board]
         self._parts = ModelParts(
             spec, plan, workload, directory, self.device, self.course, self._weights, self._rings, self._post_gradient
@@ -137,7 +138,7 @@ class Attempt:
     def _post_gradient(self, replica: int, stage: int, bucket: int) -> None:
         """From inside a backward."""
         task = self._post[replica, stage, bucket]
-        self.milestones[task](task, self._now)
+        self.milestones[task](task, self._now[replica, stage])
 
     def operations(self, lane: str, program: list[dict[str, Any]]) -> dict[int, Operation]:
         """The operations of a lane's tasks as the plan's worker view describes them, by task id."""
@@ -154,7 +155,7 @@ class Attempt:
                 takes=self._parts.takes(task),
                 skips=self._skips(task),
                 is_milestone=task["kind"] == "grad",
-                reads_on_host=self._reads_norm(task),
+                reads_on_host=self._reads_norm(task) or self._sums_on_host(task),
                 is_read_on_host=self._bounded and task["kind"] == "sync",
             )
             for task in program
@@ -164,6 +165,12 @@ class Attempt:
         """An owner that speculates reads it to validate; a device that updates with the sum never speculates."""
         updates = task["kind"] == "update" and (task["stage"] >= 0 or not self._speculative)
         return self._bounded and (updates or task["kind"] == "validate")
+
+    def _sums_on_host(self, task: Mapping[str, Any]) -> bool:
+        """What has come down from devices, of stages that share a parameter, where no other worker does so."""
+        if task["kind"] != "sync" or not self.device.is_accelerator:
+            return False
+        return not self._parts.owners[task["replica"]].is_own(task["bucket"])
 
     def _skips(self, task: Mapping[str, Any]) -> Callable[[Iteration], Collection[int]] | None:
         if not any(task["ways"]):
@@ -190,6 +197,8 @@ class Attempt:
                 return lambda iteration: parts.down(r, s, b, iteration)
             case "up":
                 return lambda iteration: parts.up(r, s, b, iteration)
+            case "reload":
+                return lambda iteration: parts.memories[r, s].load(b)
             case "sync":
                 return lambda iteration: parts.owners[r].sync(b, iteration)
             case "update" if b < 0:
@@ -224,7 +233,7 @@ class Attempt:
                 device.slot(iteration.index, microbatch, part.size).copy_(source, non_blocking=True)
 
     def _backward(self, iteration: Iteration, replica: int, stage: int, microbatch: int) -> None:
-        self._now = iteration.index  # what the hooks post
+        self._now[replica, stage] = iteration.index  # what the hooks post
         self._parts.stages[replica, stage].backward(iteration, microbatch)
 
 

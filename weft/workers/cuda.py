@@ -73,6 +73,9 @@ class CudaDevice(HostDevice):
         torch.cuda.empty_cache()
         return LINK_BYTES / slowest
 
+    def capacity_bytes(self) -> int | None:
+        return int(torch.cuda.get_device_properties(0).total_memory)
+
     def end_job(self) -> None:
         try:
             torch.cuda.synchronize()  # nothing of the job is on its way any more

@@ -56,6 +56,7 @@ class HostDevice:
 
     def __init__(self, torch_device: torch.device | None = None) -> None:
         self.torch = torch_device or torch.device("cpu")
+        self.drawing = threading.Lock()  # held from a seed to the last number: stages of one process share generators
 
     # --- memory
 
@@ -76,6 +77,10 @@ class HostDevice:
         """Of copies to the device and from it, the slower of the two; None where both memories are one."""
         return None
 
+    def capacity_bytes(self) -> int | None:
+        """Of the device's memory; None where that is the host's."""
+        return None
+
     def end_job(self) -> None:
         """Gives back what the job has taken."""
 
@@ -92,7 +97,7 @@ class HostDevice:
     # --- numbers
 
     def seed(self, key: int) -> None:
-        """The generators that a module may draw from, in about 2 microseconds."""
+        """The generators that a module may draw from, in about 2 microseconds. The caller holds `drawing`."""
         torch.default_generator.manual_seed(key)
 
     def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:

@@ -14,7 +14,7 @@ places of parameters that got none at all.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
@@ -28,7 +28,8 @@ Post = Callable[[int], None]
 class StageGradients:
     """post: called with a bucket's index once its gradient is complete; from autograd's thread, in backward.
 
-    own: flat tensors of a device, by bucket; without them gradients go to the shared memory of the holder.
+    own: flat tensors of a device, by bucket; without them gradients go to the shared memory of the holder. taken_over:
+    each iteration anew from another layer, which has left its numbers between our places.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class StageGradients:
         parameters: Mapping[int, nn.Parameter],
         own: Mapping[int, torch.Tensor] | None,
         post: Post,
+        *,
+        taken_over: bool = False,
     ) -> None:
         self._memory = memory
         self._holder = holder
@@ -46,6 +49,7 @@ class StageGradients:
         self._parameters = {index: parameters[index] for bucket in self._buckets.values() for index in bucket.places}
         depth = 1 if own is not None else memory.gradient_depth(holder)
         self._views = [self._places(own, step) for step in range(depth)]
+        self._padding = list(self._gaps(own)) if taken_over and own is not None else []
         self._now = self._views[0]
         self._is_last = self._is_only = False
         self._present: set[int] = set()
@@ -64,8 +68,19 @@ class StageGradients:
                 places[index] = shaped_like(self._parameters[index], flat, start)
         return places
 
+    def _gaps(self, own: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
+        """What lies between the places of parameters: it counts in the norm, and is zero."""
+        for bucket in self._buckets.values():
+            end = 0
+            for start, count in sorted([*bucket.places.values(), (bucket.num_elements, 0)]):
+                if end < start:
+                    yield own[bucket.index][end:start]
+                end = start + count
+
     def begin(self, step: int) -> None:
         """Before the first backward of an iteration."""
+        if self._padding:
+            torch._foreach_zero_(self._padding)
         self._now = self._views[step % len(self._views)]
         self._present.clear()
         self._counted.clear()

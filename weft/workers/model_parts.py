@@ -6,6 +6,7 @@ lie in the shared memory of all, stages have arenas for the rest of their state 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from weft.workers.compute import StageTasks
 from weft.workers.course import Course
 from weft.workers.device import HostDevice
 from weft.workers.gradients import StageGradients
+from weft.workers.layer_window import LayerWindow
 from weft.workers.measured import Measured
 from weft.workers.moving_state import Moves
 from weft.workers.optimizer import make_optimizer
@@ -78,9 +80,11 @@ class ModelParts:
         self._post_gradient = post_gradient
         self.num_stages: list[int] = [replica["num_stages"] for replica in plan["replicas"]]
         self._units = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
+        self._taken: set[int] = set()  # ids of parameters that a stage of this worker has
         self._parameters = list(workload.model.parameters())
         self.stages: dict[Holder, StageTasks] = {}
         self.memories: dict[Holder, ReplicaMemory] = {}
+        self._windows: dict[int, LayerWindow] = {}
         self.owners: dict[int, Owner] = {}
         self.own_updates: dict[int, StageUpdate] = {}
         self._device_updates: dict[Holder, Updates] = {}
@@ -93,22 +97,22 @@ class ModelParts:
             self._memory = BucketMemory(directory, sync, [replica["staleness"] for replica in plan["replicas"]])
             self._moves = Moves(directory, self._memory, course, plan["replicas"])
             self._in_buckets = {id(self._parameters[i]) for bucket in self._memory.buckets for i in bucket.places}
-        for part in plan["stages"]:
-            self._add_stage(part)
+        own = [self._own_units(part["first"], part["last"]) for part in plan["stages"]]  # before any of them moves
+        for part, (stage_units, parameters) in zip(plan["stages"], own, strict=True):
+            self._add_stage(part, stage_units, parameters)
         if sync is not None and (self.stages or self._owner_numbers()):
             self._add_updates(sync)
         del self._parameters, self._units, self._workload  # the other stages' parts of the model go with them
 
     # --- stages
 
-    def _add_stage(self, part: Mapping[str, Any]) -> None:
+    def _add_stage(self, part: Mapping[str, Any], own: list[Unit], parameters: list[nn.Parameter]) -> None:
         holder = (part["replica"], part["stage"])
-        own = self._units[part["first"] : part["last"]]
         for module in [unit.module for unit in own] + self._functions_with_state():
             self._device.adopt(module)
         gradients = None
         if self._memory is not None:
-            gradients = self._place_in_buckets(holder)
+            gradients = self._place_in_buckets(holder, parameters)
         state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
         arena, publish = self._state_arena(holder, own), None
         if self._device.is_accelerator:
@@ -142,23 +146,41 @@ class ModelParts:
         if self._memory is None and not self._course.itinerary.forward_only:
             self.own_updates[holder[1]] = StageUpdate(self._workload, stage.parameters(), reports=holder[1] == last)
 
+    def _own_units(self, first: int, last: int) -> tuple[list[Unit], list[nn.Parameter]]:
+        """The stage's units, and the model's parameters with those that are the stage's.
+
+        Stages of one worker that share a parameter have one each, as in workers of their own: both gradients are whole
+        then, and are added as the graph has it.
+        """
+        own, parameters = self._units[first:last], self._parameters
+        held = {id(p) for unit in own for p in unit.module.parameters()}
+        if held & self._taken:
+            memo: dict[int, Any] = {}
+            own = [Unit(unit.index, unit.prefix, copy.deepcopy(unit.module, memo)) for unit in own]
+            parameters = [memo.get(id(parameter), parameter) for parameter in parameters]
+            self._in_buckets |= {id(memo[each]) for each in held if each in self._in_buckets}
+        self._taken |= held
+        return own, parameters
+
     def _functions_with_state(self) -> list[nn.Module]:
         functions = (self._workload.loss, *self._workload.metrics.values())
         return [function for function in functions if isinstance(function, nn.Module)]
 
-    def _place_in_buckets(self, holder: Holder) -> StageGradients:
+    def _place_in_buckets(self, holder: Holder, parameters: list[nn.Parameter]) -> StageGradients:
         assert self._memory is not None
         replica = self._plan["replicas"][holder[0]]
         is_device = replica["device"] == "gpu"
+        window = self._window(holder[0])
         memory = self.memories[holder] = ReplicaMemory(
             self._memory,
             self._course,
             holder,
-            self._parameters,
+            parameters,
             is_private=replica["private"],
             is_device=is_device,
             writes=holder[0] == 0,
             device=self._device,
+            window=window,
         )
         return StageGradients(
             self._memory,
@@ -166,7 +188,21 @@ class ModelParts:
             memory.held_parameters(),
             memory.gradients,
             lambda bucket: self._post_gradient(*holder, bucket),
+            taken_over=window is not None,
         )
+
+    def _window(self, replica: int) -> LayerWindow | None:
+        plan = self._plan["replicas"][replica]
+        if plan["working_window"] is not None and replica not in self._windows:
+            assert self._memory is not None
+            self._windows[replica] = LayerWindow(
+                self._memory,
+                replica,
+                num_layers=plan["num_stages"],
+                num_places=plan["working_window"],
+                device=self._device,
+            )
+        return self._windows.get(replica)
 
     def _state_arena(self, holder: Holder, own: list[Unit]) -> Arena:
         """What of the units' state is in no bucket; found by peers as "state-REPLICA-STAGE"."""
@@ -218,8 +254,9 @@ class ModelParts:
             if summed and self._plan["replicas"][holder[0]]["device"] == "gpu":
                 bounds = {bucket.index: (0, bucket.num_elements) for bucket in summed}
                 first = not any(self._is_cpu(r) for bucket in summed for r, _ in bucket.holders)
+                own = {bucket.index: self.memories[holder] for bucket in summed}
                 self._device_updates[holder] = self._updates(
-                    summed, bounds, holder, sync, speculative=False, publishes=first and holder == summed[0].holders[0]
+                    summed, bounds, own, sync, speculative=False, publishes=first and holder == summed[0].holders[0]
                 )
                 self._own_updates |= {(holder, bucket.index): self._device_updates[holder] for bucket in summed}
         names = named_state(self._units)
@@ -232,59 +269,55 @@ class ModelParts:
         assert self._memory is not None
         owned = [bucket for bucket in self._memory.buckets if number in bucket.owners]
         alone = [bucket for bucket in owned if bucket.route == "device" or number == bucket.device_owner]
-        on_device = alone[0].holders[0] if alone else None
+        own = {bucket.index: self.memories[bucket.holders[0]] for bucket in alone}
         updated = [
             bucket for bucket in owned if bucket.route != "sum" or any(self._is_cpu(r) for r, _ in bucket.holders)
         ]
         updates = None
         if updated:
             bounds = {bucket.index: bucket.range_of(number) for bucket in updated}
-            updates = self._updates(
-                updated, bounds, on_device, sync, speculative=sync["speculative"], publishes=on_device is not None
-            )
-        gradients = (self.memories[on_device].gradients if on_device is not None else None) or {}
-        own = {bucket.index: gradients[bucket.index] for bucket in alone}
-        if updates is not None and on_device is not None:
-            self._own_updates |= {(on_device, bucket.index): updates for bucket in alone}
+            updates = self._updates(updated, bounds, own, sync, speculative=sync["speculative"], publishes=bool(alone))
+            self._own_updates |= {(bucket.holders[0], bucket.index): updates for bucket in alone}
+        gradients = {index: (memory.gradients or {})[index] for index, memory in own.items()}
         self._owner_updates[number] = updates
-        self.owners[number] = Owner(number, self._memory, self._course, own, updates, squares=sync["bounded"])
+        self.owners[number] = Owner(number, self._memory, self._course, gradients, updates, squares=sync["bounded"])
 
     def _updates(
         self,
         buckets: list[BucketView],
         bounds: Mapping[int, tuple[int, int]],
-        holder: Holder | None,
+        own: Mapping[int, ReplicaMemory],
         sync: Mapping[str, Any],
         *,
         speculative: bool,
         publishes: bool,
     ) -> Updates:
-        """holder: whose own memory is updated; None for the shared one."""
+        """own: whose memory is updated, by bucket; nothing for the shared one."""
         memory, course = self._memory, self._course
         assert memory is not None
         template = make_optimizer(self._workload.optimizer, self._parameters)
         assert template is not None
         groups = group_of(template, self._parameters)
-        own = self.memories[holder] if holder is not None else None
         shards = {}
         for bucket in buckets:
-            values = own.values[bucket.index] if own is not None else memory.parameters(bucket)
-            gradient = (own.gradients or {})[bucket.index] if own is not None else memory.sum(bucket)
+            device = own.get(bucket.index)
+            values = device.values[bucket.index] if device is not None else memory.parameters(bucket)
+            gradient = (device.gradients or {})[bucket.index] if device is not None else memory.sum(bucket)
             shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
         strategy, moves = self._spec.strategy, self._moves
 
         def begin(bucket: BucketView, iteration: Iteration) -> None:
-            if own is None:
+            if not own:
                 moves.begin(updates, bucket, iteration)
 
         def done(bucket: BucketView, iteration: Iteration) -> None:
-            if own is None:
+            if not own:
                 moves.done(updates, bucket, iteration)
             if memory.num_versions:
                 start, stop = bounds[bucket.index]
                 memory.version(bucket, iteration.step + 1)[start:stop].copy_(memory.parameters(bucket)[start:stop])
-            if publishes and own is not None and iteration.step == course.itinerary.steps - 1:
-                own.publish(bucket, bounds[bucket.index])
+            if publishes and iteration.step == course.itinerary.steps - 1:
+                own[bucket.index].publish(bucket, bounds[bucket.index])
 
         updates = Updates(
             self._workload,
@@ -299,7 +332,7 @@ class ModelParts:
             missing=missing_parameters(memory, course),
             begin=begin,
             done=done,
-            takes=moves.host_takes if own is None else moves.device_takes,
+            takes=moves.device_takes if own else moves.host_takes,
             after=self._device.after,
             reports=self._plan["position"] == sync["reporter"],
         )

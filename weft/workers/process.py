@@ -127,7 +127,9 @@ class _Worker:
     # --- main thread
 
     def serve(self) -> None:
-        self._send({"type": "joined", "link_bytes_per_second": self._device.link_bytes_per_second()})
+        device = self._device
+        link, capacity = device.link_bytes_per_second(), device.capacity_bytes()
+        self._send({"type": "joined", "link_bytes_per_second": link, "device_bytes": capacity})
         while True:
             message = self._inbox.get()
             match message["type"]:

@@ -7,6 +7,7 @@ device or stale, has its own, and for these are the tasks
     UP(r,s,b)     the shared parameters, or a version   → own parameters            (route "host")
                   the sum of all gradients              → own gradient              (route "sum")
                   one or the other                                                  (route "either")
+    RELOAD(r,s,b) the shared parameters                 → own parameters            (of a layer that streams)
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from weft.itinerary import Iteration
 from weft.workers.bucket_memory import BucketMemory, BucketView, Holder, shaped_like
 from weft.workers.course import Course
 from weft.workers.device import HostDevice
+from weft.workers.layer_window import LayerWindow
 
 
 class ReplicaMemory:
     """values, gradients: flat, by bucket; gradients only of a device. writes: it gives the shared parameters their
     first values. parameters: the model's; those in buckets move to their places, where modules compute from now on.
-    device: which has what is private to it.
+    device: which has what is private to it. window: which has the places instead, of a layer that streams.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class ReplicaMemory:
         is_device: bool,
         writes: bool,
         device: HostDevice | None = None,
+        window: LayerWindow | None = None,
     ) -> None:
         own = device or HostDevice()
         self._memory = memory
@@ -46,25 +49,34 @@ class ReplicaMemory:
         self._holder = holder
         self._buckets = {bucket.index: bucket for bucket in memory.held(holder)}
         self._versions = dict.fromkeys(self._buckets, 0)
+        self._streams = window is not None
+        self.values: Mapping[int, torch.Tensor]
         self.gradients: Mapping[int, torch.Tensor] | None = None
+        if window is not None:
+            self.values, self.gradients = window.places(holder)
+        else:
+            shared = {index: memory.parameters(bucket) for index, bucket in self._buckets.items()}
+            self.values = _zeros(own, shared) if is_private else shared
+            self.gradients = _zeros(own, shared) if is_device else None
         if is_device:
-            self.gradients = {b: _zeros(own, memory.parameters(bucket)) for b, bucket in self._buckets.items()}
             for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
                 if bucket.route != "device":  # of which nothing comes down, and page-locked memory is taken at once
                     memory.gradient(holder, bucket, 0)
                     memory.sum(bucket)
-        self.values: dict[int, torch.Tensor] = {}
-        for index, bucket in self._buckets.items():
-            shared = memory.parameters(bucket)
-            self.values[index] = _zeros(own, shared) if is_private else shared
-            for parameter, (start, _) in bucket.places.items():
-                tensor = parameters[parameter]
-                if writes:
-                    shaped_like(tensor, shared, start).copy_(tensor.data)
-                place = shaped_like(tensor, self.values[index], start)
-                place.copy_(tensor.data)
-                tensor.data = place.data
         self._parameters = parameters
+        for bucket in self._buckets.values():
+            self._place(bucket, writes=writes)
+
+    def _place(self, bucket: BucketView, *, writes: bool) -> None:
+        """Moves the bucket's parameters to their places; those of a layer that streams get their numbers by UP."""
+        for parameter, (start, _) in bucket.places.items():
+            tensor = self._parameters[parameter]
+            if writes:
+                shaped_like(tensor, self._memory.parameters(bucket), start).copy_(tensor.data)
+            place = shaped_like(tensor, self.values[bucket.index], start)
+            if not self._streams:
+                place.copy_(tensor.data)
+            tensor.data = place.data
 
     def held_parameters(self) -> dict[int, nn.Parameter]:
         return {i: self._parameters[i] for bucket in self._buckets.values() for i in bucket.places}
@@ -75,12 +87,19 @@ class ReplicaMemory:
             view = self._buckets[bucket]
             self._memory.gradient(self._holder, view, iteration.step).copy_(self.gradients[bucket], non_blocking=True)
 
+    def load(self, bucket: int) -> None:
+        """The shared parameters as they are now."""
+        self.values[bucket].copy_(self._memory.parameters(self._buckets[bucket]), non_blocking=True)
+
     def up(self, bucket: int, iteration: Iteration) -> None:
+        if self._streams:
+            self.load(bucket)
+            return
         view = self._buckets[bucket]
         is_local = self._course.is_local(bucket, iteration)
         if view.route == "either" and not is_local:
             if iteration.learns:
-                self.values[bucket].copy_(self._memory.parameters(view), non_blocking=True)
+                self.load(bucket)
             return
         if view.route in ("sum", "either"):
             assert self.gradients is not None
@@ -106,5 +125,5 @@ class ReplicaMemory:
         self._memory.parameters(bucket)[start:stop].copy_(own, non_blocking=True)
 
 
-def _zeros(device: HostDevice, like: torch.Tensor) -> torch.Tensor:
-    return device.zeros(like.numel(), like.dtype)
+def _zeros(device: HostDevice, like: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    return {index: device.zeros(flat.numel(), flat.dtype) for index, flat in like.items()}

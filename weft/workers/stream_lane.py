@@ -46,13 +46,13 @@ class Launched:
         self._events: dict[int, Event] = {}
 
     def post(self, task: int, iteration: int, event: Event | None) -> None:
-        """None: it had nothing to launch."""
+        """event: behind all that the task's lane has launched so far; None where that is nothing."""
         if event is not None:
             self._events[task] = event
         self.board.post(task, iteration)
 
     def event(self, task: int) -> Event | None:
-        """Of one that the board says has been launched. None if it never had anything to launch."""
+        """Of one that the board says has been launched."""
         return self._events.get(task)
 
 
@@ -97,6 +97,7 @@ class StreamLane:
         self._stalls = {op.task: tuple(MODE_INDEX[f"stall_{c}"] for _, _, c in op.waits) for op in operations.values()}
         self._queue: deque[tuple[int, int, int]] = deque()  # iteration, task, when it was taken
         self._told: Event | None = None  # behind the last task of this lane that a host reads from
+        self._latest: Event | None = None  # behind the last task of this lane that had something to launch
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._taken = 0
         self._done = 0
@@ -160,10 +161,10 @@ class StreamLane:
                 entry.acts = self._device.take_acts()
 
             self._stream.launch(work)
-            entry.ended = self._stream.record()
+            entry.ended = self._latest = self._stream.record()
             if operation.is_read_on_host:
                 self._told = entry.ended
-        self._launched.post(task, index, entry.ended)
+        self._launched.post(task, index, self._latest)  # who waits for one that passes waits for those before it, too
         self._enter(entry)
 
     def _wait_for_inputs(self, operation: Operation, index: int) -> list[Wait]:

@@ -52,9 +52,13 @@ class Owner:
                 memory.gradient(holder, bucket, 0)
         self._reductions: dict[tuple[int, tuple[tuple[Holder, int], ...]], Reduction] = {}
 
+    def is_own(self, bucket: int) -> bool:
+        """Whether a device synchronises it with nobody."""
+        return bucket in self._own_gradients
+
     def sync(self, bucket: int, iteration: Iteration) -> None:
         view = self._buckets[bucket]
-        if bucket in self._own_gradients:  # one holder: there is nothing to add up
+        if self.is_own(bucket):  # one holder: there is nothing to add up
             if self._squares:
                 place = self._memory.norms(iteration.step)[bucket, self._number]
                 place.copy_(_squares(self._own_gradients[bucket]), non_blocking=True)

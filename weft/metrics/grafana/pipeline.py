@@ -8,7 +8,7 @@ from weft.metrics.grafana.board import Board, Panel, Query
 from weft.metrics.grafana.jobs import JOB
 
 LANES: Final = f'{JOB},worker=~"$worker"'
-COMPUTE: Final = f'{LANES},lane="compute"'
+COMPUTE: Final = f'{LANES},lane=~"compute.*"'
 RATE: Final = "[$__rate_interval]"
 STALLS: Final = 'mode=~"stall_.*|recovery|idle"'
 
@@ -69,8 +69,8 @@ _OTHER_LANES = Panel(
         Query(
             expression=_share_of_each(
                 "job, worker, lane",
-                f'{LANES},lane!="compute",mode!~"stall_.*|recovery|idle"',
-                f'{LANES},lane!="compute"',
+                f'{LANES},lane!~"compute.*",mode!~"stall_.*|recovery|idle"',
+                f'{LANES},lane!~"compute.*"',
             ),
             legend="{{job}}: {{worker}}/{{lane}}",
         ),
@@ -85,7 +85,7 @@ _OTHER_CAUSES = Panel(
     width=8,
     queries=(
         Query(
-            expression=_share("mode", f'{LANES},lane!="compute",{STALLS}', f'{LANES},lane!="compute"'),
+            expression=_share("mode", f'{LANES},lane!~"compute.*",{STALLS}', f'{LANES},lane!~"compute.*"'),
             legend="{{mode}}",
         ),
     ),

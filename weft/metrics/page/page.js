@@ -231,7 +231,7 @@ function showFigures(job) {
 
 /** The part of the compute lanes' time in which they did not compute, update or synchronise. */
 function stalled(lanes) {
-  const modes = Object.entries(lanes ?? {}).filter(([lane]) => lane.endsWith("/compute")).flatMap(([, told]) => Object.entries(told.modes));
+  const modes = Object.entries(lanes ?? {}).filter(([lane]) => /\/compute(-\d+)?$/.test(lane)).flatMap(([, told]) => Object.entries(told.modes));
   const sum = (chosen) => chosen.reduce((total, [, seconds]) => total + seconds, 0);
   return modes.length ? sum(modes.filter(([mode]) => isWait(mode))) / sum(modes) : null;
 }
