@@ -171,6 +171,42 @@ def test_a_split_that_does_not_grow_is_refused(split: list[int]) -> None:
             "strategy: shares = [0.0, 0.0] gives nobody work; give at least one number above 0",
         ),
         (
+            {"replicas": [{"gpus": 1}]},
+            "strategy.replicas.0: gpus cannot stand beside device = 'cpu'; leave it out, or write device = 'gpu'",
+        ),
+        (
+            {"replicas": [{"device": "gpu", "stages": 2, "gpus": 3}]},
+            "strategy.replicas.0: gpus = 3 is more than stages = 2; a GPU needs a stage",
+        ),
+        (
+            {"replicas": [{"device": "gpu", "working_window": 0}]},
+            "strategy.replicas.0.working_window: Input should be greater than or equal to 1, not 0",
+        ),
+        (
+            {"replicas": [{"device": "gpu", "working_window": "all"}]},
+            "strategy.replicas.0.working_window: Input should be 'auto', not 'all'",
+        ),
+        (
+            {"replicas": [{"device": "gpu", "working_window": 2, "stages": 2}]},
+            "strategy.replicas.0: stages = 2 cannot stand beside working_window",
+        ),
+        (
+            {"replicas": [{"device": "gpu", "working_window": 2}]},
+            "strategy: update = 'local' cannot stand beside a replica with a working_window; use update = 'cpu'",
+        ),
+        (
+            {"preset": "stronghold", "staleness": 1},
+            "strategy: staleness = 1 cannot stand beside a replica with a working_window; use staleness = 0",
+        ),
+        (
+            {
+                "replicas": [{"device": "gpu", "working_window": 2}, {}],
+                "update": "cpu",
+                "share": "stealing",
+            },
+            "strategy: share = 'stealing' cannot stand beside a replica with a working_window; use share = 'fixed'",
+        ),
+        (
             {"shares": [1], "share": "stealing"},
             "strategy: shares cannot stand beside share = 'stealing'; leave shares out",
         ),

@@ -72,6 +72,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "hyscale, fixed": {"preset": "hyscale", "share": "fixed", "shares": [0.75, 0.25]},
     "hybrid-coarse": {"preset": "hybrid-coarse", "clip_norm": 0.5},
     "hybrid-fine": {"preset": "hybrid-fine", "clip_norm": 0.5},
+    "stronghold": {"preset": "stronghold", "microbatches": 2, "clip_norm": 0.5},
+    "a working window, not recomputed": {"replicas": [GPU | {"working_window": 2}], "update": "cpu"},
+    "stages on one GPU": {"replicas": [GPU | {"stages": 3, "gpus": 1}], "microbatches": 4, "clip_norm": 0.5},
 }
 
 

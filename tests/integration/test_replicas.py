@@ -34,6 +34,7 @@ TINY = 1e-4  # MiB, of a bucket: 13 numbers of float64, so most parameters have 
 MODELS = ("mlp", "gpt", "cnn")
 
 CPU, GPU = {"device": "cpu"}, {"device": "gpu"}
+STREAMED: dict[str, Any] = {"update": "cpu", "recompute": True}
 TWO_CPU, TWO_GPU = {"device": "cpu", "stages": 2}, {"device": "gpu", "stages": 2}
 
 Strategy = dict[str, Any]
@@ -62,6 +63,9 @@ STRATEGIES: dict[str, Strategy] = {
     "a device's two stages": {"replicas": [TWO_GPU], "microbatches": 3, "bucket_mib": TINY},
     "a device's two stages, coarse, by the host": {"replicas": [TWO_GPU], "update": "cpu", "sync": "coarse"},
     "a device's two stages, balanced": {"replicas": [TWO_GPU], "microbatches": 3, "update": "balanced"},
+    "two stages on one device": {"replicas": [TWO_GPU | {"gpus": 1}], "microbatches": 3, "bucket_mib": TINY},
+    "a working window": {"replicas": [GPU | {"working_window": 2}], "microbatches": 2, **STREAMED, "bucket_mib": TINY},
+    "a host beside a working window": {"replicas": [CPU, GPU | {"working_window": 1}], **STREAMED},
     "two devices": {"replicas": [GPU, GPU], "microbatches": 2, "bucket_mib": TINY},
     "two devices, coarse, by the host": {"replicas": [GPU, GPU], "update": "cpu", "sync": "coarse"},
     "two devices, balanced": {"replicas": [GPU, GPU], "update": "balanced", "bucket_mib": TINY},
@@ -83,6 +87,7 @@ BOUNDED: dict[str, Strategy] = {
     "two stages of one replica": {"stages": 2, "microbatches": 3},
     "two stages beside one": {"replicas": [TWO_CPU, CPU], "microbatches": 3, "bucket_mib": TINY},
     "a device": {"replicas": [GPU]},
+    "a working window": {"replicas": [GPU | {"working_window": "auto"}], **STREAMED},
     "two devices, by the host": {"replicas": [GPU, GPU], "update": "cpu"},
     "two devices": {"replicas": [GPU, GPU]},
     "a host beside a device's two stages": {"replicas": [CPU, TWO_GPU], "microbatches": 3, "bucket_mib": TINY},

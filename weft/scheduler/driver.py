@@ -288,11 +288,8 @@ class Driver:
         self._metrics.publish(run)  # what the attempt before has left
         run.begin(plan, self.core.jobs[name].workers, self.core.jobs[name].attempt)
         self._metrics.begin(run)
-        stages = ", ".join(
-            f"units {stage.first}-{stage.last - 1} on {run.worker_names[stage.worker]}" for stage in plan.stages
-        )
         run.log(
-            f"plan: {plan.schedule}, {plan.microbatches} microbatches, {stages}; "
+            f"plan: {plan.schedule}, {plan.microbatches} microbatches, {plan.summary(run.worker_names)}; "
             f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
             f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
         )

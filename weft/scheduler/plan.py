@@ -6,7 +6,7 @@ An inspection (what a worker found out about the user's model and data) and a sp
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -221,6 +221,18 @@ class Plan:
             }
             for task in self.graph.programs[lane]
         ]
+
+    def summary(self, worker_names: Sequence[str]) -> str:
+        """Where the model is, in a line."""
+        parts = []
+        for r, replica in enumerate(self.replicas):
+            own = [stage for stage in self.stages if stage.replica == r]
+            if replica.working_window is not None:
+                window = f"a working window of {replica.working_window} of {len(own)} layers"
+                parts.append(f"{window} on {worker_names[own[0].worker]}")
+            else:
+                parts += [f"units {stage.first}-{stage.last - 1} on {worker_names[stage.worker]}" for stage in own]
+        return ", ".join(parts)
 
     def describe(self, worker_names: tuple[str, ...] | None = None) -> dict[str, Any]:
         """The plan as people and `plan.json` see it."""
