@@ -115,7 +115,6 @@ class Attempt:
         # By milestone: who posts it from inside another task.
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
         self._bounded = bool((plan["synchronisation"] or {}).get("bounded"))
-        self._speculative = bool((plan["synchronisation"] or {}).get("speculative"))
         self._now = 0
         self._boards_to_abort = [self.board]
         self._parts = ModelParts(
@@ -154,16 +153,11 @@ class Attempt:
                 takes=self._parts.takes(task),
                 skips=self._skips(task),
                 is_milestone=task["kind"] == "grad",
-                reads_on_host=self._reads_norm(task),
+                reads_on_host=self._parts.reads_norm(task),
                 is_read_on_host=self._bounded and task["kind"] == "sync",
             )
             for task in program
         }
-
-    def _reads_norm(self, task: Mapping[str, Any]) -> bool:
-        """An owner that speculates reads it to validate; a device that updates with the sum never speculates."""
-        updates = task["kind"] == "update" and (task["stage"] >= 0 or not self._speculative)
-        return self._bounded and (updates or task["kind"] == "validate")
 
     def _skips(self, task: Mapping[str, Any]) -> Callable[[Iteration], Collection[int]] | None:
         if not any(task["ways"]):
