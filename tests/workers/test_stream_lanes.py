@@ -7,6 +7,7 @@ stream runs tasks when it gets to them, so an input that is no edge, or an edge 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import queue
 import runpy
 import threading
@@ -25,12 +26,15 @@ from weft.workers.attempt import Attempt, Operation
 from weft.workers.device import HostDevice
 from weft.workers.entry import load_workload
 from weft.workers.lanes import Inbox, run_lanes
+from weft.workers.tiles import Tiles
 
 _ATTEMPT = runpy.run_path(str(Path(__file__).with_name("test_attempt.py")))
 planned_workload, two_way_source = _ATTEMPT["planned_workload"], _ATTEMPT["two_way_source"]
-thread_device = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))["thread_device"]
+_THREADS = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))
+thread_device, ThreadDevice = _THREADS["thread_device"], _THREADS["ThreadDevice"]
 
 SOON = 60.0
+TILE_BYTES = 64  # a few numbers: nearly every copy takes more than two
 GPU, CPU = {"device": "gpu"}, {"device": "cpu"}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "local": {"replicas": [GPU], "microbatches": 2, "update": "local"},
@@ -60,6 +64,7 @@ class Workers:
     def __init__(self, planned: Any, make_device: Callable[[], HostDevice]) -> None:
         self._planned = planned
         self._make_device = make_device
+        self.devices: list[HostDevice] = []
         self.directory = planned.new_directory()
         self.reports: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
@@ -73,7 +78,9 @@ class Workers:
             if not view["lanes"]:
                 continue
             device = self._make_device() if kind == "gpu" else HostDevice()
+            self.devices.append(device)
             spec = self._planned.spec
+            self.directory._opened = device.pin
             attempt = Attempt(spec, view, load_workload(spec), self.directory, 0.0, device)
             own: dict[str, Inbox] = {lane: queue.SimpleQueue() for lane in view["lanes"]}
             for lane, program in view["lanes"].items():
@@ -144,10 +151,10 @@ def source_with_nan() -> str:
 def workers_of(planned: Any, tmp_path: Path) -> Iterator[Callable[..., tuple[Workers, Any]]]:
     with thread_device() as make:
 
-        def build(source: str = source_of(), **strategy: Any) -> tuple[Workers, Any]:
+        def build(source: str = source_of(), tile_bytes: int = 0, **strategy: Any) -> tuple[Workers, Any]:
             (tmp_path / "job.py").write_text(source)
             plan = planned(planned_workload(tmp_path), steps=8, directory=str(tmp_path), batch_size=9, **strategy)
-            return Workers(plan, make), plan.spec
+            return Workers(plan, functools.partial(make, tile_bytes)), plan.spec
 
         yield build
 
@@ -178,11 +185,13 @@ def assert_trained(workers: Workers, expected: reference.ReferenceResult) -> Non
         torch.testing.assert_close(state[name], tensor, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("tile_bytes", [0, TILE_BYTES], ids=["page-locked", "through tiles"])
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_streams_that_are_late_train_what_the_plain_loop_trains(
-    workers_of: Callable[..., tuple[Workers, Any]], strategy: dict[str, Any]
+    workers_of: Callable[..., tuple[Workers, Any]], strategy: dict[str, Any], tile_bytes: int
 ) -> None:
-    workers, spec = workers_of(**strategy)
+    """Also where no memory can be page-locked, and each copy's tiles are late besides."""
+    workers, spec = workers_of(tile_bytes=tile_bytes, **strategy)
     expected = reference.train(spec)
     workers.prepare()
     means, facts = measured(workers, workers.run())
@@ -192,6 +201,19 @@ def test_streams_that_are_late_train_what_the_plain_loop_trains(
         norms = [values["grad_norm"] for values in facts.values()]
         assert norms == pytest.approx(expected.grad_norms, rel=1e-12)
     assert_trained(workers, expected)
+    staged = [device.num_staged > 0 for device in workers.devices if isinstance(device, ThreadDevice)]
+    assert staged == [tile_bytes > 0] * len(staged)
+
+
+def test_copies_that_do_not_wait_for_their_tiles_train_something_else(
+    workers_of: Callable[..., tuple[Workers, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tiles, "_wait", lambda tiles, number: None)
+    workers, spec = workers_of(tile_bytes=TILE_BYTES, **STRATEGIES["by the host, late"])
+    expected = reference.train(spec)
+    workers.prepare()
+    means, _ = measured(workers, workers.run())
+    assert [values["loss"] for values in means.values()] != pytest.approx(expected.losses, rel=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "whole"])

@@ -215,7 +215,7 @@ class Attempt:
             if part.size and stage == at:
                 device, shared = (self._rings[f"{place}{name}-{replica}"] for place in ("device-", ""))
                 source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
-                device.slot(iteration.index, microbatch, part.size).copy_(source, non_blocking=True)
+                self.device.copy(device.slot(iteration.index, microbatch, part.size), source)
 
     def _backward(self, iteration: Iteration, replica: int, stage: int, microbatch: int) -> None:
         self._now = iteration.index  # what the hooks post

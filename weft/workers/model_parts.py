@@ -92,7 +92,7 @@ class ModelParts:
         self._in_buckets: set[int] = set()
         if sync is not None:
             self._memory = BucketMemory(directory, sync, [replica["staleness"] for replica in plan["replicas"]])
-            self._moves = Moves(directory, self._memory, course, plan["replicas"])
+            self._moves = Moves(directory, self._memory, course, plan["replicas"], device)
             self._in_buckets = {id(self._parameters[i]) for bucket in self._memory.buckets for i in bucket.places}
         for part in plan["stages"]:
             self._add_stage(part)
@@ -113,7 +113,7 @@ class ModelParts:
         state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
         arena, publish = self._state_arena(holder, own), None
         if self._device.is_accelerator:
-            publish = keep_state(state, arena)
+            publish = keep_state(state, arena, self._device)
         else:
             move_state(state, arena)
         stage = Stage(
@@ -197,7 +197,7 @@ class ModelParts:
 
         def read() -> None:
             for name, buffer in buffers.items():
-                buffer.copy_(theirs[name], non_blocking=True)
+                self._device.copy(buffer, theirs[name])
 
         return read
 
@@ -248,7 +248,9 @@ class ModelParts:
         if updates is not None and on_device is not None:
             self._own_updates |= {(on_device, bucket.index): updates for bucket in alone}
         self._owner_updates[number] = updates
-        self.owners[number] = Owner(number, self._memory, self._course, own, updates, squares=sync["bounded"])
+        self.owners[number] = Owner(
+            number, self._memory, self._course, own, updates, squares=sync["bounded"], device=self._device
+        )
 
     def _updates(
         self,
