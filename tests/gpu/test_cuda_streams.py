@@ -112,6 +112,7 @@ def test_memory_that_cannot_be_page_locked_is_copied_through_tiles(
     own = torch.zeros(len(shared), dtype=torch.float64, device=device.torch)
     numbers = torch.randn(len(shared), dtype=torch.float64)
     stream = device.stream("h2d")
+    torch.cuda.synchronize()  # the zeros are another stream's
 
     def there_and_back() -> None:
         torch.cuda._sleep(50_000_000)  # cycles

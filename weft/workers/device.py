@@ -67,8 +67,8 @@ class HostDevice:
         return tensor
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Between shared memory and the device's, of one shape, behind what the calling lane has launched; over when the
-        lane's task is. What another process has put into shared memory is there when this is called."""
+        """Between shared memory and the device's, of one shape, behind what the calling lane has launched; over when
+        the lane's task is. What another process has put into shared memory is there when this is called."""
         target.copy_(source, non_blocking=True)
 
     def adopt(self, module: nn.Module) -> None:
