@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from weft import reference
+from weft.workers import cuda
 from weft.workers.cuda import CudaDevice
+from weft.workers.tiles import TILE_BYTES
 
 _WORKERS = Path(__file__).parents[1] / "workers"
 _LANES = runpy.run_path(str(_WORKERS / "test_stream_lanes.py"))
@@ -21,6 +23,13 @@ Workers, STRATEGIES, source_of = _LANES["Workers"], _LANES["STRATEGIES"], _LANES
 planned_workload = _LANES["planned_workload"]
 planned = runpy.run_path(str(_WORKERS / "conftest.py"))["planned"]
 
+GPU = {"device": "gpu"}
+# All GPU workers have one device here, and tiles are for one thread that launches into a stream.
+ONE_WORKER = {
+    name: strategy
+    for name, strategy in STRATEGIES.items()
+    if [r for r in strategy["replicas"] if r["device"] == "gpu"] == [GPU]
+}
 TOLERANCE = 1e-9  # float64, sums in another order than the plain loop's on the same GPU
 
 
@@ -31,16 +40,48 @@ def device() -> Iterator[CudaDevice]:
     device.end_job()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+class Refusing:
+    """cudart, where nothing can be page-locked any more: the call is made, of memory that is nobody's."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> Any:
+        return self._runtime.cudaHostRegister(0, num_bytes, flags)
+
+
+@pytest.fixture
+def refuses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From the call on no memory can be page-locked."""
+    runtime = torch.cuda.cudart() if torch.cuda.is_available() else None
+    return lambda: monkeypatch.setattr(cuda, "_runtime", lambda: Refusing(runtime))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_locked"),
+    [
+        *(pytest.param(each, True, id=name) for name, each in STRATEGIES.items()),
+        *(pytest.param(each, False, id=f"{name}, through tiles") for name, each in ONE_WORKER.items()),
+    ],
+)
 def test_streams_of_a_gpu_train_what_the_plain_loop_trains(
-    planned: Any, device: CudaDevice, tmp_path: Path, strategy: dict[str, Any]
+    planned: Any,
+    device: CudaDevice,
+    tmp_path: Path,
+    refuses: Callable[[], None],
+    strategy: dict[str, Any],
+    is_locked: bool,
 ) -> None:
-    """And nothing but the events that lanes wait for makes the host wait for the GPU once the job is set up."""
+    """And nothing but events makes the host wait for the GPU once the job is set up."""
+    if not is_locked:
+        refuses()
     (tmp_path / "job.py").write_text(source_of())
     plan = planned(planned_workload(tmp_path), steps=8, directory=str(tmp_path), batch_size=9, **strategy)
     expected = reference.train(plan.spec, device="cuda:0")
     workers = Workers(plan, lambda: device)
-    workers.directory._opened = device.pin
     workers.prepare()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -67,6 +108,42 @@ def test_what_is_pinned_is_unpinned_at_the_jobs_end(device: CudaDevice) -> None:
     assert block.is_pinned()
     device.end_job()
     assert not block.is_pinned()
+
+
+@pytest.mark.parametrize("num_bytes", [8, TILE_BYTES - 8, 3 * TILE_BYTES + 24])
+def test_memory_that_cannot_be_page_locked_is_copied_through_tiles(
+    device: CudaDevice, refuses: Callable[[], None], num_bytes: int
+) -> None:
+    """Behind what the stream does before, in both directions; and the job's user hears of it."""
+    refuses()
+    block = torch.zeros(num_bytes, dtype=torch.uint8).share_memory_()
+    device.pin(block)
+    assert not block.is_pinned()
+    assert "page-locked" in (device.notice() or "")
+    shared = block.view(torch.float64)
+    own = torch.zeros(len(shared), dtype=torch.float64, device=device.torch)
+    numbers = torch.randn(len(shared), dtype=torch.float64)
+    stream = device.stream("h2d")
+    torch.cuda.synchronize()  # the zeros are another stream's
+
+    def there_and_back() -> None:
+        torch.cuda._sleep(50_000_000)  # cycles
+        device.copy(own, shared)
+        shared.fill_(torch.nan)
+        own.mul_(2.0)
+        device.copy(shared, own)
+        assert torch.equal(shared, numbers * 2), "over, when the call returns"
+        shared.copy_(numbers)
+        own.copy_(device.put(shared))
+        shared.fill_(torch.nan)
+
+    for _ in range(3):  # the tiles are kept
+        shared.copy_(numbers)
+        stream.launch(there_and_back)
+        stream.record().wait()
+        assert torch.equal(own.cpu(), numbers)
+    device.end_job()
+    assert device.notice() is None
 
 
 def test_an_events_time_is_the_hosts(device: CudaDevice) -> None:

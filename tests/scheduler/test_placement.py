@@ -170,6 +170,9 @@ def test_a_lane_that_would_own_nothing_is_no_owner(
         ({"replicas": [CPU, CPU | {"stages": 2}], "sync": "coarse"}, False),
         ({"replicas": [GPU], "update": "cpu"}, True),
         ({"replicas": [GPU]}, False),
+        ({"replicas": [GPU | {"stages": 2}]}, False),
+        ({"replicas": [CPU, GPU | {"stages": 2}]}, True),
+        ({"replicas": [GPU | {"stages": 2}], "update": "cpu"}, True),
     ],
 )
 def test_updates_are_speculative_where_owners_have_time_of_their_own(

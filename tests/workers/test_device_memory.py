@@ -33,7 +33,8 @@ STRATEGIES = {
     "device, late": {"replicas": [GPU], "update": "cpu", "staleness": 1},
     "device, recomputed": {"replicas": [GPU | {"stages": 2, "split": [3]}], "microbatches": 2, "recompute": True},
 }
-CLIPPED = {f"{name}, clipped": strategy | {"clip_norm": 0.5} for name, strategy in STRATEGIES.items()}
+BOUNDS = {"clipped": {"clip_norm": 0.5}, "skipping": {"skip_nonfinite": True}}
+BOUNDED = {f"{n}, {b}": strategy | bound for n, strategy in STRATEGIES.items() for b, bound in BOUNDS.items()}
 IN_STAGES = STRATEGIES["device in stages"]
 ASKS_THE_DEVICE = "x[0, 0] < 0"  # what the model of test_attempt.py does in its forward
 
@@ -170,6 +171,7 @@ class WatchedTurns(_ATTEMPT["Turns"]):  # type: ignore[misc]
         self._memory = Memory()
         self.violations: list[str] = []
         self.watched: set[str] = set()  # kinds of tasks
+        self.readers: set[str] = set()  # kinds of those that read on the host what a device has computed
         directory = self._memory.watch(planned.new_directory())
         with Watch(self._memory, "set-up", [], reads_on_host=True):  # to know what is made; it may wait
             super().__init__(planned, directory, lambda: make_device(self._memory))
@@ -180,6 +182,7 @@ class WatchedTurns(_ATTEMPT["Turns"]):  # type: ignore[misc]
             return
         task = str(self.plan.graph.tasks[operation.task].kind)
         self.watched.add(task)
+        self.readers |= {task} if operation.reads_on_host else set()
         with Watch(self._memory, task, self.violations, reads_on_host=operation.reads_on_host):
             operation.run(iteration)
 
@@ -207,14 +210,23 @@ def watched(planned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wa
     return build
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES.values(), *CLIPPED.values()], ids=[*STRATEGIES, *CLIPPED])
+@pytest.mark.parametrize("strategy", [*STRATEGIES.values(), *BOUNDED.values()], ids=[*STRATEGIES, *BOUNDED])
 def test_devices_compute_on_their_own_memory_and_only_copy_what_is_shared(
     watched: Watched, strategy: dict[str, Any]
 ) -> None:
+    """No host waits for a device, whatever the norm of the gradient says; but to sum what stages of one GPU share."""
     turns = watched(**strategy)
     turns.run(random.Random(0).choice)
     assert turns.violations == []
+    assert turns.readers == ({"sync"} if "gpus" in strategy["replicas"][0] else set())
     assert {"forward", "backward", "fetch"} <= turns.watched
+
+
+def test_a_step_that_the_device_cannot_leave_out_is_the_one_thing_that_waits_for_a_number(watched: Watched) -> None:
+    turns = watched("whole", replicas=[GPU], update="local", skip_nonfinite=True)
+    turns.run(min)
+    assert turns.violations == []
+    assert turns.readers == {"update"}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "momentum", "adagrad", "whole"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.workers.optimizer import make_optimizer
+from weft.workers.optimizer import can_skip_on_device, make_optimizer
 from weft.workload import WorkloadError
 
 FUSED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -170,3 +170,35 @@ def test_fused_momentum_takes_a_parameter_whose_gradient_comes_later_than_others
 
     for ours, plain in zip(trained(), trained(foreach=False, fused=False), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-6, atol=0)
+
+
+class Derived(torch.optim.AdamW):
+    """Nobody knows what it does with what it is given."""
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_device_can_leave_out_a_step_of_a_fused_kernel(name: str) -> None:
+    cls, settings = FUSED[name]
+    optimizer = make_optimizer(factory(cls, **settings), parameters())
+    assert optimizer is not None
+    assert can_skip_on_device(optimizer)
+    optimizer.register_step_post_hook(lambda *given: None)
+    assert not can_skip_on_device(optimizer), "what hangs on the step would be called"
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings"),
+    [
+        (torch.optim.Adam, {"foreach": True}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}),
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "fused": True}),
+        (torch.optim.RMSprop, {}),
+        (Derived, {"fused": True}),
+    ],
+)
+def test_a_step_that_counts_on_the_host_or_that_nobody_knows_is_left_out_by_the_host(
+    cls: Any, settings: dict[str, Any]
+) -> None:
+    optimizer = make_optimizer(factory(cls, **settings), parameters())
+    assert optimizer is not None
+    assert not can_skip_on_device(optimizer)

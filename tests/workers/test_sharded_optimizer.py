@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weft.workers.optimizer import make_optimizer
+from weft.workers import sharded_optimizer
+from weft.workers.optimizer import can_skip_on_device, make_optimizer
 from weft.workers.sharded_optimizer import Segment, Shard, ShardedOptimizer
 from weft.workers.tiled_adam import TiledAdam
 
@@ -92,9 +93,11 @@ class Owners:
         ]
         self.num_buckets = buckets
 
-    def step(self, touched: Touched | None = None, scale: float = 1.0) -> None:
+    def step(
+        self, touched: Touched | None = None, scale: float | Tensor = 1.0, found_inf: Tensor | None = None
+    ) -> None:
         for owner, bucket in self._each():
-            owner.step(bucket, touched=touched, scale=scale)
+            owner.step(bucket, touched=touched, scale=scale, found_inf=found_inf)
 
     def speculate(self, touched: Touched | None = None) -> float:
         return sum(owner.speculate(bucket, touched=touched) for owner, bucket in self._each())
@@ -257,6 +260,43 @@ def test_a_speculation_undone_and_done_again_scaled_is_a_clipped_step(name: str,
             gradient.mul_(torch.tensor(scale))  # as clip_grad_norm_ does
         step_real(optimizer, real, gradients)
         assert_same_bits(ours.values(), real)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam with foreach", "SGD"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_devices_own_scale_makes_the_bits_that_a_number_makes(name: str, dtype: torch.dtype) -> None:
+    """Of bfloat16 too, with which torch would round the scale first."""
+    cls, settings = ELEMENTWISE[name]
+    known, unknown = (Owners(factory(cls, **settings), real_parameters(dtype), owners=2) for _ in range(2))
+    for seed, scale in enumerate((0.2360679774997897, 1.0, 1e-9, 0.0)):
+        for each in (known, unknown):
+            each.set_gradients(some_gradients(seed, each.given))
+        known.step(scale=scale)
+        unknown.step(scale=torch.tensor([scale], dtype=torch.float64)[0])
+        assert_same_bits(unknown.values(), known.values())
+
+
+FUSED = ["Adam", "Adam with amsgrad", "Adam that maximizes", "AdamW", "SGD", "SGD with momentum", "Adagrad"]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_step_that_a_device_leaves_out_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither values nor state, even if it is the first one; the steps after it are those of one that never saw it."""
+    monkeypatch.setattr(sharded_optimizer, "can_tile", lambda optimizer: False)
+    cls, settings = ELEMENTWISE[name]
+    plain, ours = (Owners(factory(cls, **settings), real_parameters(), owners=2, buckets=2) for _ in range(2))
+    assert can_skip_on_device(ours.template)
+    for seed, skips in enumerate([True, False, False, True, True, False]):
+        gradients = some_gradients(seed, ours.given)
+        before = [value.clone() for value in ours.values()]
+        ours.set_gradients([gradient * torch.nan if skips else gradient for gradient in gradients])
+        ours.step(scale=torch.tensor(0.5, dtype=torch.float64), found_inf=torch.tensor(float(skips)))
+        if skips:
+            assert_same_bits(ours.values(), before)
+        else:
+            plain.set_gradients(gradients)
+            plain.step(scale=0.5)
+        assert_same_bits(ours.values(), plain.values())
 
 
 def test_the_gradient_is_left_as_it_is() -> None:

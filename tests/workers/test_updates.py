@@ -1,8 +1,9 @@
-"""When an update stands: the norm, clipping, skipping, and updates that begin before the norm is known."""
+"""When an update stands: clipping, skipping, and updates that begin before the norm is known, or never know it."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,12 +13,15 @@ import torch
 
 from weft.itinerary import Iteration
 from weft.transport.directory import Directory
+from weft.workers import sharded_optimizer
 from weft.workers.bucket_memory import BucketMemory, BucketView
+from weft.workers.device import HostDevice, StandIn
 from weft.workers.measured import Measured
+from weft.workers.norm import DeviceNorm, Norm
 from weft.workers.optimizer import make_optimizer
 from weft.workers.replica_memory import ReplicaMemory
 from weft.workers.synchroniser import Owner, missing_parameters
-from weft.workers.updates import CLIP_EPSILON, Norm, Updates, group_of, make_shard
+from weft.workers.updates import Updates, group_of, make_shard
 from weft.workload import Workload
 
 HOLDER = (0, 0)
@@ -27,9 +31,17 @@ Gradients = Sequence[torch.Tensor | None]
 
 
 class Stand:
-    """One owner of all buckets of a model, as its worker has it."""
+    """One owner of all buckets of a model, as its worker has it. device: which has them; by default the host."""
 
-    def __init__(self, planned: Any, directory: Directory, workload: Workload, *, speculative: bool) -> None:
+    def __init__(
+        self,
+        planned: Any,
+        directory: Directory,
+        workload: Workload,
+        *,
+        speculative: bool,
+        device: HostDevice,
+    ) -> None:
         strategy = planned.spec.strategy
         self.memory: BucketMemory = planned.memory(directory)
         self.course = planned.course
@@ -39,7 +51,8 @@ class Stand:
         self.done: list[tuple[int, int]] = []
         self.speculative = speculative
         bounded = strategy.clip_norm is not None or strategy.skip_nonfinite
-        norm = Norm(self.memory, self.course, strategy.clip_norm, skips_nonfinite=strategy.skip_nonfinite)
+        kind = functools.partial(DeviceNorm, device=device) if device.is_accelerator else Norm
+        norm = kind(self.memory, self.course, strategy.clip_norm, skips_nonfinite=strategy.skip_nonfinite)
         template = make_optimizer(workload.optimizer, self.parameters)
         assert template is not None
         groups = group_of(template, self.parameters)
@@ -54,9 +67,11 @@ class Stand:
             speculative=speculative,
             missing=missing_parameters(memory, self.course),
             done=self._note,
+            device=device,
             reports=True,
         )
         self._owner = Owner(0, memory, self.course, {}, self.updates, squares=bounded)
+        self._device = device
         self._step = 0
 
     def _note(self, bucket: BucketView, iteration: Iteration) -> None:
@@ -76,6 +91,9 @@ class Stand:
         else:
             for bucket in self.memory.buckets:
                 self._owner.update(bucket.index, iteration, self.measured)
+        assert not (self._device.is_accelerator and self.measured.take()), "nobody knows yet"
+        for act in self._device.take_acts():
+            act()
         (fragment,) = self.measured.take()
         facts: Any = fragment["facts"]
         return dict(facts)
@@ -133,62 +151,23 @@ def with_one(gradients: list[torch.Tensor], value: float) -> list[torch.Tensor]:
 def stand_of(planned: Any, workload_of: Any) -> Callable[..., Stand]:
     """Each call has a directory of its own: it is another job."""
 
-    def build(*, speculative: bool = False, changes: dict[str, Any] | None = None, **strategy: Any) -> Stand:
+    def build(
+        *,
+        speculative: bool = False,
+        device: HostDevice | None = None,
+        changes: dict[str, Any] | None = None,
+        **strategy: Any,
+    ) -> Stand:
         workload = workload_of(**changes or {})
         plan = planned(workload, **{"clip_norm": CLIP_NORM, "steps": 12} | strategy)
-        return Stand(plan, plan.new_directory(), workload, speculative=speculative)
+        device = device or HostDevice()
+        return Stand(plan, plan.new_directory(), workload, speculative=speculative, device=device)
 
     return build
 
 
 def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-# --- the norm
-
-
-def norm_of(stand: Stand, squares: float, *, clip_norm: float | None = CLIP_NORM, skips: bool = False) -> Any:
-    """(norm, factor) where the owner's sums of squares come to this."""
-    stand.memory.norms(0).zero_()
-    stand.memory.norms(0)[0, 0] = squares / 2
-    stand.memory.norms(0)[1, 0] = squares / 2
-    norm = Norm(stand.memory, stand.course, clip_norm, skips_nonfinite=skips)
-    iteration = stand.course.iteration(0)
-    return norm.of(iteration), norm.factor(iteration)
-
-
-def test_a_gradient_is_clipped_as_torch_does_it(stand_of: Callable[..., Stand]) -> None:
-    stand = stand_of()
-    for norm in (0.0, 0.5, 0.999, 1.0, 1.1, 20.0):
-        parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        parameter.grad = torch.full((1,), norm, dtype=torch.float64)
-        torch.nn.utils.clip_grad_norm_([parameter], CLIP_NORM)
-        told, factor = norm_of(stand, norm**2)
-        assert told == pytest.approx(norm)
-        assert norm * factor == pytest.approx(float(parameter.grad), rel=1e-12)
-    assert CLIP_EPSILON == 1e-6
-
-
-def test_a_norm_that_is_no_number_is_told_and_stays_one(stand_of: Callable[..., Stand]) -> None:
-    """As in torch: all parameters are nan from then on, which is what the user must see."""
-    told, factor = norm_of(stand_of(), math.nan)
-    assert math.isnan(told)
-    assert math.isnan(factor)
-    assert norm_of(stand_of(), math.inf) == (math.inf, 0.0), "finite elements are scaled to nothing"
-
-
-@pytest.mark.parametrize("squares", [math.nan, math.inf])
-@pytest.mark.parametrize("clip_norm", [None, CLIP_NORM])
-def test_where_that_is_asked_for_an_update_without_a_finite_norm_is_skipped(
-    stand_of: Callable[..., Stand], squares: float, clip_norm: float | None
-) -> None:
-    stand = stand_of()
-    assert norm_of(stand, squares, clip_norm=clip_norm, skips=True)[1] is None
-    assert norm_of(stand, 4.0, clip_norm=clip_norm, skips=True)[1] == pytest.approx(1.0 if clip_norm is None else 0.5)
-
-
-# --- updates
 
 
 def test_updates_are_the_plain_loops_and_tell_its_rate_and_norm(
@@ -245,6 +224,39 @@ def test_a_speculative_update_ends_as_one_that_waits(stand_of: Callable[..., Sta
         assert str(one) == str(other)  # nan is no number that is equal to another
         assert same(waiting.values(), speculative.values()), f"step {step}"
     assert waiting.done == speculative.done
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": functools.partial(torch.optim.Adam, lr=0.1, amsgrad=True),
+    "adamw": functools.partial(torch.optim.AdamW, lr=0.1),
+    "momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "adagrad": functools.partial(torch.optim.Adagrad, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("speculative", [False, True], ids=["in UPDATE", "in VALIDATE"])
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "adam in tiles"])
+def test_a_device_whose_host_knows_no_norm_ends_as_the_host_that_knows(
+    stand_of: Callable[..., Stand], monkeypatch: pytest.MonkeyPatch, optimizer: str, speculative: bool
+) -> None:
+    """To the bit, even if the first step is one to skip, with which the state begins. Tiles are a stand-in's alone."""
+    name = optimizer.removesuffix(" in tiles")
+    if name == optimizer:
+        monkeypatch.setattr(sharded_optimizer, "can_tile", lambda optimizer: False)
+    settings: dict[str, Any] = {"skip_nonfinite": True, "changes": {"optimizer": OPTIMIZERS[name]}}
+    host = stand_of(**settings)
+    device = stand_of(device=StandIn(), speculative=speculative, **settings)
+    for step, scale in enumerate([math.nan, SMALL, LARGE, SMALL, math.inf, math.nan, LARGE, SMALL]):
+        gradients: list[Any] = gradients_of(host.parameters, scale if math.isfinite(scale) else SMALL, seed=step)
+        if not math.isfinite(scale):
+            gradients = with_one(gradients, scale)
+        if step % 3 == 2:
+            gradients[1] = None
+        one, other = host.step(gradients), device.step(gradients)
+        assert str(one) == str(other)
+        assert ("skipped" in one) is not math.isfinite(scale)
+        assert same(host.values(), device.values()), f"step {step}"
+    assert host.done == device.done
 
 
 @pytest.mark.parametrize("speculative", [False, True], ids=["waiting", "speculative"])

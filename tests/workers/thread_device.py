@@ -6,9 +6,13 @@ import contextlib
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
+import torch
+
 from weft.workers.device import Act, Event, StandIn, Stream
+from weft.workers.tiles import Tiles, UnlockedMemory
 
 
 class ThreadEvent:
@@ -78,12 +82,79 @@ class _Checked(ThreadEvent):
             raise self._stream.error
 
 
-class ThreadDevice(StandIn):
-    finishes_at_once = False
+class LateCopies:
+    """Copies of a stream, each made at the last moment: when somebody waits for it, or asks for what comes after."""
 
     def __init__(self) -> None:
+        self._waiting: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
+        self._launched = self._made = 0
+
+    def launch(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._waiting.append((target, source))
+        self._launched += 1
+
+    def record(self) -> Event:
+        return LateEvent(self, self._launched)
+
+    def make(self, until: int | None = None) -> None:
+        """until: as many of all that were ever launched."""
+        while self._waiting and (until is None or self._made < until):
+            target, source = self._waiting.popleft()
+            target.copy_(source)
+            self._made += 1
+
+    def tiles(self, num_bytes: int) -> Tiles:
+        return Tiles([torch.zeros(num_bytes, dtype=torch.uint8) for _ in range(2)], self.launch, self.record)
+
+
+class LateEvent:
+    def __init__(self, copies: LateCopies, until: int) -> None:
+        self._copies = copies
+        self._until = until
+
+    def wait(self) -> None:
+        self._copies.make(self._until)
+
+    def at_ns(self) -> int:
+        raise AssertionError("nobody asks")
+
+
+class ThreadDevice(StandIn):
+    """tile_bytes: of the tiles, where no memory can be page-locked; 0 where all can."""
+
+    finishes_at_once = False
+
+    def __init__(self, tile_bytes: int = 0) -> None:
         super().__init__()
         self._streams: list[ThreadStream] = []
+        self._tile_bytes = tile_bytes
+        self._unlocked = UnlockedMemory(lambda: self._here()[1])
+        self._lanes = threading.local()
+        self.num_staged = 0
+
+    def pin(self, block: torch.Tensor) -> None:
+        if self._tile_bytes:
+            self._unlocked.add(block)
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self._unlocked.has(tensor):
+            return tensor
+        own = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self.copy(own, tensor)
+        return own
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.num_staged += self._unlocked.has(source) or self._unlocked.has(target)
+        self._unlocked.copy(target, source)
+        self._here()[0].make()  # what the stream does next comes behind it
+
+    def _here(self) -> tuple[LateCopies, Tiles]:
+        """Of the calling stream."""
+        if not hasattr(self._lanes, "own"):
+            copies = LateCopies()
+            self._lanes.own = (copies, copies.tiles(self._tile_bytes))
+        own: tuple[LateCopies, Tiles] = self._lanes.own
+        return own
 
     def stream(self, lane: str) -> Stream:
         self._streams.append(ThreadStream())
@@ -100,12 +171,12 @@ class ThreadDevice(StandIn):
 
 
 @contextlib.contextmanager
-def thread_device() -> Iterator[Callable[[], ThreadDevice]]:
+def thread_device() -> Iterator[Callable[..., ThreadDevice]]:
     """Makes devices, and ends their streams."""
     devices: list[ThreadDevice] = []
 
-    def make() -> ThreadDevice:
-        devices.append(ThreadDevice())
+    def make(tile_bytes: int = 0) -> ThreadDevice:
+        devices.append(ThreadDevice(tile_bytes))
         return devices[-1]
 
     yield make

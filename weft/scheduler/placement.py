@@ -189,8 +189,10 @@ def _may_go_either_way(strategy: Strategy, placement: Placement, bucket: Bucket)
 
 def _hides_updates(placement: Placement, hosts: list[int]) -> bool:
     """Whether owners have time that nobody computes in: a bubble, or a core of their own. Otherwise what undoing a
-    speculative update needs is copied in time that the norm would not have cost."""
-    return bool(hosts) or any(replica.num_stages > 1 for replica in placement.replicas)
+    speculative update needs is copied in time that the norm would not have cost. Devices never speculate: their hosts
+    do not know the norm."""
+    on_cpu = any(replica.device == "cpu" for replica in placement.replicas)
+    return bool(hosts) or (on_cpu and any(replica.num_stages > 1 for replica in placement.replicas))
 
 
 def _route(strategy: Strategy, placement: Placement, bucket: Bucket, local: frozenset[int]) -> Route:

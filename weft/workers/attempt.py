@@ -116,7 +116,6 @@ class Attempt:
         # By milestone: who posts it from inside another task.
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
         self._bounded = bool((plan["synchronisation"] or {}).get("bounded"))
-        self._speculative = bool((plan["synchronisation"] or {}).get("speculative"))
         self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of
         self._boards_to_abort = [self.board]
         self._parts = ModelParts(
@@ -155,16 +154,11 @@ class Attempt:
                 takes=self._parts.takes(task),
                 skips=self._skips(task),
                 is_milestone=task["kind"] == "grad",
-                reads_on_host=self._reads_norm(task) or self._sums_on_host(task),
+                reads_on_host=self._parts.reads_norm(task) or self._sums_on_host(task),
                 is_read_on_host=self._bounded and task["kind"] == "sync",
             )
             for task in program
         }
-
-    def _reads_norm(self, task: Mapping[str, Any]) -> bool:
-        """An owner that speculates reads it to validate; a device that updates with the sum never speculates."""
-        updates = task["kind"] == "update" and (task["stage"] >= 0 or not self._speculative)
-        return self._bounded and (updates or task["kind"] == "validate")
 
     def _sums_on_host(self, task: Mapping[str, Any]) -> bool:
         """What has come down from devices, of stages that share a parameter, where no other worker does so."""
@@ -230,7 +224,7 @@ class Attempt:
             if part.size and stage == at:
                 device, shared = (self._rings[f"{place}{name}-{replica}"] for place in ("device-", ""))
                 source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
-                device.slot(iteration.index, microbatch, part.size).copy_(source, non_blocking=True)
+                self.device.copy(device.slot(iteration.index, microbatch, part.size), source)
 
     def _backward(self, iteration: Iteration, replica: int, stage: int, microbatch: int) -> None:
         self._now[replica, stage] = iteration.index  # what the hooks post

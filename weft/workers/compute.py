@@ -90,7 +90,7 @@ class StageTasks:
         if not self._is_last:
             run = self._stage.forward if iteration.learns else self._stage.evaluate
             y = run(part.number, iteration.step, x)
-            self._slot(f"activation-{self._number}", iteration, microbatch, part).copy_(y.detach(), non_blocking=True)
+            self._device.copy(self._slot(f"activation-{self._number}", iteration, microbatch, part), y.detach())
             return
         target = self._slot("target", iteration, microbatch, part)
         if iteration.learns:
@@ -145,7 +145,7 @@ class StageTasks:
             torch.autograd.backward(y, self._device.put(slot))
         if self._number:
             before = self._slot(f"gradient-{self._number - 1}", iteration, microbatch, part)
-            before.copy_(input_gradient(x), non_blocking=True)
+            self._device.copy(before, input_gradient(x))
 
     def _parts_with_backward(self, iteration: Iteration) -> Sequence[Part]:
         """Those with samples that count; found, and gradients begun, at the first backward of an iteration.

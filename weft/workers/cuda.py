@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from weft.workers.device import Act, Event, HostDevice, Stream
+from weft.workers.tiles import TILE_BYTES, Tiles, UnlockedMemory
 
 CALIBRATIONS = 8  # of the clock; the one that took the host least is the best
 REBASE_MS = 1000.0  # to here a float32 tells less than 0.1 µs
@@ -28,6 +29,10 @@ NUM_NUMBERS = 1024  # places that tasks on their way may be telling numbers in; 
 LINK_BYTES = 64 << 20  # copied to measure the link: some milliseconds
 LINK_RUNS = 3  # after one that warms up; the fastest counts
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every context, not only the first that asks
+_NOTICE = (
+    "shared memory could not be page-locked ({reason}): copies between it and the GPU go through page-locked tiles and "
+    "wait for each other, so the job is slower; try ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit"
+)
 
 
 class CudaDevice(HostDevice):
@@ -43,6 +48,9 @@ class CudaDevice(HostDevice):
         self._generator = torch.cuda.default_generators[0]
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._pinned: dict[int, torch.Tensor] = {}
+        self._unlocked = UnlockedMemory(self._tiles_here)
+        self._tiles: dict[int, Tiles] = {}  # by stream
+        self._notice: str | None = None
         self._local = threading.local()
         self._clock = _Clock()
         self._numbers = deque(torch.zeros(NUM_NUMBERS, dtype=torch.float64, pin_memory=True).unbind())  # free places
@@ -52,7 +60,14 @@ class CudaDevice(HostDevice):
     # --- memory
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.torch, non_blocking=True)
+        if not self._unlocked.has(tensor):
+            return tensor.to(self.torch, non_blocking=True)
+        own = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.torch)
+        self._unlocked.copy(own, tensor)
+        return own
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._unlocked.copy(target, source)
 
     def adopt(self, module: nn.Module) -> None:
         module.to(self.torch)
@@ -61,9 +76,20 @@ class CudaDevice(HostDevice):
         address = block.data_ptr()
         if block.numel() == 0 or address in self._pinned:
             return
-        code = _runtime().cudaHostRegister(address, block.numel() * block.element_size(), _PORTABLE)
-        torch.cuda.check_error(int(code))
-        self._pinned[address] = block
+        code = int(_runtime().cudaHostRegister(address, block.numel() * block.element_size(), _PORTABLE))
+        if code:
+            self._refuse(block, code)
+        else:
+            self._pinned[address] = block
+
+    def _refuse(self, block: torch.Tensor, code: int) -> None:
+        with contextlib.suppress(torch.AcceleratorError):
+            torch.ones(1, device=self.torch)  # the refusal is this thread's last error, which the next launch raises
+        self._unlocked.add(block)
+        self._notice = self._notice or _NOTICE.format(reason=torch.cuda.CudaError(code))
+
+    def notice(self) -> str | None:
+        return self._notice
 
     def link_bytes_per_second(self) -> float | None:
         host = torch.zeros(LINK_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -86,6 +112,8 @@ class CudaDevice(HostDevice):
         except (torch.AcceleratorError, torch.cuda.CudaError):
             self._is_broken = True
         self._pinned.clear()
+        self._unlocked.clear()
+        self._notice = None
         self._local = threading.local()  # with the acts that a task which failed has left
 
     def is_clean(self) -> bool:
@@ -153,10 +181,21 @@ class CudaDevice(HostDevice):
     def record_here(self) -> Event:
         return _CudaEvent(torch.cuda.current_stream(), self._clock)
 
+    def _tiles_here(self) -> Tiles:
+        stream = torch.cuda.current_stream().cuda_stream
+        if stream not in self._tiles:
+            pair = [torch.empty(TILE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+            self._tiles[stream] = Tiles(pair, _launch_copy, self.record_here)
+        return self._tiles[stream]
+
     def _stream(self, lane: str) -> torch.cuda.Stream:
         if lane not in self._streams:
             self._streams[lane] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         return self._streams[lane]
+
+
+def _launch_copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source, non_blocking=True)
 
 
 def _copy_seconds(target: torch.Tensor, source: torch.Tensor) -> float:

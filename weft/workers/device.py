@@ -67,11 +67,21 @@ class HostDevice:
         """A tensor of the host where the device can compute with it."""
         return tensor
 
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Between shared memory and the device's, of one shape, behind what the calling lane has launched; over when
+        the lane's task is. What another process has put into shared memory is there when this is called."""
+        target.copy_(source, non_blocking=True)
+
     def adopt(self, module: nn.Module) -> None:
         """A part of the model comes to the device, with all that its own `to` would take along."""
 
     def pin(self, block: torch.Tensor) -> None:
-        """Of shared memory: so that copies between it and the device run beside computation."""
+        """Of shared memory: so that copies between it and the device run beside computation. Where it cannot be
+        page-locked, `notice` says so, and copies take longer."""
+
+    def notice(self) -> str | None:
+        """What the job's user should know of how the device serves it."""
+        return None
 
     def link_bytes_per_second(self) -> float | None:
         """Of copies to the device and from it, the slower of the two; None where both memories are one."""

@@ -25,12 +25,13 @@ from weft.workers.gradients import StageGradients
 from weft.workers.layer_window import LayerWindow
 from weft.workers.measured import Measured
 from weft.workers.moving_state import Moves
-from weft.workers.optimizer import make_optimizer
+from weft.workers.norm import DeviceNorm, Norm
+from weft.workers.optimizer import can_skip_on_device, make_optimizer
 from weft.workers.replica_memory import ReplicaMemory
 from weft.workers.slots import SlotRing
 from weft.workers.stage import Stage, Unit, keep_state, move_state, named_state
 from weft.workers.synchroniser import Owner, missing_parameters
-from weft.workers.updates import Norm, Updates, group_of, make_shard, step_scheduler
+from weft.workers.updates import Updates, group_of, make_shard, step_scheduler
 from weft.workers.weights import Weights
 from weft.workload import Workload, make_scheduler, units
 
@@ -95,7 +96,7 @@ class ModelParts:
         self._in_buckets: set[int] = set()
         if sync is not None:
             self._memory = BucketMemory(directory, sync, [replica["staleness"] for replica in plan["replicas"]])
-            self._moves = Moves(directory, self._memory, course, plan["replicas"])
+            self._moves = Moves(directory, self._memory, course, plan["replicas"], device)
             self._in_buckets = {id(self._parameters[i]) for bucket in self._memory.buckets for i in bucket.places}
         own = [self._own_units(part["first"], part["last"]) for part in plan["stages"]]  # before any of them moves
         for part, (stage_units, parameters) in zip(plan["stages"], own, strict=True):
@@ -116,7 +117,7 @@ class ModelParts:
         state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
         arena, publish = self._state_arena(holder, own), None
         if self._device.is_accelerator:
-            publish = keep_state(state, arena)
+            publish = keep_state(state, arena, self._device)
         else:
             move_state(state, arena)
         stage = Stage(
@@ -232,7 +233,7 @@ class ModelParts:
 
         def read() -> None:
             for name, buffer in buffers.items():
-                buffer.copy_(theirs[name], non_blocking=True)
+                self._device.copy(buffer, theirs[name])
 
         return read
 
@@ -280,7 +281,9 @@ class ModelParts:
             self._own_updates |= {(bucket.holders[0], bucket.index): updates for bucket in alone}
         gradients = {index: (memory.gradients or {})[index] for index, memory in own.items()}
         self._owner_updates[number] = updates
-        self.owners[number] = Owner(number, self._memory, self._course, gradients, updates, squares=sync["bounded"])
+        self.owners[number] = Owner(
+            number, self._memory, self._course, gradients, updates, squares=sync["bounded"], device=self._device
+        )
 
     def _updates(
         self,
@@ -304,7 +307,7 @@ class ModelParts:
             values = device.values[bucket.index] if device is not None else memory.parameters(bucket)
             gradient = (device.gradients or {})[bucket.index] if device is not None else memory.sum(bucket)
             shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
-        strategy, moves = self._spec.strategy, self._moves
+        moves = self._moves
 
         def begin(bucket: BucketView, iteration: Iteration) -> None:
             if not own:
@@ -325,18 +328,25 @@ class ModelParts:
             self._parameters,
             buckets,
             shards,
-            norm=Norm(memory, course, strategy.clip_norm, skips_nonfinite=strategy.skip_nonfinite)
-            if sync["bounded"]
-            else None,
+            norm=self._norm(template) if sync["bounded"] else None,
             speculative=speculative,
             missing=missing_parameters(memory, course),
             begin=begin,
             done=done,
             takes=moves.device_takes if own else moves.host_takes,
-            after=self._device.after,
+            device=self._device,
             reports=self._plan["position"] == sync["reporter"],
         )
         return updates
+
+    def _norm(self, template: torch.optim.Optimizer) -> Norm:
+        """A device's host need not know it, unless it has to leave out a step that the device cannot."""
+        memory, strategy, device = self._memory, self._spec.strategy, self._device
+        assert memory is not None
+        clip_norm, skips = strategy.clip_norm, strategy.skip_nonfinite
+        if device.is_accelerator and (not skips or can_skip_on_device(template)):
+            return DeviceNorm(memory, self._course, clip_norm, skips_nonfinite=skips, device=device)
+        return Norm(memory, self._course, clip_norm, skips_nonfinite=skips)
 
     def down(self, r: int, s: int, bucket: int, iteration: Iteration) -> None:
         """DOWN(r,s,b): the gradient, and what else the host needs if the bucket comes down anew."""
@@ -359,13 +369,25 @@ class ModelParts:
         if task["way"] is None:
             return None
         assert self._memory is not None
-        r, s, bucket, course = task["replica"], task["stage"], task["bucket"], self._course
+        bucket, course = task["bucket"], self._course
         if task["kind"] == "update":
-            updates = self._owner_updates[r] if s < 0 else self._device_updates[r, s]
+            updates = self._updates_of(task)
             if updates is not None and updates.ends_with(self._memory.buckets[bucket]):
                 return None
         is_device = task["way"] == "device"
         return lambda iteration: iteration.learns and course.is_local(bucket, iteration) is is_device
+
+    def reads_norm(self, task: Mapping[str, Any]) -> bool:
+        """Whether the task reads on the host what the norm of the gradient is."""
+        if self._memory is None or task["kind"] not in ("update", "validate"):
+            return False
+        updates = self._updates_of(task)
+        return updates is not None and updates.reads_norm(task["kind"])
+
+    def _updates_of(self, task: Mapping[str, Any]) -> Updates | None:
+        """Of an UPDATE or VALIDATE."""
+        r, s = task["replica"], task["stage"]
+        return self._owner_updates[r] if s < 0 else self._device_updates[r, s]
 
     def update_device(self, r: int, s: int, bucket: int, iteration: Iteration, measured: Measured) -> None:
         """UPDATE(r,s,b) of a device's own parameters with the sum that has come up."""

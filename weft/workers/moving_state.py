@@ -26,6 +26,7 @@ from weft.transport.arena import ALIGNMENT, dtype_of, typed
 from weft.transport.directory import Directory
 from weft.workers.bucket_memory import BucketMemory, BucketView
 from weft.workers.course import Course
+from weft.workers.device import HostDevice
 from weft.workers.optimizer_state import Segment, State
 from weft.workers.updates import Updates
 from weft.workload import WorkloadError
@@ -102,10 +103,16 @@ class Moves:
     """Which buckets' state moves in which iteration, and the moving. replicas: as in the plan's worker view."""
 
     def __init__(
-        self, directory: Directory, memory: BucketMemory, course: Course, replicas: list[Mapping[str, Any]]
+        self,
+        directory: Directory,
+        memory: BucketMemory,
+        course: Course,
+        replicas: list[Mapping[str, Any]],
+        device: HostDevice,
     ) -> None:
         self._memory = memory
         self._course = course
+        self._device = device
         either = [bucket for bucket in memory.buckets if bucket.route == "either"]
         self._states = {bucket.index: MovingState(directory, bucket) for bucket in either}
         self._on_cpu = {
@@ -140,7 +147,7 @@ class Moves:
         """Beside the gradient, of the first holder. values: its parameters."""
         if self._comes_down(bucket, iteration):
             self._write(updates, bucket, keeps=False)
-            self._memory.parameters(bucket).copy_(values, non_blocking=True)
+            self._device.copy(self._memory.parameters(bucket), values)
 
     def up(self, updates: Updates, bucket: BucketView, iteration: Iteration) -> None:
         """Beside the parameters, of every holder."""

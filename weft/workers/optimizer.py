@@ -47,6 +47,25 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
     return optimizer
 
 
+def can_skip_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of `make_optimizer`'s that is given found_inf changes nothing where that is 1.0.
+
+    So do the fused kernels. Not where something of the user's hangs on `step`: it would be called, too. And a dampened
+    momentum would begin with a skipped step as memory that nobody has written.
+    """
+    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+    return type(optimizer) in _FUSED_ON_CPU and all(
+        [
+            *(hook is _begin_momentum for hook in hooks),
+            *(group["fused"] and not _is_dampened(group) for group in optimizer.param_groups),
+        ]
+    )
+
+
+def _is_dampened(group: dict[str, Any]) -> bool:
+    return bool(group.get("momentum") and group.get("dampening"))
+
+
 def _begin_momentum(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Fused SGD of torch 2.13 raises TypeError where a parameter has its first gradient after others have had theirs.
 
@@ -87,7 +106,7 @@ def _can_fuse(group: dict[str, Any]) -> bool:
         if name != "params"
         for part in (value if isinstance(value, tuple) else (value,))
     )
-    dampened = group.get("momentum") and group.get("dampening")  # see _begin_momentum
+    dampened = _is_dampened(group)  # see _begin_momentum
     return not (chosen or forbidden or tensor_settings or dampened) and all(map(_fits_fused_kernel, group["params"]))
 
 

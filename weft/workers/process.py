@@ -183,6 +183,8 @@ class _Worker:
         with self._device.computing():
             self._attempt = Attempt(spec, plan, workload, directory, self._config.spin_seconds, self._device)
         del workload  # the other stages' units go with it
+        if notice := self._device.notice():
+            self._send_output(f"{self._config.worker}: {notice}\n")
         self._send({"type": "prepared", **self._job})
         job = self._job
         run_lanes(

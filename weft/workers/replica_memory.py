@@ -43,7 +43,7 @@ class ReplicaMemory:
         device: HostDevice | None = None,
         window: LayerWindow | None = None,
     ) -> None:
-        own = device or HostDevice()
+        self._device = own = device or HostDevice()
         self._memory = memory
         self._course = course
         self._holder = holder
@@ -85,11 +85,11 @@ class ReplicaMemory:
         assert self.gradients is not None
         if self._course.contributes(iteration, self._holder[0]):
             view = self._buckets[bucket]
-            self._memory.gradient(self._holder, view, iteration.step).copy_(self.gradients[bucket], non_blocking=True)
+            self._device.copy(self._memory.gradient(self._holder, view, iteration.step), self.gradients[bucket])
 
     def load(self, bucket: int) -> None:
         """The shared parameters as they are now."""
-        self.values[bucket].copy_(self._memory.parameters(self._buckets[bucket]), non_blocking=True)
+        self._device.copy(self.values[bucket], self._memory.parameters(self._buckets[bucket]))
 
     def up(self, bucket: int, iteration: Iteration) -> None:
         if self._streams:
@@ -104,12 +104,12 @@ class ReplicaMemory:
         if view.route in ("sum", "either"):
             assert self.gradients is not None
             if iteration.learns:
-                self.gradients[bucket].copy_(self._memory.sum(view), non_blocking=True)
+                self._device.copy(self.gradients[bucket], self._memory.sum(view))
             return
         version = self.next_version(iteration)
         if version != self._versions[bucket]:
             source = self._memory.version(view, version) if self._memory.num_versions else self._memory.parameters(view)
-            self.values[bucket].copy_(source, non_blocking=True)
+            self._device.copy(self.values[bucket], source)
             self._versions[bucket] = version
 
     def next_version(self, iteration: Iteration) -> int:
@@ -122,7 +122,7 @@ class ReplicaMemory:
         """Own parameters to the shared place, from where they are saved."""
         start, stop = bounds
         own = self.values[bucket.index][start:stop]
-        self._memory.parameters(bucket)[start:stop].copy_(own, non_blocking=True)
+        self._device.copy(self._memory.parameters(bucket)[start:stop], own)
 
 
 def _zeros(device: HostDevice, like: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:

@@ -74,14 +74,23 @@ class ShardedOptimizer:
         return sum(sum_of_squares(part.flat_gradient) for part in self._buckets[bucket].choose(touched))
 
     @torch.no_grad()
-    def step(self, bucket: int, *, touched: Touched | None = None, scale: float = 1.0) -> None:
+    def step(
+        self,
+        bucket: int,
+        *,
+        touched: Touched | None = None,
+        scale: float | Tensor = 1.0,
+        found_inf: Tensor | None = None,
+    ) -> None:
         """One step with gradient × scale, rounded to the gradient's dtype as clip_grad_norm_ does.
 
         touched: whether the parameter of that index has a gradient this time; one that has none is left alone, as torch
-        leaves one whose `grad` is None. The gradient itself is not changed. A speculation is confirmed.
+        leaves one whose `grad` is None. The gradient itself is not changed. A speculation is confirmed. Of a device,
+        scale may be a tensor, and so may what says whether the step changes anything: found_inf, float32, 1.0 where it
+        does not; only where `can_skip_on_device`.
         """
         chosen = self._buckets[bucket]
-        chosen.update.step(chosen.choose(touched), scale)
+        chosen.update.step(chosen.choose(touched), scale, found_inf)
         self._mark_stepped()
 
     @torch.no_grad()
@@ -206,9 +215,14 @@ class _StepUpdate:
         self._values: list[tuple[Tensor, Tensor]] = []
         self._attributes: dict[str, Any] = {}
 
-    def step(self, parts: Sequence[Part], scale: float) -> None:
+    def step(self, parts: Sequence[Part], scale: float | Tensor, found_inf: Tensor | None = None) -> None:
         self.confirm()
+        if found_inf is None:
+            self._step(parts, scale)
+            return
+        vars(self._optimizer)["found_inf"] = found_inf  # where torch's GradScaler puts it
         self._step(parts, scale)
+        del vars(self._optimizer)["found_inf"]
 
     def speculate(self, parts: Sequence[Part], backup: Tensor, *, squares: bool) -> float:
         self._values = [(part.flat_values, backup[part.range]) for part in parts]
@@ -230,11 +244,11 @@ class _StepUpdate:
     def forget(self, part: Part) -> None:
         """Nothing is kept by part."""
 
-    def _step(self, parts: Sequence[Part], scale: float) -> None:
+    def _step(self, parts: Sequence[Part], scale: float | Tensor) -> None:
         if not parts:
             return
         for part in parts:
-            part.parameter.grad = part.gradient if scale == 1.0 else torch.mul(part.gradient, scale)
+            part.parameter.grad = _scaled(part.gradient, scale)
         with torch.enable_grad():  # as in a training loop: each optimizer turns it off itself
             self._optimizer.step()
         for part in parts:
@@ -244,6 +258,15 @@ class _StepUpdate:
         """All that a step may change: state, counters in the groups, another optimizer inside this one."""
         own = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         return copy.deepcopy(vars(self._optimizer), {id(each): each for each in [*own, *self._strangers]})
+
+
+def _scaled(gradient: Tensor, scale: float | Tensor) -> Tensor:
+    """The same bits whether the scale is a number or a device's own: torch multiplies bfloat16 with a number in
+    float32, but with a tensor in bfloat16."""
+    if not isinstance(scale, Tensor):
+        return gradient if scale == 1.0 else torch.mul(gradient, scale)
+    wide = torch.float32 if gradient.itemsize < 4 else gradient.dtype
+    return torch.mul(gradient.to(wide), scale.to(wide)).to(gradient.dtype)
 
 
 def _all_options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -138,7 +138,7 @@ def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
         tensor.data = place
 
 
-def keep_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> Callable[[], None]:
+def keep_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena, device: HostDevice) -> Callable[[], None]:
     """Leaves every tensor where it is, on a device, and its value in the place of its name.
 
     What is returned does so again for what training changes beside parameters: running statistics and their like.
@@ -149,7 +149,7 @@ def keep_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> Calla
 
     def publish() -> None:
         for place, tensor in changing:
-            place.copy_(tensor.data, non_blocking=True)
+            device.copy(place, tensor.data)
 
     return publish
 

@@ -17,6 +17,7 @@ from weft.itinerary import Iteration
 from weft.transport.collectives import Reduction
 from weft.workers.bucket_memory import BucketMemory, BucketView, Holder
 from weft.workers.course import Course
+from weft.workers.device import HostDevice
 from weft.workers.measured import Measured
 from weft.workers.updates import Updates
 
@@ -25,7 +26,7 @@ TILE_ELEMENTS = 1 << 26  # of a device: cuBLAS counts in int32, and a wider copy
 
 class Owner:
     """own_gradients: flat, by bucket, of those that a device synchronises with nobody. updates: None for an owner that
-    only sums. squares: whether anybody asks for the norm."""
+    only sums. squares: whether anybody asks for the norm. device: which has own_gradients."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Owner:
         updates: Updates | None,
         *,
         squares: bool,
+        device: HostDevice | None = None,
     ) -> None:
         self._number = number
         self._memory = memory
@@ -43,6 +45,7 @@ class Owner:
         self._own_gradients = own_gradients
         self._updates = updates
         self._squares = squares
+        self._device = device or HostDevice()
         self._buckets = {bucket.index: bucket for bucket in memory.buckets if number in bucket.owners}
         for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
             if bucket.index in own_gradients:
@@ -61,7 +64,7 @@ class Owner:
         if self.is_own(bucket):  # one holder: there is nothing to add up
             if self._squares:
                 place = self._memory.norms(iteration.step)[bucket, self._number]
-                place.copy_(_squares(self._own_gradients[bucket]), non_blocking=True)
+                self._device.copy(place, _squares(self._own_gradients[bucket]))
             return
         squares = self._reduction(view, iteration).run(squares=self._squares)
         if self._squares:

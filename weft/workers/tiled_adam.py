@@ -62,8 +62,12 @@ class TiledAdam:
         self._spare: dict[Tensor, dict[str, Tensor]] = {}
         self._kept: list[_Kept] = []
 
-    def step(self, parts: Sequence[Part], scale: float) -> None:
+    def step(self, parts: Sequence[Part], scale: float | Tensor, found_inf: Tensor | None = None) -> None:
+        """Tensors are those of a device that stands in for another: their numbers are there."""
         self._kept = []
+        if found_inf is not None and bool(found_inf):
+            return
+        scale = float(scale)
         for part, group in self._grouped(parts):
             state = self._state(part, group)
             state["step"] += 1

@@ -4,14 +4,14 @@
     wait for the norm     UPDATE: step with the clipping factor, or none at all
     speculate             UPDATE: step as if the norm were small   VALIDATE: leave it, or undo it and step again
 
-Where the last step was clipped, or skipped, the next one most likely is: UPDATE then leaves its bucket to VALIDATE.
+Where the last step was clipped, or skipped, the next one most likely is: UPDATE then leaves its bucket to VALIDATE. A
+device always leaves it, since its host does not know the norm and so cannot choose: it steps once, with the factor.
 
 The norm is known once every owner has done its last SYNC of the iteration; until then the graph lets nobody read it.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -19,62 +19,23 @@ import torch
 from torch import nn
 
 from weft.itinerary import Iteration
-from weft.workers.bucket_memory import BucketMemory, BucketView
-from weft.workers.course import Course
+from weft.workers.bucket_memory import BucketView
+from weft.workers.device import HostDevice
 from weft.workers.measured import Measured
+from weft.workers.norm import DeviceNorm, Norm, Verdict
 from weft.workers.optimizer_state import State
 from weft.workers.sharded_optimizer import Segment, Shard, ShardedOptimizer
 from weft.workload import Workload, make_scheduler
-
-CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 
 Missing = Callable[[BucketView, Iteration], frozenset[int]]
 Done = Callable[[BucketView, Iteration], None]
 Takes = Callable[[BucketView, Iteration], bool]
 
 
-class Norm:
-    """What the norm of the whole gradient says about the update."""
-
-    def __init__(self, memory: BucketMemory, course: Course, clip_norm: float | None, *, skips_nonfinite: bool) -> None:
-        self._memory = memory
-        self._course = course
-        self._two_ways = [bucket for bucket in memory.buckets if bucket.device_owner is not None]
-        self._clip_norm = clip_norm
-        self._skips_nonfinite = skips_nonfinite
-
-    def of(self, iteration: Iteration) -> float:
-        """Before clipping."""
-        squares = float(self._written(iteration).sum())
-        return math.sqrt(squares) if squares >= 0 else math.nan
-
-    def _written(self, iteration: Iteration) -> torch.Tensor:
-        """The sums of squares of the step, without those of an earlier one that stand where a bucket no longer goes."""
-        norms = self._memory.norms(iteration.step)
-        if not self._two_ways:
-            return norms
-        written = norms.clone()
-        for bucket in self._two_ways:
-            away = bucket.ranges if self._course.is_local(bucket.index, iteration) else [bucket.device_owner]
-            for owner in away:
-                written[bucket.index, owner] = 0.0
-        return written
-
-    def factor(self, iteration: Iteration) -> float | None:
-        """What to multiply the gradient with; None where the update is to be skipped."""
-        norm = self.of(iteration)
-        if self._skips_nonfinite and not math.isfinite(norm):
-            return None
-        if self._clip_norm is None:
-            return 1.0
-        factor = self._clip_norm / (norm + CLIP_EPSILON)
-        return factor if not factor > 1 else 1.0  # nan stays, as it does in torch
-
-
 class Updates:
-    """shards: by bucket. norm: None where nothing bounds updates. begin: called before a bucket's update, done once it
-    stands. takes: whether a bucket is updated here in an iteration. after: calls what tells of a step once the step is
-    made. reports: this one tells the learning rate and the norm of each step."""
+    """shards: by bucket. norm: None where nothing bounds updates. speculative: the step ends with VALIDATE. begin:
+    called before a bucket's update, done once it stands. takes: whether a bucket is updated here in an iteration.
+    device: what has the shards. reports: this one tells the learning rate and the norm of each step."""
 
     def __init__(
         self,
@@ -90,23 +51,24 @@ class Updates:
         done: Done,
         begin: Done = lambda bucket, iteration: None,
         takes: Takes = lambda bucket, iteration: True,
-        after: Callable[[Callable[[], None]], None] = lambda act: act(),
+        device: HostDevice | None = None,
         reports: bool,
     ) -> None:
         self._template = template
         self._scheduler = make_scheduler(workload.scheduler, template)
-        self._optimizer = ShardedOptimizer(template, shards, parameters=parameters, speculative=speculative)
+        self._device = device or HostDevice()
+        self._chooses = speculative and not self._device.is_accelerator
+        self._optimizer = ShardedOptimizer(template, shards, parameters=parameters, speculative=self._chooses)
         self._optimizer.read_hyperparameters()
         self._buckets = buckets
         self._norm = norm
         self._speculative = speculative
         self._speculated: set[int] = set()  # buckets of the iteration that is on its way
-        self._stood = True  # the last step, as it was
+        self._stood = self._chooses  # the last step, as it was
         self._missing = missing
         self._begin = begin
         self._done = done
         self._takes = takes
-        self._after = after
         self._reports = reports
 
     def update(self, bucket: BucketView, iteration: Iteration, measured: Measured) -> None:
@@ -119,17 +81,21 @@ class Updates:
                 self._optimizer.speculate(bucket.index, touched=self._touched(bucket, iteration), squares=False)
                 self._speculated.add(bucket.index)
             return
-        factor = 1.0 if self._norm is None else self._norm.factor(iteration)
-        if takes and factor is not None:
-            self._optimizer.step(bucket.index, touched=self._touched(bucket, iteration), scale=factor)
+        verdict = Verdict() if self._norm is None else self._norm.verdict(iteration)
         if takes:
+            self._step(bucket, iteration, verdict)
             self._done(bucket, iteration)
         if self.ends_with(bucket):
-            self._end_step(iteration, measured, skipped=factor is None)
+            self._end_step(iteration, measured, verdict)
 
     def ends_with(self, bucket: BucketView) -> bool:
         """Whether the step ends with the bucket's UPDATE, not with a VALIDATE."""
         return not self._speculative and bucket is self._buckets[-1]
+
+    def reads_norm(self, kind: str) -> bool:
+        """Whether a task of the kind reads on the host what the norm is."""
+        bounded = self._norm is not None and not isinstance(self._norm, DeviceNorm)
+        return bounded and kind == ("validate" if self._speculative else "update")
 
     def take_state(self, bucket: BucketView, *, keeps: bool) -> Iterator[tuple[Segment, State]]:
         """What the optimizer knows of each segment of the bucket's shard, and without `keeps` no longer knows."""
@@ -141,8 +107,8 @@ class Updates:
     def validate(self, iteration: Iteration, measured: Measured) -> None:
         """All updates of the iteration have been made; the norm is known."""
         assert self._norm is not None
-        factor = self._norm.factor(iteration)
-        self._stood = factor == 1.0
+        verdict = self._norm.verdict(iteration)
+        self._stood = self._chooses and bool(verdict.scale == 1.0) and not verdict.skips
         for bucket in self._buckets:
             if not self._takes(bucket, iteration):
                 continue
@@ -150,28 +116,42 @@ class Updates:
             if bucket.index in self._speculated:
                 stands = self._stood
                 (self._optimizer.confirm if stands else self._optimizer.undo)(bucket.index)
-            if not stands and factor is not None:
-                touched = self._touched(bucket, iteration)
-                self._optimizer.step(bucket.index, touched=touched, scale=factor)
+            if not stands:
+                self._step(bucket, iteration, verdict)
             self._done(bucket, iteration)
         self._speculated.clear()
-        self._end_step(iteration, measured, skipped=factor is None)
+        self._end_step(iteration, measured, verdict)
+
+    def _step(self, bucket: BucketView, iteration: Iteration, verdict: Verdict) -> None:
+        if not verdict.skips:
+            touched = self._touched(bucket, iteration)
+            self._optimizer.step(bucket.index, touched=touched, scale=verdict.scale, found_inf=verdict.found_inf)
 
     def _touched(self, bucket: BucketView, iteration: Iteration) -> Callable[[int], bool] | None:
         missing = self._missing(bucket, iteration)
         return (lambda parameter: parameter not in missing) if missing else None
 
-    def _end_step(self, iteration: Iteration, measured: Measured, *, skipped: bool) -> None:
+    def _end_step(self, iteration: Iteration, measured: Measured, verdict: Verdict) -> None:
         if self._reports:
-            facts = {"lr": float(self._template.param_groups[0].get("lr", 0.0))}
-            if self._norm is not None:
-                facts["grad_norm"] = self._norm.of(iteration)
-            if skipped:
-                facts["skipped"] = 1.0
-            self._after(lambda: measured.complete(iteration.index, facts))
+            self._report(iteration, measured, verdict.norm)
         if self._scheduler is not None:
             step_scheduler(self._scheduler)
             self._optimizer.read_hyperparameters()
+
+    def _report(self, iteration: Iteration, measured: Measured, norm: float | torch.Tensor | None) -> None:
+        """Once the step is made."""
+        facts = {"lr": float(self._template.param_groups[0].get("lr", 0.0))}
+
+        def complete(norm: float | None) -> None:
+            if norm is not None and self._norm is not None:
+                facts["grad_norm"] = norm
+                facts.update({"skipped": 1.0} if self._norm.skips(norm) else {})
+            measured.complete(iteration.index, facts)
+
+        if isinstance(norm, torch.Tensor):
+            self._device.tell(norm, complete)
+        else:
+            self._device.after(lambda: complete(norm))
 
 
 def step_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
