@@ -54,7 +54,7 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
             yield _ring(f"device-{name}-{r}", r, flying(stage) + strategy.prefetch.transfer, facts, shared=False)
     for stage, (_, last) in enumerate(placement.cuts[r][:-1]):
         for name in ("activation", "gradient"):
-            yield _ring(f"{name}-{r}-{stage}", r, flying(stage), inspection.units[last - 1])
+            yield _ring(f"{name}-{r}-{stage}", r, flying(stage), inspection.units_on(replica.device)[last - 1])
 
 
 def _ring(

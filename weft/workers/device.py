@@ -17,12 +17,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 
 Act = Callable[[], None]
+Result = TypeVar("Result")
 
 
 class Event(Protocol):
@@ -69,6 +70,9 @@ class HostDevice:
     def adopt(self, module: nn.Module) -> None:
         """A part of the model comes to the device, with all that its own `to` would take along."""
 
+    def give_back(self, module: nn.Module) -> None:
+        """What `adopt` has brought is the host's again, gradients too."""
+
     def pin(self, block: torch.Tensor) -> None:
         """Of shared memory: so that copies between it and the device run beside computation."""
 
@@ -88,6 +92,12 @@ class HostDevice:
     def peak_bytes(self) -> int | None:
         """The most that was allocated on the device; None where its memory is the host's."""
         return None
+
+    def timed(self, work: Callable[[], Result]) -> tuple[float, Result]:
+        """(seconds, what it returns) of work alone on the device, to the end of all that it launches there."""
+        started = time.perf_counter()
+        result = work()
+        return time.perf_counter() - started, result
 
     # --- numbers
 
