@@ -25,7 +25,8 @@ class SlowDevice(StandIn):
 
     def __init__(self) -> None:
         super().__init__()
-        self.present: list[nn.Module] = []
+        self.present: set[nn.Module] = set()
+        self._brought = 0
         self._own: list[torch.Tensor] = []  # kept, so that no other tensor gets the place of one
         self.most_present = 0
 
@@ -40,11 +41,14 @@ class SlowDevice(StandIn):
         return not self._own and not self.most_present
 
     def adopt(self, module: nn.Module) -> None:
-        self.present.append(module)
-        self.most_present = max(self.most_present, len(self.present))
+        """With all its parts, as `module.to` does."""
+        self.present |= set(module.modules())
+        self._brought += 1
+        self.most_present = max(self.most_present, self._brought)
 
     def give_back(self, module: nn.Module) -> None:
-        self.present.remove(module)
+        self.present -= set(module.modules())
+        self._brought -= 1
 
     def timed(self, work: Callable[[], Result]) -> tuple[float, Result]:
         return SECONDS, work()
@@ -136,8 +140,29 @@ def test_of_a_job_of_devices_alone_the_host_never_runs_the_model(strategy: dict[
 
 def test_units_come_to_the_device_one_at_a_time() -> None:
     job = Job(replicas=[GPU])
-    assert job.device.most_present == 2, "a unit, and the loss"
-    assert job.device.present == []
+    assert job.device.most_present == 2, "the last unit, and the loss"
+    assert job.device.present == set()
+
+
+def test_a_loss_that_holds_units_has_them_on_the_device_when_it_runs() -> None:
+    """One that tied its weights to the first unit's: they had come and gone before it was asked."""
+
+    class Tied(Distance):
+        def __init__(self, device: SlowDevice, first: nn.Linear) -> None:
+            super().__init__(device)
+            self.first = first
+
+        def forward(self, y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            self.runs.add(self.first in self.device.present)
+            return super().forward(y, target) + self.first.weight.square().sum()
+
+    device = SlowDevice()
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    loss = Tied(device, model[0])
+    workload = workload_of(model, loss=loss)
+    inspect(workload, spec_of(replicas=[GPU], update="local"), device)
+    assert loss.runs == {True}
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_where_both_kinds_compute_each_has_its_own_times_from_a_model_of_its_own() -> None:

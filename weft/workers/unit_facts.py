@@ -42,22 +42,24 @@ def inspect_units(
     """The wire form of each unit's UnitFacts, and Inspection.small_size.
 
     trained: sizes that are known to occur in training; others go through in validation's mode: batch norm trains on no
-    batch of one. leave: called with each unit, with the gradients that its runs have left, before it leaves the device.
+    batch of one. leave: called with each unit, and a loss that is a module, before it leaves the device; it has the
+    gradients that its runs have left.
     """
     modules = units(workload.model)
     facts = [_unit_facts(name, module) for name, module in modules]
     _record_ties(modules, facts)
-    with_state = [function for function in (workload.loss,) if isinstance(function, nn.Module)]
-    for module in with_state:
-        device.adopt(module)
     runs = _Runs(workload, spec, samples, trained, device)
     for number, (_, module) in enumerate(modules):
-        device.adopt(module)
-        runs.go_through(module, facts[number], is_last=number == len(modules) - 1)
-        leave(module)
-        device.give_back(module)
-    for module in with_state:
-        device.give_back(module)
+        is_last = number == len(modules) - 1
+        needed = [module]
+        if is_last and isinstance(workload.loss, nn.Module):
+            needed.append(workload.loss)  # not before: it may hold units that have come and gone
+        for each in needed:
+            device.adopt(each)
+        runs.go_through(module, facts[number], is_last=is_last)
+        for each in needed:
+            leave(each)
+            device.give_back(each)
     if not runs.small_size:
         for fact in facts:
             fact["small_forward_seconds"] = fact["small_backward_seconds"] = 0.0
