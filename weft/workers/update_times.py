@@ -28,13 +28,7 @@ class GradientSample:
     """Keeps the gradients of some parameters and drops the others as they come. optimizer: None where nobody learns."""
 
     def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
-        groups = [] if optimizer is None else optimizer.param_groups
-        self._sorts: dict[int, Sort] = {
-            id(p): (number, *sort_of(optimizer, p))
-            for number, group in enumerate(groups)
-            for p in group["params"]
-            if optimizer is not None  # for the type checker
-        }
+        self._sorts: dict[int, Sort] = {} if optimizer is None else _sorts(optimizer)
         self._within: dict[int, nn.Parameter] = {}
         self._within_bytes = 0
         self._seen: set[Sort] = set()  # sorts of those within
@@ -79,6 +73,15 @@ class GradientSample:
         """Bytes of all parameters that have had a gradient ÷ those of the sample."""
         part = sum(self._bytes[id(parameter)] for parameter in self.parameters())
         return sum(self._bytes.values()) / part if part else 1.0
+
+
+def _sorts(optimizer: torch.optim.Optimizer) -> dict[int, Sort]:
+    """By the id of each of its parameters."""
+    return {
+        id(parameter): (number, *sort_of(optimizer, parameter))
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
 
 
 @dataclass(frozen=True, slots=True)
