@@ -261,6 +261,44 @@ def test_a_job_waits_for_workers_that_are_not_up_yet() -> None:
     ]
 
 
+@pytest.fixture
+def of_a_device() -> tuple[Core, JobSpec]:
+    """A job of a device with a host, which has just begun."""
+    strategy = {"replicas": [{"device": "gpu"}], "update": "cpu"}
+    spec = JobSpec.parse({"job": SPEC.to_wire()["job"], "strategy": strategy, "directory": "/"})
+    names = {"cpu-0": "cpu", "gpu-0": "gpu", "loader-0": "loader"}
+    core = Core(names)
+    for name, kind in names.items():
+        core.handle(WorkerJoined(worker=name, kind=kind), 0.0)
+    assert core.handle(JobSubmitted(job="a", spec=spec, priority=0), 0.0) == [
+        state("a", "queued"),
+        state("a", "planning"),
+        PlanJob(job="a", attempt=1, worker="gpu-0", spec=spec),
+    ]
+    return core, spec
+
+
+def test_a_device_s_worker_that_is_killed_while_it_inspects_is_asked_again(of_a_device: tuple[Core, JobSpec]) -> None:
+    core, spec = of_a_device
+    assert core.handle(WorkerLost(worker="gpu-0", exit_code=-9), 0.0)[-2:] == [
+        Release(worker="cpu-0", job="a", attempt=1),
+        Release(worker="loader-0", job="a", attempt=1),
+    ]
+    for worker in ("cpu-0", "loader-0"):
+        core.handle(WorkerReleased(worker=worker, job="a", attempt=1, clean=True), 0.0)
+    assert core.handle(WorkerJoined(worker="gpu-0", kind="gpu"), 0.0) == [
+        state("a", "planning", 2),
+        PlanJob(job="a", attempt=2, worker="gpu-0", spec=spec),
+    ]
+
+
+def test_a_host_that_dies_while_a_device_inspects_ends_the_attempt_too(of_a_device: tuple[Core, JobSpec]) -> None:
+    core, _ = of_a_device
+    core.handle(WorkerLost(worker="cpu-0", exit_code=-11), 0.0)
+    assert core.jobs["a"].phase is Phase.RELEASING
+    assert core.jobs["a"].waiting_for == {"gpu-0", "loader-0"}
+
+
 def test_a_job_that_can_never_fit_fails_at_once_with_the_remedy(rehearsal: Rehearsal) -> None:
     message = (
         "strategy.stages = 3 needs 3 CPU workers and this daemon has 2; "

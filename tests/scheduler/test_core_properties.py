@@ -64,8 +64,17 @@ NEXT = {
     "running": {"recovering"} | TERMINAL,
     "recovering": {"queued", "cancelled"},
 }
-NUM_CPUS = 3
+NUM_CPUS = 3  # and as many GPUs and loaders
 EXIT_CODES = [-9, -11, -6, 17, 0]
+KINDS = ("cpu", "gpu", "both")  # of replicas
+
+
+def strategy_of(stages: int, kind: str) -> dict[str, Any]:
+    """A pipeline of CPU workers; one of devices, with a host; or one of devices beside a CPU worker."""
+    if kind == "cpu":
+        return {"stages": stages}
+    others = [{"device": "cpu"}] if kind == "both" else []
+    return {"replicas": [{"device": "gpu", "stages": stages}, *others], "update": "cpu"}
 
 
 @dataclass
@@ -81,9 +90,11 @@ class Worker:
 
 @dataclass
 class Model:
-    """What a client knows of its job. ends: the states in which it may end; the last one that is left is how it did."""
+    """What a client knows of its job. kind: of KINDS. possible: the states in which it may end; the last one that is
+    left is how it did."""
 
     stages: int
+    kind: str
     states: list[tuple[str, int]] = field(default_factory=list)
     iterations: dict[int, list[int]] = field(default_factory=dict)  # of each attempt
     possible: set[str] = field(default_factory=lambda: {"completed"})
@@ -101,10 +112,13 @@ class Play(RuleBasedStateMachine):
     def __init__(self, plan_of: Callable[..., Plan], spec_of: Callable[..., JobSpec]) -> None:
         super().__init__()
         self._plans = {
-            (stages, w): plan_of(stages=stages, steps=2, window=w) for stages in (1, 2, 3) for w in (1, 3, 7)
+            (stages, kind, w): plan_of(**strategy_of(stages, kind), steps=2, window=w)
+            for stages in (1, 2, 3)
+            for kind in KINDS
+            for w in (1, 3, 7)
         }
         self._spec_of = spec_of
-        kinds = {f"{kind}-{number}": kind for kind in ("cpu", "loader") for number in range(NUM_CPUS)}
+        kinds = {f"{kind}-{number}": kind for kind in ("cpu", "gpu", "loader") for number in range(NUM_CPUS)}
         self.core = Core(kinds)
         self.now = 0.0
         self.draining = False
@@ -129,7 +143,10 @@ class Play(RuleBasedStateMachine):
             case KillWorker():
                 self.workers[command.worker].doomed = True
             case PlanJob():
-                plan = self._plans[self.models[command.job].stages, 1 + 2 * (command.attempt % 2)]
+                model = self.models[command.job]
+                assert self.core.workers[command.worker].kind == ("cpu" if model.kind == "cpu" else "gpu")
+                assert self.core.workers[command.worker].job == command.job
+                plan = self._plans[model.stages, model.kind, 1 + 2 * (command.attempt % 2)]
                 self.answer(command.worker, JobPlanned(job=command.job, attempt=command.attempt, plan=plan))
             case Prepare():
                 self.arenas.add((command.job, command.attempt))
@@ -212,11 +229,12 @@ class Play(RuleBasedStateMachine):
         for command in self.core.start():
             self.perform(command)
 
-    @rule(stages=st.integers(1, NUM_CPUS + 1), priority=st.integers(-1, 1))
-    def submit(self, stages: int, priority: int) -> None:
+    @rule(stages=st.integers(1, NUM_CPUS + 1), kind=st.sampled_from(KINDS), priority=st.integers(-1, 1))
+    def submit(self, stages: int, kind: str, priority: int) -> None:
         name = f"job-{len(self.models)}"
-        self.models[name] = Model(stages, possible={"completed"} if stages <= NUM_CPUS else {"failed"})
-        self.tell(JobSubmitted(job=name, spec=self._spec_of(stages=stages), priority=priority))
+        self.models[name] = Model(stages, kind, possible={"completed"} if stages <= NUM_CPUS else {"failed"})
+        spec = self._spec_of(**strategy_of(stages, kind))
+        self.tell(JobSubmitted(job=name, spec=spec, priority=priority))
 
     @precondition(lambda self: self.models)
     @rule(data=st.data())

@@ -81,3 +81,33 @@ def test_validation_of_a_speculative_update_is_expected_to_find_it_right(
     seconds = [plan.task_seconds[task.id] for task in plan.graph.tasks if task.kind is Kind.VALIDATE]
     assert seconds
     assert not any(seconds)
+
+
+def test_a_replica_and_its_updates_take_what_its_own_kind_of_device_was_measured_to_take(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    """A device computes and updates ten times as fast as the host."""
+    inspection = inspection_of(
+        [unit_of(0, parameter_bytes=1024)],
+        update_seconds=2.0,
+        device_units=(unit_of(0, 0.1, 0.2, parameter_bytes=1024),),
+        device_update_seconds=0.2,
+    )
+    plan = plan_of(inspection, replicas=[CPU, GPU], update="local")
+    seconds = {str(task): plan.task_seconds[task.id] for task in plan.graph.tasks}
+    assert (seconds["FORWARD(0,0)"], seconds["BACKWARD(0,0)"], seconds["UPDATE(o0,b0)"]) == (1.0, 2.0, 2.0)
+    assert (seconds["FORWARD(r1,0,0)"], seconds["BACKWARD(r1,0,0)"], seconds["UPDATE(r1,0,b0)"]) == (0.1, 0.2, 0.2)
+
+
+@pytest.mark.parametrize("replica", [CPU, GPU])
+def test_a_job_that_was_inspected_on_one_kind_of_device_has_the_times_of_that_one(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, replica: dict[str, str]
+) -> None:
+    plan = plan_of(inspection_of([unit_of(0, parameter_bytes=1024)], update_seconds=2.0), replicas=[replica])
+    seconds = {str(task.kind): plan.task_seconds[task.id] for task in plan.graph.tasks}
+    assert (seconds["forward"], seconds["backward"], seconds["update"]) == (1.0, 2.0, 2.0)
+
+
+def test_a_device_alone_has_nothing_to_add_up(seconds_of: SecondsOf) -> None:
+    seconds = seconds_of(replicas=[GPU], update="local")
+    assert (seconds["SYNC(o0,b0)"], seconds["UPDATE(o0,b0)"]) == (0.0, 2.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from weft.scheduler.graph import Lane
 from weft.scheduler.inspection import Inspection, ParameterFacts, UnitFacts
-from weft.scheduler.placement import Placement, place, workers_needed
+from weft.scheduler.placement import Placement, inspecting_worker, place, workers_needed
 from weft.scheduler.plan import Route
 from weft.scheduler.planner import partition
 from weft.strategy import Strategy
@@ -207,7 +207,14 @@ def test_everything_has_a_worker_of_its_kind_and_every_element_one_owner(
     placement = place(strategy, inspection, cuts, data.draw(st.frozensets(st.integers(0, 3))))
     counted = workers_needed(strategy)
     assert placement.workers == tuple(itertools.chain.from_iterable([kind] * counted[kind] for kind in counted))
-    assert len(set(placement.worker_of.values())) == len(placement.holders()), "a worker holds one stage"
+    held = {
+        worker: {r for (r, _), other in placement.worker_of.items() if other == worker}
+        for worker in placement.worker_of.values()
+    }
+    assert len(held) == sum(replica.num_workers for replica in strategy.replica_list)
+    assert all(len(replicas) == 1 for replicas in held.values()), "a worker has stages of one replica"
+    lanes = {placement.compute_lane(*holder) for holder in placement.holders()}
+    assert len(lanes) == len(placement.holders()), "each stage computes in a lane of its own"
     for (r, _), worker in placement.worker_of.items():
         assert placement.workers[worker] == placement.replicas[r].device
     sync = placement.synchronisation
@@ -220,10 +227,26 @@ def test_everything_has_a_worker_of_its_kind_and_every_element_one_owner(
             *(owned.start for owned in part.ranges),
             part.bucket.num_elements,
         ]
-        lanes = [sync.owners[owned.owner] for owned in part.ranges]
-        check_owners(placement, part.route, lanes)
+        check_owners(placement, part.route, [sync.owners[owned.owner] for owned in part.ranges])
 
 
 def check_owners(placement: Placement, route: Route, lanes: list[Lane]) -> None:
     kinds = {placement.workers[lane.worker] for lane in lanes}
     assert kinds == ({"gpu"} if route is Route.DEVICE else {"cpu"}), lanes
+
+
+@pytest.mark.parametrize(
+    ("strategy", "inspects"),
+    [
+        ({"replicas": 2, "stages": 2}, "cpu"),
+        ({"replicas": [GPU], "update": "local"}, "gpu"),
+        ({"replicas": [GPU], "update": "cpu"}, "gpu"),
+        ({"replicas": [CPU, GPU | {"stages": 2}]}, "gpu"),
+    ],
+)
+def test_a_worker_with_a_device_inspects_where_there_is_one(strategy: dict[str, Any], inspects: str) -> None:
+    resolved = Strategy.model_validate(strategy)
+    kinds = [kind for kind, count in workers_needed(resolved).items() for _ in range(count)]
+    position = inspecting_worker(resolved)
+    assert kinds[position] == inspects
+    assert inspects not in kinds[:position]

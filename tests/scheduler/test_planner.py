@@ -370,3 +370,28 @@ def test_an_inspection_is_the_same_on_the_other_side_of_the_wire(inspection_of: 
         "copy_bytes_per_second": 5e9,
     }
     assert Inspection.from_wire(msgpack.unpackb(msgpack.packb(told))) == inspection_of([unit_of(0)])
+    with_device = told | {"device_units": told["units"], "device_update_seconds": 3.0}
+    expected = inspection_of([unit_of(0)], device_units=(unit_of(0),), device_update_seconds=3.0)
+    assert Inspection.from_wire(msgpack.unpackb(msgpack.packb(with_device))) == expected
+
+
+def test_each_replica_is_cut_by_the_times_of_its_own_kind_of_device(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    """The host takes longest for the first unit, the device for the last; under autocast they differ in dtype too."""
+    host = [unit_of(number, forward) for number, forward in enumerate((9.0, 1.0, 1.0, 1.0))]
+    device = [
+        unit_of(number, forward, dtype="bfloat16", itemsize=2, in_place=number == 3)
+        for number, forward in enumerate((1.0, 1.0, 1.0, 9.0))
+    ]
+    replicas = [{"device": kind, "stages": 2} for kind in ("cpu", "gpu")]
+    plan = plan_of(inspection_of(host, device_units=tuple(device)), replicas=replicas)
+    assert [(stage.replica, stage.first, stage.last) for stage in plan.stages] == [
+        (0, 0, 1),
+        (0, 1, 4),
+        (1, 0, 3),
+        (1, 3, 4),
+    ]
+    assert [stage.copies_input for stage in plan.stages] == [False, False, False, True]
+    dtypes = {ring.name: ring.dtype for ring in plan.rings}
+    assert (dtypes["activation-0-0"], dtypes["activation-1-0"]) == ("float32", "bfloat16")

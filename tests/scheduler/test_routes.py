@@ -26,10 +26,19 @@ GPU, CPU = {"device": "gpu"}, {"device": "cpu"}
 def balanced(plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, parameter_of: ParameterOf) -> PlanOf:
     """Of three units with a bucket each, the last unit's first."""
 
-    def plan(**strategy: Any) -> Plan:
+    def plan(
+        update_seconds: float = 3.0,
+        device_units: tuple[UnitFacts, ...] = (),
+        device_update_seconds: float | None = None,
+        **strategy: Any,
+    ) -> Plan:
         parameters = tuple(parameter_of(number, num_elements=1000, state=()) for number in range(3))
         inspection = inspection_of(
-            [unit_of(number, parameter_bytes=4000) for number in range(3)], parameters=parameters, update_seconds=3.0
+            [unit_of(number, parameter_bytes=4000) for number in range(3)],
+            parameters=parameters,
+            update_seconds=update_seconds,
+            device_units=device_units,
+            device_update_seconds=device_update_seconds,
         )
         settings = {"replicas": [GPU], "update": "balanced", "bucket_mib": 0.004, "steps": 200} | strategy
         return plan_of(inspection, **settings)
@@ -98,6 +107,26 @@ def test_several_holders_update_with_the_sum_or_not_at_all(balanced: PlanOf) -> 
     births = born_at(2.0, 6.0, 10.0)
     assert {part.route for part in plan.synchronisation.buckets} == {Route.EITHER}  # type: ignore[union-attr]
     assert measured_local(plan, seconds_of(plan, device=1.0, host=1.0), births) == {2}
+
+
+@pytest.mark.parametrize(
+    ("backward", "host", "device", "local"),
+    [
+        (2.0, 3.0, 3.0, {2}),
+        (0.2, 3.0, 3.0, {1, 2}),
+        (0.2, 3.0, 0.3, {0, 1, 2}),
+        (2.0, 30.0, 3.0, {0, 1, 2}),
+        (2.0, 30.0, 300.0, {2}),
+    ],
+)
+def test_before_the_job_runs_each_side_is_judged_by_what_was_measured_there(
+    balanced: PlanOf, unit_of: UnitOf, backward: float, host: float, device: float, local: set[int]
+) -> None:
+    """backward: of a unit on the device, where the host takes two seconds. host, device: a step on the whole model."""
+    units = tuple(unit_of(number, backward / 2, backward, parameter_bytes=4000) for number in range(3))
+    plan = balanced(update_seconds=host, device_units=units, device_update_seconds=device)
+    assert plan.synchronisation is not None
+    assert set(plan.synchronisation.local) == local
 
 
 # --- two measurements in a row

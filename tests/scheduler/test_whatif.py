@@ -94,7 +94,8 @@ def _wire(facts: Inspection) -> dict[str, Any]:
         return table | {"shapes": [[size, list(shape)] for size, shape in table["shapes"].items()]}
 
     wire = asdict(facts)
-    wire["units"] = [with_pairs(unit) for unit in wire["units"]]
+    for name in ("units", "device_units"):
+        wire[name] = [with_pairs(unit) for unit in wire[name]]
     return wire | {name: with_pairs(wire[name]) for name in ("input", "target")}
 
 
@@ -208,6 +209,50 @@ def test_a_new_cut_is_costed_from_the_stages_that_were_recorded(recording_of: Re
     whole = what_if(recording, ["strategy.stages=1"])
     assert whole.after.limit_seconds == pytest.approx(3 * (2 + 4) + 0.1, rel=0.01)
     assert whole.after.workers == ("cpu-0", "loader-0")
+
+
+HYBRID = {"replicas": [{"device": "cpu"}, {"device": "gpu"}], "microbatches": 2, "update": "local"}
+
+
+@pytest.fixture
+def hybrid(recording_of: RecordingOf, inspection_of: Any, unit_of: Any) -> Recording:
+    """A device that was inspected at a tenth of the host's times, and took twice what was inspected where the host
+    took three times that."""
+
+    def units(scale: float) -> list[UnitFacts]:
+        small = {"small_forward_seconds": 0.25 * scale, "small_backward_seconds": 0.5 * scale}
+        return [unit_of(n, scale, 2 * scale, **small) for n in range(4)]
+
+    inspection = inspection_of(
+        units(1.0), device_units=tuple(units(0.1)), update_seconds=1.0, device_update_seconds=0.1
+    )
+
+    def ran(task: Any, cost: float) -> float:
+        return cost * (2.0 if task.lane.worker == 1 else 3.0)
+
+    return recording_of(inspection=inspection, seconds=ran, **HYBRID)
+
+
+@pytest.mark.parametrize(("device", "whole"), [("gpu", 2 * 0.1), ("cpu", 3 * 1.0)])
+def test_a_replica_alone_is_costed_by_what_was_inspected_and_recorded_on_its_own_kind_of_device(
+    hybrid: Recording, device: str, whole: float
+) -> None:
+    """The whole batch instead of half of it, and the whole update: what that device takes, corrected for it alone. The
+    replica of devices is the first now, where the CPU's was."""
+    alone = what_if(hybrid, [f"strategy.replicas=[{{ device = '{device}' }}]"])
+    computing = 2 * 4 * (1 + 2) * 2  # microbatches, units, forward and backward, of twice the size inspected
+    assert alone.after.limit_seconds == pytest.approx(whole * (computing + 1), rel=0.02)
+
+
+def test_a_kind_of_device_that_computed_nothing_is_taken_to_be_like_the_other_and_that_is_told(
+    recording_of: RecordingOf,
+) -> None:
+    answer = what_if(recording_of(), ["strategy.replicas=[{ device = 'gpu' }]"])
+    assert any("nothing of the recorded job computed on a gpu worker" in note for note in answer.notes)
+    assert answer.after.iteration_seconds == pytest.approx(answer.before.iteration_seconds, rel=0.1)
+    assert not any(
+        "nothing of the recorded job" in note for note in what_if(recording_of(), ["strategy.stages=2"]).notes
+    )
 
 
 def test_more_workers_than_there_are_is_an_answer_with_a_note(recording_of: RecordingOf) -> None:

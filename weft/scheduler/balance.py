@@ -78,20 +78,22 @@ def kept(trips: Sequence[Trip], backward_end: float, head_start: float, *, coars
 
 
 def _trips(inspection: Inspection, placement: Placement, holder: Holder, buckets: Sequence[Bucket]) -> list[Trip]:
+    """Born by the device's backward; updated here and there in the time that each takes."""
     first, last = placement.cuts[holder[0]][holder[1]]
-    whole = sum(unit.parameter_bytes for unit in inspection.units) or 1
+    units = inspection.units_on("gpu")
+    whole = sum(unit.parameter_bytes for unit in units) or 1
     trips = []
     for bucket in buckets:
         unit = min(u for place in bucket.places for u in inspection.parameters[place.parameter].units if u >= first)
-        update = inspection.update_seconds * bucket.num_bytes / whole
+        part = bucket.num_bytes / whole
         trips.append(
             Trip(
                 bucket=bucket.index,
-                born=sum(each.backward_seconds for each in inspection.units[unit:last]),
+                born=sum(each.backward_seconds for each in units[unit:last]),
                 down=inspection.link_seconds(bucket.num_bytes),
-                host_update=update,
+                host_update=inspection.update_seconds_on("cpu") * part,
                 up=inspection.link_seconds(bucket.num_bytes),
-                device_update=update,
+                device_update=inspection.update_seconds_on("gpu") * part,
             )
         )
     return sorted(trips, key=lambda trip: trip.born)
@@ -99,13 +101,13 @@ def _trips(inspection: Inspection, placement: Placement, holder: Holder, buckets
 
 def _backward_end(inspection: Inspection, placement: Placement, holder: Holder) -> float:
     first, last = placement.cuts[holder[0]][holder[1]]
-    return sum(unit.backward_seconds for unit in inspection.units[first:last])
+    return sum(unit.backward_seconds for unit in inspection.units_on("gpu")[first:last])
 
 
 def _head_start(inspection: Inspection, placement: Placement, holder: Holder) -> float:
     """Later stages begin an iteration later, and their last backward ends earlier than the first stage's."""
     first, _ = placement.cuts[holder[0]][holder[1]]
-    return sum(unit.forward_seconds + unit.backward_seconds for unit in inspection.units[:first])
+    return sum(unit.forward_seconds + unit.backward_seconds for unit in inspection.units_on("gpu")[:first])
 
 
 # --- while the job runs

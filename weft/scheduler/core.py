@@ -51,7 +51,7 @@ from weft.scheduler.events import (
     WorkerReleased,
 )
 from weft.scheduler.job import MOVES, Job, Outcome, Phase, Worker
-from weft.scheduler.placement import workers_needed
+from weft.scheduler.placement import inspecting_worker, workers_needed
 from weft.strategy import Strategy
 
 MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
@@ -149,7 +149,8 @@ class Core:
                 self.workers[name].job = job.name
             self._move(job, Phase.PLANNING, f"holds {', '.join(job.workers)}")
             commands.append(RecordState(job=job.name, state="planning", attempt=job.attempt))
-            commands.append(PlanJob(job=job.name, attempt=job.attempt, worker=job.workers[0], spec=job.spec))
+            inspector = job.workers[inspecting_worker(job.spec.strategy)]
+            commands.append(PlanJob(job=job.name, attempt=job.attempt, worker=inspector, spec=job.spec))
         return commands
 
     def _job_planned(self, event: JobPlanned) -> list[Command]:

@@ -56,10 +56,9 @@ class _Costs:
         self._all_bytes = sum(unit.parameter_bytes for unit in inspection.units) or 1
 
     def _by_stage(self, fact: str) -> dict[Holder, float]:
-        units = self._inspection.units
         return {
-            (r, s): sum(getattr(unit, fact) for unit in units[first:last])
-            for r, cuts in enumerate(self._placement.cuts)
+            (r, s): sum(getattr(unit, fact) for unit in self._inspection.units_on(replica.device)[first:last])
+            for r, (replica, cuts) in enumerate(zip(self._placement.replicas, self._placement.cuts, strict=True))
             for s, (first, last) in enumerate(cuts)
         }
 
@@ -79,10 +78,10 @@ class _Costs:
             case Kind.DOWN | Kind.UP | Kind.RELOAD:
                 return self._inspection.link_seconds(self._buckets[task.bucket].bucket.num_bytes)
             case Kind.SYNC:
-                holders = len(self._buckets[task.bucket].bucket.holders)
-                return self._copying(self._owned_bytes(task)) * (holders + 1) / 2
+                return self._sync(task)
             case Kind.UPDATE:
-                return self._inspection.update_seconds * self._updated_bytes(task) / self._all_bytes
+                seconds = self._inspection.update_seconds_on(self._device(task))
+                return seconds * self._updated_bytes(task) / self._all_bytes
             case Kind.GRAD | Kind.VALIDATE:
                 return 0.0
 
@@ -91,8 +90,16 @@ class _Costs:
         parts = self._parts[task.replica if len(self._parts) > 1 else 0]
         return parts[task.microbatch].size / self._largest
 
-    def _copying(self, num_bytes: float) -> float:
-        return num_bytes / self._inspection.copy_bytes_per_second
+    def _sync(self, task: Task) -> float:
+        """A device adds up nothing of its own; its squares take the speed of its own memory, next to nothing."""
+        holders = len(self._buckets[task.bucket].bucket.holders)
+        if holders == 1 and self._device(task) == "gpu":
+            return 0.0
+        return self._owned_bytes(task) / self._inspection.copy_bytes_per_second * (holders + 1) / 2
+
+    def _device(self, task: Task) -> str:
+        """The kind of the worker in whose lane it runs."""
+        return self._placement.workers[task.lane.worker]
 
     def _owned_bytes(self, task: Task) -> int:
         part = self._buckets[task.bucket]

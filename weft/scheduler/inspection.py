@@ -1,4 +1,9 @@
-"""Inspection: what a worker found out about the user's model and data, as values for the planner. Pure."""
+"""Inspection: what a worker found out about the user's model and data, as values for the planner. Pure.
+
+What depends on the kind of device (a unit's seconds, and under autocast its output's dtype too) is asked for with
+`units_on` and `update_seconds_on`. A kind of device that the job does not use has not been measured: it is taken to be
+like the one that was, which only a what-if asks for.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFacts:
-    """One unit of the model. Times are seconds for one microbatch of the largest size, measured alone.
+    """One unit of the model on one kind of device. Times are seconds for one microbatch of the largest size, measured
+    alone.
 
     shapes: microbatch size -> shape of its output; empty, and dtype None, where the output is no single tensor (no cut
     is possible after such a unit). tied_to: earlier units that share a buffer. in_place: it writes to its
@@ -78,6 +84,9 @@ class TensorFacts:
 class Inspection:
     """What one worker found out about a workload.
 
+    units: as on the host's cores, or on the job's GPUs where no replica computes on the host. device_units: as on its
+    GPUs where both kinds compute, otherwise empty. update_seconds: of a step of the optimizer on the whole model, by
+    the host; by a GPU where the host makes none. device_update_seconds: by a GPU, None where it makes none.
     elementwise: the optimizer treats each element by itself, so a parameter may be cut between owners. weighted: the
     workload weighs microbatches by their targets. copy_bytes_per_second: of memory, by one thread.
     link_bytes_per_second: between the host and the job's GPUs, the slowest; None without any. device_bytes: the
@@ -100,6 +109,17 @@ class Inspection:
     link_bytes_per_second: float | None = None
     device_bytes: int | None = None
     small_size: int = 0
+    device_units: tuple[UnitFacts, ...] = ()
+    device_update_seconds: float | None = None
+
+    def units_on(self, device: str) -> tuple[UnitFacts, ...]:
+        """device: "cpu" or "gpu"."""
+        return self.device_units if device == "gpu" and self.device_units else self.units
+
+    def update_seconds_on(self, device: str) -> float:
+        """device: the kind of the worker in whose lane the update runs."""
+        own = self.device_update_seconds if device == "gpu" else None
+        return self.update_seconds if own is None else own
 
     def link_seconds(self, num_bytes: float) -> float:
         """Of a copy between the host and a device; a stand-in's are copies in memory."""
@@ -108,10 +128,9 @@ class Inspection:
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> Inspection:
         return cls(
-            units=tuple(
-                UnitFacts(**{**unit, "shapes": _shapes(unit["shapes"]), "tied_to": tuple(unit["tied_to"])})
-                for unit in data["units"]
-            ),
+            units=_units(data["units"]),
+            device_units=_units(data.get("device_units", ())),  # these two: not in recordings of before GPUs
+            device_update_seconds=data.get("device_update_seconds"),  # were measured
             input=TensorFacts(**{**data["input"], "shapes": _shapes(data["input"]["shapes"])}),
             target=TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
             metrics=tuple(data["metrics"]),
@@ -137,6 +156,12 @@ _PLAIN = (
     "weighted",
     "copy_bytes_per_second",
 )
+
+
+def _units(units: Any) -> tuple[UnitFacts, ...]:
+    return tuple(
+        UnitFacts(**{**unit, "shapes": _shapes(unit["shapes"]), "tied_to": tuple(unit["tied_to"])}) for unit in units
+    )
 
 
 def _state(entries: Any) -> tuple[StateFacts, ...] | None:

@@ -58,6 +58,13 @@ def workers_needed(strategy: Strategy) -> dict[str, int]:
     return {kind: count for kind, count in needed.items() if count}
 
 
+def inspecting_worker(strategy: Strategy) -> int:
+    """The position that inspects: the first device's stage, since that process computes on the host too, with as many
+    threads as a CPU worker; without devices the first."""
+    needed = workers_needed(strategy)
+    return needed.get("cpu", 0) if "gpu" in needed else 0
+
+
 def _num_hosts(strategy: Strategy) -> int:
     """Devices alone still need a CPU worker where their gradients meet, or where their updates are made."""
     devices = [replica.device for replica in strategy.replica_list]

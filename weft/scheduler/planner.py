@@ -1,8 +1,8 @@
 """Planner: from a spec and an inspection to a checked plan. Pure; a plan that cannot run is refused with the reason.
 
 The cut: contiguous units to stages so that the slowest stage is as fast as possible (dynamic programming over measured
-unit times), for each replica by itself. The graph: design section 3. The check: the graph's cycles, then one simulated
-run with real slot depths.
+unit times), for each replica by itself, by the times of its kind of device. The graph: design section 3. The check: the
+graph's cycles, then one simulated run with real slot depths.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PlanError(ValueError):
 def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) -> Plan:
     """A plan that has passed its checks. Errors: PlanError."""
     _check_sizes(spec, inspection)
-    cuts = [_cut(inspection.units, replica) for replica in spec.strategy.replica_list]
+    cuts = [_cut(inspection.units_on(replica.device), replica) for replica in spec.strategy.replica_list]
     given = [replica.working_window for replica in spec.strategy.replica_list]
 
     def plan_with(window: int) -> Plan:
@@ -247,7 +247,7 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
     plans = []
     for r, cuts in enumerate(placement.cuts):
         for stage, (first, last) in enumerate(cuts):
-            units = inspection.units[first:last]
+            units = inspection.units_on(placement.replicas[r].device)[first:last]
             parameters = sum(unit.parameter_bytes for unit in units)
             slots = owned.get(f"activation-{r}-{stage}", 0) + owned.get(f"gradient-{r}-{stage - 1}", 0)
             replica = placement.replicas[r]

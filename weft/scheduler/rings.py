@@ -56,7 +56,8 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
     for stage, (_, last) in enumerate(placement.cuts[r][:-1]):
         for name in ("activation", "gradient"):
             shared = not placement.is_within_device(r, stage)
-            yield _ring(f"{name}-{r}-{stage}", r, flying(stage), inspection.units[last - 1], shared=shared)
+            output = inspection.units_on(replica.device)[last - 1]
+            yield _ring(f"{name}-{r}-{stage}", r, flying(stage), output, shared=shared)
 
 
 def _ring(

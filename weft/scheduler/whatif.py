@@ -198,7 +198,8 @@ def gradient_milestones(plan: Plan, inspection: Inspection) -> Milestones:
             first, stop = cuts[task.replica, task.stage]
             parameters = [place.parameter for place in buckets[task.bucket].places]
             units = [unit for p in parameters for unit in inspection.parameters[p].units if first <= unit < stop]
-            seconds = [unit.backward_seconds for unit in inspection.units[first:stop]]
+            device = plan.replicas[task.replica].device
+            seconds = [unit.backward_seconds for unit in inspection.units_on(device)[first:stop]]
             done = sum(seconds[min(units, default=first) - first :]) / (sum(seconds) or 1.0)
             found.setdefault(last[task.replica, task.stage], {})[task.id] = min(1.0, done)
     return found

@@ -9,7 +9,8 @@ timed each unit with; a task is its units and a little more:
 The line is then moved through what was recorded: its two parts take the difference in proportion to how uncertain each
 is (the update of a Gaussian with a standard deviation of the part's own size, twice that for samples). So a recording
 of large microbatches corrects what a sample costs, one of small ones what a call costs, and neither upsets the other.
-Other tasks are what the planner says, times what was recorded ÷ what it said then.
+Other tasks are what the planner says, times what was recorded ÷ what it said then. Lines and ratios are of one kind of
+device each; one that was not recorded has those of the one that was.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ class PlannedJob:
         """Whether the task does anything: a job that only runs forward passes over its backwards."""
         return task.kind is not Kind.BACKWARD or self.spec.job.mode == "train"
 
+    def device(self, task: Task) -> str:
+        """The kind of the worker that runs it."""
+        return self.plan.workers[task.lane.worker]
+
     def kinds(self, kind: Kind) -> list[Kind]:
         """What a task of a kind computes: with recompute a backward is a forward too."""
         again = kind is Kind.BACKWARD and self.spec.strategy.recompute
@@ -128,11 +133,12 @@ class RecordedCosts:
     def __init__(self, job: PlannedJob, inspection: Inspection, seconds: Mapping[int, float]) -> None:
         self._job = job
         self._inspection = inspection
-        self._units = _unit_lines(job.spec, inspection)
+        self._units = {device: _unit_lines(job.spec, inspection, device) for device in ("cpu", "gpu")}
         self._seconds = {key_of(task): seconds[task.id] for task in job.plan.graph.tasks if task.id in seconds}
         self._modelled = dict(zip(map(key_of, job.plan.graph.tasks), self._model(job), strict=True))
         self._corrections = {kind: self._corrected(kind, seconds) for kind in COMPUTE}
         self._ratios = self._ratios_of_others()
+        self._means = self._means_of_each()
 
     def of(self, job: PlannedJob) -> tuple[float, ...]:
         """The seconds of task i of another plan of the same model at i."""
@@ -146,14 +152,9 @@ class RecordedCosts:
         if task.kind in COMPUTE:
             samples = job.samples(task)
             return self._line(job, task, corrected=True).at(samples) if samples and job.learns(task) else 0.0
-        ratio = self._ratios.get(str(task.kind))
-        if modelled and ratio is not None:
-            return modelled * ratio
-        return modelled or self._mean_of(task.kind)
-
-    def _mean_of(self, kind: Kind) -> float:
-        """Of tasks that the planner takes for nothing."""
-        return fmean([seconds for key, seconds in self._seconds.items() if key[0] == kind] or [0.0])
+        if modelled:
+            return modelled * self._ratio(task.kind, job.device(task))
+        return self._means.get((task.kind, job.device(task)), 0.0)
 
     # --- what the inspection says, uncorrected
 
@@ -167,33 +168,33 @@ class RecordedCosts:
             elif task.kind is Kind.LOAD:
                 modelled.append(self._inspection.load_seconds * samples / self._job.largest_microbatch)
             elif task.kind is Kind.UPDATE:
-                modelled.append(self._update(job.plan.task_seconds[task.id]))
+                modelled.append(self._update(job.plan.task_seconds[task.id], job.device(task)))
             else:
                 modelled.append(job.plan.task_seconds[task.id])
         return modelled
 
-    def _update(self, planned: float) -> float:
+    def _update(self, planned: float, device: str) -> float:
         """The planner divides what the whole model's takes by bytes; a part of it each call costs."""
-        whole = self._inspection.update_seconds or 1.0
+        whole = self._inspection.update_seconds_on(device) or 1.0
         call = min(UPDATE_SECONDS, whole / 2)
         return call + planned * (1 - call / whole)
 
     def _line(self, job: PlannedJob, task: Task, *, corrected: bool = False) -> Line:
-        units = job.units(task)
-        corrections = [self._correction(task.kind, task.replica, u) if corrected else (1.0, 1.0) for u in units]
+        units, device = job.units(task), job.device(task)
+        corrections = [self._correction(task, device, u) if corrected else (1.0, 1.0) for u in units]
         fixed = TASK_SECONDS[task.kind] * fmean(of_call for of_call, _ in corrections)
         each = 0.0
         for kind in job.kinds(task.kind):
             for unit, (of_call, of_sample) in zip(units, corrections, strict=True):
-                fixed += of_call * self._units[kind][unit].fixed
-                each += of_sample * self._units[kind][unit].each
+                fixed += of_call * self._units[device][kind][unit].fixed
+                each += of_sample * self._units[device][kind][unit].each
         return Line(fixed, each)
 
     # --- what the recording says
 
-    def _corrected(self, kind: Kind, seconds: Mapping[int, float]) -> dict[tuple[int, int], Corrections]:
-        """By replica and unit."""
-        found: dict[tuple[int, int], Corrections] = {}
+    def _corrected(self, kind: Kind, seconds: Mapping[int, float]) -> dict[tuple[str, int, int], Corrections]:
+        """By device, replica and unit."""
+        found: dict[tuple[str, int, int], Corrections] = {}
         for stage in self._job.plan.stages:
             where = kind, stage.replica, stage.stage
             tasks = [
@@ -205,26 +206,43 @@ class RecordedCosts:
                 samples = fmean(self._job.samples(task) for task in tasks)
                 recorded = fmean(seconds[task.id] for task in tasks)
                 corrections = self._line(self._job, tasks[0]).corrections(samples, recorded)
-                found |= {(stage.replica, unit): corrections for unit in range(stage.first, stage.last)}
+                device = self._job.plan.replicas[stage.replica].device
+                found |= {(device, stage.replica, unit): corrections for unit in range(stage.first, stage.last)}
         return found
 
-    def _correction(self, kind: Kind, replica: int, unit: int) -> Corrections:
-        """That of the replica's unit; of a replica that was not there, the mean of those that were."""
-        known = self._corrections[kind]
-        if (replica, unit) in known:
-            return known[replica, unit]
-        others = [pair for (_, of_unit), pair in known.items() if of_unit == unit] or [(1.0, 1.0)]
+    def _correction(self, task: Task, device: str, unit: int) -> Corrections:
+        """That of the replica's unit; of a replica that was not there, the mean of those that were, on the device if
+        any was."""
+        known = self._corrections[task.kind]
+        if (device, task.replica, unit) in known:
+            return known[device, task.replica, unit]
+        of_unit = [(of, pair) for (of, _, number), pair in known.items() if number == unit]
+        others = [pair for of, pair in of_unit if of == device] or [pair for _, pair in of_unit] or [(1.0, 1.0)]
         return fmean(pair[0] for pair in others), fmean(pair[1] for pair in others)
 
-    def _ratios_of_others(self) -> dict[str, float]:
-        """Recorded ÷ modelled, by kind."""
-        sums: dict[str, list[float]] = {}
-        for key, seconds in self._seconds.items():
-            if self._modelled[key]:
-                both = sums.setdefault(key[0], [0.0, 0.0])
-                both[0] += seconds
+    def _means_of_each(self) -> dict[tuple[Kind, str], float]:
+        """By kind and device: of tasks that the planner takes for nothing."""
+        found: dict[tuple[Kind, str], list[float]] = {}
+        for task in self._job.plan.graph.tasks:
+            if key_of(task) in self._seconds:
+                found.setdefault((task.kind, self._job.device(task)), []).append(self._seconds[key_of(task)])
+        return {where: fmean(seconds) for where, seconds in found.items()}
+
+    def _ratio(self, kind: Kind, device: str) -> float:
+        """On the device; on another one if that kind ran there alone; 1 where there is nothing to go by."""
+        others = [ratio for (of_kind, _), ratio in self._ratios.items() if of_kind == kind]
+        return self._ratios.get((str(kind), device), fmean(others or [1.0]))
+
+    def _ratios_of_others(self) -> dict[tuple[str, str], float]:
+        """Recorded ÷ modelled, by kind and device."""
+        sums: dict[tuple[str, str], list[float]] = {}
+        for task in self._job.plan.graph.tasks:
+            key = key_of(task)
+            if key in self._seconds and self._modelled[key]:
+                both = sums.setdefault((key[0], self._job.device(task)), [0.0, 0.0])
+                both[0] += self._seconds[key]
                 both[1] += self._modelled[key]
-        return {kind: recorded / modelled for kind, (recorded, modelled) in sums.items()}
+        return {where: recorded / modelled for where, (recorded, modelled) in sums.items()}
 
 
 def largest_microbatch(spec: JobSpec) -> int:
@@ -235,15 +253,16 @@ def largest_microbatch(spec: JobSpec) -> int:
     return largest
 
 
-def _unit_lines(spec: JobSpec, inspection: Inspection) -> dict[Kind, list[Line]]:
+def _unit_lines(spec: JobSpec, inspection: Inspection, device: str) -> dict[Kind, list[Line]]:
+    units = inspection.units_on(device)
     return {
         Kind.FORWARD: [
             _line_of(inspection, spec, unit.forward_seconds, unit.small_forward_seconds, UNIT_SECONDS[Kind.FORWARD])
-            for unit in inspection.units
+            for unit in units
         ],
         Kind.BACKWARD: [
             _line_of(inspection, spec, unit.backward_seconds, unit.small_backward_seconds, UNIT_SECONDS[Kind.BACKWARD])
-            for unit in inspection.units
+            for unit in units
         ],
     }
 
@@ -267,14 +286,20 @@ def resized(inspection: Inspection, spec: JobSpec, changed: JobSpec) -> Inspecti
     before, after = inspected_size(spec, inspection), largest_microbatch(changed)
     if before == after or largest_microbatch(spec) == after:
         return inspection
-    units = tuple(_resized_unit(unit, inspection, before, after) for unit in inspection.units)
     return replace(
         inspection,
-        units=units,
+        units=_resized_units(inspection.units, inspection, before, after),
+        device_units=_resized_units(inspection.device_units, inspection, before, after),
         input=_resized_tensor(inspection.input, before, after),
         target=_resized_tensor(inspection.target, before, after),
         load_seconds=inspection.load_seconds * after / max(largest_microbatch(spec), 1),
     )
+
+
+def _resized_units(
+    units: Sequence[UnitFacts], inspection: Inspection, before: int, after: int
+) -> tuple[UnitFacts, ...]:
+    return tuple(_resized_unit(unit, inspection, before, after) for unit in units)
 
 
 def _resized_unit(unit: UnitFacts, inspection: Inspection, before: int, after: int) -> UnitFacts:

@@ -44,6 +44,7 @@ def notes_of(
     notes += _of_cores(changed)
     if changes.replans:
         notes += _of_workers(job, changed, machine)
+        notes += _of_devices(job, changed)
         notes += _of_sizes(inspection, job, changed)
         notes += _of_axes(job, changed)
     if changed.plan.share == "adaptive":
@@ -77,6 +78,15 @@ def _of_workers(job: PlannedJob, changed: PlannedJob, machine: Mapping[str, int]
             )
     if sum(needed.values()) > len(job.plan.workers):
         yield "memory and caches that more workers share are not simulated: tasks take what they took with fewer"
+
+
+def _of_devices(job: PlannedJob, changed: PlannedJob) -> Iterator[str]:
+    known = {replica.device for replica in job.plan.replicas}
+    for kind in sorted({replica.device for replica in changed.plan.replicas} - known):
+        yield (
+            f"nothing of the recorded job computed on a {kind} worker; one is taken to be as fast as a "
+            f"{' or '.join(sorted(known))} worker"
+        )
 
 
 def _of_sizes(inspection: Inspection, job: PlannedJob, changed: PlannedJob) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.workers.device import Act, Event, HostDevice, Stream
+from weft.workers.device import Act, Event, HostDevice, Result, Stream
 from weft.workers.tiles import TILE_BYTES, Tiles, UnlockedMemory
 
 CALIBRATIONS = 8  # of the clock; the one that took the host least is the best
@@ -71,6 +71,9 @@ class CudaDevice(HostDevice):
 
     def adopt(self, module: nn.Module) -> None:
         module.to(self.torch)
+
+    def give_back(self, module: nn.Module) -> None:
+        module.to("cpu")
 
     def pin(self, block: torch.Tensor) -> None:
         address = block.data_ptr()
@@ -132,6 +135,18 @@ class CudaDevice(HostDevice):
 
     def peak_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated()
+
+    def timed(self, work: Callable[[], Result]) -> tuple[float, Result]:
+        """By events in the current stream: what the host takes before the first launch and after the last is none of
+        it, since lanes launch ahead."""
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        begin.record()
+        result = work()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3, result
 
     # --- numbers
 

@@ -17,12 +17,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 
 Act = Callable[[], None]
+Result = TypeVar("Result")
 
 
 class Event(Protocol):
@@ -75,6 +76,9 @@ class HostDevice:
     def adopt(self, module: nn.Module) -> None:
         """A part of the model comes to the device, with all that its own `to` would take along."""
 
+    def give_back(self, module: nn.Module) -> None:
+        """What `adopt` has brought is the host's again, gradients too."""
+
     def pin(self, block: torch.Tensor) -> None:
         """Of shared memory: so that copies between it and the device run beside computation. Where it cannot be
         page-locked, `notice` says so, and copies take longer."""
@@ -103,6 +107,12 @@ class HostDevice:
     def peak_bytes(self) -> int | None:
         """The most that was allocated on the device; None where its memory is the host's."""
         return None
+
+    def timed(self, work: Callable[[], Result]) -> tuple[float, Result]:
+        """(seconds, what it returns) of work alone on the device, to the end of all that it launches there."""
+        started = time.perf_counter()
+        result = work()
+        return time.perf_counter() - started, result
 
     # --- numbers
 

@@ -37,8 +37,9 @@ from weft.workers.attempt import Attempt
 from weft.workers.device import HostDevice, open_device
 from weft.workers.entry import load_workload, unload
 from weft.workers.faults import encodable, fault_of
-from weft.workers.inspection import inspect
+from weft.workers.inspection import inspect_job
 from weft.workers.lanes import Inbox, run_lanes
+from weft.workload import Workload
 
 RECEIVE_BYTES = 1 << 16
 GROWTH_BYTES = 1 << 30  # a worker this much above its size when new is replaced: its heap is a job's leftovers
@@ -164,10 +165,16 @@ class _Worker:
     def _inspect(self, message: Message) -> None:
         spec = _enter_job(message)
         before = set(sys.modules)
+
+        def load() -> Workload:
+            unload(spec, before)  # of the time before, where there was one
+            return load_workload(spec)
+
         try:
-            inspection = inspect(load_workload(spec), spec)
+            inspection = inspect_job(load, spec, self._device)
         finally:
             unload(spec, before)
+        gc.collect()  # models are full of cycles, and the job wants the memory
         self._send({"type": "inspected", **self._job, "inspection": inspection})
 
     def _prepare(self, message: Message) -> None:

@@ -1,7 +1,8 @@
 """State facts: what an optimizer keeps of a parameter, as the planner has to know it to let a bucket move.
 
-Found out on an optimizer that has stepped. State can move where all of it stands in `optimizer.state`, as tensors of
-the parameter's shape and as numbers. Of any other nobody knows what belongs to one parameter: it stays where it is.
+Found out on an optimizer that has stepped, with a gradient for at least one parameter of each sort. State can move
+where all of it stands in `optimizer.state`, as tensors of the parameter's shape and as numbers. Of any other nobody
+knows what belongs to one parameter: it stays where it is.
 """
 
 from __future__ import annotations
@@ -42,17 +43,30 @@ def state_facts(optimizer: torch.optim.Optimizer, parameter: Tensor) -> list[Ent
     """The entries of a parameter's state; None where it cannot move.
 
     A parameter that has none yet, or in which an element is no less than all, is taken to be like another one of its
-    group and dtype.
+    group and dtype; of the same shape too, where the optimizer may look at it.
     """
-    like = [parameter]
-    if not optimizer.state.get(parameter) or (parameter.dim() == 0 and is_elementwise(optimizer)):
+    like, by_element = [parameter], is_elementwise(optimizer)
+    if not optimizer.state.get(parameter) or (parameter.dim() == 0 and by_element):
         group = _group_of(optimizer, parameter)
-        like = [p for p in group if p.dtype is parameter.dtype and p.dim() and optimizer.state.get(p)]
+        like = [
+            p
+            for p in group
+            if p.dtype is parameter.dtype and p.dim() and optimizer.state.get(p)
+            if by_element or p.shape == parameter.shape
+        ]
         if not like:
             return None if parameter.dim() == 0 or any(optimizer.state.get(p) for p in group) else []
     entries = [_entry(name, value, like[0]) for name, value in optimizer.state[like[0]].items()]
     known = [entry for entry in entries if entry is not None]
     return known if len(known) == len(entries) else None
+
+
+def sort_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[object, ...]:
+    """Within a group, one parameter of a sort shows what is kept of all of them. An optimizer whose kernel treats each
+    element by itself looks at no shape; any other may (Adafactor keeps sums over the rows of matrices)."""
+    if is_elementwise(optimizer):
+        return parameter.dtype, parameter.dim() > 0
+    return parameter.dtype, parameter.shape
 
 
 def _group_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> list[Tensor]:

@@ -1,0 +1,192 @@
+"""Unit facts: what one kind of device makes of each unit of a model: shapes, dtypes, seconds.
+
+One unit after the other comes to the device, runs, and goes back, so that of the model no more than a unit has to fit
+there beside the activations between two units:
+
+    unit 0   adopt ▸ every size once, for shapes ▸ the largest forward and backward, for times ▸ a small one ▸ give back
+    unit 1                                                                                         adopt ▸ ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.spec import JobSpec
+from weft.transport.arena import dtype_name
+from weft.workers.device import HostDevice
+from weft.workload import Workload, WorkloadError, units
+
+TIMED_RUNS = 3  # after one that warms up; the fastest counts
+SMALL_RUNS = 2
+SMALLER = 4  # times, the second size that units are timed with: far enough for a slope, and an eighth of the time more
+
+Samples = Mapping[int, tuple[torch.Tensor, torch.Tensor]]  # (inputs, targets) by microbatch size
+Run = Callable[[Any], Any]
+
+
+def inspect_units(
+    workload: Workload,
+    spec: JobSpec,
+    samples: Samples,
+    *,
+    trained: Sequence[int],
+    device: HostDevice,
+    leave: Callable[[nn.Module], None],
+) -> tuple[list[dict[str, Any]], int]:
+    """The wire form of each unit's UnitFacts, and Inspection.small_size.
+
+    trained: sizes that are known to occur in training; others go through in validation's mode: batch norm trains on no
+    batch of one. leave: called with each unit, and a loss that is a module, before it leaves the device; it has the
+    gradients that its runs have left.
+    """
+    modules = units(workload.model)
+    facts = [_unit_facts(name, module) for name, module in modules]
+    _record_ties(modules, facts)
+    runs = _Runs(workload, spec, samples, trained, device)
+    for number, (_, module) in enumerate(modules):
+        is_last = number == len(modules) - 1
+        needed = [module]
+        if is_last and isinstance(workload.loss, nn.Module):
+            needed.append(workload.loss)  # not before: it may hold units that have come and gone
+        for each in needed:
+            device.adopt(each)
+        runs.go_through(module, facts[number], is_last=is_last)
+        for each in needed:
+            leave(each)
+            device.give_back(each)
+    if not runs.small_size:
+        for fact in facts:
+            fact["small_forward_seconds"] = fact["small_backward_seconds"] = 0.0
+    return facts, runs.small_size
+
+
+def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
+    return {
+        "name": name,
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
+        "buffer_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
+        "forward_seconds": 0.0,
+        "backward_seconds": 0.0,
+        "dtype": None,
+        "itemsize": 0,
+        "shapes": [],
+        "tied_to": [],
+        "in_place": False,
+        "small_forward_seconds": 0.0,
+        "small_backward_seconds": 0.0,
+    }
+
+
+def _record_ties(modules: Sequence[tuple[str, nn.Module]], facts: Sequence[dict[str, Any]]) -> None:
+    """Before any unit is moved, which makes other tensors of buffers."""
+    owner: dict[int, int] = {}
+    for number, ((_, module), fact) in enumerate(zip(modules, facts, strict=True)):
+        # Two copies of a running mean would drift apart; a parameter may be in two stages, its gradients are summed.
+        tied = {owner.setdefault(id(buffer), number) for buffer in module.buffers()} - {number}
+        fact["tied_to"] = sorted(tied)
+
+
+class _Runs:
+    """What goes through the units, each from where the one before has left it. small_size: 0 where there is none."""
+
+    def __init__(
+        self, workload: Workload, spec: JobSpec, samples: Samples, trained: Sequence[int], device: HostDevice
+    ) -> None:
+        inputs, target = samples[max(samples)]
+        self.small_size = max(1, len(inputs) // SMALLER) if len(inputs) > 1 else 0
+        self._loss = workload.loss
+        self._autocasts = spec.strategy.precision == "bf16"
+        self._trained = trained
+        self._device = device
+        self._shaped: dict[int, Any] = {size: device.put(x) for size, (x, _) in samples.items()}
+        self._largest: Any = device.put(inputs)
+        self._target = device.put(target)
+        self._small: Any = self._largest[: self.small_size]
+
+    def go_through(self, module: nn.Module, fact: dict[str, Any], *, is_last: bool) -> None:
+        self._largest = _leaf(self._largest)  # without what the unit before has kept for a backward
+        self._record_shapes(module, fact)
+        run = partial(self._run, partial(self._with_loss, module) if is_last else module)
+        fact["in_place"] = _writes_to(run, self._largest)
+        fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, self._largest, TIMED_RUNS)
+        if self.small_size:
+            self._measure_small(module, fact)
+
+    def _record_shapes(self, module: nn.Module, fact: dict[str, Any]) -> None:
+        for size, x in self._shaped.items():
+            module.train(size in self._trained)
+            with torch.no_grad():
+                y = self._shaped[size] = self._run(module, x)
+            if isinstance(y, torch.Tensor):
+                fact["dtype"], fact["itemsize"] = dtype_name(y.dtype), y.element_size()
+                fact["shapes"].append([size, list(y.shape)])
+        module.train()
+
+    def _measure_small(self, module: nn.Module, fact: dict[str, Any]) -> None:
+        """Without the loss: a count that the user keeps of its calls is none of a quarter microbatch's business, and
+        what it costs goes with the samples, as it does in a head of many classes."""
+        try:
+            forward, backward, self._small = self._times(partial(self._run, module), self._small, SMALL_RUNS)
+        except Exception:  # the user's code, given a size that the job has no use for: batch norm refuses one sample
+            self.small_size, self._small = 0, None
+            return
+        fact["small_forward_seconds"], fact["small_backward_seconds"] = forward, backward
+
+    def _times(self, run: Run, x: Any, runs: int) -> tuple[float, float, Any]:
+        """(forward seconds, backward seconds, output) of one unit, the fastest of the runs after the first."""
+        forward, backward = [], []
+        for _ in range(1 + runs):
+            given = _copy(x := _leaf(x))  # a unit may work in place, which autograd forbids on a leaf
+            seconds, y = self._device.timed(partial(run, given))
+            forward.append(seconds)
+            seconds, _ = self._device.timed(partial(_backward, y))
+            backward.append(seconds)
+        return min(forward[1:]), min(backward[1:]), y
+
+    def _run(self, call: Run, x: Any) -> Any:
+        """As a stage does: under autocast, whose copies of parameters live until its end, for one forward at a time."""
+        with torch.autocast(self._device.torch.type, dtype=torch.bfloat16) if self._autocasts else nullcontext():
+            return call(x)
+
+    def _with_loss(self, module: nn.Module, x: Any) -> Any:
+        loss = self._loss(module(x), self._target)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise WorkloadError("Workload.loss returned no scalar tensor; it must return the mean over the samples")
+        return loss
+
+
+def _backward(y: Any) -> None:
+    if isinstance(y, torch.Tensor) and y.requires_grad:
+        torch.autograd.backward(y, torch.ones_like(y))
+
+
+def _writes_to(run: Run, x: Any) -> bool:
+    """Whether the unit changes its input, by autograd's own count of changes."""
+    given = _copy(x)
+    if not isinstance(given, torch.Tensor):
+        return False
+    before = given._version
+    run(given)
+    return given._version != before
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().requires_grad_(value.is_floating_point())
+    if isinstance(value, (tuple, list)):
+        return type(value)(_leaf(part) for part in value)
+    return value
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, (tuple, list)):
+        return type(value)(_copy(part) for part in value)
+    return value
