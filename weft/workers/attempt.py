@@ -6,7 +6,7 @@ when each runs, they only do the work. Where each kind is:
     LOAD, FETCH                this module, weft.workers.data
     FORWARD, BACKWARD, GRAD    weft.workers.compute, weft.workers.gradients
     DOWN, UP, RELOAD           weft.workers.replica_memory
-    SYNC, UPDATE, VALIDATE     weft.workers.synchroniser, weft.workers.updates
+    SYNC, UPDATE, VALIDATE     weft.workers.bucket_updates, synchroniser, updates
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from weft.transport.board import INITIAL_BYTE, Board, num_words
 from weft.transport.directory import Directory
 from weft.transport.records import MODE_OF_KIND
 from weft.workers.bucket_memory import Holder
+from weft.workers.bucket_updates import BucketUpdates
 from weft.workers.course import Course
 from weft.workers.data import Batches
 from weft.workers.device import HostDevice
 from weft.workers.measured import Measured
 from weft.workers.model_parts import ModelParts
+from weft.workers.replica_memory import ReplicaMemory
 from weft.workers.slots import SlotRing
 from weft.workers.weights import Weights
 from weft.workload import Workload
@@ -141,7 +143,7 @@ class Attempt:
 
     def operations(self, lane: str, program: list[dict[str, Any]]) -> dict[int, Operation]:
         """The operations of a lane's tasks as the plan's worker view describes them, by task id."""
-        measured = self.measured[lane]
+        measured, updates = self.measured[lane], self._parts.updates
         return {
             task["id"]: Operation(
                 task=task["id"],
@@ -151,20 +153,14 @@ class Attempt:
                 passes=task["kind"] in PASSES,
                 run=self._bind(task, measured),
                 update_needed=self._parts.update_needed(task),
-                takes=self._parts.takes(task),
+                takes=updates.takes(task) if updates is not None else None,
                 skips=self._skips(task),
                 is_milestone=task["kind"] == "grad",
-                reads_on_host=self._parts.reads_norm(task) or self._sums_on_host(task),
+                reads_on_host=updates is not None and (updates.reads_norm(task) or updates.sums_on_host(task)),
                 is_read_on_host=self._bounded and task["kind"] == "sync",
             )
             for task in program
         }
-
-    def _sums_on_host(self, task: Mapping[str, Any]) -> bool:
-        """What has come down from devices, of stages that share a parameter, where no other worker does so."""
-        if task["kind"] != "sync" or not self.device.is_accelerator:
-            return False
-        return not self._parts.owners[task["replica"]].is_own(task["bucket"])
 
     def _skips(self, task: Mapping[str, Any]) -> Callable[[Iteration], Collection[int]] | None:
         if not any(task["ways"]):
@@ -175,7 +171,7 @@ class Attempt:
 
     def _bind(self, task: Mapping[str, Any], measured: Measured) -> Run:
         r, s, m, b = task["replica"], task["stage"], task["microbatch"], task["bucket"]
-        parts = self._parts
+        parts, updates = self._parts, self._parts.updates
         match task["kind"]:
             case "load":
                 return lambda iteration: self._load(iteration, r, m)
@@ -187,23 +183,10 @@ class Attempt:
                 return lambda iteration: self._backward(iteration, r, s, m)
             case "grad":
                 return lambda iteration: parts.stages[r, s].finish_gradient(iteration, b)
-            case "down":
-                return lambda iteration: parts.down(r, s, b, iteration)
-            case "up":
-                return lambda iteration: parts.up(r, s, b, iteration)
-            case "reload":
-                return lambda iteration: parts.memories[r, s].load(b)
-            case "sync":
-                return lambda iteration: parts.owners[r].sync(b, iteration)
-            case "update" if b < 0:
+            case "update" if updates is None:
                 return lambda iteration: parts.own_updates[s].run(iteration, measured)
-            case "update" if s < 0:
-                return lambda iteration: parts.owners[r].update(b, iteration, measured)
-            case "update":
-                return lambda iteration: parts.update_device(r, s, b, iteration, measured)
-            case "validate":
-                return lambda iteration: parts.owners[r].validate(iteration, measured)
-        raise AssertionError(task["kind"])
+        assert updates is not None
+        return _bind_to_bucket(task, updates, parts.memories, measured)
 
     # --- tasks that belong to no other module
 
@@ -229,6 +212,28 @@ class Attempt:
     def _backward(self, iteration: Iteration, replica: int, stage: int, microbatch: int) -> None:
         self._now[replica, stage] = iteration.index  # what the hooks post
         self._parts.stages[replica, stage].backward(iteration, microbatch)
+
+
+def _bind_to_bucket(
+    task: Mapping[str, Any], updates: BucketUpdates, memories: Mapping[Holder, ReplicaMemory], measured: Measured
+) -> Run:
+    r, s, b = task["replica"], task["stage"], task["bucket"]
+    match task["kind"]:
+        case "down":
+            return lambda iteration: updates.down((r, s), b, iteration)
+        case "up":
+            return lambda iteration: updates.up((r, s), b, iteration)
+        case "reload":
+            return lambda iteration: memories[r, s].load(b)
+        case "sync":
+            return lambda iteration: updates.owners[r].sync(b, iteration)
+        case "update" if s < 0:
+            return lambda iteration: updates.owners[r].update(b, iteration, measured)
+        case "update":
+            return lambda iteration: updates.update_device(r, s, b, iteration, measured)
+        case "validate":
+            return lambda iteration: updates.owners[r].validate(iteration, measured)
+    raise AssertionError(task["kind"])
 
 
 _DATA = ("input", "target")

@@ -17,7 +17,8 @@ from weft.itinerary import Iteration
 from weft.spec import JobSpec
 from weft.transport.arena import Arena, Layout
 from weft.transport.directory import Directory
-from weft.workers.bucket_memory import BucketMemory, BucketView, Holder
+from weft.workers.bucket_memory import BucketMemory, Holder
+from weft.workers.bucket_updates import BucketUpdates
 from weft.workers.compute import StageTasks
 from weft.workers.course import Course
 from weft.workers.device import HostDevice
@@ -25,13 +26,11 @@ from weft.workers.gradients import StageGradients
 from weft.workers.layer_window import LayerWindow
 from weft.workers.measured import Measured
 from weft.workers.moving_state import Moves
-from weft.workers.norm import DeviceNorm, Norm
-from weft.workers.optimizer import can_skip_on_device, make_optimizer
+from weft.workers.optimizer import make_optimizer
 from weft.workers.replica_memory import ReplicaMemory
 from weft.workers.slots import SlotRing
 from weft.workers.stage import Stage, Unit, keep_state, move_state, named_state
-from weft.workers.synchroniser import Owner, missing_parameters
-from weft.workers.updates import Updates, group_of, make_shard, step_scheduler
+from weft.workers.updates import step_scheduler
 from weft.workers.weights import Weights
 from weft.workload import Workload, make_scheduler, units
 
@@ -61,7 +60,7 @@ class StageUpdate:
 
 
 class ModelParts:
-    """stages, memories: by holder. owners: by number. own_updates: by stage."""
+    """stages, memories: by holder. updates: of a job with buckets. own_updates: by stage, of one without."""
 
     def __init__(
         self,
@@ -86,23 +85,24 @@ class ModelParts:
         self.stages: dict[Holder, StageTasks] = {}
         self.memories: dict[Holder, ReplicaMemory] = {}
         self._windows: dict[int, LayerWindow] = {}
-        self.owners: dict[int, Owner] = {}
+        self.updates: BucketUpdates | None = None
         self.own_updates: dict[int, StageUpdate] = {}
-        self._device_updates: dict[Holder, Updates] = {}
-        self._owner_updates: dict[int, Updates | None] = {}
-        self._own_updates: dict[tuple[Holder, int], Updates] = {}  # of a device's own parameters, by bucket
         sync = plan["synchronisation"]
         self._memory = None
         self._in_buckets: set[int] = set()
         if sync is not None:
             self._memory = BucketMemory(directory, sync, [replica["staleness"] for replica in plan["replicas"]])
-            self._moves = Moves(directory, self._memory, course, plan["replicas"], device)
+            moves = Moves(directory, self._memory, course, plan["replicas"], device)
             self._in_buckets = {id(self._parameters[i]) for bucket in self._memory.buckets for i in bucket.places}
         own = [self._own_units(part["first"], part["last"]) for part in plan["stages"]]  # before any of them moves
         for part, (stage_units, parameters) in zip(plan["stages"], own, strict=True):
             self._add_stage(part, stage_units, parameters)
-        if sync is not None and (self.stages or self._owner_numbers()):
-            self._add_updates(sync)
+        if self._memory is not None:
+            self.updates = BucketUpdates(
+                spec, plan, workload, self._parameters, self._memory, moves, course, device, self.memories
+            )
+            if self.stages or self.updates.owners:
+                self._memory.publish_layout(named_state(self._units), self._parameters)
         del self._parameters, self._units, self._workload  # the other stages' parts of the model go with them
 
     # --- stages
@@ -236,163 +236,6 @@ class ModelParts:
                 self._device.copy(buffer, theirs[name])
 
         return read
-
-    # --- owners and updates
-
-    def _owner_numbers(self) -> list[int]:
-        """Of this worker's lanes."""
-        sync = self._plan["synchronisation"]
-        position = self._plan["position"]
-        return [number for number, lane in enumerate(sync["owners"]) if lane["worker"] == position]
-
-    def _add_updates(self, sync: Mapping[str, Any]) -> None:
-        assert self._memory is not None
-        for number in self._owner_numbers():
-            self._add_owner(number, sync)
-        for holder in self.stages:
-            held = self._memory.held(holder)
-            summed = [b for b in held if b.route == "sum" or (b.route == "either" and b.device_owner is None)]
-            if summed and self._plan["replicas"][holder[0]]["device"] == "gpu":
-                bounds = {bucket.index: (0, bucket.num_elements) for bucket in summed}
-                first = not any(self._is_cpu(r) for bucket in summed for r, _ in bucket.holders)
-                own = {bucket.index: self.memories[holder] for bucket in summed}
-                self._device_updates[holder] = self._updates(
-                    summed, bounds, own, sync, speculative=False, publishes=first and holder == summed[0].holders[0]
-                )
-                self._own_updates |= {(holder, bucket.index): self._device_updates[holder] for bucket in summed}
-        names = named_state(self._units)
-        self._memory.publish_layout(names, self._parameters)
-
-    def _is_cpu(self, replica: int) -> bool:
-        return bool(self._plan["replicas"][replica]["device"] == "cpu")
-
-    def _add_owner(self, number: int, sync: Mapping[str, Any]) -> None:
-        assert self._memory is not None
-        owned = [bucket for bucket in self._memory.buckets if number in bucket.owners]
-        alone = [bucket for bucket in owned if bucket.route == "device" or number == bucket.device_owner]
-        own = {bucket.index: self.memories[bucket.holders[0]] for bucket in alone}
-        updated = [
-            bucket for bucket in owned if bucket.route != "sum" or any(self._is_cpu(r) for r, _ in bucket.holders)
-        ]
-        updates = None
-        if updated:
-            bounds = {bucket.index: bucket.range_of(number) for bucket in updated}
-            updates = self._updates(updated, bounds, own, sync, speculative=sync["speculative"], publishes=bool(alone))
-            self._own_updates |= {(bucket.holders[0], bucket.index): updates for bucket in alone}
-        gradients = {index: (memory.gradients or {})[index] for index, memory in own.items()}
-        self._owner_updates[number] = updates
-        self.owners[number] = Owner(
-            number, self._memory, self._course, gradients, updates, squares=sync["bounded"], device=self._device
-        )
-
-    def _updates(
-        self,
-        buckets: list[BucketView],
-        bounds: Mapping[int, tuple[int, int]],
-        own: Mapping[int, ReplicaMemory],
-        sync: Mapping[str, Any],
-        *,
-        speculative: bool,
-        publishes: bool,
-    ) -> Updates:
-        """own: whose memory is updated, by bucket; nothing for the shared one."""
-        memory, course = self._memory, self._course
-        assert memory is not None
-        template = make_optimizer(self._workload.optimizer, self._parameters)
-        assert template is not None
-        groups = group_of(template, self._parameters)
-        shards = {}
-        for bucket in buckets:
-            device = own.get(bucket.index)
-            values = device.values[bucket.index] if device is not None else memory.parameters(bucket)
-            gradient = (device.gradients or {})[bucket.index] if device is not None else memory.sum(bucket)
-            shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
-        moves = self._moves
-
-        def begin(bucket: BucketView, iteration: Iteration) -> None:
-            if not own:
-                moves.begin(updates, bucket, iteration)
-
-        def done(bucket: BucketView, iteration: Iteration) -> None:
-            if not own:
-                moves.done(updates, bucket, iteration)
-            if memory.num_versions:
-                start, stop = bounds[bucket.index]
-                memory.version(bucket, iteration.step + 1)[start:stop].copy_(memory.parameters(bucket)[start:stop])
-            if publishes and iteration.step == course.itinerary.steps - 1:
-                own[bucket.index].publish(bucket, bounds[bucket.index])
-
-        updates = Updates(
-            self._workload,
-            template,
-            self._parameters,
-            buckets,
-            shards,
-            norm=self._norm(template) if sync["bounded"] else None,
-            speculative=speculative,
-            missing=missing_parameters(memory, course),
-            begin=begin,
-            done=done,
-            takes=moves.device_takes if own else moves.host_takes,
-            device=self._device,
-            reports=self._plan["position"] == sync["reporter"],
-        )
-        return updates
-
-    def _norm(self, template: torch.optim.Optimizer) -> Norm:
-        """A device's host need not know it, unless it has to leave out a step that the device cannot."""
-        memory, strategy, device = self._memory, self._spec.strategy, self._device
-        assert memory is not None
-        clip_norm, skips = strategy.clip_norm, strategy.skip_nonfinite
-        if device.is_accelerator and (not skips or can_skip_on_device(template)):
-            return DeviceNorm(memory, self._course, clip_norm, skips_nonfinite=skips, device=device)
-        return Norm(memory, self._course, clip_norm, skips_nonfinite=skips)
-
-    def down(self, r: int, s: int, bucket: int, iteration: Iteration) -> None:
-        """DOWN(r,s,b): the gradient, and what else the host needs if the bucket comes down anew."""
-        assert self._memory is not None
-        memory, view = self.memories[r, s], self._memory.buckets[bucket]
-        memory.down(bucket, iteration)
-        if view.route == "either" and view.holders[0] == (r, s):
-            self._moves.down(self._own_updates[(r, s), bucket], view, memory.values[bucket], iteration)
-
-    def up(self, r: int, s: int, bucket: int, iteration: Iteration) -> None:
-        """UP(r,s,b): the parameters or the sum, and what else the device needs if the bucket stays up from now on."""
-        assert self._memory is not None
-        view = self._memory.buckets[bucket]
-        self.memories[r, s].up(bucket, iteration)
-        if view.route == "either" and iteration.learns:
-            self._moves.up(self._own_updates[(r, s), bucket], view, iteration)
-
-    def takes(self, task: Mapping[str, Any]) -> Callable[[Iteration], bool] | None:
-        """Whether a task is of the way that its bucket goes; None where it runs in any case."""
-        if task["way"] is None:
-            return None
-        assert self._memory is not None
-        bucket, course = task["bucket"], self._course
-        if task["kind"] == "update":
-            updates = self._updates_of(task)
-            if updates is not None and updates.ends_with(self._memory.buckets[bucket]):
-                return None
-        is_device = task["way"] == "device"
-        return lambda iteration: iteration.learns and course.is_local(bucket, iteration) is is_device
-
-    def reads_norm(self, task: Mapping[str, Any]) -> bool:
-        """Whether the task reads on the host what the norm of the gradient is."""
-        if self._memory is None or task["kind"] not in ("update", "validate"):
-            return False
-        updates = self._updates_of(task)
-        return updates is not None and updates.reads_norm(task["kind"])
-
-    def _updates_of(self, task: Mapping[str, Any]) -> Updates | None:
-        """Of an UPDATE or VALIDATE."""
-        r, s = task["replica"], task["stage"]
-        return self._owner_updates[r] if s < 0 else self._device_updates[r, s]
-
-    def update_device(self, r: int, s: int, bucket: int, iteration: Iteration, measured: Measured) -> None:
-        """UPDATE(r,s,b) of a device's own parameters with the sum that has come up."""
-        assert self._memory is not None
-        self._device_updates[r, s].update(self._memory.buckets[bucket], iteration, measured)
 
     def update_needed(self, task: Mapping[str, Any]) -> Callable[[Iteration], int] | None:
         """For UP to a stale replica: the iteration whose update makes the version that is needed next."""
