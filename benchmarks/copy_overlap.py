@@ -4,7 +4,8 @@
     up                   ▕═══d═══▏         ▕═══e═══▏      b, c, d: beside another for a part of their time
 
 A direction's rate alone is that of the copies that ran alone. Of the others, what they moved while they were alone they
-moved at that rate; the rest of their bytes over the rest of their time is the rate beside the other direction.
+moved at that rate; the rest of their bytes over the rest of their time is the rate beside the other direction. Where no
+bytes rest, copies are too short to be told apart so: what a copy costs beside its bytes is all of their time.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def _direction(copies: Sequence[Copy], others: Sequence[Copy]) -> tuple[float | 
     apart = sum(copy.end - copy.start - beside for copy, beside in mixed)
     if apart and rate is None:  # nobody knows what they moved in that time
         return None, None
-    left = sum(copy.num_bytes for copy, _ in mixed) - (rate or 0.0) * apart / 1e9
-    return rate, _rate(left, sum(beside for _, beside in mixed))
+    rest = sum(copy.num_bytes for copy, _ in mixed) - (rate or 0.0) * apart / 1e9
+    return rate, _rate(rest, sum(beside for _, beside in mixed)) if rest > 0 else None
 
 
 def _shared_times(copies: Sequence[Copy], others: Sequence[Copy]) -> list[int]:

@@ -221,10 +221,13 @@ def take_turns(
     among them, which have as much time each.
     """
     reserved = session.seconds_left * (1 - 1 / parts_left)
+    if session.seconds_left < 0:
+        session.note(f"{name}: nothing, for want of time")
+        return {}
     runs: dict[str, list[Run]] = {contender: [] for contender in contenders}
     longest = 0.0
     for turn in range(turns):
-        if turn and session.seconds_left - reserved < longest:
+        if turn and runs and session.seconds_left - reserved < longest:
             session.note(f"{name}: {turn} of {turns} turns, for want of time")
             break
         before = session.seconds_left

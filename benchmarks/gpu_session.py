@@ -53,7 +53,8 @@ class Session:
 
     @property
     def cores(self) -> int:
-        return len(os.sched_getaffinity(0))
+        """The threads of a peer: one on a stand-in, where other processes may want the cores."""
+        return 1 if self.stand_in else len(os.sched_getaffinity(0))
 
     @property
     def device(self) -> str:

@@ -29,6 +29,11 @@ def test_without_a_rate_alone_a_copy_that_ran_so_in_part_tells_nothing() -> None
     assert rates([Copy(0, 100, 600)], [Copy(50, 100, 300)]).both is None
 
 
+def test_copies_of_which_no_bytes_rest_have_no_rate_beside_the_other_direction() -> None:
+    downs = [Copy(0, 100, 1000), Copy(100, 200, 500)]
+    assert rates(downs, [Copy(190, 290, 700), Copy(300, 400, 800)]).both is None
+
+
 def test_no_copies_have_no_rates() -> None:
     found = rates([], [])
     assert (found.down, found.up, found.both) == (None, None, None)

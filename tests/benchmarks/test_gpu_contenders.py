@@ -67,7 +67,7 @@ def test_a_part_leaves_as_much_time_to_those_after_it() -> None:
 def test_without_time_no_turn_begins() -> None:
     given = session(seconds=-1.0)
     assert take_turns(given, "case", {"a": contender([], "a")}, turns=3) == {}
-    assert given.notes == ["case, a: none, for want of time", "case: 1 of 3 turns, for want of time"]
+    assert given.notes == ["case: nothing, for want of time"]
 
 
 def steps(*seconds: float | None) -> list[dict[str, Any]]:
