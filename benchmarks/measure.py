@@ -24,7 +24,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("weft", "torch", "uvloop", "msgpack", "ray")  # whose versions are recorded, where they are installed
+PACKAGES = (
+    "weft",
+    "torch",
+    "uvloop",
+    "msgpack",
+    "ray",
+    "deepspeed",
+)  # whose versions are recorded, where they are installed
+CANNOT_RUN_HERE = 69  # exit code of a script that needs a device which is not here; EX_UNAVAILABLE of sysexits.h
+STAND_IN = "stand-in"  # the device of a report whose numbers say nothing
 _GOAL = re.compile(r"(<=|>=) ([0-9.]+)")
 _COMPARE = {"<=": operator.le, ">=": operator.ge}
 
@@ -101,9 +110,7 @@ def main(
     draw: Callable[[Sequence[Result], Path], None] | None = None,
 ) -> None:
     """The body of a benchmark's script: measures, then prints a table or JSON. draw: what `--png PATH` asks for."""
-    parser = argparse.ArgumentParser(description=f"The benchmark {name}; benchmarks/README.md says how to read it.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="fewer runs: to see that it works, not to quote")
+    parser = make_parser(name)
     parser.set_defaults(png=None)
     if draw is not None:
         parser.add_argument(
@@ -111,15 +118,28 @@ def main(
         )
     arguments = parser.parse_args()
     results = collect(arguments.quick)
-    report = {
+    print(json.dumps(report(name, results), indent=1) if arguments.json else (table or text_table)(results))
+    if draw is not None and arguments.png is not None:
+        draw(results, arguments.png)
+
+
+def make_parser(name: str) -> argparse.ArgumentParser:
+    """With the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=f"The benchmark {name}; benchmarks/README.md says how to read it.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="fewer runs: to see that it works, not to quote")
+    return parser
+
+
+def report(name: str, results: Sequence[Result], **facts: Any) -> dict[str, Any]:
+    """What `--json` prints, and run.py keeps. facts: beside what every benchmark tells."""
+    return {
         "benchmark": name,
+        **facts,
         "machine": machine(),
         "versions": versions(),
         "results": [asdict(result) for result in results],
     }
-    print(json.dumps(report, indent=1) if arguments.json else (table or text_table)(results))
-    if draw is not None and arguments.png is not None:
-        draw(results, arguments.png)
 
 
 def machine() -> dict[str, Any]:

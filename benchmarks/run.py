@@ -3,6 +3,9 @@
 python benchmarks/run.py             all        (make bench)
 python benchmarks/run.py pipeline    one        (make bench ONLY=pipeline)
 python benchmarks/run.py --quick     prints only: quick numbers are not to be kept
+python benchmarks/run.py --keep FILE ...    keeps what `NAME.py --json` printed on another machine, or part by part
+
+What needs a device that is not here (exit code 69) is passed over.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from measure import Result, cells, text_table
+from measure import CANNOT_RUN_HERE, STAND_IN, Result, cells, text_table
 
 FOLDER = Path(__file__).resolve().parent
 README = FOLDER / "README.md"
@@ -35,21 +38,55 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("only", nargs="?", choices=known, help="one benchmark; default: all")
     parser.add_argument("--quick", action="store_true", help="fewer runs, nothing is written")
+    parser.add_argument("--keep", nargs="+", type=Path, metavar="FILE", help="reports to keep instead of measuring")
     arguments = parser.parse_args()
-    for name in [arguments.only] if arguments.only else known:
+    for path in arguments.keep or ():
+        _keep_from(path)
+    for name in () if arguments.keep else [arguments.only] if arguments.only else known:
         report = _measured(name, quick=arguments.quick)
+        if report is None:
+            if arguments.only:
+                raise SystemExit(CANNOT_RUN_HERE)
+            continue
         print(f"{name}\n{text_table(_results(report))}\n", flush=True)
         if not arguments.quick:
             _keep(name, report)
 
 
-def _measured(name: str, *, quick: bool) -> dict[str, Any]:
+def _measured(name: str, *, quick: bool) -> dict[str, Any] | None:
+    """None where it cannot run here; it has said why."""
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--json", *(["--quick"] if quick else [])]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if finished.returncode == CANNOT_RUN_HERE:
+        return None
     if finished.returncode != 0:
         raise SystemExit(f"benchmarks/{name}.py failed with exit code {finished.returncode}")
     report: dict[str, Any] = json.loads(finished.stdout)
     return report
+
+
+def _keep_from(path: Path) -> None:
+    """A report of a script. Its rows go among those that are kept, if these are of the same machine and software."""
+    report = json.loads(path.read_text(encoding="utf-8"))
+    name = report["benchmark"]
+    if report.get("device") == STAND_IN or not report["results"]:
+        raise SystemExit(f"{path}: nothing to keep: {report.get('device', 'no device')}, {len(report['results'])} rows")
+    kept = RESULTS / f"{name}.json"
+    _keep(name, merged(json.loads(kept.read_text(encoding="utf-8")), report) if kept.exists() else report)
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The new report, with the old one's other rows where both are of the same kind of machine and software."""
+    if _where(old) != _where(new):
+        return new
+    rows = {row["name"]: row for row in (*old["results"], *new["results"])}
+    notes = list(dict.fromkeys((*old.get("notes", ()), *new.get("notes", ()))))
+    return new | {"results": list(rows.values())} | ({"notes": notes} if notes else {})
+
+
+def _where(report: dict[str, Any]) -> tuple[Any, ...]:
+    machine = report["machine"]
+    return report.get("device"), machine["cpu"], machine["cores"], machine["gpus"], report["versions"]
 
 
 def _keep(name: str, report: dict[str, Any]) -> None:
@@ -85,7 +122,8 @@ def section(report: dict[str, Any], date: str) -> str:
     for result in results:
         reached = {True: "yes", False: "**no**", None: ""}[result.is_reached()]
         lines.append("| " + " | ".join([f"`{result.name}`", *cells(result)[1:], reached]) + " |")
-    return "\n".join([*lines, "", *(f"- `{result.name}`: {result.how}" for result in results)])
+    lines += ["", *(f"- `{result.name}`: {result.how}" for result in results)]
+    return "\n".join([*lines, *(f"- {note}" for note in report.get("notes", ()))])
 
 
 def _results(report: dict[str, Any]) -> list[Result]:
