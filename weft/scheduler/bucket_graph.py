@@ -225,12 +225,14 @@ class BucketGraph:
                         self._sum_comes_up(r, s, part)
 
     def _parameters_come_up(self, r: int, s: int, part: BucketPlan) -> None:
-        """Where UP has another load as well, it waits for these only in the iterations that take this way."""
+        """Where UP has another load as well, it waits for these only in the iterations that take this way. The bucket's
+        parameters have been read by then, or it would have no gradient; but a stale one goes by an older gradient."""
         replica = self._placement.replicas[r]
         way = Way.HOST if self._comes_up_summed(part) else None
         up = (Kind.UP, r, s, -1, part.bucket.index)
-        last = (Kind.BACKWARD, r, s, replica.microbatches - 1, -1)
-        self._builder.edge(last, up, 0, Cause.GRADIENT, way)  # backward reads the parameters to its end
+        if replica.staleness:
+            last = (Kind.BACKWARD, r, s, replica.microbatches - 1, -1)
+            self._builder.edge(last, up, 0, Cause.GRADIENT, way)
         for key in self._completions(part):
             self._builder.edge(key, up, replica.staleness, Cause.UPDATE, way)
         self._builder.edge(up, (Kind.FORWARD, r, s, 0, -1), 1, Cause.UPDATE)

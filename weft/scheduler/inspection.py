@@ -89,7 +89,7 @@ class Inspection:
     the host; by a GPU where the host makes none. device_update_seconds: by a GPU, None where it makes none.
     elementwise: the optimizer treats each element by itself, so a parameter may be cut between owners. weighted: the
     workload weighs microbatches by their targets. copy_bytes_per_second: of memory, by one thread.
-    link_bytes_per_second: between the host and the job's GPUs, the slowest; None without any. device_bytes: the
+    link_bytes_per_second: between the host and the job's GPUs, the slowest; None without any. device_bytes: free
     memory of the smallest. small_size: of the second microbatch that units were timed with, so that what a call costs
     and what a sample costs are told apart; 0 where there was none.
     """

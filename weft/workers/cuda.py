@@ -103,7 +103,8 @@ class CudaDevice(HostDevice):
         return LINK_BYTES / slowest
 
     def capacity_bytes(self) -> int | None:
-        return int(torch.cuda.get_device_properties(0).total_memory)
+        free, _ = torch.cuda.mem_get_info()
+        return free
 
     def end_job(self) -> None:
         try:

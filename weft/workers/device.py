@@ -92,7 +92,7 @@ class HostDevice:
         return None
 
     def capacity_bytes(self) -> int | None:
-        """Of the device's memory; None where that is the host's."""
+        """Of the device's memory, what is free for jobs; None where that is the host's."""
         return None
 
     def end_job(self) -> None:
