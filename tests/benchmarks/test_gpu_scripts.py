@@ -12,10 +12,7 @@ import pytest
 import torch
 from run import merged
 
-from weft.presets import PRESETS
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-stronghold = pytest.mark.skipif("stronghold" not in PRESETS, reason="there is no preset stronghold")
 
 
 def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -30,7 +27,7 @@ def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
         ("gpu_offload", ["--only", "0.1b"], {"practicality_2k_0.1b", "vs_fsdp2_offload_16k_0.1b", "ours_16k_0.1b"}),
         ("gpu_hybrid", ["--only", "embedding"], {"embedding_hyscale_vs_gpu", "embedding_gpu", "hybrid_never_slower"}),
         ("gpu_transfers", [], {"up_vs_pinned", "down_vs_pinned"}),
-        pytest.param("gpu_largest", [], {"largest_vs_plain", "throughput_vs_no_offload"}, marks=stronghold),
+        ("gpu_largest", [], {"largest_vs_plain", "throughput_vs_no_offload"}),
     ],
 )
 def test_a_stand_in_goes_through_all_steps_and_says_what_it_is(script: str, options: list[str], rows: set[str]) -> None:
