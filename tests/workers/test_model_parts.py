@@ -100,6 +100,16 @@ def test_modules_compute_where_the_buckets_are(job_of: Callable[..., Job]) -> No
             assert parameters[index].stride() == place.stride()
 
 
+def test_a_worker_without_a_stage_keeps_no_copy_of_the_model(job_of: Callable[..., Job]) -> None:
+    """The host of a device kept all parameters as they were when the model was built, for as long as the job ran."""
+    job = job_of(model, replicas=[{"device": "gpu"}], update="cpu")
+    memory = job.attempts[0]._parts._memory
+    assert memory is not None
+    shared = memory.parameters(memory.buckets[0]).untyped_storage().data_ptr()
+    held = {parameter.untyped_storage().data_ptr() for parameter in job.workloads[0].model.parameters()}
+    assert held == {shared}
+
+
 def test_a_parameter_of_two_stages_is_published_under_both_of_its_names(job_of: Callable[..., Job]) -> None:
     job = job_of(tied, stages=2, split=[2])
     saved = job.saved()

@@ -17,7 +17,7 @@ from weft.itinerary import Iteration
 from weft.spec import JobSpec
 from weft.transport.arena import Arena, Layout
 from weft.transport.directory import Directory
-from weft.workers.bucket_memory import BucketMemory, Holder
+from weft.workers.bucket_memory import BucketMemory, Holder, shaped_like
 from weft.workers.bucket_updates import BucketUpdates
 from weft.workers.compute import StageTasks
 from weft.workers.course import Course
@@ -98,6 +98,7 @@ class ModelParts:
         for part, (stage_units, parameters) in zip(plan["stages"], own, strict=True):
             self._add_stage(part, stage_units, parameters)
         if self._memory is not None:
+            self._share_the_rest({id(p) for units, _ in own for unit in units for p in unit.module.parameters()})
             self.updates = BucketUpdates(
                 spec, plan, workload, self._parameters, self._memory, moves, course, device, self.memories
             )
@@ -162,6 +163,16 @@ class ModelParts:
             self._in_buckets |= {id(memo[each]) for each in held if each in self._in_buckets}
         self._taken |= held
         return own, parameters
+
+    def _share_the_rest(self, placed: set[int]) -> None:
+        """What no stage of this worker has is kept as long as the optimizer that the user built on it: in the shared
+        memory, which has it anyway, and not in a copy of the model for each worker."""
+        assert self._memory is not None
+        for bucket in self._memory.buckets:
+            for index, (start, _) in bucket.places.items():
+                parameter = self._parameters[index]
+                if id(parameter) not in placed:
+                    parameter.data = shaped_like(parameter, self._memory.parameters(bucket), start)
 
     def _functions_with_state(self) -> list[nn.Module]:
         functions = (self._workload.loss, *self._workload.metrics.values())
