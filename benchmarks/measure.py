@@ -18,13 +18,16 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 PACKAGES = ("weft", "torch", "uvloop", "msgpack", "ray")  # whose versions are recorded, where they are installed
+NO_GPU = 2  # exit code of a benchmark that has nothing to measure without one
 _GOAL = re.compile(r"(<=|>=) ([0-9.]+)")
 _COMPARE = {"<=": operator.le, ">=": operator.ge}
 
@@ -95,22 +98,26 @@ def interleave(runs: int, *measures: Callable[[], float]) -> list[list[float]]:
 
 def main(
     name: str,
-    collect: Callable[[bool], list[Result]],
+    collect: Callable[..., list[Result]],
     *,
+    flags: Mapping[str, str] = MappingProxyType({}),
     table: Callable[[Sequence[Result]], str] | None = None,
     draw: Callable[[Sequence[Result], Path], None] | None = None,
 ) -> None:
-    """The body of a benchmark's script: measures, then prints a table or JSON. draw: what `--png PATH` asks for."""
+    """The body of a benchmark's script: measures, then prints a table or JSON. draw: what `--png PATH` asks for.
+    flags: of this benchmark alone, each with its help; `collect` gets them by name."""
     parser = argparse.ArgumentParser(description=f"The benchmark {name}; benchmarks/README.md says how to read it.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="fewer runs: to see that it works, not to quote")
+    for flag, text in flags.items():
+        parser.add_argument(f"--{flag.replace('_', '-')}", dest=flag, action="store_true", help=text)
     parser.set_defaults(png=None)
     if draw is not None:
         parser.add_argument(
             "--png", type=Path, metavar="PATH", help="draw the results; needs pip install 'weft[plots]'"
         )
     arguments = parser.parse_args()
-    results = collect(arguments.quick)
+    results = collect(arguments.quick, **{flag: getattr(arguments, flag) for flag in flags})
     report = {
         "benchmark": name,
         "machine": machine(),
@@ -120,6 +127,13 @@ def main(
     print(json.dumps(report, indent=1) if arguments.json else (table or text_table)(results))
     if draw is not None and arguments.png is not None:
         draw(results, arguments.png)
+
+
+def needs_gpu(remedy: str) -> None:
+    """Leaves where there is none: run.py passes over a benchmark that ends with this code."""
+    if not _gpus():
+        print(f"this benchmark needs a GPU, and PyTorch sees none here; {remedy}", file=sys.stderr)
+        raise SystemExit(NO_GPU)
 
 
 def machine() -> dict[str, Any]:

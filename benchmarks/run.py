@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from measure import Result, cells, text_table
+from measure import NO_GPU, Result, cells, text_table
 
 FOLDER = Path(__file__).resolve().parent
 README = FOLDER / "README.md"
@@ -38,14 +38,19 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in [arguments.only] if arguments.only else known:
         report = _measured(name, quick=arguments.quick)
+        if report is None:
+            continue
         print(f"{name}\n{text_table(_results(report))}\n", flush=True)
         if not arguments.quick:
             _keep(name, report)
 
 
-def _measured(name: str, *, quick: bool) -> dict[str, Any]:
+def _measured(name: str, *, quick: bool) -> dict[str, Any] | None:
+    """None where it needs a GPU, and has said so."""
     command = [sys.executable, str(FOLDER / f"{name}.py"), "--json", *(["--quick"] if quick else [])]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if finished.returncode == NO_GPU:
+        return None
     if finished.returncode != 0:
         raise SystemExit(f"benchmarks/{name}.py failed with exit code {finished.returncode}")
     report: dict[str, Any] = json.loads(finished.stdout)
