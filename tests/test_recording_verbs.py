@@ -15,8 +15,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from weft.metrics.recording import Recording
+from weft.metrics.recording import Recording, packed_rows
 from weft.verbs import app
+from weft.worker_profile import Track, WorkerProfile, packed_track
 
 _MADE = runpy.run_path(str(Path(__file__).parent / "metrics" / "conftest.py"))
 make_pipeline, record = _MADE["make_pipeline"], _MADE["record"]
@@ -202,3 +203,95 @@ def test_without_matplotlib_the_extra_is_named(run_directory: Path, monkeypatch:
     assert done.stderr == (
         "weft: weft plot needs matplotlib, which is not installed; it comes with: pip install 'weft[plots]'\n"
     )
+
+
+# --- what was profiled
+
+
+def add_profile(directory: Path, first: int, last: int, **changes: Any) -> WorkerProfile:
+    """One kernel in the middle of the profiled iterations of the compute lane."""
+    recording = Recording.load(directory / "recording.msgpack")
+    ends = recording.iteration_ends
+    lane = next(lane for lane in recording.programs if lane.endswith("/compute"))
+    middle = ends.get(last, max(ends.values())) - 1_000
+    made = {
+        "job": recording.job,
+        "attempt": recording.attempt,
+        "worker": lane.partition("/")[0],
+        "first": first,
+        "last": last,
+        "start_ns": middle - 1_000,
+        "end_ns": middle + 1_000,
+        "clock_error_ns": 1,
+        "dropped": 0,
+        "names": ("gemm",),
+        "tracks": (Track(lane="compute", source="stream 7", packed=packed_track([(0, 1, middle - 500, middle)])),),
+    }
+    profile = WorkerProfile(**made | changes)
+    profile.save(directory)
+    return profile
+
+
+def kernels_in(trace: dict[str, Any]) -> list[str]:
+    return [event["name"] for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+
+
+def test_a_trace_has_the_kernels_of_a_profile_beside_it(run_directory: Path) -> None:
+    profile = add_profile(run_directory, 4, 6)
+    done = weft("trace", run_directory, "-o", "trace.json")
+    assert (done.exit_code, done.stderr.count("\n")) == (0, 1)
+    trace = trace_in(Path("trace.json").read_text())
+    assert kernels_in(trace) == ["gemm"]
+    assert trace["otherData"]["profiled"] == {profile.worker: [4, 6]}
+
+
+def test_profiled_takes_the_iterations_that_were_profiled_for_the_trace_and_the_picture(run_directory: Path) -> None:
+    add_profile(run_directory, 4, 6)
+    done = weft("trace", run_directory, "--profiled", "-o", "trace.json", "--svg", "trace.svg", "--json")
+    assert done.exit_code == 0, done.output
+    trace = trace_in(Path("trace.json").read_text())
+    assert (iterations_in(trace), kernels_in(trace)) == ([4, 5, 6], ["gemm"])
+    written = json.loads(done.stdout)
+    assert written["trace"]["iterations"] == written["svg"]["iterations"] == [4, 6]
+
+
+def test_profiled_iterations_that_the_recording_has_lost_are_in_the_one_of_then(run_directory: Path) -> None:
+    whole = Recording.load(run_directory / "recording.msgpack")
+    add_profile(run_directory, 1, 2)
+    whole.save(run_directory / "profiled.msgpack")
+    late = {lane: packed_rows(rows[len(rows) // 2 :]) for lane, rows in whole.rows.items()}
+    replace(whole, packed=late).save(run_directory / "recording.msgpack")
+    plain = weft("trace", run_directory, "-o", "plain.json")
+    assert plain.exit_code == 0
+    assert "iterations up to 2 were profiled, before these begin; --profiled shows them" in plain.stderr
+    assert kernels_in(trace_in(Path("plain.json").read_text())) == []
+    done = weft("trace", run_directory, "--profiled", "-o", "-")
+    assert done.exit_code == 0, done.output
+    assert (iterations_in(trace_in(done.stdout)), kernels_in(trace_in(done.stdout))) == ([1, 2], ["gemm"])
+
+
+def test_profiled_without_a_profile_says_how_to_ask_for_one(run_directory: Path) -> None:
+    add_profile(run_directory, 4, 6, attempt=7)
+    done = weft("trace", run_directory, "--profiled", "-o", "trace.json")
+    assert (done.exit_code, done.stdout) == (4, "")
+    assert "made-up-1 has no profile; ask for one with weft run --profile N, and see its log" in done.stderr
+
+
+def test_profiled_iterations_of_which_nothing_is_recorded_any_more_are_named(run_directory: Path) -> None:
+    add_profile(run_directory, 40, 42)
+    done = weft("trace", run_directory, "--profiled", "-o", "trace.json")
+    assert done.exit_code == 4
+    assert "iterations 40 to 42 of made-up-1 were profiled, and nothing of them is recorded" in done.stderr
+
+
+def test_profiled_and_a_number_of_iterations_contradict_each_other(run_directory: Path) -> None:
+    done = weft("trace", run_directory, "--profiled", "--iterations", "3", "-o", "trace.json")
+    assert done.exit_code == 2
+    assert "leave --iterations out" in done.stderr
+
+
+def test_a_file_that_is_no_profile_is_named(run_directory: Path) -> None:
+    (run_directory / "profile-cpu-0.msgpack").write_bytes(b"nothing")
+    done = weft("trace", run_directory, "-o", "trace.json")
+    assert done.exit_code == 2
+    assert "profile-cpu-0.msgpack is no profile" in done.stderr

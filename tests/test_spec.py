@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from weft.spec import MAX_ARGS_DEPTH, JobSection, JobSpec, SpecError, Strategy
+from weft.spec import MAX_ARGS_DEPTH, JobSection, JobSpec, ProfileSection, SpecError, Strategy
 from weft.transport.wire import MAX_CLIENT_FRAME_BYTES, FrameReader, encode
 
 FULL = """
@@ -33,9 +33,10 @@ microbatches = 4
 GOOD: dict[str, Any] = {
     "job": {"entry": "digits.py:workload", "args": {}, "epochs": 2, "batch_size": 100, "seed": 7, "priority": 0},
     "strategy": {"schedule": "1f1b", "stages": 1, "microbatches": 1, "recompute": False},
+    "profile": {"first": 10, "iterations": 3},
     "directory": "/jobs",
 }
-SECTIONS: dict[str, type[BaseModel]] = {"job": JobSection, "strategy": Strategy}
+SECTIONS: dict[str, type[BaseModel]] = {"job": JobSection, "strategy": Strategy, "profile": ProfileSection}
 
 
 def nested(depth: int) -> Any:
@@ -244,8 +245,10 @@ TAKEN = {  # what a field takes of the pool
     "strategy.prefetch": {"table"},
     "strategy.clip_norm": {"fraction", "huge"},
     "strategy.skip_nonfinite": {"true"},
+    "profile.first": {"zero"},
     "job": {"table"},
     "strategy": {"table"},
+    "profile": {"table"},
 }
 FIELDS = [f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields]
 WRONG_VALUES = [
@@ -270,6 +273,8 @@ OUT_OF_RANGE = [
             {"x": {1, 2}},
         ],
         "job.epochs": [2**31],
+        "profile.iterations": [0, 101],
+        "profile.first": [-1],
         "job.steps": [2**31],
         "job.batch_size": [2**31],
         "job.seed": [2**63],
@@ -329,7 +334,7 @@ def test_a_key_with_a_typing_error_is_refused_with_the_one_that_was_meant(path: 
 
 
 def test_a_key_like_no_other_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(SpecError, match=r"zzz: unknown key; known here: directory, job, strategy"):
+    with pytest.raises(SpecError, match=r"zzz: unknown key; known here: directory, job, profile, strategy"):
         JobSpec.parse(changed("zzz", {}))
     with pytest.raises(SpecError, match=r"strategi: unknown key; did you mean strategy\?"):
         JobSpec.parse(changed("strategi", {}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,12 @@ from typing import Any
 from weft.client import Client, RequestRefused
 from weft.exits import NO_SUCH_JOB, USAGE, leave
 from weft.itinerary import Itinerary
-from weft.metrics.recording import FILE, Recording, RecordingError
+from weft.metrics.recording import FILE, PROFILED_FILE, Recording, RecordingError
 from weft.metrics.step_log import FILE as STEP_LOG
 from weft.metrics.step_log import Step, StepLog, StepLogError, read_step_log
-from weft.metrics.window import Window, last_iterations
+from weft.metrics.window import Window, iterations_between, last_iterations
 from weft.transport.wire import ErrorCode
+from weft.worker_profile import ProfileError, WorkerProfile, profiles_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,33 @@ def find_recording(source: str) -> tuple[Recording, Path]:
     """The recording and its run directory. Leaves with a sentence where there is none."""
     path = _file_of(source) or Client().record(source)
     return _load(path), path.parent
+
+
+def profiles_of(recording: Recording, directory: Path) -> list[WorkerProfile]:
+    """What torch.profiler saw of the recording's attempt. Leaves with a sentence where a file is no profile."""
+    try:
+        return profiles_in(directory, recording.job, recording.attempt)
+    except (ProfileError, OSError) as error:
+        leave(USAGE, str(error))
+
+
+def with_profiled(recording: Recording, directory: Path, profiles: Sequence[WorkerProfile]) -> tuple[Recording, Window]:
+    """The recording that has the profiled iterations, and these. Leaves with a sentence where none has."""
+    if not profiles:
+        leave(NO_SUCH_JOB, f"{recording.job} has no profile; ask for one with weft run --profile N, and see its log")
+    first, last = min(each.first for each in profiles), max(each.last for each in profiles)
+    kept = directory / PROFILED_FILE
+    recordings = [recording, *([_load(kept)] if kept.exists() else ())]
+    windows = [
+        (each, iterations_between(each, first, last)) for each in recordings if each.attempt == recording.attempt
+    ]
+    found = next(((each, window) for each, window in windows if window is not None), None)
+    if found is None:
+        leave(
+            NO_SUCH_JOB,
+            f"iterations {first} to {last} of {recording.job} were profiled, and nothing of them is recorded",
+        )
+    return found
 
 
 def window_of(recording: Recording, iterations: int | None) -> Window:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from weft.transport.wire import Message
 if TYPE_CHECKING:
     from weft.metrics.recording import Recording
     from weft.metrics.window import Window
+    from weft.worker_profile import WorkerProfile
 
 STDOUT = "-"
 SVG_ITERATIONS = 2
@@ -39,23 +40,33 @@ def trace(
         int | None,
         typer.Option(metavar="N", min=1, help="The last N. Unset: all that are recorded, and 2 in the picture."),
     ] = None,
+    profiled: Annotated[
+        bool, typer.Option("--profiled", help="The iterations that were profiled, however long ago they ran.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write what each lane did when, beside what was planned, for Perfetto (ui.perfetto.dev) or as a picture.
 
-    Works while the job runs and after its end; of a long job the newest iterations are recorded. JOB may also be the
-    path of a recording.msgpack, with a slash in it or in this directory: then no daemon is needed.
+    Works while the job runs and after its end; of a long job the newest iterations are recorded. Kernels and operators
+    of a job that was asked to profile some iterations stand beside its lanes. JOB may also be the path of a
+    recording.msgpack, with a slash in it or in this directory: then no daemon is needed.
     """
     if output is None and svg is None:
         leave(USAGE, "nothing to write: give -o trace.json (- is stdout), or --svg FILE, or both")
     if [output, svg, STDOUT if json else None].count(STDOUT) > 1:
         leave(USAGE, "only one of -o -, --svg - and --json can have stdout; give the others a file")
-    from weft.recorded_job import find_recording
+    if profiled and iterations is not None:
+        leave(USAGE, "--profiled takes the iterations that were profiled; leave --iterations out")
+    from weft.recorded_job import find_recording, profiles_of, with_profiled
 
     recording, directory = find_recording(job)
+    profiles = profiles_of(recording, directory)
+    window = None
+    if profiled:
+        recording, window = with_profiled(recording, directory, profiles)
     written = {
-        "trace": None if output is None else _write_trace(recording, directory, iterations, output),
-        "svg": None if svg is None else _write_svg(recording, iterations or SVG_ITERATIONS, svg),
+        "trace": None if output is None else _write_trace(recording, directory, window, iterations, output, profiles),
+        "svg": None if svg is None else _write_svg(recording, window, iterations or SVG_ITERATIONS, svg),
     }
     summary = {"job": recording.job, "attempt": recording.attempt, **written}
     if json:
@@ -117,21 +128,35 @@ def plot(
         print(to_json({"job": recorded.job, **{name: path and str(path) for name, path in files.items()}}))
 
 
-def _write_trace(recording: Recording, directory: Path, iterations: int | None, output: str) -> Message:
+def _write_trace(
+    recording: Recording,
+    directory: Path,
+    window: Window | None,
+    iterations: int | None,
+    output: str,
+    profiles: Sequence[WorkerProfile],
+) -> Message:
     from weft.metrics.trace import trace_json
     from weft.recorded_job import step_facts, window_of
 
-    window = window_of(recording, iterations)
-    text = trace_json(recording, window, step_facts(recording, directory))
+    window = window or window_of(recording, iterations)
+    _warn_of_profiles_before(window, profiles)
+    text = trace_json(recording, window, step_facts(recording, directory), profiles)
     parts: Iterable[bytes] = (part.encode() for part in text)
     return _written(window, output, _compressed(parts) if output.endswith(".gz") else parts)
 
 
-def _write_svg(recording: Recording, iterations: int, output: str) -> Message:
+def _warn_of_profiles_before(window: Window, profiles: Sequence[WorkerProfile]) -> None:
+    last = max((profile.last for profile in profiles), default=window.first)
+    if last < window.first:
+        print(f"iterations up to {last} were profiled, before these begin; --profiled shows them", file=sys.stderr)
+
+
+def _write_svg(recording: Recording, window: Window | None, iterations: int, output: str) -> Message:
     from weft.metrics.window_svg import window_svg
     from weft.recorded_job import window_of
 
-    window = window_of(recording, iterations)
+    window = window or window_of(recording, iterations)
     return _written(window, output, [window_svg(recording, window).encode()])
 
 

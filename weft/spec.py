@@ -20,6 +20,7 @@ from weft.strategy import Strategy as Strategy
 
 MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
 MAX_ARGS_INTEGER = 2**63  # what msgpack and SQLite carry
+MAX_PROFILED_ITERATIONS = 100  # each event of theirs is in a worker's memory until the last one is over
 
 
 class SpecError(ValueError):
@@ -64,14 +65,22 @@ class JobSection(Section):
         return self
 
 
+class ProfileSection(Section):
+    """Kernels and copies, or operators, of some iterations: torch.profiler beside the lanes in `weft trace`."""
+
+    first: int = Field(default=10, ge=0, le=MAX_COUNT, description="the iteration that it begins with, from 0")
+    iterations: int = Field(default=3, ge=1, le=MAX_PROFILED_ITERATIONS, description="how many")
+
+
 class JobSpec(Section):
-    """One training run: the `[job]` and `[strategy]` tables, and the directory that `entry` is relative to.
+    """One training run: tables `[job]`, `[strategy]`, `[profile]`, and the directory that `entry` is relative to.
 
     Errors: `SpecError` from `load`, `parse` and `from_wire`; pydantic's `ValidationError` from the constructor.
     """
 
     job: JobSection
     strategy: Strategy = Field(default_factory=Strategy)
+    profile: ProfileSection | None = Field(default=None, description="unset: nothing is profiled")
     directory: str = Field(default_factory=lambda: str(Path.cwd()), description="absolute; set by load")
 
     @field_validator("directory")

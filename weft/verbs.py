@@ -48,6 +48,10 @@ Threads = Annotated[int | None, typer.Option(metavar="N", help="Compute threads 
 StandIns = Annotated[int | None, typer.Option(metavar="N", help="GPU workers that compute on the CPU.")]
 Gpus = Annotated[int | None, typer.Option(metavar="N", help="GPUs to use; by default all, or none beside stand-ins.")]
 RunsDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where run directories are made.")]
+Profile = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Profile N iterations, for weft trace; --set profile.first=N: from which on."),
+]
 Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help='Address of /metrics; "" for none.')]
 
 
@@ -62,6 +66,7 @@ def run(
     gpus: Gpus = None,
     runs_dir: RunsDir = None,
     metrics: Metrics = None,
+    profile: Profile = None,
     json: Json = False,
     reference: Annotated[
         bool, typer.Option("--reference", help="Train by the plain PyTorch loop, in this process, instead.")
@@ -71,7 +76,7 @@ def run(
 
     Run directories are made in ./runs unless --runs-dir says otherwise.
     """
-    job_spec = _load_spec(spec, set_)
+    job_spec = _load_spec(spec, set_, profile)
     if reference:
         from weft.reference_run import run_reference
 
@@ -195,10 +200,11 @@ def submit(
     ] = None,
     priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it to its end; Ctrl-C detaches.")] = False,
+    profile: Profile = None,
     json: Json = False,
 ) -> None:
     """Hand a job to the daemon and print its id."""
-    job_spec = _load_spec(spec, set_)
+    job_spec = _load_spec(spec, set_, profile)
     client = Client()
     submitted = client.submit(job_spec, job=id_, priority=priority)
     job = submitted["job"]
@@ -315,10 +321,11 @@ def _options(
     pass
 
 
-def _load_spec(path: Path, overrides: list[str] | None) -> JobSpec:
+def _load_spec(path: Path, overrides: list[str] | None, profile: int | None = None) -> JobSpec:
     from weft.spec import JobSpec
 
-    spec = JobSpec.load(path, overrides or ())
+    profiled = [] if profile is None else [f"profile.iterations={profile}"]
+    spec = JobSpec.load(path, [*profiled, *(overrides or ())])
     spec.check_files()
     return spec
 

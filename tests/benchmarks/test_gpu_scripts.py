@@ -27,6 +27,7 @@ def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
         ("gpu_offload", ["--only", "0.1b"], {"practicality_2k_0.1b", "vs_fsdp2_offload_16k_0.1b", "ours_16k_0.1b"}),
         ("gpu_hybrid", ["--only", "embedding"], {"embedding_hyscale_vs_gpu", "embedding_gpu", "hybrid_never_slower"}),
         ("gpu_transfers", [], {"up_vs_pinned", "down_vs_pinned"}),
+        ("gpu_accounting", ["--only", "local"], {"local_stall_vs_profiler", "local_overlap_vs_profiler", "local_gaps"}),
         ("gpu_largest", [], {"largest_vs_plain", "throughput_vs_no_offload"}),
     ],
 )
@@ -41,7 +42,7 @@ def test_a_stand_in_goes_through_all_steps_and_says_what_it_is(script: str, opti
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-@pytest.mark.parametrize("script", ["gpu_offload", "gpu_largest", "gpu_hybrid", "gpu_transfers"])
+@pytest.mark.parametrize("script", ["gpu_accounting", "gpu_offload", "gpu_largest", "gpu_hybrid", "gpu_transfers"])
 def test_without_a_gpu_a_script_says_so_with_a_code_of_its_own(script: str) -> None:
     finished = run(script, "--json")
     assert (finished.returncode, finished.stdout) == (69, "")

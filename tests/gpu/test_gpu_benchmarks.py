@@ -18,6 +18,7 @@ SECONDS = 300
     ("script", "options", "row"),
     [
         ("gpu_transfers", [], "both_vs_pinned"),
+        ("gpu_accounting", ["--only", "zero_offload"], "zero_offload_overlap_vs_profiler"),
         ("gpu_offload", ["--only", "0.1b"], "practicality_16k_0.1b"),
         ("gpu_hybrid", ["--only", "gpt"], "hybrid_never_slower"),
         ("gpu_largest", ["--gpu-gib", "8"], "largest_vs_plain"),

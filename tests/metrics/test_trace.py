@@ -17,6 +17,7 @@ from weft.metrics.recording import NUM_BUSY, RecordedEdge, RecordedTask, Recordi
 from weft.metrics.trace import JOB_PROCESS, trace_json
 from weft.metrics.window import Window, last_iterations, planned_runs
 from weft.scheduler.plan import Plan
+from weft.worker_profile import KINDS, ProfileRow, Track, WorkerProfile, apart_or_within, packed_track
 
 _FORMAT = runpy.run_path(str(Path(__file__).with_name("trace_format.py")))
 check_format, nanoseconds = _FORMAT["check_format"], _FORMAT["nanoseconds"]
@@ -355,3 +356,106 @@ def test_what_belongs_to_the_job_is_in_its_own_process(recorded: Callable[..., t
         *("slots of input-0 (of 8)", "slots of target-0 (of 8)", "slots of activation-0-0 (of 2)"),
         *("slots of gradient-0-0 (of 2)", "memory of occupied slots", "batches loaded ahead, replica 0"),
     }
+
+
+# --- what torch.profiler saw
+
+
+def profile_of(recording: Recording, worker: str, rows: dict[str, list[ProfileRow]], **changes: Any) -> WorkerProfile:
+    """Of iterations 8 and 9; the names "gemm" and "relu"; rows by lane, "" for a stream of no lane."""
+    made = {
+        "job": recording.job,
+        "attempt": recording.attempt,
+        "worker": worker,
+        "first": 8,
+        "last": 9,
+        "start_ns": recording.iteration_ends[7],
+        "end_ns": recording.iteration_ends[9],
+        "clock_error_ns": 1,
+        "dropped": 0,
+        "names": ("gemm", "relu"),
+        "tracks": tuple(
+            Track(lane=lane, source="stream 7", packed=packed_track(apart_or_within(own))) for lane, own in rows.items()
+        ),
+    }
+    return WorkerProfile(**made | changes)
+
+
+@pytest.fixture
+def device_job(recorded: Callable[..., tuple[Plan, Recording]]) -> Recording:
+    return recorded(**STRATEGIES["zero-offload"])[1]
+
+
+def kernels_within(recording: Recording, lane: str) -> list[ProfileRow]:
+    """Two in each task of the lane, one of them within the other where that is long enough."""
+    rows = [row for row in recording.rows[lane] if row[0] < NUM_BUSY]
+    return [
+        (name, KINDS.index("kernel"), start + name * (end - start) // 4, end)
+        for _, _, _, _, start, end in rows
+        for name in (0, 1)
+    ]
+
+
+def test_what_the_profiler_saw_is_a_thread_beside_its_lane_with_names_and_times(device_job: Recording) -> None:
+    window = window_of(device_job)
+    (lane,) = (lane for lane in device_job.programs if lane.startswith("gpu") and lane.endswith("/compute"))
+    worker = lane.partition("/")[0]
+    rows = kernels_within(device_job, lane)
+    trace = traced(device_job, window, profiles=[profile_of(device_job, worker, {"compute": rows})])
+    check_format(trace)
+    names = thread_names(trace)
+    shown = [
+        (event["name"], nanoseconds(event["ts"]) + window.start_ns, nanoseconds(event["dur"]))
+        for event in slices(trace, category="kernel")
+        if names[event["tid"]] == f"{worker}/compute kernels"
+    ]
+    there = [row for row in rows if row[3] > window.start_ns and row[2] < window.end_ns]
+    assert there
+    assert sorted(shown) == sorted(
+        (("gemm", "relu")[name], max(start, window.start_ns), min(end, window.end_ns) - max(start, window.start_ns))
+        for name, _, start, end in there
+    )
+    assert trace["otherData"]["profiled"] == {worker: [8, 9]}
+
+
+def test_a_profilers_thread_stands_right_behind_its_lane(device_job: Recording) -> None:
+    window = window_of(device_job)
+    lanes = [lane for lane in device_job.programs if lane.startswith("gpu")]
+    worker = lanes[0].partition("/")[0]
+    rows = {lane.partition("/")[2]: kernels_within(device_job, lane) for lane in lanes}
+    trace = traced(device_job, window, profiles=[profile_of(device_job, worker, rows | {"": rows["compute"]})])
+    names = thread_names(trace)
+    order = {
+        names[event["tid"]]: event["args"]["sort_index"]
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_sort_index" and names[event["tid"]].startswith(f"{worker}/")
+    }
+    assert len(set(order.values())) == len(order)
+    shown = [name.removeprefix(f"{worker}/") for name in sorted(order, key=lambda name: order[name])]
+    for lane in rows:
+        assert shown[shown.index(lane) + 1] == f"{lane} kernels"
+    assert shown[-1] == "kernels of stream 7"
+
+
+@ALL
+def test_with_a_profile_everything_else_in_the_trace_is_as_without(
+    recorded: Callable[..., tuple[Plan, Recording]], strategy: dict[str, Any]
+) -> None:
+    _, recording = recorded(**strategy)
+    window = window_of(recording)
+    lane = next(lane for lane in recording.programs if lane.endswith("/compute"))
+    profiles = [profile_of(recording, lane.partition("/")[0], {"compute": kernels_within(recording, lane)})]
+    with_it, without = (traced(recording, window, profiles=given) for given in (profiles, []))
+    check_format(with_it)
+    added = [event for event in with_it["traceEvents"] if event not in without["traceEvents"]]
+    assert [event for event in with_it["traceEvents"] if event not in added] == without["traceEvents"]
+    assert {event["ph"] for event in added} == {"M", "X"}
+    assert "profiled" not in without["otherData"]
+
+
+def test_a_profile_of_other_iterations_adds_no_thread(device_job: Recording) -> None:
+    window = window_of(device_job, 1)
+    worker = next(lane for lane in device_job.programs if lane.startswith("gpu")).partition("/")[0]
+    early = [(0, KINDS.index("kernel"), window.start_ns - 2_000, window.start_ns - 1_000)]
+    trace = traced(device_job, window, profiles=[profile_of(device_job, worker, {"compute": early})])
+    assert [name for name in thread_names(trace).values() if "kernels" in name] == []

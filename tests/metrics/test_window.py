@@ -9,7 +9,7 @@ import pytest
 
 from weft.metrics.accounting import MODES
 from weft.metrics.recording import NUM_BUSY, Recording, packed_rows
-from weft.metrics.window import Window, last_iterations
+from weft.metrics.window import Window, iterations_between, last_iterations
 from weft.scheduler.plan import Plan
 
 
@@ -61,3 +61,23 @@ def test_the_last_few_end_with_the_last_that_trains(recording: Recording) -> Non
     validated = replace(recording, packed=quiet)
     assert (window_of(validated, None).first, window_of(validated, None).last) == (0, 11)
     assert (window_of(validated, 3).first, window_of(validated, 3).last) == (7, 9)
+
+
+def test_iterations_between_two_are_whole_and_those_that_are_there(recording: Recording) -> None:
+    window = iterations_between(recording, 3, 5)
+    assert window == Window(first=3, last=5, start_ns=recording.iteration_ends[2], end_ns=recording.iteration_ends[5])
+    assert iterations_between(recording, 0, 11) == window_of(recording, None)
+    cut = iterations_between(recording, 10, 40)
+    assert cut is not None
+    assert (cut.first, cut.last) == (10, 11)
+    assert iterations_between(recording, 12, 40) is None
+
+
+def test_iterations_whose_beginning_is_lost_are_not_between_any(recording: Recording) -> None:
+    lost = {lane: packed_rows(rows[len(rows) // 2 :]) for lane, rows in recording.rows.items()}
+    recording = replace(recording, packed=lost)
+    first = min(recording.iteration_ends)
+    assert iterations_between(recording, 0, first) is None
+    window = iterations_between(recording, 0, first + 1)
+    assert window is not None
+    assert (window.first, window.start_ns) == (first + 1, recording.iteration_ends[first])

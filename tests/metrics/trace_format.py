@@ -7,6 +7,8 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import Any
 
+from weft.worker_profile import KINDS
+
 Event = dict[str, Any]
 
 
@@ -49,15 +51,30 @@ def check_names(trace: dict[str, Any]) -> None:
 
 
 def check_slices(events: list[Event]) -> None:
-    threads = defaultdict(list)
+    threads, nested = defaultdict(list), set()
     for event in events:
         if event["ph"] == "X":
             assert event["dur"] >= 0, event
             threads[event["tid"]].append((nanoseconds(event["ts"]), nanoseconds(event["ts"] + event["dur"])))
-    for spans in threads.values():
+            if event["cat"] in KINDS:
+                nested.add(event["tid"])
+    for thread, spans in threads.items():
+        if thread in nested:
+            check_nesting(spans)
+            continue
         ordered = sorted(spans)
         for (_, end), (start, _) in pairwise(ordered):
             assert start >= end, "slices of one thread either follow each other or lie within each other; ours follow"
+
+
+def check_nesting(spans: list[tuple[int, int]]) -> None:
+    """What the profiler saw may also lie within."""
+    around: list[tuple[int, int]] = []
+    for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        while around and around[-1][1] <= start:
+            around.pop()
+        assert not around or end <= around[-1][1], "slices of one thread either follow each other or lie within"
+        around.append((start, end))
 
 
 def check_flows(events: list[Event]) -> None:

@@ -274,3 +274,43 @@ def test_a_recording_that_waited_for_another_tells_that_the_job_has_ended_meanwh
     recording = Recording.load(run.directory / "recording.msgpack")
     assert recording.facts["ended"] is True
     assert recording.iteration_ends == {0: 2 * SECOND}
+
+
+# --- profiles
+
+
+def test_a_profiled_jobs_recording_is_due_once_all_workers_told_and_its_iterations_are_over(
+    tmp_path: Path, plan: Plan
+) -> None:
+    spec = {"job": {"entry": "digits.py:workload"}, "profile": {"first": 1, "iterations": 2}}
+    run = JobRun("digits-1", tmp_path / "runs" / "digits-1", spec)
+    run.begin(plan, ("cpu-0", "loader-0"))
+    due = []
+    for iteration in range(4):
+        if iteration == 2:
+            run.note_profile("cpu-0", 1, "profiled iterations 1 to 2: 7 events in profile-cpu-0.msgpack")
+        if iteration == 1:
+            run.note_profile("loader-0", 1, "not profiled: no CUPTI here")
+        report(run, iteration, 10 * iteration, 3, {"loss": 1.0})
+        run.finish_iteration(iteration)
+        due.append(run.take_profiled())
+    assert due == [False, False, True, False]
+    run.begin(plan, ("cpu-0", "loader-0"), attempt=2)
+    report(run, 0, 0, 3, {"loss": 1.0})
+    run.finish_iteration(2)
+    for worker in ("cpu-0", "loader-0"):
+        run.note_profile(worker, 1, "late: of the attempt before")
+    assert not run.take_profiled()
+    for worker in ("cpu-0", "loader-0"):
+        run.note_profile(worker, 2, "profiled")
+    assert run.take_profiled()
+    run.close()
+    log = run.log_path.read_text()
+    assert "cpu-0: profiled iterations 1 to 2: 7 events in profile-cpu-0.msgpack\n" in log
+    assert "loader-0: not profiled: no CUPTI here\n" in log
+
+
+def test_a_job_that_is_not_profiled_has_no_recording_of_profiled_iterations(run: JobRun) -> None:
+    report(run, 0, 0, 3, {"loss": 1.0})
+    run.finish_iteration(0)
+    assert not run.take_profiled()

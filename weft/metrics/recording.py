@@ -22,6 +22,7 @@ import msgpack
 from weft.metrics.accounting import BUSY_MODES
 
 FILE: Final = "recording.msgpack"
+PROFILED_FILE: Final = "profiled.msgpack"  # as it was when the iterations that were to be profiled were over
 VERSION: Final = 1
 RECORDED_BYTES: Final = 8 << 20  # of a running job's rows: 175,000 of them; a daemon runs few jobs at a time
 NUM_BUSY: Final = len(BUSY_MODES)

@@ -3,6 +3,7 @@
     process  job digits-1      ▕ iteration 376 ▏▕ iteration 377 ▏     threads: iterations, critical path
                                ⌇ slots occupied ⌇ batches ahead ⌇     counters
     process  cpu-0             ▕ FORWARD(0,0) ▏▕ stall gradient ▏     a thread for each lane: tasks and stalls
+                               ▕aten::addmm▏▕aten::relu▏              beside a lane what torch.profiler saw of it
     process  planned cpu-0     ▕ FORWARD(0,0) ▏   ▕ BACKWARD… ▏       the same lanes as the plan has them
 
 Arrows (flow events) are the graph's edges between lanes; an edge that only hands back a slot has one where a lane did
@@ -17,6 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, Final
 
 from weft.metrics.accounting import MODES, NANOSECONDS, is_compute_lane
@@ -24,6 +26,7 @@ from weft.metrics.critical_path import critical_path
 from weft.metrics.recording import NUM_BUSY, RecordedEdge, RecordedTask, Recording, Row
 from weft.metrics.slot_use import Level, batches_ahead, bytes_used, ring_uses, runs_of
 from weft.metrics.window import Window, planned_runs
+from weft.worker_profile import KINDS, ProfileRow, WorkerProfile
 
 Event = dict[str, Any]
 Facts = Mapping[int, Mapping[str, Any]]  # what is known of an iteration beside its times: step, loss, ...
@@ -31,6 +34,8 @@ Facts = Mapping[int, Mapping[str, Any]]  # what is known of an iteration beside 
 JOB_PROCESS: Final = 1
 ITERATIONS_THREAD, PATH_THREAD = 1, 2
 THREADS_OF_PROCESS: Final = 100  # a thread's number is process times this plus its place: no two have the same
+FIRST_TRACK: Final = 30  # a track's place in its process, after those of lanes
+MAX_TRACKS: Final = 60  # of a process; lanes' come first
 LANE_ORDER: Final = ("compute", "fetch", "d2h", "sync", "h2d", "load")
 
 
@@ -42,22 +47,26 @@ class Place:
     thread: int
 
 
-def trace_json(recording: Recording, window: Window, facts: Facts | None = None) -> Iterator[str]:
-    """The file in parts, an event in each line."""
+def trace_json(
+    recording: Recording, window: Window, facts: Facts | None = None, profiles: Sequence[WorkerProfile] = ()
+) -> Iterator[str]:
+    """The file in parts, an event in each line. profiles: of the recording's attempt."""
     yield '{"traceEvents":[\n'
     before = ""
-    for event in trace_events(recording, window, facts or {}):
+    for event in trace_events(recording, window, facts or {}, profiles):
         yield before + json.dumps(event, separators=(",", ":"), ensure_ascii=False)
         before = ",\n"
-    other = json.dumps(_other(recording, window), separators=(",", ":"), ensure_ascii=False)
+    other = json.dumps(_other(recording, window, profiles), separators=(",", ":"), ensure_ascii=False)
     yield f'\n],"displayTimeUnit":"ms","otherData":{other}}}\n'
 
 
-def trace_events(recording: Recording, window: Window, facts: Facts) -> Iterator[Event]:
-    return _Trace(recording, window, facts).events()
+def trace_events(
+    recording: Recording, window: Window, facts: Facts, profiles: Sequence[WorkerProfile] = ()
+) -> Iterator[Event]:
+    return chain(_Trace(recording, window, facts).events(), profile_events(recording, window, profiles))
 
 
-def _other(recording: Recording, window: Window) -> dict[str, Any]:
+def _other(recording: Recording, window: Window, profiles: Sequence[WorkerProfile]) -> dict[str, Any]:
     begin_ns = window.start_ns + recording.clock_ns
     known = ("schedule", "microbatches", "predicted_iteration_seconds", "limit_seconds", "iteration_seconds")
     return {
@@ -67,6 +76,7 @@ def _other(recording: Recording, window: Window) -> dict[str, Any]:
         "start": datetime.fromtimestamp(begin_ns / NANOSECONDS, UTC).isoformat(),
         "start_unix_ns": str(begin_ns),
         **{name: recording.facts[name] for name in known if name in recording.facts},
+        **({"profiled": {each.worker: [each.first, each.last] for each in profiles}} if profiles else {}),
     }
 
 
@@ -260,6 +270,37 @@ def _begun(rows: Sequence[Row], window: Window) -> Iterator[tuple[int, int, int,
         waited = set()
 
 
+def profile_events(recording: Recording, window: Window, profiles: Sequence[WorkerProfile]) -> Iterator[Event]:
+    """A thread for each track, beside its lane; what ran in no lane's stream or thread comes after the lanes."""
+    places = _places(list(recording.programs))
+    process_of = {lane.partition("/")[0]: here.process for lane, (here, _) in places.items()}
+    for profile in profiles:
+        process = process_of.get(profile.worker)
+        if process is None:
+            continue
+        for number, track in enumerate(profile.tracks[:MAX_TRACKS], start=FIRST_TRACK):
+            rows = [row for row in track.rows() if row[3] > window.start_ns and row[2] < window.end_ns]
+            if not rows:
+                continue
+            place = Place(process, process * THREADS_OF_PROCESS + number)
+            lane = places.get(f"{profile.worker}/{track.lane}")
+            what = "operators" if KINDS[rows[0][1]] == "operator" else "kernels"
+            name = f"{track.lane} {what}" if lane else f"{what} of {track.source}"
+            yield from _thread(place, name, beside=lane[0] if lane else None)
+            yield from _track_slices(place, profile, rows, window)
+
+
+def _track_slices(place: Place, profile: WorkerProfile, rows: Sequence[ProfileRow], window: Window) -> Iterator[Event]:
+    for name, kind, start, end in rows:
+        begin, until = max(start, window.start_ns), min(end, window.end_ns)
+        yield {
+            **_at(place, "X", profile.names[name], (begin - window.start_ns) / 1000),
+            "dur": (until - begin) / 1000,
+            "cat": KINDS[kind],
+            "args": {"cut": True} if (begin, until) != (start, end) else {},
+        }
+
+
 def _places(lanes: Sequence[str]) -> dict[str, tuple[Place, Place]]:
     """Of each lane, and of the same lane as planned. A worker's two processes stand beside each other."""
     ordered = in_order(lanes)
@@ -296,10 +337,12 @@ def _process(number: int, name: str, order: int) -> Iterator[Event]:
     yield {"ph": "M", "pid": number, "name": "process_sort_index", "args": {"sort_index": order}}
 
 
-def _thread(place: Place, name: str) -> Iterator[Event]:
+def _thread(place: Place, name: str, beside: Place | None = None) -> Iterator[Event]:
+    """beside: right after that one; by default in the order of their numbers."""
     common = {"ph": "M", "pid": place.process, "tid": place.thread}
+    order = 2 * place.thread if beside is None else 2 * beside.thread + 1
     yield {**common, "name": "thread_name", "args": {"name": name}}
-    yield {**common, "name": "thread_sort_index", "args": {"sort_index": place.thread}}
+    yield {**common, "name": "thread_sort_index", "args": {"sort_index": order}}
 
 
 def _at(place: Place, phase: str, name: str, when_us: float, **more: Any) -> Event:

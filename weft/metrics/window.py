@@ -58,6 +58,16 @@ def last_iterations(recording: Recording, iterations: int | None = None) -> Wind
     return Window(first=first, last=last, start_ns=start, end_ns=ends[last])
 
 
+def iterations_between(recording: Recording, first: int, last: int) -> Window | None:
+    """Those of them that are complete, if they follow one another and the first one's beginning is known."""
+    ends = recording.iteration_ends
+    known = [number for number in range(first, last + 1) if number in ends and (number == 0 or number - 1 in ends)]
+    if not known or len(known) != known[-1] - known[0] + 1:
+        return None
+    start = ends[known[0] - 1] if known[0] else begin_of_first(recording)
+    return Window(first=known[0], last=known[-1], start_ns=start, end_ns=ends[known[-1]])
+
+
 def planned_runs(recording: Recording, window: Window) -> dict[str, list[PlannedRun]]:
     """By lane, without overlap: the plan's last simulated iteration, repeated for each of the window's."""
     ends: dict[int, float] = {}

@@ -50,6 +50,7 @@ from weft.scheduler.events import (
 from weft.scheduler.inspection import Inspection
 from weft.scheduler.job import Phase
 from weft.scheduler.job_metrics import JobMetrics
+from weft.scheduler.job_recording import keep_profiled
 from weft.scheduler.job_result import conclude, details_of
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_state import JobState
@@ -189,6 +190,10 @@ class Driver:
                 if message["job"] in self.runs:
                     self.runs[message["job"]].log_output(message["text"])
                     self.changed[message["job"]].notify()
+            case "profiled":
+                if message["job"] in self.runs:
+                    self.runs[message["job"]].note_profile(worker, message["attempt"], message["text"])
+                    self.changed[message["job"]].notify()
             case other:
                 raise AssertionError(f"worker {worker} sent {other!r}")
 
@@ -313,6 +318,8 @@ class Driver:
     def _record_iteration(self, command: RecordIteration) -> None:
         run = self.runs[command.job]
         self._metrics.iteration(run, run.finish_iteration(command.iteration))
+        if run.take_profiled():
+            self._spawn(keep_profiled(run), f"profile of {run.job}")
         if run.plan is not None and run.plan.share == "stealing":
             self._measure_replicas(command.job)
 

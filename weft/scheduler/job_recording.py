@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from weft.metrics.recording import FILE, PlannedSpan, RecordedEdge, RecordedTask, Recording
+from weft.metrics.recording import FILE, PROFILED_FILE, PlannedSpan, RecordedEdge, RecordedTask, Recording
 from weft.scheduler.graph import Lane
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.plan import Plan
@@ -17,7 +17,15 @@ PLANNED_ITERATIONS = 3
 MAX_TASKS_TO_SIMULATE = 4096  # in an iteration: more take seconds, of a core that a lane has use for
 
 
-async def keep_recording(run: JobRun) -> None:
+async def keep_profiled(run: JobRun) -> None:
+    """The recording as it is now, since the profiled iterations will be the oldest ones before long."""
+    try:
+        await keep_recording(run, PROFILED_FILE)
+    except OSError as error:
+        run.log(f"the recording of the profiled iterations is not kept: {error}")
+
+
+async def keep_recording(run: JobRun, file: str = FILE) -> None:
     """Into the directory of a run that has a plan. Errors: OSError."""
     assert run.plan is not None
     await simulated(run, run.plan)
@@ -25,7 +33,7 @@ async def keep_recording(run: JobRun) -> None:
         recording = make_recording(run)
         assert recording is not None
         run.flush()  # whoever reads it finds the losses of its iterations in metrics.jsonl
-        await asyncio.to_thread(recording.save, run.directory / FILE)
+        await asyncio.to_thread(recording.save, run.directory / file)
 
 
 def make_recording(run: JobRun) -> Recording | None:

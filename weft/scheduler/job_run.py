@@ -90,6 +90,7 @@ class JobRun:
         self._taken_ns = time.monotonic_ns()
         self._write_has_failed = False
         self.recording = asyncio.Lock()  # held by who writes the recording
+        self._to_profile: set[str] | None = None  # workers that have not told of their profile yet; None: no question
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / "spec.json").write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
         self._log: IO[bytes] = (directory / "job.log").open("ab")
@@ -136,6 +137,8 @@ class JobRun:
         self._values, self._ends, self._validating = {}, {}, {}
         self._weighed = 0.0
         self._last_end = None
+        asked = "profile" in self.spec
+        self._to_profile = {worker_names[lane.worker] for lane in plan.graph.programs} if asked else None
         self.iteration_seconds.clear()
         self.flush()
         with self._keeping_on():
@@ -150,6 +153,22 @@ class JobRun:
             self.peak_bytes[worker] = peak_bytes
         if device_peak_bytes is not None:
             self.device_peak_bytes[worker] = device_peak_bytes
+
+    def note_profile(self, worker: str, attempt: int, text: str) -> None:
+        """What has become of a worker's profile, in words."""
+        self.log(f"{worker}: {text}")
+        if attempt == self.attempt and self._to_profile is not None:
+            self._to_profile.discard(worker)
+
+    def take_profiled(self) -> bool:
+        """Once in an attempt: all its workers have made their profile, and the profiled iterations are over."""
+        if self._to_profile is None or self._to_profile:
+            return False
+        profile = self.spec["profile"]
+        if self.finished_iterations < profile["first"] + profile["iterations"]:
+            return False
+        self._to_profile = None
+        return True
 
     def add_report(self, worker: str, lane: str, packed: bytes, values: list[dict[str, Any]]) -> None:
         """What a lane stamped, as its report has it, and measured."""

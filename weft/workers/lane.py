@@ -36,7 +36,8 @@ class Interrupted(Exception):
 class Lane:
     """inbox of `run`: runs of (iteration, tasks) from the control thread; None when it has something else to do.
 
-    stamps: False makes no rows, so nobody knows where the time went: for measuring what rows cost.
+    stamps: False makes no rows, so nobody knows where the time went: for measuring what rows cost. reach: see
+    weft.workers.profiler; called before each task.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Lane:
         send: Send,
         *,
         stamps: bool = True,
+        reach: Callable[[int], bool] | None = None,
     ) -> None:
         self._name = name
         self._stamps = stamps
+        self._reach = reach
         self._attempt = attempt
         self._board = attempt.boards[name]
         self._operations = operations
@@ -67,12 +70,13 @@ class Lane:
             low = self._take(inbox)
             self._rows.clear()  # the account begins with the first work: the wait for it was for other workers' set-up
             self._reported_at = self._stamp
+            run_task = self._run_task if self._reach is None else self._run_reached
             while True:
                 if len(self._queue) <= low:
                     if self._finished:
                         self._report()
                     low = self._take(inbox)
-                self._run_task(*self._queue.popleft())
+                run_task(*self._queue.popleft())
                 if self._stamp - self._reported_at > REPORT_SECONDS * 1e9:
                     self._report()
 
@@ -89,6 +93,12 @@ class Lane:
                 self._queue.extend((iteration, task) for task in tasks)
         self._stamp_row(_DISPATCH, -1, -1, -1)
         return len(self._queue) // 2 if len(self._queue) > 1 else 0
+
+    def _run_reached(self, index: int, task: int) -> None:
+        assert self._reach is not None
+        if self._reach(index):
+            self._stamp_row(_DISPATCH, -1, -1, -1)
+        self._run_task(index, task)
 
     def _run_task(self, index: int, task: int) -> None:
         operation = self._operations[task]

@@ -32,10 +32,11 @@ def run_lanes(
     *,
     threads: int,
     stamps: bool = True,
+    reach: Callable[[int], bool] | None = None,
 ) -> None:
     """programs: by lane. main: the lane of the calling thread. guard: runs a lane in another thread, and tells what it
-    raises. threads: of torch, in each lane. stamps: see Lane."""
-    lanes = _make_lanes(programs, attempt, send, stamps=stamps)
+    raises. threads: of torch, in each lane. stamps: see Lane. reach: the main lane's, see weft.workers.profiler."""
+    lanes = _make_lanes(programs, attempt, send, stamps=stamps, reach={main: reach})
 
     def run_beside(name: str) -> None:
         torch.set_num_threads(threads)  # torch counts them for each thread of ours
@@ -60,15 +61,25 @@ def run_lanes(
 
 
 def _make_lanes(
-    programs: Mapping[str, list[dict[str, Any]]], attempt: Attempt, send: Send, *, stamps: bool
+    programs: Mapping[str, list[dict[str, Any]]],
+    attempt: Attempt,
+    send: Send,
+    *,
+    stamps: bool,
+    reach: Mapping[str, Callable[[int], bool] | None],
 ) -> dict[str, Lane] | dict[str, StreamLane]:
     operations = {name: attempt.operations(name, program) for name, program in programs.items()}
     if not attempt.device.is_accelerator:
-        return {name: Lane(name, attempt, own, send, stamps=stamps) for name, own in operations.items()}
+        return {
+            name: Lane(name, attempt, own, send, stamps=stamps, reach=reach.get(name))
+            for name, own in operations.items()
+        }
     tasks = frozenset(task for own in operations.values() for task in own)
     launched = Launched(attempt.num_tasks, tasks)
     attempt.abort_with(launched.board)
     return {
-        name: StreamLane(name, attempt, own, send, device=attempt.device, launched=launched, stamps=stamps)
+        name: StreamLane(
+            name, attempt, own, send, device=attempt.device, launched=launched, stamps=stamps, reach=reach.get(name)
+        )
         for name, own in operations.items()
     }

@@ -39,6 +39,7 @@ from weft.workers.entry import load_workload, unload
 from weft.workers.faults import encodable, fault_of
 from weft.workers.inspection import inspect_job
 from weft.workers.lanes import Inbox, run_lanes
+from weft.workers.profiler import profiling
 from weft.workload import Workload
 
 RECEIVE_BYTES = 1 << 16
@@ -192,18 +193,28 @@ class _Worker:
         del workload  # the other stages' units go with it
         if notice := self._device.notice():
             self._send_output(f"{self._config.worker}: {notice}\n")
-        self._send({"type": "prepared", **self._job})
         job = self._job
-        run_lanes(
-            self._config.lane if self._config.lane in plan["lanes"] else next(iter(plan["lanes"])),
-            plan["lanes"],
-            message["inboxes"],
-            self._attempt,
-            lambda report: self._send({**report, **job}),
-            self._guard,
-            threads=self._config.threads,
-            stamps=self._config.stamps,
-        )
+        main = self._config.lane if self._config.lane in plan["lanes"] else next(iter(plan["lanes"]))
+        with profiling(
+            spec.profile,
+            self._device,
+            [main, *(lane for lane in plan["lanes"] if lane != main)],
+            {**job, "worker": self._config.worker},
+            Path(message["run_dir"]),
+            lambda text: self._send({"type": "profiled", **job, "text": text}),
+        ) as reach:
+            self._send({"type": "prepared", **job})
+            run_lanes(
+                main,
+                plan["lanes"],
+                message["inboxes"],
+                self._attempt,
+                lambda report: self._send({**report, **job}),
+                self._guard,
+                threads=self._config.threads,
+                stamps=self._config.stamps,
+                reach=reach,
+            )
 
     def _save(self, message: Message) -> None:
         """Writes every stage's state as one safetensors file, whole or not at all."""

@@ -15,7 +15,7 @@ import contextlib
 import queue
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -84,8 +84,10 @@ class StreamLane:
         device: HostDevice,
         launched: Launched,
         stamps: bool = True,
+        reach: Callable[[int], bool] | None = None,
     ) -> None:
         self._name = name
+        self._reach = reach
         self._attempt = attempt
         self._board = attempt.boards[name]
         self._operations = operations
@@ -130,10 +132,11 @@ class StreamLane:
         with contextlib.suppress(Aborted, Interrupted):
             self._take(inbox)
             self._stamp = self._reported_at = time.monotonic_ns()  # the account begins with the first work
+            launch = self._launch if self._reach is None else self._launch_reached
             while True:
                 if not self._queue or not inbox.empty():
                     self._take(inbox)
-                self._launch(*self._queue.popleft())
+                launch(*self._queue.popleft())
 
     def _take(self, inbox: queue.SimpleQueue[Work | None]) -> None:
         """Empties the inbox into the queue, waiting only if there is nothing to launch."""
@@ -146,6 +149,10 @@ class StreamLane:
                 self._queue.extend((iteration, task, now) for task in tasks)
                 self._taken += len(tasks)
         self._low = (self._taken - self._done) // 2
+
+    def _launch_reached(self, index: int, task: int, taken_ns: int) -> None:
+        assert self._reach is not None
+        self._launch(index, task, time.monotonic_ns() if self._reach(index) else taken_ns)
 
     def _launch(self, index: int, task: int, taken_ns: int) -> None:
         operation, attempt = self._operations[task], self._attempt
