@@ -151,7 +151,19 @@ def workers_of(planned: Any, tmp_path: Path) -> Iterator[Callable[..., tuple[Wor
 def test_streams_that_are_late_train_what_the_plain_loop_trains(
     workers_of: Callable[..., tuple[Workers, Any]], strategy: dict[str, Any]
 ) -> None:
-    workers, spec = workers_of(**strategy)
+    train_and_compare(*workers_of(**strategy), strategy)
+
+
+@pytest.mark.parametrize("name", ["stages", "recomputed", "stages on two"])
+def test_what_one_device_lends_the_other_one_reads_in_time(
+    workers_of: Callable[..., tuple[Workers, Any]], name: str
+) -> None:
+    workers, spec = workers_of(peer_access=True, **STRATEGIES[name])
+    assert sum(ring.memory == "peer" for ring in workers.plan.rings) == 2 * (workers.plan.workers.count("gpu") - 1)
+    train_and_compare(workers, spec, STRATEGIES[name])
+
+
+def train_and_compare(workers: Workers, spec: Any, strategy: dict[str, Any]) -> None:
     expected = reference.train(spec)
     workers.prepare()
     reports = workers.run()

@@ -8,6 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import torch
+
+from weft.transport.directory import Directory
 from weft.workers.device import Act, Event, StandIn, Stream
 
 
@@ -79,11 +82,22 @@ class _Checked(ThreadEvent):
 
 
 class ThreadDevice(StandIn):
+    """loans: what it and its peers have lent, by name; no shared memory."""
+
     finishes_at_once = False
 
-    def __init__(self) -> None:
+    def __init__(self, loans: dict[str, torch.Tensor]) -> None:
         super().__init__()
         self._streams: list[ThreadStream] = []
+        self._loans = loans
+
+    def lend(self, directory: Directory, name: str, num_bytes: int) -> torch.Tensor:
+        assert name not in self._loans
+        self._loans[name] = torch.zeros(num_bytes, dtype=torch.uint8)
+        return self._loans[name]
+
+    def borrow(self, directory: Directory, name: str) -> torch.Tensor:
+        return self._loans[name]
 
     def stream(self, lane: str) -> Stream:
         self._streams.append(ThreadStream())
@@ -101,11 +115,12 @@ class ThreadDevice(StandIn):
 
 @contextlib.contextmanager
 def thread_device() -> Iterator[Callable[[], ThreadDevice]]:
-    """Makes devices, and ends their streams."""
+    """Makes devices that reach one another, and ends their streams."""
     devices: list[ThreadDevice] = []
+    loans: dict[str, torch.Tensor] = {}
 
     def make() -> ThreadDevice:
-        devices.append(ThreadDevice())
+        devices.append(ThreadDevice(loans))
         return devices[-1]
 
     yield make
