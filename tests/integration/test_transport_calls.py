@@ -1,7 +1,8 @@
 """After set-up no task calls the directory, pickles or allocates shared memory, in any worker of a job.
 
-The job counts by itself: its code runs in the workers and puts counters around what they would have to call. What the
-directory counts is read from it, by a daemon whose key the test knows, while the job stands at its last step.
+Where devices lend memory, set-up ends with the first tasks that write and read it. The job counts by itself: its code
+runs in the workers and puts counters around what they would have to call. What the directory counts is read from it, by
+a daemon whose key the test knows, while the job stands at its last step.
 """
 
 from __future__ import annotations
@@ -83,14 +84,20 @@ class KnownKeyDaemon(RealDaemon):
         return [sys.executable, "-c", DAEMON_WITH_A_KNOWN_KEY, *ours[3:]]
 
 
-def counts_of(daemon: Any, steps: int) -> tuple[int, list[tuple[str, str]]]:
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "on the CPU": {"stages": 2, "microbatches": 8},
+    "on devices": {"replicas": [{"device": "gpu", "stages": 2}], "microbatches": 8},  # lent, by the first tasks
+}
+
+
+def counts_of(daemon: Any, strategy: dict[str, Any], steps: int) -> tuple[int, list[tuple[str, str]]]:
     """(calls of the directory until the last step, what each worker said at an early step and at a late one)."""
     gate = daemon.gate()
     job = daemon.submit(
         daemon.spec(
             COUNTING,
             args={"steps": steps, "gate": str(gate)},
-            strategy={"stages": 2, "microbatches": 8},
+            strategy=strategy,
             batch_size=16,
             steps=steps,
         )
@@ -106,12 +113,13 @@ def counts_of(daemon: Any, steps: int) -> tuple[int, list[tuple[str, str]]]:
 
 
 @pytest.mark.slow
-def test_a_task_calls_no_directory_pickles_nothing_and_allocates_no_shared_memory() -> None:
-    daemon = KnownKeyDaemon(workers=2)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_task_calls_no_directory_pickles_nothing_and_allocates_no_shared_memory(strategy: dict[str, Any]) -> None:
+    daemon = KnownKeyDaemon(workers=2, stand_ins=2)
     try:
         daemon.start()
-        few_calls, few = counts_of(daemon, steps=10)
-        many_calls, many = counts_of(daemon, steps=50)
+        few_calls, few = counts_of(daemon, strategy, steps=10)
+        many_calls, many = counts_of(daemon, strategy, steps=50)
         assert daemon.stop() == 0
     finally:
         daemon.close()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from weft.gpu_inventory import Gpu, Inventory
-from weft.scheduler.crew import Crew, CrewError, make_crew, muster, usable_gpus
+from weft.gpu_inventory import Gpu, Inventory, Peers
+from weft.scheduler.crew import Crew, CrewError, make_crew, muster, peers_of, usable_gpus
 from weft.settings import Settings
 
 A_GPU: Gpu = runpy.run_path(str(Path(__file__).parents[1] / "sound_facts.py"))["GPU"]
@@ -61,6 +61,37 @@ def test_each_worker_that_computes_has_a_loader_beside_it() -> None:
     assert sum(member.kind == "loader" for member in crew.members) == 3
     assert crew["gpu-0"].device == "stand-in"
     assert {crew["loader-2"].lane, crew["gpu-0"].lane} == {"load", "compute"}
+
+
+def pair(first: int, second: int, access: bool | None) -> Peers:
+    return Peers(first=first, second=second, access=access, nvlink=False)
+
+
+def test_workers_have_peer_access_where_every_two_of_their_gpus_can_read_each_other() -> None:
+    gpus = tuple(gpu(index) for index in range(4))
+    pairs = [
+        pair(0, 1, True),
+        pair(0, 2, True),
+        pair(1, 2, True),
+        pair(0, 3, True),
+        pair(1, 3, False),
+        pair(2, 3, None),
+    ]
+    peers = peers_of(Inventory(gpus=gpus, peers=tuple(pairs)))
+    crew = make_crew(Settings(workers=2), gpus, range(16), {}, peers)
+    assert crew.has_peer_access(["cpu-0", "gpu-0", "gpu-1", "gpu-2", "loader-0"])
+    assert crew.has_peer_access(["gpu-3", "gpu-0"])
+    assert not crew.has_peer_access(["gpu-0", "gpu-1", "gpu-3"])
+    assert not crew.has_peer_access(["gpu-2", "gpu-3"])
+
+
+def test_a_gpu_that_is_cut_into_instances_has_no_peers() -> None:
+    cut = Inventory(gpus=(gpu(0), replace(gpu(1), mig=True)), peers=(pair(0, 1, True),))
+    assert peers_of(cut) == frozenset()
+
+
+def test_stand_ins_have_peer_access() -> None:
+    assert make_crew(Settings(workers=1, stand_ins=2), (), range(4), {}).has_peer_access(["gpu-0", "gpu-1"])
 
 
 @pytest.mark.parametrize(

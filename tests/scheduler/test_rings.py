@@ -44,12 +44,52 @@ def test_a_device_of_one_stage_has_no_ring_between_stages(plan_of: PlanOf) -> No
     assert sorted(depths(plan)) == ["device-input-0", "device-target-0", "input-0", "target-0"]
 
 
+def between_stages(plan: Plan) -> dict[str, tuple[str, int | None]]:
+    rings = [ring for ring in plan.rings if ring.name.startswith(("activation", "gradient"))]
+    return {ring.name: (ring.memory, ring.lender) for ring in rings}
+
+
 def test_only_a_devices_own_rings_take_no_shared_memory(plan_of: PlanOf) -> None:
     plan = plan_of(replicas=[GPU, CPU])
-    assert {ring.name for ring in plan.rings if not ring.shared} == {"device-input-0", "device-target-0"}
+    assert {ring.name for ring in plan.rings if ring.memory == "device"} == {"device-input-0", "device-target-0"}
     assert shared_bytes(plan.rings) == sum(
         ring.depth * ring.slot_bytes for ring in plan.rings if not ring.name.startswith("device")
     )
+
+
+def test_between_gpus_that_reach_one_another_a_ring_is_on_the_gpu_that_writes_it(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    """The workers are those of the CPU replica's stages, 0 and 1, then the GPUs'."""
+    units = [unit_of(number) for number in range(3)]
+    replicas = [CPU, GPU | {"stages": 3}]
+    plan = plan_of(inspection_of(units, peer_access=True), replicas=replicas)
+    assert between_stages(plan) == {
+        "activation-0-0": ("shared", None),
+        "gradient-0-0": ("shared", None),
+        "activation-1-0": ("peer", 2),
+        "gradient-1-0": ("peer", 3),
+        "activation-1-1": ("peer", 3),
+        "gradient-1-1": ("peer", 4),
+    }
+    without = plan_of(inspection_of(units), replicas=replicas)
+    assert set(between_stages(without).values()) == {("shared", None)}
+    lent = sum(ring.depth * ring.slot_bytes for ring in plan.rings if ring.memory == "peer")
+    assert without.shared_bytes - plan.shared_bytes == lent > 0
+    assert [stage.memory_bytes for stage in plan.stages] == [stage.memory_bytes for stage in without.stages]
+
+
+def test_between_stages_of_one_gpu_nothing_is_lent(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    units = [unit_of(number) for number in range(3)]
+    plan = plan_of(inspection_of(units, peer_access=True), replicas=[GPU | {"stages": 3, "gpus": 2}])
+    assert between_stages(plan) == {
+        "activation-0-0": ("device", None),
+        "gradient-0-0": ("device", None),
+        "activation-0-1": ("peer", 0),
+        "gradient-0-1": ("peer", 1),
+    }
 
 
 def test_a_slot_between_stages_holds_what_the_unit_before_the_replicas_own_cut_puts_out(

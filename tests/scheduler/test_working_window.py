@@ -109,7 +109,7 @@ def test_what_layers_hand_on_stays_on_the_gpu(plan_of: PlanOf, layers_of: Callab
     plan = plan_of(layers_of(1e-3), **streamed(2), microbatches=2)
     between = [ring for ring in plan.rings if ring.name.startswith(("activation", "gradient"))]
     assert len(between) == 2 * 7
-    assert not any(ring.shared for ring in between)
+    assert {ring.memory for ring in between} == {"device"}
     assert {ring.depth for ring in between} == {2}
 
 

@@ -292,3 +292,14 @@ def test_a_client_waits_for_a_directory_that_is_on_its_way_up(tmp_path: Path) ->
         assert result() == 64
     finally:
         serving.end()
+
+
+def test_what_a_worker_publishes_every_worker_of_the_job_finds_until_the_job_is_dropped(serving: Serving) -> None:
+    """As long as the job: the worker that has published it may have gone."""
+    handle = (0, b"\x00handle", 64, True)
+    name = "activation-0-0"
+    assert serving.ask(lambda directory: directory.publish(name, handle)) is None
+    assert serving.ask(lambda directory: directory.published(name)) == handle
+    assert serving.ask(lambda directory: directory.published(name), job="b")[0] == "KeyError"
+    serving.drop("a")
+    assert serving.ask(lambda directory: directory.published(name))[0] == "KeyError"

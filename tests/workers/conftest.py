@@ -34,6 +34,7 @@ class Local(Directory):
         self._job = "job"
         self._blocks: Any = Blocks()
         self._layouts: Any = {}
+        self._handles: Any = {}
         self._opened = lambda block: None
 
 
@@ -78,13 +79,19 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Planned]:
     monkeypatch.setattr(inspection_module, "COPIED_BYTES", 1 << 10)
 
     def plan(
-        workload: Workload, *, batch_size: int = 4, steps: int = 3, directory: str = "/jobs", **strategy: Any
+        workload: Workload,
+        *,
+        batch_size: int = 4,
+        steps: int = 3,
+        directory: str = "/jobs",
+        peer_access: bool = False,
+        **strategy: Any,
     ) -> Planned:
         job = {"entry": "job.py:workload", "batch_size": batch_size, "steps": steps, "seed": 5}
         table = {"job": job, "strategy": {"bucket_mib": ONE_EACH} | strategy, "directory": directory}
         spec = JobSpec.parse(table)
         thrown_away = dataclasses.replace(workload, model=copy.deepcopy(workload.model))
-        inspection = inspection_module.inspect(thrown_away, spec)
+        inspection = inspection_module.inspect(thrown_away, spec) | {"peer_access": peer_access}
         made = make_plan(spec, Inspection.from_wire(inspection), shared_bytes_free=PLENTY)
         views = [made.worker_view(position) for position in range(len(made.workers))]
         (message,) = FrameReader(MAX_WORKER_FRAME_BYTES).feed(encode({"views": views}))

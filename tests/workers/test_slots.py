@@ -9,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.transport.directory import Directory
+from weft.workers.device import StandIn
 from weft.workers.slots import SlotRing
 
 RING = {
@@ -17,7 +19,7 @@ RING = {
     "dtype": "float32",
     "slot_bytes": 64,
     "shapes": [[2, [2, 4]], [1, [1, 4]]],
-    "shared": True,
+    "memory": "shared",
 }
 
 
@@ -80,11 +82,46 @@ def test_a_microbatch_size_that_was_not_planned_is_an_error() -> None:
 
 def test_a_devices_own_ring_is_not_shared() -> None:
     blocks = Blocks()
-    first, second = (ring_of(blocks, name="device-input-0", shared=False) for _ in range(2))
+    first, second = (ring_of(blocks, name="device-input-0", memory="device") for _ in range(2))
     first.slot(0, 0, 2).fill_(1)
     assert first.slot(0, 0, 2).tolist() == [[1.0] * 4] * 2
     assert not second.slot(0, 0, 2).any()
     assert blocks.made == {}
+
+
+def peers_of(directory: Directory) -> tuple[SlotRing, SlotRing]:
+    """The ring of worker 2 that lends it, and that of another worker."""
+    ring = RING | {"memory": "peer", "lender": 2}
+    lender, borrower = (SlotRing(directory, ring, 2, StandIn(), position=position) for position in (2, 1))
+    return lender, borrower
+
+
+def test_a_peer_reads_what_the_lender_has_written_and_keeps_it_when_the_slot_is_written_again(
+    directory: Directory,
+) -> None:
+    lender, borrower = peers_of(directory)
+    for iteration in range(4):
+        lender.slot(iteration, 1, 2).fill_(iteration)
+        kept = borrower.read(iteration, 1, 2)
+        lender.slot(iteration, 1, 2).fill_(-1)
+        assert kept.tolist() == [[iteration] * 4] * 2
+        assert borrower.read(iteration, 1, 2).tolist() == [[-1] * 4] * 2
+
+
+def test_nothing_is_lent_before_it_is_written_to(directory: Directory) -> None:
+    """A worker would keep for ever what it has lent to one that failed in its set-up and never opens it."""
+    lender, borrower = peers_of(directory)
+    assert directory.num_bytes() == {}
+    with pytest.raises(KeyError):
+        borrower.read(0, 0, 2)
+    lender.slot(0, 0, 2)
+    assert directory.num_bytes() == {"job": 3 * 64}
+    assert not borrower.read(0, 0, 2).any()
+
+
+def test_the_host_reads_shared_memory_in_place() -> None:
+    ring = ring_of(Blocks())
+    assert ring.read(0, 0, 2) is ring.slot(0, 0, 2)
 
 
 def test_a_ring_for_what_has_no_elements_has_a_block_all_the_same() -> None:

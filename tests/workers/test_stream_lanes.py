@@ -207,6 +207,21 @@ def test_streams_that_are_late_train_what_the_plain_loop_trains(
 ) -> None:
     """Also where no memory can be page-locked, and each copy's tiles are late besides."""
     workers, spec = workers_of(tile_bytes=tile_bytes, **strategy)
+    train_and_compare(workers, spec, strategy)
+    staged = [device.num_staged > 0 for device in workers.devices if isinstance(device, ThreadDevice)]
+    assert staged == [tile_bytes > 0] * len(staged)
+
+
+@pytest.mark.parametrize("name", ["stages", "recomputed", "stages on two"])
+def test_what_one_device_lends_the_other_one_reads_in_time(
+    workers_of: Callable[..., tuple[Workers, Any]], name: str
+) -> None:
+    workers, spec = workers_of(peer_access=True, **STRATEGIES[name])
+    assert sum(ring.memory == "peer" for ring in workers.plan.rings) == 2 * (workers.plan.workers.count("gpu") - 1)
+    train_and_compare(workers, spec, STRATEGIES[name])
+
+
+def train_and_compare(workers: Workers, spec: Any, strategy: dict[str, Any]) -> None:
     expected = reference.train(spec)
     workers.prepare()
     means, facts, validated = measured(workers, workers.run())
@@ -217,8 +232,6 @@ def test_streams_that_are_late_train_what_the_plain_loop_trains(
         norms = [values["grad_norm"] for values in facts.values()]
         assert norms == pytest.approx(expected.grad_norms, rel=1e-12)
     assert_trained(workers, expected)
-    staged = [device.num_staged > 0 for device in workers.devices if isinstance(device, ThreadDevice)]
-    assert staged == [tile_bytes > 0] * len(staged)
 
 
 def test_copies_that_do_not_wait_for_their_tiles_train_something_else(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from weft.transport.directory import Directory
 from weft.workers.device import Act, Event, StandIn, Stream
 from weft.workers.tiles import Tiles, UnlockedMemory
 
@@ -120,13 +121,15 @@ class LateEvent:
 
 
 class ThreadDevice(StandIn):
-    """tile_bytes: of the tiles, where no memory can be page-locked; 0 where all can."""
+    """loans: what it and its peers have lent, by name; no shared memory. tile_bytes: of the tiles, where no memory can
+    be page-locked; 0 where all can."""
 
     finishes_at_once = False
 
-    def __init__(self, tile_bytes: int = 0) -> None:
+    def __init__(self, loans: dict[str, torch.Tensor], tile_bytes: int = 0) -> None:
         super().__init__()
         self._streams: list[ThreadStream] = []
+        self._loans = loans
         self._tile_bytes = tile_bytes
         self._unlocked = UnlockedMemory(lambda: self._here()[1])
         self._lanes = threading.local()
@@ -156,6 +159,14 @@ class ThreadDevice(StandIn):
         own: tuple[LateCopies, Tiles] = self._lanes.own
         return own
 
+    def lend(self, directory: Directory, name: str, num_bytes: int) -> torch.Tensor:
+        assert name not in self._loans
+        self._loans[name] = torch.zeros(num_bytes, dtype=torch.uint8)
+        return self._loans[name]
+
+    def borrow(self, directory: Directory, name: str) -> torch.Tensor:
+        return self._loans[name]
+
     def stream(self, lane: str) -> Stream:
         self._streams.append(ThreadStream())
         return self._streams[-1]
@@ -172,11 +183,12 @@ class ThreadDevice(StandIn):
 
 @contextlib.contextmanager
 def thread_device() -> Iterator[Callable[..., ThreadDevice]]:
-    """Makes devices, and ends their streams."""
+    """Makes devices that reach one another, and ends their streams."""
     devices: list[ThreadDevice] = []
+    loans: dict[str, torch.Tensor] = {}
 
     def make(tile_bytes: int = 0) -> ThreadDevice:
-        devices.append(ThreadDevice(tile_bytes))
+        devices.append(ThreadDevice(loans, tile_bytes))
         return devices[-1]
 
     yield make

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from weft.gpu_inventory import Gpu, Inventory, read_inventory
 from weft.machine_facts import read_machine
@@ -43,7 +44,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
+    """peers: GPUs that can read each other's memory, by uuid, in pairs."""
+
     members: tuple[Member, ...]
+    peers: frozenset[frozenset[str]] = frozenset()
 
     def __getitem__(self, name: str) -> Member:
         return next(member for member in self.members if member.name == name)
@@ -55,6 +59,11 @@ class Crew:
     def kinds(self) -> dict[str, str]:
         return {member.name: member.kind for member in self.members}
 
+    def has_peer_access(self, workers: Iterable[str]) -> bool:
+        """Whether each of these workers' GPUs can read the memory of every other one. Stand-ins can."""
+        devices = {self[worker].device for worker in workers if self[worker].kind == "gpu"}
+        return all(frozenset(pair) in self.peers for pair in combinations(devices, 2))
+
     @property
     def is_pinned(self) -> bool:
         return any(member.cores for member in self.members)
@@ -62,9 +71,20 @@ class Crew:
 
 def muster(settings: Settings) -> Crew:
     """The crew on this machine. Errors: CrewError."""
-    gpus = usable_gpus(settings, read_inventory(), torch_cuda(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    inventory = read_inventory()
+    gpus = usable_gpus(settings, inventory, torch_cuda(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     near = {node.index: frozenset(node.cpus) for node in read_machine().nodes} if gpus else {}
-    return make_crew(settings, gpus, sorted(os.sched_getaffinity(0)), near)
+    return make_crew(settings, gpus, sorted(os.sched_getaffinity(0)), near, peers_of(inventory))
+
+
+def peers_of(inventory: Inventory) -> frozenset[frozenset[str]]:
+    """GPUs that can read each other's memory, by uuid, in pairs. A GPU that is cut into instances (MIG) can't."""
+    whole = {gpu.index: gpu.uuid for gpu in inventory.gpus if not gpu.mig}
+    return frozenset(
+        frozenset((whole[pair.first], whole[pair.second]))
+        for pair in inventory.peers
+        if pair.access and pair.first in whole and pair.second in whole
+    )
 
 
 def usable_gpus(
@@ -119,7 +139,11 @@ class _Post:
 
 
 def make_crew(
-    settings: Settings, gpus: Sequence[Gpu], cores: Sequence[int], near: Mapping[int, frozenset[int]]
+    settings: Settings,
+    gpus: Sequence[Gpu],
+    cores: Sequence[int],
+    near: Mapping[int, frozenset[int]],
+    peers: frozenset[frozenset[str]] = frozenset(),
 ) -> Crew:
     """cores: that may be used. near: by NUMA node. Nobody is pinned where not everybody can have cores of their own."""
     host_cores = max(GPU_CORES, settings.threads)
@@ -137,7 +161,7 @@ def make_crew(
     loaders = [
         Member(name=f"loader-{n}", kind="loader", device="cpu", model="CPU", cores=()) for n in range(len(posts))
     ]
-    return Crew((*members, *loaders))
+    return Crew((*members, *loaders), peers)
 
 
 def _core_sets(

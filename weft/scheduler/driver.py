@@ -219,13 +219,17 @@ class Driver:
         if job is None or job.attempt != attempt:
             return
         try:
-            told = message["inspection"] | {fact: self._least(fact, job.workers) for fact in DEVICE_FACTS}
+            told = message["inspection"] | self._device_facts(job.workers)
             inspection, self.runs[name].inspection = Inspection.from_wire(told), told
             plan = await asyncio.to_thread(make_plan, job.spec, inspection, shared_bytes_free=_shared_bytes_free())
         except PlanError as error:
             self.feed(JobFaulted(job=name, attempt=attempt, reason="invalid-plan", message=str(error), exit_code=2))
         else:
             self.feed(JobPlanned(job=name, attempt=attempt, plan=plan))
+
+    def _device_facts(self, workers: Sequence[str]) -> dict[str, Any]:
+        least = {fact: self._least(fact, workers) for fact in DEVICE_FACTS}
+        return least | {"peer_access": self.crew.has_peer_access(workers)}
 
     def _least(self, fact: str, workers: Sequence[str]) -> float | None:
         """Of the workers' devices; None where none of them told it."""

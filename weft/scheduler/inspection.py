@@ -90,8 +90,9 @@ class Inspection:
     elementwise: the optimizer treats each element by itself, so a parameter may be cut between owners. weighted: the
     workload weighs microbatches by their targets. copy_bytes_per_second: of memory, by one thread.
     link_bytes_per_second: between the host and the job's GPUs, the slowest; None without any. device_bytes: free
-    memory of the smallest. small_size: of the second microbatch that units were timed with, so that what a call costs
-    and what a sample costs are told apart; 0 where there was none.
+    memory of the smallest. peer_access: each of them can read the memory of every other one. small_size: of the second
+    microbatch that units were timed with, so that what a call costs and what a sample costs are told apart; 0 where
+    there was none.
     """
 
     units: tuple[UnitFacts, ...]
@@ -108,6 +109,7 @@ class Inspection:
     copy_bytes_per_second: float = 5e9
     link_bytes_per_second: float | None = None
     device_bytes: int | None = None
+    peer_access: bool = False
     small_size: int = 0
     device_units: tuple[UnitFacts, ...] = ()
     device_update_seconds: float | None = None
@@ -136,6 +138,7 @@ class Inspection:
             metrics=tuple(data["metrics"]),
             link_bytes_per_second=data.get("link_bytes_per_second"),
             device_bytes=data.get("device_bytes"),
+            peer_access=data.get("peer_access", False),  # as the next one
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(
                 ParameterFacts(

@@ -20,8 +20,9 @@ from weft.scheduler.inspection import Shape, StateFacts
 class Ring:
     """A ring of `depth` slots that the owner's tasks write, microbatch u of the replica's run into slot u % depth.
 
-    shared: other workers map it. Otherwise it is a device's own. by_number: all replicas read it, and microbatches
-    stand in it by their number in the batch, not by their position in a replica's program.
+    memory: it is in shared memory, which other workers map; or on a device, that device's own; or on the device of
+    the worker `lender`, which writes it, and another device reads it there (a peer). by_number: all replicas read it,
+    and microbatches stand in it by their number in the batch, not by their position in a replica's program.
     """
 
     name: str
@@ -30,7 +31,8 @@ class Ring:
     slot_bytes: int
     shapes: Mapping[int, Shape]
     replica: int = 0
-    shared: bool = True
+    memory: Literal["shared", "device", "peer"] = "shared"
+    lender: int | None = None
     by_number: bool = False
 
 
@@ -265,7 +267,10 @@ class Plan:
                 [str(self.graph.tasks[edge.source]), str(self.graph.tasks[edge.target]), edge.distance, str(edge.cause)]
                 for edge in self.graph.edges
             ],
-            "rings": [{"name": ring.name, "depth": ring.depth, "slot_bytes": ring.slot_bytes} for ring in self.rings],
+            "rings": [
+                {"name": ring.name, "depth": ring.depth, "slot_bytes": ring.slot_bytes, "memory": ring.memory}
+                for ring in self.rings
+            ],
             "task_seconds": {str(task): self.task_seconds[task.id] for task in self.graph.tasks},
             "shared_bytes": self.shared_bytes,
             "steps": self.itinerary.steps,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Literal
 
 from weft.scheduler.inspection import Inspection, TensorFacts, UnitFacts, slot_bytes
 from weft.scheduler.placement import Placement
@@ -52,12 +54,17 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
         if r == 0 or not strategy.steals:
             yield _ring(f"{name}-{r}", r, strategy.prefetch.load * count, facts, by_number=strategy.steals)
         if replica.device == "gpu":
-            yield _ring(f"device-{name}-{r}", r, flying(stage) + strategy.prefetch.transfer, facts, shared=False)
+            yield _ring(f"device-{name}-{r}", r, flying(stage) + strategy.prefetch.transfer, facts, memory="device")
     for stage, (_, last) in enumerate(placement.cuts[r][:-1]):
-        for name in ("activation", "gradient"):
-            shared = not placement.is_within_device(r, stage)
-            output = inspection.units_on(replica.device)[last - 1]
-            yield _ring(f"{name}-{r}-{stage}", r, flying(stage), output, shared=shared)
+        output = inspection.units_on(replica.device)[last - 1]
+        for name, writer in (("activation", stage), ("gradient", stage + 1)):
+            ring = _ring(f"{name}-{r}-{stage}", r, flying(stage), output)
+            if placement.is_within_device(r, stage):
+                yield replace(ring, memory="device")
+            elif replica.device == "gpu" and inspection.peer_access:
+                yield replace(ring, memory="peer", lender=placement.worker_of[r, writer])
+            else:
+                yield ring
 
 
 def _ring(
@@ -66,7 +73,7 @@ def _ring(
     depth: int,
     facts: UnitFacts | TensorFacts,
     *,
-    shared: bool = True,
+    memory: Literal["shared", "device"] = "shared",
     by_number: bool = False,
 ) -> Ring:
     return Ring(
@@ -76,10 +83,10 @@ def _ring(
         dtype=facts.dtype or "",
         slot_bytes=slot_bytes(facts.shapes, facts.itemsize),
         shapes=facts.shapes,
-        shared=shared,
+        memory=memory,
         by_number=by_number,
     )
 
 
 def shared_bytes(rings: Iterable[Ring]) -> int:
-    return sum(ring.depth * ring.slot_bytes for ring in rings if ring.shared)
+    return sum(ring.depth * ring.slot_bytes for ring in rings if ring.memory == "shared")

@@ -24,7 +24,7 @@ from weft.division import replica_sizes
 DAMPING = 0.5  # of the way to the target; measurements are noisy, and a share that swings costs more than one that lags
 MAX_STEP = 0.2  # of a batch, in one measurement: arbitrary; a single wrong one must do no great harm
 SETTLED = 0.05  # of a share, or one sample: nearer to its target none has to be, to judge what a replica brings
-MARGIN = 1.05  # what an iteration with a replica may take beyond one without: below it the difference is noise
+MARGIN = 1.02  # what an iteration with a replica may take beyond one without: below it the difference is noise
 ROUNDING = 1e-9
 STRIKES = 2  # measurements in a row, since a share that is 0 stays 0
 

@@ -1,6 +1,7 @@
 """The directory: a Manager in a process of its own that owns every shared tensor and serves the dicts that find them.
 
-Workers call it while they set a job up and never afterwards. Blocks are torch shared memory with `file_descriptor`
+Workers call it while they set a job up and never afterwards, but for the first task of a pair that hands GPU memory on
+(`publish`). Blocks are torch shared memory with `file_descriptor`
 sharing: their names are gone from /dev/shm before anybody can crash, and the memory goes when the last process that
 maps it does. A worker that is killed takes nothing with it, since the directory holds every block too.
 """
@@ -73,7 +74,7 @@ def _shared_block(num_bytes: int, fill: int) -> torch.Tensor:
 
 
 class DirectoryManager(BaseManager):
-    """`blocks()` and `layouts()` answer proxies; `layouts` maps "job/name" to a Layout."""
+    """Answers proxies. `layouts` maps "job/name" to a Layout, `handles` to what a block of a GPU is opened by."""
 
     def blocks(self) -> Any:  # replaced by register; written out for readers and type checkers
         raise AssertionError("unregistered")
@@ -81,10 +82,14 @@ class DirectoryManager(BaseManager):
     def layouts(self) -> Any:
         raise AssertionError("unregistered")
 
+    def handles(self) -> Any:
+        raise AssertionError("unregistered")
+
 
 _BLOCKS_METHODS = ("open", "num_bytes", "num_calls")
 DirectoryManager.register("blocks", exposed=_BLOCKS_METHODS)
 DirectoryManager.register("layouts", proxytype=DictProxy)
+DirectoryManager.register("handles", proxytype=DictProxy)
 
 
 class DirectoryServer:
@@ -94,6 +99,7 @@ class DirectoryServer:
         _use_authkey(address, authkey)
         self._blocks = Blocks()
         self._layouts: dict[str, Layout] = {}
+        self._handles: dict[str, Any] = {}
         self._address = address
         self._authkey = authkey
 
@@ -105,15 +111,17 @@ class DirectoryServer:
 
         Bound.register("blocks", callable=lambda: self._blocks, exposed=_BLOCKS_METHODS)
         Bound.register("layouts", callable=lambda: self._layouts, proxytype=DictProxy)
+        Bound.register("handles", callable=lambda: self._handles, proxytype=DictProxy)
         self._address.unlink(missing_ok=True)  # of a directory that was killed
         server = Bound(address=str(self._address), authkey=self._authkey).get_server()
         on_ready()
         server.serve_forever()
 
     def drop(self, job: str) -> int:
-        """Forgets a job's blocks and layouts; returns the bytes. From any thread."""
-        for key in [key for key in list(self._layouts) if key.startswith(f"{job}/")]:
-            del self._layouts[key]
+        """Forgets a job's blocks, layouts and handles; returns the blocks' bytes. From any thread."""
+        for found in (self._layouts, self._handles):
+            for key in [key for key in list(found) if key.startswith(f"{job}/")]:
+                del found[key]
         return self._blocks.drop(job)
 
 
@@ -130,6 +138,7 @@ class Directory:
         self._opened = opened
         self._blocks = manager.blocks()
         self._layouts = manager.layouts()
+        self._handles = manager.handles()
 
     def create(self, name: str, layout: Layout) -> Arena:
         """The owner's call: makes the arena and publishes its layout."""
@@ -147,6 +156,14 @@ class Directory:
         block: torch.Tensor = self._blocks.open(self._job, name, num_bytes, fill)
         self._opened(block)
         return block
+
+    def publish(self, name: str, handle: Any) -> None:
+        """Tells peers what to open a block by that the directory does not own: plain data."""
+        self._handles[f"{self._job}/{name}"] = handle
+
+    def published(self, name: str) -> Any:
+        """Raises KeyError where nobody has published it."""
+        return self._handles[f"{self._job}/{name}"]
 
     def num_bytes(self) -> dict[str, int]:
         sizes: dict[str, int] = self._blocks.num_bytes()

@@ -95,7 +95,9 @@ class Attempt:
         }
         self.board = next(iter(self.boards.values()))
         self._rings = {
-            ring["name"]: SlotRing(directory, ring, self.course.microbatches[ring["replica"]], self.device)
+            ring["name"]: SlotRing(
+                directory, ring, self.course.microbatches[ring["replica"]], self.device, position=plan["position"]
+            )
             for ring in plan["rings"]
         }
         for name in [name for name, ring in self._rings.items() if ring.by_number]:

@@ -86,7 +86,7 @@ class StageTasks:
             if not iteration.learns:
                 self._before_evaluation()
         source = f"activation-{self._number - 1}" if self._number else "input"
-        x = self._device.put(self._slot(source, iteration, microbatch, part))
+        x = self._read(source, iteration, microbatch, part)
         if not self._is_last:
             run = self._stage.forward if iteration.learns else self._stage.evaluate
             y = run(part.number, iteration.step, x)
@@ -141,8 +141,7 @@ class StageTasks:
         if self._is_last:
             (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
         elif y.requires_grad:
-            slot = self._slot(f"gradient-{self._number}", iteration, microbatch, part)
-            torch.autograd.backward(y, self._device.put(slot))
+            torch.autograd.backward(y, self._read(f"gradient-{self._number}", iteration, microbatch, part))
         if self._number:
             before = self._slot(f"gradient-{self._number - 1}", iteration, microbatch, part)
             self._device.copy(before, input_gradient(x))
@@ -179,6 +178,10 @@ class StageTasks:
     def _slot(self, name: str, iteration: Iteration, microbatch: int, part: Part) -> torch.Tensor:
         ring = self._rings[name]
         return ring.slot(iteration.index, part.number if ring.by_number else microbatch, part.size)
+
+    def _read(self, name: str, iteration: Iteration, microbatch: int, part: Part) -> torch.Tensor:
+        ring = self._rings[name]
+        return ring.read(iteration.index, part.number if ring.by_number else microbatch, part.size)
 
 
 def _head(function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,12 @@ Shared memory is page-locked while a job uses it, so that copies are asynchronou
 the host for the device in an iteration: between streams of this GPU there are events, and towards other processes a
 thread of the lane sleeps on an event and then posts the task on the board.
 
+Memory of one GPU that another one reads is torch's own CUDA IPC, used beneath its pickling. The reader opens the
+handle on its own device, so it needs neither a context on the other GPU nor to see it: "cudaIpcOpenMemHandle can open
+handles to devices that may not be visible in the process calling the API" (CUDA Runtime API), and its copies are in
+the order of its own streams. A tensor of another device would be copied in a stream of that device. torch keeps what
+was lent until a counter in shared memory says that who opened it has closed it (CudaIPCTypes.cpp).
+
     stamps   an event's time is its distance from a base event, by the GPU's clock, plus the base's time on
              CLOCK_MONOTONIC; distances are told in float32 and the clocks drift, so there is a new base each second
 """
@@ -20,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.transport.directory import Directory
 from weft.workers.device import Act, Event, HostDevice, Result, Stream
 from weft.workers.tiles import TILE_BYTES, Tiles, UnlockedMemory
 
@@ -28,6 +35,8 @@ REBASE_MS = 1000.0  # to here a float32 tells less than 0.1 µs
 NUM_NUMBERS = 1024  # places that tasks on their way may be telling numbers in; there are more where that is too few
 LINK_BYTES = 64 << 20  # copied to measure the link: some milliseconds
 LINK_RUNS = 3  # after one that warms up; the fastest counts
+RETURN_SECONDS = 5.0  # for those who borrowed memory to let go at a job's end; within what a release may take
+RETURN_INTERVAL = 0.005  # between looks at their counters, which wake nobody
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every context, not only the first that asks
 _NOTICE = (
     "shared memory could not be page-locked ({reason}): copies between it and the GPU go through page-locked tiles and "
@@ -56,6 +65,7 @@ class CudaDevice(HostDevice):
         self._numbers = deque(torch.zeros(NUM_NUMBERS, dtype=torch.float64, pin_memory=True).unbind())  # free places
         self._baseline_bytes = torch.cuda.memory_allocated()
         self._is_broken = False
+        self._has_lent = False
 
     # --- memory
 
@@ -112,12 +122,15 @@ class CudaDevice(HostDevice):
             for address in self._pinned:
                 torch.cuda.check_error(int(_runtime().cudaHostUnregister(address)))
             torch._C._cuda_clearCublasWorkspaces()  # allocated, one for each stream that has multiplied
+            if self._has_lent:
+                self._take_back()
             torch.cuda.empty_cache()
         except (torch.AcceleratorError, torch.cuda.CudaError):
             self._is_broken = True
         self._pinned.clear()
         self._unlocked.clear()
         self._notice = None
+        self._has_lent = False
         self._local = threading.local()  # with the acts that a task which failed has left
 
     def is_clean(self) -> bool:
@@ -148,6 +161,30 @@ class CudaDevice(HostDevice):
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / 1e3, result
+
+    # --- memory that two devices see
+
+    def lend(self, directory: Directory, name: str, num_bytes: int) -> torch.Tensor:
+        block = self.zeros(num_bytes, torch.uint8)
+        self._has_lent = True
+        directory.publish(name, block.untyped_storage()._share_cuda_())  # type: ignore[no-untyped-call]
+        return block
+
+    def borrow(self, directory: Directory, name: str) -> torch.Tensor:
+        """Of the event in the handle nothing is made: a task reads after the board has said that it was written."""
+        _, handle, num_bytes, offset, counters, counter, event, _ = directory.published(name)
+        own = self.torch.index
+        storage = torch.UntypedStorage._new_shared_cuda(own, handle, num_bytes, offset, counters, counter, event, False)
+        return torch.empty(0, dtype=torch.uint8, device=self.torch).set_(storage)
+
+    def _take_back(self) -> None:
+        """Until all who borrowed have let go, which they do when they end the job. One that was killed never does, and
+        then this device is not clean."""
+        deadline = time.monotonic() + RETURN_SECONDS
+        torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+        while torch.cuda.memory_allocated() > self._baseline_bytes and time.monotonic() < deadline:
+            time.sleep(RETURN_INTERVAL)
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
 
     # --- numbers
 

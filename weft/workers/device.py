@@ -22,6 +22,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import nn
 
+from weft.transport.directory import Directory
+
 Act = Callable[[], None]
 Result = TypeVar("Result")
 
@@ -114,6 +116,16 @@ class HostDevice:
         result = work()
         return time.perf_counter() - started, result
 
+    # --- memory that two devices see
+
+    def lend(self, directory: Directory, name: str, num_bytes: int) -> torch.Tensor:
+        """A block of the device's memory that another worker's device may borrow until the job ends."""
+        raise AssertionError("the host's memory needs nobody to lend it")
+
+    def borrow(self, directory: Directory, name: str) -> torch.Tensor:
+        """The block that another worker's device has lent. Errors: KeyError where none has."""
+        raise AssertionError("the host's memory needs nobody to lend it")
+
     # --- numbers
 
     def seed(self, key: int) -> None:
@@ -157,6 +169,14 @@ class StandIn(HostDevice):
 
     def end_job(self) -> None:
         self._acts = threading.local()  # with those that a task which failed has left
+
+    def lend(self, directory: Directory, name: str, num_bytes: int) -> torch.Tensor:
+        block = directory.block(name, num_bytes)
+        directory.publish(name, num_bytes)
+        return block
+
+    def borrow(self, directory: Directory, name: str) -> torch.Tensor:
+        return directory.block(name, directory.published(name))
 
     def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
         kept = value.detach().clone()

@@ -34,6 +34,7 @@ from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, en
 from weft.workers.process import WorkerConfig, run_worker
 
 _PR_SET_PDEATHSIG = 1
+SHARED_MEMORY = Path("/dev/shm")
 MAX_DESCRIPTORS_PER_MESSAGE = 16  # the daemon sends one with each fork; several may arrive together
 
 
@@ -97,6 +98,7 @@ class ForkServer:
         os.close(pidfd)
         name, pid = self._children.pop(pidfd)
         _, status = os.waitpid(pid, 0)
+        _remove_counters(pid)
         self._send({"exited": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _tell_stops(self) -> None:
@@ -112,10 +114,18 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
         for _, pid in self._children.values():
             os.waitpid(pid, 0)
+            _remove_counters(pid)
 
     def _send(self, message: Message) -> None:
         with contextlib.suppress(ConnectionError):  # the daemon has gone: the end of its stream is the next to be read
             self._daemon.sendall(encode(message))
+
+
+def _remove_counters(pid: int) -> None:
+    """torch counts who has opened a process's GPU memory in files with names, the only ones that it leaves there while
+    the process lives; one that is killed leaves them for ever."""
+    for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):
+        path.unlink(missing_ok=True)
 
 
 def _run_child(message: Message, inherited: list[int], descriptor: int) -> None:

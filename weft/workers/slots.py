@@ -1,4 +1,4 @@
-"""Slots: the fixed-shape tensors that microbatches travel in, as rings over one shared block each.
+"""Slots: the fixed-shape tensors that microbatches travel in, as rings over one block each.
 
 Microbatch m of iteration i is number u = i × M + m of the whole run and stands in slot u % depth of each ring. A view
 is made when a slot first holds a microbatch of its size, and kept, so hardly anything is allocated per task.
@@ -6,7 +6,8 @@ is made when a slot first holds a microbatch of its size, and kept, so hardly an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,16 +19,21 @@ from weft.workers.device import HostDevice
 
 
 class SlotRing:
-    """One ring. ring: its description in the plan (name, depth, dtype, slot_bytes, shapes by microbatch size)."""
+    """One ring. ring: as the plan has it (name, depth, memory, dtype, slot_bytes, shapes by microbatch size)."""
 
     def __init__(
-        self, directory: Directory, ring: Mapping[str, Any], microbatches: int, device: HostDevice | None = None
+        self,
+        directory: Directory,
+        ring: Mapping[str, Any],
+        microbatches: int,
+        device: HostDevice | None = None,
+        *,
+        position: int = 0,
     ) -> None:
-        """device: which has the slots of a ring that is not shared."""
-        num_bytes = max(1, ring["depth"] * ring["slot_bytes"])
-        shared = ring["shared"]
-        own = device or HostDevice()
-        self._block = directory.block(ring["name"], num_bytes) if shared else own.zeros(num_bytes, torch.uint8)
+        """device: which has the slots of a ring that is not in shared memory. position: of its worker in the plan."""
+        self._device = device or HostDevice()
+        self._is_borrowed = ring["memory"] == "peer" and ring["lender"] != position
+        self._block = self._block_of(directory, ring)
         self._depth: int = ring["depth"]
         self._microbatches = microbatches
         self.by_number: bool = ring.get("by_number", False)  # whether its readers go by a microbatch's number
@@ -42,5 +48,22 @@ class SlotRing:
         views = self._views[slot]
         if size not in views:
             shape = shape_of(size, self._shapes)
-            views[size] = typed(self._block, slot * self._slot_bytes, shape, self._dtype)
+            views[size] = typed(self._block(), slot * self._slot_bytes, shape, self._dtype)
         return views[size]
+
+    def read(self, iteration: int, microbatch: int, size: int) -> torch.Tensor:
+        """What stands in a slot, where the device can compute with it. In place where that is where it stands."""
+        slot = self.slot(iteration, microbatch, size)
+        return slot.clone() if self._is_borrowed else self._device.put(slot)
+
+    def _block_of(self, directory: Directory, ring: Mapping[str, Any]) -> Callable[[], torch.Tensor]:
+        """Made at once, but for what a device lends: that is made by the first task that writes it, and found by the
+        first that reads it, which comes after. So nobody waits for it, and what a failed set-up leaves is not lent."""
+        name, num_bytes = ring["name"], max(1, ring["depth"] * ring["slot_bytes"])
+        if self._is_borrowed:
+            return functools.cache(functools.partial(self._device.borrow, directory, name))
+        if ring["memory"] == "peer":
+            return functools.cache(functools.partial(self._device.lend, directory, name, num_bytes))
+        is_shared = ring["memory"] == "shared"
+        block = directory.block(name, num_bytes) if is_shared else self._device.zeros(num_bytes, torch.uint8)
+        return lambda: block
