@@ -23,8 +23,9 @@ from weft.workers.optimizer_state import Part
 
 _TYPES = (torch.optim.Adam, torch.optim.AdamW)  # exact types
 _WIDE = (torch.float32, torch.float64)  # dtypes in which a sum of squares is exact enough
-# Elements, by measurement on one machine: smaller ones cost more calls than the nearer cache gives back, larger ones
-# lose the cache where all cores update at once. From 128 to 512 Ki all are within a tenth of each other.
+# Elements for each thread, which has a part of the caches, by measurement on one machine: smaller ones cost more calls
+# than the nearer cache gives back, larger ones lose the cache where all cores update at once. From 128 to 512 Ki all are
+# within a tenth of each other.
 _TILE = 1 << 18
 
 
@@ -75,7 +76,7 @@ class TiledAdam:
             if scale == 1.0:
                 _run_kernel(tensors, state["step"], group)
                 continue
-            scratch = torch.empty(min(_TILE, part.flat_gradient.numel()), dtype=part.flat_gradient.dtype)
+            scratch = torch.empty(min(_tile(), part.flat_gradient.numel()), dtype=part.flat_gradient.dtype)
             for values, gradient, *averages in zip(*map(_tiles, tensors), strict=True):
                 scaled = torch.mul(gradient, scale, out=scratch[: gradient.numel()])
                 _run_kernel([values, scaled, *averages], state["step"], group)
@@ -141,8 +142,12 @@ def _averages(state: dict[str, Any]) -> dict[str, Tensor]:
     return {name: value for name, value in state.items() if name != "step"}
 
 
+def _tile() -> int:
+    return _TILE * torch.get_num_threads()
+
+
 def _tiles(tensor: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(tensor, _TILE)
+    return torch.split(tensor, _tile())
 
 
 def _run_kernel(tensors: Sequence[Tensor], step: Tensor, group: dict[str, Any]) -> None:
