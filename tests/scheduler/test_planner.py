@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.scheduler.graph import Kind
-from weft.scheduler.inspection import Inspection, TensorFacts, UnitFacts, slot_bytes
+from weft.scheduler.inspection import Inspection, ParameterFacts, StateFacts, TensorFacts, UnitFacts, slot_bytes
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import PlanError, make_plan, partition
 from weft.scheduler.schedules import SCHEDULES, in_flight
@@ -157,6 +157,30 @@ def test_a_plan_that_shared_memory_cannot_hold_is_refused_with_the_sum(
     make_plan(spec, inspection, shared_bytes_free=need)
     with pytest.raises(PlanError, match=r"needs 4 MiB of shared memory .* /dev/shm has 4 MiB free; use fewer"):
         make_plan(spec, inspection, shared_bytes_free=need - 1)
+
+
+def test_updates_do_not_speculate_where_the_host_has_no_memory_for_what_they_keep(
+    inspection_of: InspectionOf, unit_of: UnitOf, spec_of: SpecOf
+) -> None:
+    """Adam on the host: values, gradient and two averages, and to undo a step the values and both averages again."""
+    size = 1 << 20
+    adam = tuple(StateFacts(name, "elements", "float32", 4) for name in ("exp_avg", "exp_avg_sq"))
+    adam = (*adam, StateFacts("step", "tensor", "float32", 4))
+    facts = ParameterFacts(
+        units=(0,), num_elements=size // 4, dtype="float32", itemsize=4, trained=True, group=0, state=adam
+    )
+    inspection = inspection_of([unit_of(0, parameter_bytes=size)], parameters=(facts,))
+    spec = spec_of(replicas=[{"device": "gpu"}], update="cpu", clip_norm=1.0)
+    plan = make_plan(spec, inspection, shared_bytes_free=1 << 40)
+    need = plan.shared_bytes + 5 * size
+
+    def speculates(host_bytes_free: int) -> bool:
+        made = make_plan(spec, inspection, shared_bytes_free=1 << 40, host_bytes_free=host_bytes_free)
+        assert made.synchronisation is not None
+        return made.synchronisation.speculative
+
+    assert speculates(need)
+    assert not speculates(need - size // 2)
 
 
 # --- plans

@@ -9,9 +9,8 @@ an event.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -19,6 +18,7 @@ from weft.metrics.exporter import Exporter
 from weft.scheduler import replica_commands
 from weft.scheduler.core import Core
 from weft.scheduler.crew import Crew
+from weft.scheduler.device_facts import DeviceFacts
 from weft.scheduler.events import (
     Command,
     Dispatch,
@@ -47,6 +47,7 @@ from weft.scheduler.events import (
     WorkerPrepared,
     WorkerReleased,
 )
+from weft.scheduler.free_memory import free_memory
 from weft.scheduler.inspection import Inspection
 from weft.scheduler.job import Phase
 from weft.scheduler.job_metrics import JobMetrics
@@ -60,8 +61,6 @@ from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.pool import DIRECTORY, Pool
 from weft.spec import JobSpec, SpecError
 from weft.transport.wire import Message
-
-DEVICE_FACTS = ("link_bytes_per_second", "device_bytes")  # of the job's devices the least is planned with
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
@@ -107,7 +106,7 @@ class Driver:
         self._started_at: dict[str, float] = {}
         self._progress: dict[str, Message] = {}
         self._starting: set[asyncio.Task[None]] = set()
-        self._devices: dict[str, dict[str, float | None]] = {}  # what each worker has told of its device
+        self._device_facts = DeviceFacts()
 
     # --- into the core
 
@@ -163,7 +162,7 @@ class Driver:
                 self._report(worker, message, arrived)
             case "joined":
                 self._exporter.set("weft_worker_up", 1, worker=worker)
-                self._devices[worker] = {fact: message[fact] for fact in DEVICE_FACTS}
+                self._device_facts.add(worker, message)
                 self.feed(WorkerJoined(worker=worker, kind=self.core.workers[worker].kind))
             case "stopped" | "continued" as what:
                 self._exporter.set("weft_worker_up", what == "continued", worker=worker)
@@ -219,22 +218,17 @@ class Driver:
         if job is None or job.attempt != attempt:
             return
         try:
-            told = message["inspection"] | self._device_facts(job.workers)
+            told = message["inspection"] | self._device_facts.of(job.workers)
+            told["peer_access"] = self.crew.has_peer_access(job.workers)
             inspection, self.runs[name].inspection = Inspection.from_wire(told), told
-            plan = await asyncio.to_thread(make_plan, job.spec, inspection, shared_bytes_free=_shared_bytes_free())
+            free = free_memory()
+            plan = await asyncio.to_thread(
+                make_plan, job.spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
+            )
         except PlanError as error:
             self.feed(JobFaulted(job=name, attempt=attempt, reason="invalid-plan", message=str(error), exit_code=2))
         else:
             self.feed(JobPlanned(job=name, attempt=attempt, plan=plan))
-
-    def _device_facts(self, workers: Sequence[str]) -> dict[str, Any]:
-        least = {fact: self._least(fact, workers) for fact in DEVICE_FACTS}
-        return least | {"peer_access": self.crew.has_peer_access(workers)}
-
-    def _least(self, fact: str, workers: Sequence[str]) -> float | None:
-        """Of the workers' devices; None where none of them told it."""
-        told = [self._devices[worker][fact] for worker in workers if worker in self._devices]
-        return min((each for each in told if each is not None), default=None)
 
     # --- out of the core
 
@@ -397,8 +391,3 @@ def arenas_name(job: str, attempt: int) -> str:
 
 def _reason_of_exit(exit_code: int | None) -> str:
     return f"signal-{-exit_code}" if exit_code is not None and exit_code < 0 else "exit"
-
-
-def _shared_bytes_free() -> int:
-    status = os.statvfs("/dev/shm")
-    return status.f_bavail * status.f_frsize

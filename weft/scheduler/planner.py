@@ -8,6 +8,7 @@ graph's cycles, then one simulated run with real slot depths.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -18,6 +19,7 @@ from weft.scheduler.graph import Graph, GraphError
 from weft.scheduler.inspection import Inspection, UnitFacts
 from weft.scheduler.iteration_graph import build_graph
 from weft.scheduler.limit import speed_limit
+from weft.scheduler.owner_memory import copied_bytes, state_bytes
 from weft.scheduler.placement import Cuts, Placement, place
 from weft.scheduler.plan import Plan, Ring, StagePlan
 from weft.scheduler.rings import make_rings, shared_bytes
@@ -37,8 +39,11 @@ class PlanError(ValueError):
     """The job cannot be planned as asked. The text names the field and the remedy."""
 
 
-def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) -> Plan:
-    """A plan that has passed its checks. Errors: PlanError."""
+def make_plan(
+    spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int, host_bytes_free: float = math.inf
+) -> Plan:
+    """A plan that has passed its checks. host_bytes_free: of any memory of the host; where it is scarce, updates do not
+    speculate. Errors: PlanError."""
     _check_sizes(spec, inspection)
     cuts = [_cut(inspection.units_on(replica.device), replica) for replica in spec.strategy.replica_list]
     given = [replica.working_window for replica in spec.strategy.replica_list]
@@ -46,7 +51,7 @@ def make_plan(spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int) 
     def plan_with(window: int) -> Plan:
         wanted = (window if own == "auto" else own for own in given)
         windows = [_within(own, layers) for own, layers in zip(wanted, cuts, strict=True)]
-        return _plan(spec, inspection, cuts, windows, shared_bytes_free=shared_bytes_free)
+        return _plan(spec, inspection, cuts, windows, shared_bytes_free, host_bytes_free)
 
     if "auto" not in given:
         return plan_with(0)
@@ -70,8 +75,8 @@ def _plan(
     inspection: Inspection,
     cuts: Sequence[Cuts],
     windows: Sequence[int | None],
-    *,
     shared_bytes_free: int,
+    host_bytes_free: float,
 ) -> Plan:
     strategy = spec.strategy
     placement = place(strategy, inspection, cuts, windows=windows, learns=spec.job.mode == "train")
@@ -81,6 +86,8 @@ def _plan(
         rings = make_rings(strategy, inspection, placement)
     except ShapeError as error:
         raise PlanError(str(error)) from error
+    if _speculation_bytes(inspection, placement, rings) > host_bytes_free:
+        placement = _without_speculation(placement)
     graph = build_graph(
         strategy.schedule,
         placement,
@@ -227,6 +234,21 @@ def _default_window(graph: Graph, seconds: Sequence[float]) -> int:
 def _shared_bytes(inspection: Inspection, placement: Placement, rings: Sequence[Ring], num_tasks: int) -> int:
     state = sum(unit.parameter_bytes + unit.buffer_bytes for unit in inspection.units)
     return state + shared_bytes(rings) + _synchronised_bytes(placement) + 4 * (num_tasks + 1)
+
+
+def _speculation_bytes(inspection: Inspection, placement: Placement, rings: Sequence[Ring]) -> int:
+    """What the job needs of the host's memory with updates that can be undone; 0 where none has to be."""
+    if placement.synchronisation is None or not placement.synchronisation.speculative:
+        return 0
+    owned = state_bytes(inspection, placement) + copied_bytes(inspection, placement)
+    return _shared_bytes(inspection, placement, rings, 0) + owned
+
+
+def _without_speculation(placement: Placement) -> Placement:
+    assert placement.synchronisation is not None
+    return dataclasses.replace(
+        placement, synchronisation=dataclasses.replace(placement.synchronisation, speculative=False)
+    )
 
 
 def _synchronised_bytes(placement: Placement) -> int:

@@ -24,8 +24,8 @@ from weft.workers.optimizer_state import Part
 _TYPES = (torch.optim.Adam, torch.optim.AdamW)  # exact types
 _WIDE = (torch.float32, torch.float64)  # dtypes in which a sum of squares is exact enough
 # Elements for each thread, which has a part of the caches, by measurement on one machine: smaller ones cost more calls
-# than the nearer cache gives back, larger ones lose the cache where all cores update at once. From 128 to 512 Ki all are
-# within a tenth of each other.
+# than the nearer cache gives back, larger ones lose the cache where all cores update at once. From 128 to 512 Ki all
+# are within a tenth of each other.
 _TILE = 1 << 18
 
 
