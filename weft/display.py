@@ -169,6 +169,8 @@ def show_page(console: Console, shown: Message, now: float) -> None:
             f"{duration(plan['predicted_iteration_seconds'])} an iteration predicted"
         )
         console.print(stages_table(plan["stages"]))
+        for window in plan.get("windows", ()):
+            console.print(plain_text(window))
         if len(plan.get("shares", ())) > 1:
             console.print("shares of a batch: " + ", ".join(percent(100 * share) for share in plan["shares"]))
         if plan.get("updates"):

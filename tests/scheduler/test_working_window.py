@@ -105,6 +105,13 @@ def test_layers_come_up_twice_but_for_those_of_the_last_window(
     assert tasks["compute"].endswith("BACKWARD(1,0) GRAD(1,b3) BACKWARD(0,0) GRAD(0,b4)")
 
 
+def test_a_plan_says_in_a_line_where_the_model_is(plan_of: PlanOf, layers_of: Callable[..., Inspection]) -> None:
+    plan = plan_of(layers_of(1e-3), **streamed(2) | {"replicas": [{}, {"device": "gpu", "working_window": 2}]})
+    assert (
+        plan.summary(("cpu-3", "gpu-1", "loader-0")) == "units 0-7 on cpu-3, a working window of 2 of 8 layers on gpu-1"
+    )
+
+
 def test_what_layers_hand_on_stays_on_the_gpu(plan_of: PlanOf, layers_of: Callable[..., Inspection]) -> None:
     plan = plan_of(layers_of(1e-3), **streamed(2), microbatches=2)
     between = [ring for ring in plan.rings if ring.name.startswith(("activation", "gradient"))]

@@ -273,6 +273,7 @@ class JobRun:
         described = self.plan.describe(self.worker_names)
         return {
             **{key: described[key] for key in (*keys, "window", "shared_bytes")},
+            "windows": self.plan.windows(self.worker_names),
             "shares": list(self.replicas.newest),
             "verdicts": list(self.replicas.verdicts),
             "updates": self.routes.described(),

@@ -226,15 +226,21 @@ class Plan:
 
     def summary(self, worker_names: Sequence[str]) -> str:
         """Where the model is, in a line."""
-        parts = []
-        for r, replica in enumerate(self.replicas):
-            own = [stage for stage in self.stages if stage.replica == r]
-            if replica.working_window is not None:
-                window = f"a working window of {replica.working_window} of {len(own)} layers"
-                parts.append(f"{window} on {worker_names[own[0].worker]}")
-            else:
-                parts += [f"units {stage.first}-{stage.last - 1} on {worker_names[stage.worker]}" for stage in own]
-        return ", ".join(parts)
+        parts = [
+            f"units {stage.first}-{stage.last - 1} on {worker_names[stage.worker]}"
+            for stage in self.stages
+            if self.replicas[stage.replica].working_window is None
+        ]
+        return ", ".join([*parts, *self.windows(worker_names)])
+
+    def windows(self, worker_names: Sequence[str]) -> list[str]:
+        """In words, those of the replicas that have any."""
+        return [
+            f"a working window of {self.replicas[stage.replica].working_window} of "
+            f"{self.replicas[stage.replica].num_stages} layers on {worker_names[stage.worker]}"
+            for stage in self.stages
+            if stage.stage == 0 and self.replicas[stage.replica].working_window is not None
+        ]
 
     def describe(self, worker_names: tuple[str, ...] | None = None) -> dict[str, Any]:
         """The plan as people and `plan.json` see it."""
