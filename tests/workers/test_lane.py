@@ -6,6 +6,7 @@ import dataclasses
 import queue
 import runpy
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -363,3 +364,23 @@ def test_what_a_lane_itself_tells_the_host_is_over_before_its_next_task_reads_it
     stand.count(3)
     stand.end()
     assert watched.story == ["sync", "forward", "waits", "update"]
+
+
+@pytest.mark.parametrize("device", ["streams that are late"], indirect=True)
+def test_what_the_host_takes_before_it_launches_anything_is_no_time_of_the_stream(
+    stand: Stand, every_stall: None
+) -> None:
+    """The stream is idle: its event behind the wait happens at once, and the copy it waits for comes much later."""
+    launched: list[int] = []
+
+    def run(iteration: Iteration) -> None:
+        time.sleep(0.02)
+        launched.append(time.monotonic_ns())
+        stand.device.copy(torch.zeros(1), torch.ones(1))
+
+    stand.begin(stand.operation(0, run=run))
+    stand.inbox.put([(0, [0])])
+    rows = [row for report in stand.count(1) for row in unpack(report["records"])]
+    assert [MODES[row[0]] for row in rows][-2:] == ["stall_dispatch", "forward"]
+    late, task = rows[-2:]
+    assert late[5] == task[4] >= launched[0]

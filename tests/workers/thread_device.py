@@ -147,6 +147,7 @@ class ThreadDevice(StandIn):
         return own
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.launching()
         self.num_staged += self._unlocked.has(source) or self._unlocked.has(target)
         self._unlocked.copy(target, source)
         self._here()[0].make()  # what the stream does next comes behind it

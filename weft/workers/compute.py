@@ -138,6 +138,7 @@ class StageTasks:
         if self._gradients is not None:
             self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
         x, y = self._stage.take(part.number)
+        self._device.launching()
         if self._is_last:
             (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
         elif y.requires_grad:

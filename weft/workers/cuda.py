@@ -70,6 +70,7 @@ class CudaDevice(HostDevice):
     # --- memory
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.launching()
         if not self._unlocked.has(tensor):
             return tensor.to(self.torch, non_blocking=True)
         own = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.torch)
@@ -77,6 +78,7 @@ class CudaDevice(HostDevice):
         return own
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.launching()
         self._unlocked.copy(target, source)
 
     def adopt(self, module: nn.Module) -> None:

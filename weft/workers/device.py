@@ -59,6 +59,7 @@ class HostDevice:
 
     def __init__(self, torch_device: torch.device | None = None) -> None:
         self.torch = torch_device or torch.device("cpu")
+        self._launch = threading.local()
         self.drawing = threading.Lock()  # held from a seed to the last number: stages of one process share generators
 
     # --- memory
@@ -73,6 +74,7 @@ class HostDevice:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Between shared memory and the device's, of one shape, behind what the calling lane has launched; over when
         the lane's task is. What another process has put into shared memory is there when this is called."""
+        self.launching()
         target.copy_(source, non_blocking=True)
 
     def adopt(self, module: nn.Module) -> None:
@@ -145,6 +147,16 @@ class HostDevice:
         return []
 
     # --- streams
+
+    def launching(self) -> None:
+        """Of what this thread's task launches the first is next: until now it was the host that took its time."""
+        if not getattr(self._launch, "at_ns", 0):
+            self._launch.at_ns = time.monotonic_ns()
+
+    def take_launch_ns(self) -> int:
+        """When `launching` was first called since the last time this was; 0 where it was not."""
+        at_ns, self._launch.at_ns = getattr(self._launch, "at_ns", 0), 0
+        return at_ns
 
     def computing(self) -> contextlib.AbstractContextManager[object]:
         """A job is set up within: what it makes belongs to the stream of the compute lane, and is there at the end."""

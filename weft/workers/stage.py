@@ -116,6 +116,7 @@ class Stage:
         with self._precision(), self._device.drawing:
             for unit in self.units:
                 self._device.seed(unit_key(self._seed, step, microbatch, unit.index))
+                self._device.launching()
                 x = unit.module(x)
             return x if head is None else head(x)
 

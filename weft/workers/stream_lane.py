@@ -58,7 +58,8 @@ class Launched:
 
 @dataclass(slots=True)
 class _Entry:
-    """A task that was launched. ended is None where nothing was. milestone: of a task that a hook has ended early."""
+    """A task that was launched. ended is None where nothing was. launch_ns: see HostDevice.launching. milestone: of a
+    task that a hook has ended early."""
 
     task: int
     iteration: int
@@ -66,6 +67,7 @@ class _Entry:
     taken_ns: int
     waits: list[Wait] = field(default_factory=list)
     begun: Event | None = None
+    launch_ns: int = 0
     ended: Event | None = None
     acts: list[Act] = field(default_factory=list)
     milestone: bool = False
@@ -164,7 +166,9 @@ class StreamLane:
                 entry.begun = self._stream.record()
 
             def work() -> None:
+                self._device.take_launch_ns()
                 operation.run(iteration)
+                entry.launch_ns = self._device.take_launch_ns()
                 entry.acts = self._device.take_acts()
 
             self._stream.launch(work)
@@ -252,7 +256,8 @@ class StreamLane:
             at = ended if isinstance(ended, int) else ended.at_ns()
             self._stall(at, mode, entry.task, entry.iteration, source)
         if entry.begun is not None:
-            self._stall(min(entry.begun.at_ns(), end), _DISPATCH)  # the host was late
+            begin = max(entry.begun.at_ns(), entry.launch_ns)  # an idle stream is there before the host launches
+            self._stall(min(begin, end), _DISPATCH)  # the host was late
         self._row(entry.mode, entry.task, entry.iteration, -1, max(end, self._stamp))
 
     def _stall(self, until: int, mode: int, task: int = -1, iteration: int = -1, source: int = -1) -> None:
