@@ -21,6 +21,7 @@ _WORKERS = Path(__file__).parents[1] / "workers"
 _LANES = runpy.run_path(str(_WORKERS / "test_stream_lanes.py"))
 Workers, STRATEGIES, source_of = _LANES["Workers"], _LANES["STRATEGIES"], _LANES["source_of"]
 planned_workload = _LANES["planned_workload"]
+ASKS_THE_DEVICE = "x[0, 0] < 0"  # what the model of test_attempt.py does in its forward: it makes the host wait
 planned = runpy.run_path(str(_WORKERS / "conftest.py"))["planned"]
 
 GPU = {"device": "gpu"}
@@ -60,6 +61,7 @@ def refuses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(cuda, "_runtime", lambda: Refusing(runtime))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize(
     ("strategy", "is_locked"),
     [
@@ -78,13 +80,16 @@ def test_streams_of_a_gpu_train_what_the_plain_loop_trains(
     """And nothing but events makes the host wait for the GPU once the job is set up."""
     if not is_locked:
         refuses()
-    (tmp_path / "job.py").write_text(source_of())
+    source = source_of()
+    assert source.count(ASKS_THE_DEVICE) == 1
+    (tmp_path / "job.py").write_text(source.replace(ASKS_THE_DEVICE, "len(x) % 2"))
     plan = planned(planned_workload(tmp_path), steps=8, directory=str(tmp_path), batch_size=9, **strategy)
     expected = reference.train(plan.spec, device="cuda:0")
     workers = Workers(plan, lambda: device)
-    workers.prepare()
-    torch.cuda.set_sync_debug_mode("error")
+    with device.computing():
+        workers.prepare()
     try:
+        torch.cuda.set_sync_debug_mode("error")
         reports = workers.run()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -24,6 +24,7 @@ from weft.spec import JobSpec
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, Gate, until, SECONDS = (_REAL[name] for name in ("RealDaemon", "Gate", "until", "SECONDS"))
+LINE = _REAL["LINE"]
 
 AT = 9  # calls of the loss in training before a held job stops: the third step of 4 microbatches
 ENDLESS = {"steps": 100_000_000}
@@ -190,6 +191,25 @@ def test_an_edited_job_file_takes_effect_at_once_in_the_workers_that_ran_it_befo
 
 
 @pytest.mark.slow
+def test_what_a_job_switches_in_torch_is_not_the_next_jobs(daemon: RealDaemon) -> None:
+    """In a worker that stays: a GPU's context takes seconds, and many a job asks for deterministic algorithms."""
+    begin = "def workload("
+    assert LINE.count(begin) == 1
+    tells = "import torch\nprint('deterministic', torch.are_deterministic_algorithms_enabled())\n"
+    switching = tells + "torch.use_deterministic_algorithms(True)\n"
+    before = daemon.worker_pids()
+    logs = []
+    for source in (switching, tells):
+        job = daemon.run(daemon.spec(LINE.replace(begin, source + begin), epochs=1))
+        assert job["state"] == "completed"
+        logs.append(daemon.log_of(job["job"]))
+    assert "deterministic True" in logs[0], "from its inspection to its end"
+    assert "deterministic False" in logs[1]
+    assert "deterministic True" not in logs[1]
+    daemon.until_idle()
+    assert daemon.worker_pids() == before
+
+
 def test_a_full_queue_is_told_with_75_and_takes_jobs_again_when_one_has_ended(own_daemon: StartDaemon) -> None:
     daemon = own_daemon(workers=1, environment={"WEFT_MAX_QUEUED": "1"})
     with held(daemon, strategy={"microbatches": 4}) as (job, _, gate):

@@ -70,6 +70,8 @@ def test_the_traceback_begins_at_the_users_first_frame() -> None:
     [
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 1 PB"),
     ],
 )

@@ -108,7 +108,10 @@ class Workers:
             thread.start()
         left = plan.itinerary.num_iterations * len(plan.graph.tasks)
         while left:
-            number, report = self.reports.get(timeout=SOON)
+            try:
+                number, report = self.reports.get(timeout=SOON)
+            except queue.Empty:
+                raise AssertionError("no report") from self._error()
             reports.append((number, report))
             left -= report["count"]
         for inbox in self._inboxes:
@@ -117,6 +120,10 @@ class Workers:
             thread.join(SOON)
             assert not thread.is_alive(), "a worker goes on"
         return reports
+
+    def _error(self) -> BaseException | None:
+        """What a lane has raised, if any has."""
+        return None if self.errors.empty() else self.errors.get()
 
     def _run_worker(self, number: int, view: dict[str, Any], inboxes: dict[str, Inbox], attempt: Attempt) -> None:
         def guard(run: Callable[[], None]) -> None:

@@ -139,10 +139,11 @@ class StageTasks:
             self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
         x, y = self._stage.take(part.number)
         self._device.launching()
-        if self._is_last:
-            (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
-        elif y.requires_grad:
-            torch.autograd.backward(y, self._read(f"gradient-{self._number}", iteration, microbatch, part))
+        with self._device.drawing:  # torch.utils.checkpoint sets the generators, and runs a part of forward again
+            if self._is_last:
+                (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
+            elif y.requires_grad:
+                torch.autograd.backward(y, self._read(f"gradient-{self._number}", iteration, microbatch, part))
         if self._number:
             before = self._slot(f"gradient-{self._number - 1}", iteration, microbatch, part)
             self._device.copy(before, input_gradient(x))

@@ -60,7 +60,7 @@ class HostDevice:
     def __init__(self, torch_device: torch.device | None = None) -> None:
         self.torch = torch_device or torch.device("cpu")
         self._launch = threading.local()
-        self.drawing = threading.Lock()  # held from a seed to the last number: stages of one process share generators
+        self.drawing = threading.Lock()  # stages of one process share generators: from a seed to the last number
 
     # --- memory
 

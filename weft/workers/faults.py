@@ -15,6 +15,13 @@ from weft.workload import WorkloadError
 
 MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybody reads
 
+# What does not come from torch's allocator of a GPU: the host's, CUDA where it loads a kernel, libraries' workspaces.
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 _OUR_FILES = str(Path(weft.__file__).parent)
 
 
@@ -37,7 +44,8 @@ def fault_of(error: BaseException) -> Fault:
         case SystemExit():
             message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"
             return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code))
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in _text(error):
+    told = _text(error)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in told for sign in _OUT_OF_MEMORY):
         return Fault("out-of-memory", _traceback(error), 1)
     return Fault("user-error", _traceback(error), 1)
 

@@ -40,6 +40,7 @@ from weft.workers.faults import encodable, fault_of
 from weft.workers.inspection import inspect_job
 from weft.workers.lanes import Inbox, run_lanes
 from weft.workers.profiler import profiling
+from weft.workers.torch_settings import TorchSettings
 from weft.workload import Workload
 
 RECEIVE_BYTES = 1 << 16
@@ -88,6 +89,7 @@ class _Worker:
         self._attempt: Attempt | None = None
         self._job: Message = {}
         self._baseline = _Footprint.now()
+        self._settings = TorchSettings.now()
 
     # --- control thread
 
@@ -238,6 +240,7 @@ class _Worker:
         self._attempt = None
         unload(JobSpec.parse(message["spec"]), self._baseline.modules)
         os.chdir("/")
+        self._settings.restore()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         device_peak = self._device.peak_bytes() if peak_bytes is not None else None

@@ -113,7 +113,7 @@ class Stage:
     def _run(self, x: torch.Tensor, step: int, microbatch: int, head: Head | None) -> torch.Tensor:
         if self._copies_input:
             x = x.clone()
-        with self._precision(), self._device.drawing:
+        with self._device.drawing, self._precision():  # autocast's cache is the process's, too
             for unit in self.units:
                 self._device.seed(unit_key(self._seed, step, microbatch, unit.index))
                 self._device.launching()

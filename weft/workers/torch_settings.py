@@ -1,0 +1,43 @@
+"""Torch settings: what a job's code may switch in torch for the whole process, which outlives the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchSettings:
+    """Those that change numbers or speed. `restore` gives the next job what the worker began with."""
+
+    deterministic: bool
+    warns_only: bool
+    matmul_precision: str
+    cudnn_benchmark: bool
+    cudnn_deterministic: bool
+    flash: bool
+    mem_efficient: bool
+    math: bool
+
+    @classmethod
+    def now(cls) -> TorchSettings:
+        return cls(
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            warns_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+            matmul_precision=torch.get_float32_matmul_precision(),
+            cudnn_benchmark=torch.backends.cudnn.benchmark,
+            cudnn_deterministic=torch.backends.cudnn.deterministic,
+            flash=torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+            mem_efficient=torch.backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
+            math=torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
+        )
+
+    def restore(self) -> None:
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.backends.cudnn.benchmark = self.cudnn_benchmark
+        torch.backends.cudnn.deterministic = self.cudnn_deterministic
+        torch.backends.cuda.enable_flash_sdp(self.flash)
+        torch.backends.cuda.enable_mem_efficient_sdp(self.mem_efficient)
+        torch.backends.cuda.enable_math_sdp(self.math)
