@@ -271,6 +271,7 @@ OUT_OF_RANGE = [
             {"x": nested(MAX_ARGS_DEPTH + 1)},
             {"x": (1, 2)},
             {"x": {1, 2}},
+            {"a\x1eb": {1, 2}},
         ],
         "job.epochs": [2**31],
         "profile.iterations": [0, 101],

@@ -207,7 +207,7 @@ def _check_plain(value: Any, where: str, deeper: int) -> None:
                 if not isinstance(key, str):
                     raise ValueError(f"{where}: the key {key!r:.80} is no text; write it as a string")
                 _check_plain(key, f"{where}'s key {key!r:.80}", deeper)
-                _check_plain(part, f"{where}.{key}", deeper - 1)
+                _check_plain(part, f"{where}.{_one_line(key)}", deeper - 1)
         case list():
             for number, part in enumerate(value):
                 _check_plain(part, f"{where}.{number}", deeper - 1)

@@ -289,7 +289,9 @@ def test_any_strategy_has_a_plan_that_runs_within_its_limit_and_can_be_sent(
     strategy = data.draw(strategies_of(4))
     spec = spec_of(**strategy.model_dump(exclude_none=True))
     plan = make_plan(spec, inspection, shared_bytes_free=1 << 40)
-    assert 0 < plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-9)
+    assert plan.limit_seconds > 0
+    if not strategy.steals:  # or the limit goes by what each gets on average, and few microbatches do not divide so
+        assert plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-9)
     views = [plan.worker_view(position) for position in range(len(plan.workers))]
     assert [json.loads(json.dumps(view)) for view in views] == [msgpack.unpackb(msgpack.packb(view)) for view in views]
     sent = [task["id"] for view in views for program in view["lanes"].values() for task in program]
