@@ -28,7 +28,7 @@ from party import party
 import weft.embedded
 from weft.gpu_inventory import read_inventory
 
-SECONDS = 500.0  # with a last run that ends late, under the ten minutes that a command often has on a lent machine
+SECONDS = 500.0  # under ten minutes with a last run that ends late: what people wait for
 GIB = 1 << 30
 START_SECONDS = 180.0  # of a daemon with a GPU: torch with CUDA is slow to import from a cold disk
 BALLAST_SECONDS = 120.0
