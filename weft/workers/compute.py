@@ -23,7 +23,7 @@ from weft.workers.errors import NonFiniteLoss
 from weft.workers.gradients import StageGradients
 from weft.workers.measured import Measured
 from weft.workers.slots import SlotRing
-from weft.workers.stage import Stage, input_gradient
+from weft.workers.stage import HandBack, Stage
 from weft.workers.weights import Weights
 from weft.workload import BatchFunction, WorkloadError
 
@@ -90,7 +90,7 @@ class StageTasks:
         if not self._is_last:
             run = self._stage.forward if iteration.learns else self._stage.evaluate
             y = run(part.number, iteration.step, x)
-            self._device.copy(self._slot(f"activation-{self._number}", iteration, microbatch, part), y.detach())
+            self._rings[f"activation-{self._number}"].write(iteration.index, microbatch, y.detach(), part.size)
             return
         target = self._slot("target", iteration, microbatch, part)
         if iteration.learns:
@@ -139,14 +139,22 @@ class StageTasks:
             self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
         x, y = self._stage.take(part.number)
         self._device.launching()
+        hand_back = self._hand_back(x, iteration, microbatch, part) if self._number else None
         with self._device.drawing:  # torch.utils.checkpoint sets the generators, and runs a part of forward again
             if self._is_last:
                 (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
             elif y.requires_grad:
                 torch.autograd.backward(y, self._read(f"gradient-{self._number}", iteration, microbatch, part))
-        if self._number:
-            before = self._slot(f"gradient-{self._number - 1}", iteration, microbatch, part)
-            self._device.copy(before, input_gradient(x))
+        if hand_back is not None:
+            hand_back.finish(x)
+
+    def _hand_back(self, x: torch.Tensor, iteration: Iteration, microbatch: int, part: Part) -> HandBack:
+        ring = self._rings[f"gradient-{self._number - 1}"]
+
+        def use(gradient: torch.Tensor) -> None:
+            ring.write(iteration.index, microbatch, gradient, part.size)
+
+        return HandBack(x, use, at_once=not self._device.is_accelerator)
 
     def _parts_with_backward(self, iteration: Iteration) -> Sequence[Part]:
         """Those with samples that count; found, and gradients begun, at the first backward of an iteration.

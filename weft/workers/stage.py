@@ -126,6 +126,36 @@ class Stage:
         return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
 
 
+class HandBack:
+    """Calls `use`, once for each backward, with the gradient of a stage's input as autograd makes it.
+
+    `x.grad` would do but for its strides, which are x's own: the stage before would sum in another order than it does
+    in the whole model. at_once: from inside backward, where autograd then need not copy what it accumulates.
+    """
+
+    def __init__(self, x: torch.Tensor, use: Callable[[torch.Tensor], None], *, at_once: bool) -> None:
+        self._use = use
+        self._at_once = at_once
+        self._num_parts = 0
+        self._last: torch.Tensor | None = None
+        if x.requires_grad:
+            x.register_hook(self._came)  # type: ignore[no-untyped-call]
+
+    def _came(self, gradient: torch.Tensor) -> None:
+        self._num_parts += 1
+        if self._at_once and self._num_parts == 1:
+            self._use(gradient)
+        else:
+            self._last = gradient
+
+    def finish(self, x: torch.Tensor) -> None:
+        """After backward."""
+        if self._num_parts != 1:  # none, or several, which autograd has summed
+            self._use(input_gradient(x))
+        elif self._last is not None:
+            self._use(self._last)
+
+
 def input_gradient(x: torch.Tensor) -> torch.Tensor:
     """The gradient to hand to the previous stage: zeros where the stage does not depend on its input."""
     return torch.zeros_like(x) if x.grad is None else x.grad
