@@ -21,6 +21,7 @@ from weft.workers.course import Course
 from weft.workers.device import HostDevice
 from weft.workers.errors import NonFiniteLoss
 from weft.workers.gradients import StageGradients
+from weft.workers.handover import check_fits
 from weft.workers.measured import Measured
 from weft.workers.slots import SlotRing
 from weft.workers.stage import Stage, input_gradient
@@ -74,10 +75,15 @@ class StageTasks:
             self._run(iteration, microbatch, part, measured)
         if microbatch < self._course.microbatches[self._replica] - 1:
             return
-        if self._publish is not None and self._course.ends_training(iteration):
+        if self._publish is not None and self._is_read_after(iteration):
             self._publish()
         if self._is_last:
             self._device.after(lambda: measured.complete(iteration.index))
+
+    def _is_read_after(self, iteration: Iteration) -> bool:
+        """Other replicas validate with what training has left, and what a lone one's validation leaves is saved."""
+        is_last = iteration.index + 1 == self._course.itinerary.num_iterations
+        return self._course.ends_training(iteration) or (is_last and len(self._course.microbatches) == 1)
 
     def _run(self, iteration: Iteration, microbatch: int, part: Part, measured: Measured) -> None:
         if iteration.learns is not self._learning:
@@ -90,13 +96,25 @@ class StageTasks:
         if not self._is_last:
             run = self._stage.forward if iteration.learns else self._stage.evaluate
             y = run(part.number, iteration.step, x)
-            self._device.copy(self._slot(f"activation-{self._number}", iteration, microbatch, part), y.detach())
+            self._pass_on(y, self._slot(f"activation-{self._number}", iteration, microbatch, part), part)
             return
         target = self._slot("target", iteration, microbatch, part)
         if iteration.learns:
             self._lose(iteration, part, x, target, measured)
         else:
             self._measure(iteration, part, x, target, measured)
+
+    def _pass_on(self, y: object, slot: torch.Tensor, part: Part) -> None:
+        unit = self._stage.units[-1]
+        check_fits(
+            y,
+            slot,
+            what=f"{unit} passes on, for a microbatch of {part.size} samples,",
+            remedy="between two stages a unit's output has one shape and dtype for all microbatches of a size, in "
+            "training and in validation; pad it, or leave this place out of strategy.split (stages = 1 cuts nowhere)",
+        )
+        assert isinstance(y, torch.Tensor)
+        self._device.copy(slot, y.detach())
 
     def _lose(
         self, iteration: Iteration, part: Part, x: torch.Tensor, target: torch.Tensor, measured: Measured
@@ -197,5 +215,7 @@ def _add(measured: Measured, iteration: Iteration, name: str, fraction: float, v
 def scalar(value: object, source: str) -> torch.Tensor:
     """A loss or metric as the user's function returned it. Raises WorkloadError that names the source."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
+        if value.is_complex():
+            raise WorkloadError(f"{source} returned a complex number; it must return a real one, such as its .abs()")
         return value
     raise WorkloadError(f"{source} returned no scalar tensor; it must return the mean over the samples given")
