@@ -21,12 +21,12 @@ from weft.workers.course import Course
 from weft.workers.device import HostDevice
 from weft.workers.errors import NonFiniteLoss
 from weft.workers.gradients import StageGradients
-from weft.workers.handover import check_fits
+from weft.workers.handover import check_fits, scalar
 from weft.workers.measured import Measured
 from weft.workers.slots import SlotRing
 from weft.workers.stage import Stage, input_gradient
 from weft.workers.weights import Weights
-from weft.workload import BatchFunction, WorkloadError
+from weft.workload import BatchFunction
 
 
 class StageTasks:
@@ -210,12 +210,3 @@ def _head(function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -
 
 def _add(measured: Measured, iteration: Iteration, name: str, fraction: float, value: float) -> None:
     measured.add(iteration.index, name, value, fraction)
-
-
-def scalar(value: object, source: str) -> torch.Tensor:
-    """A loss or metric as the user's function returned it. Raises WorkloadError that names the source."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        if value.is_complex():
-            raise WorkloadError(f"{source} returned a complex number; it must return a real one, such as its .abs()")
-        return value
-    raise WorkloadError(f"{source} returned no scalar tensor; it must return the mean over the samples given")

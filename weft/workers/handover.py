@@ -7,7 +7,12 @@ dimensions lie in memory is planned as well, since kernels add up in the order i
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+from torch.utils._pytree import tree_leaves
 
 from weft.workload import WorkloadError
 
@@ -43,3 +48,22 @@ def memory_order(tensor: torch.Tensor) -> list[int]:
     """Its dimensions from the outermost in memory to the innermost, as a dense tensor like it has them."""
     strides = torch.empty_like(tensor, device="meta").stride()
     return sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])  # stable: of a size of 1 as they come
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Of a tensor, or of a structure of them: what torch's pytree knows, and dataclasses, which it need not."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                yield from tensors_of(getattr(leaf, field.name, None))
+
+
+def scalar(value: object, source: str) -> torch.Tensor:
+    """A loss or metric as the user's function returned it. Raises WorkloadError that names the source."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        if value.is_complex():
+            raise WorkloadError(f"{source} returned a complex number; it must return a real one, such as its .abs()")
+        return value
+    raise WorkloadError(f"{source} returned no scalar tensor; it must return the mean over the samples given")

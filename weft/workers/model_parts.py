@@ -41,7 +41,8 @@ class StageUpdate:
     """UPDATE(s) of a stage that owns its state."""
 
     def __init__(self, workload: Workload, parameters: list[nn.Parameter], *, reports: bool) -> None:
-        self._optimizer = make_optimizer(workload.optimizer, parameters)
+        model = workload.model.parameters()
+        self._optimizer = make_optimizer(workload.optimizer, parameters, model=model)
         self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
         self._reports = reports
 

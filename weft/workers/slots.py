@@ -7,19 +7,19 @@ is made when a slot first holds a microbatch of its size, and kept, so hardly an
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from weft.shapes import shape_of
+from weft.shapes import shape_of, strides_of
 from weft.transport.arena import typed
 from weft.transport.directory import Directory
 from weft.workers.device import HostDevice
 
 
 class SlotRing:
-    """One ring. ring: as the plan has it (name, depth, memory, dtype, slot_bytes, shapes by microbatch size)."""
+    """One ring. ring: as the plan has it (name, depth, memory, dtype, slot_bytes, shapes by microbatch size, order)."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class SlotRing:
         self._slot_bytes: int = ring["slot_bytes"]
         self._dtype: str = ring["dtype"]
         self._shapes = {size: tuple(shape) for size, shape in ring["shapes"]}
+        self._order: Sequence[int] = ring.get("order", ())
         self._views: list[dict[int, torch.Tensor]] = [{} for _ in range(self._depth)]
 
     def slot(self, iteration: int, microbatch: int, size: int) -> torch.Tensor:
@@ -48,7 +49,8 @@ class SlotRing:
         views = self._views[slot]
         if size not in views:
             shape = shape_of(size, self._shapes)
-            views[size] = typed(self._block(), slot * self._slot_bytes, shape, self._dtype)
+            strides = strides_of(shape, self._order) if self._order else None
+            views[size] = typed(self._block(), slot * self._slot_bytes, shape, self._dtype, strides)
         return views[size]
 
     def read(self, iteration: int, microbatch: int, size: int) -> torch.Tensor:
