@@ -22,6 +22,7 @@ from weft.scheduler.limit import speed_limit
 from weft.scheduler.owner_memory import copied_bytes, state_bytes
 from weft.scheduler.placement import Cuts, Placement, place
 from weft.scheduler.plan import Plan, Ring, StagePlan
+from weft.scheduler.plan_notes import plan_notes
 from weft.scheduler.rings import make_rings, shared_bytes
 from weft.scheduler.simulator import SimulationError, simulate
 from weft.scheduler.working_window import largest_that_fits, layer_cuts, smallest_as_good
@@ -121,6 +122,7 @@ def _plan(
         shared_bytes=shared,
         synchronisation=placement.synchronisation,
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
+        notes=tuple(plan_notes(spec, inspection)),
     )
     return _checked(plan)
 

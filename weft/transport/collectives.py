@@ -35,8 +35,8 @@ Step = Callable[[], Any]
 class Reduction:
     """out = sources[0] + sources[1] + ..., element by element in this order, as often as it is run.
 
-    out, sources: one-dimensional, contiguous, of one floating or complex dtype and length. out is one of the sources, in any
-    place, or shares no memory with them. Sums are rounded to the dtype after each addition.
+    out, sources: one-dimensional, contiguous, of one floating or complex dtype and length. out is one of the sources,
+    in any place, or shares no memory with them. Sums are rounded to the dtype after each addition.
 
     Errors: ValueError for tensors that are not so.
     """

@@ -50,6 +50,6 @@ def _check_saved(model: nn.Module) -> None:
             save({name: torch.empty(0, dtype=dtype)})
         except (KeyError, SafetensorError):
             raise WorkloadError(
-                f"Workload.model: {name!r} is {str(dtype).removeprefix('torch.')}, which model.safetensors cannot hold; "
-                "use another dtype (complex64 for complex numbers), or keep a buffer with persistent=False"
+                f"Workload.model: {name!r} is {str(dtype).removeprefix('torch.')}, which model.safetensors cannot "
+                "hold; use another dtype (complex64 for complex numbers), or keep a buffer with persistent=False"
             ) from None

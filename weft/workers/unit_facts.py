@@ -172,7 +172,7 @@ class _Runs:
         for _ in range(1 + runs):
             given = (x := _leaf(x)).clone()  # a unit may work in place, which autograd forbids on a leaf
             if given.requires_grad:
-                given.register_hook(self._see_gradient)
+                given.register_hook(self._see_gradient)  # type: ignore[no-untyped-call]  # torch's
             seconds, y = self._device.timed(partial(run, given))
             forward.append(seconds)
             seconds, _ = self._device.timed(partial(_backward, y))
