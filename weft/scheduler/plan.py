@@ -127,7 +127,7 @@ class Synchronisation:
 class Plan:
     """workers: the kind of each worker that the plan needs, by position. task_seconds: the cost of each task that the
     prediction and the limit come from. shares: of a batch, by replica, at the start. synchronisation: None where each
-    stage updates its own parameters after its last backward."""
+    stage updates its own parameters after its last backward. notes: what the job's user should know, a line each."""
 
     schedule: str
     microbatches: int
@@ -147,6 +147,7 @@ class Plan:
     predicted_iteration_seconds: float = 0.0
     limit_seconds: float = 0.0
     limit_cycle: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def has_ways(self) -> bool:
@@ -286,6 +287,7 @@ class Plan:
             "predicted_iteration_seconds": self.predicted_iteration_seconds,
             "limit_seconds": self.limit_seconds,
             "limit_cycle": self.limit_cycle,
+            "notes": list(self.notes),
         }
 
     def _start_of(self, part: BucketPlan) -> Way:

@@ -27,7 +27,7 @@ MAX_GAPS = 16  # times its own size, for a tensor with gaps: arbitrary; a slice 
 
 
 class SlotRing:
-    """One ring. ring: as the plan has it (name, depth, memory, dtype, slot_bytes, shapes by microbatch size)."""
+    """One ring. ring: as the plan has it (name, depth, memory, dtype, slot_bytes, shapes by microbatch size, order)."""
 
     def __init__(
         self,
