@@ -21,9 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from weft import __version__
-from weft.transport.wire import MAX_CLIENT_FRAME_BYTES, PROTOCOL, ErrorCode, FrameReader, Message, WireError, encode
+from weft.transport.wire import (
+    MAX_CLIENT_FRAME_BYTES,
+    MAX_REPLY_BYTES,
+    PROTOCOL,
+    ErrorCode,
+    FrameReader,
+    Message,
+    WireError,
+    encode,
+)
 
-MAX_REPLY_BYTES = 64 << 20  # `ps` of 100,000 finished jobs is some 30 MB; the daemon is the user's own
 SILENCE_SECONDS = 30.0  # of a follower: then it connects anew, which proves that the daemon still answers
 WAIT_SLICE_SECONDS = 30.0  # of one `wait` request, so that a daemon that hangs is noticed
 CANCEL_SECONDS = 30.0  # the daemon answers once the job has ended: its workers finish, or are killed

@@ -363,6 +363,9 @@ def test_what_msgpack_cannot_hold_is_refused_where_it_is_sent() -> None:
         ({"a": None}, str, "the field 'a' is NoneType, not str"),
         ({"a": []}, dict, "the field 'a' is list, not dict"),
         ({"a": b"x"}, (str, int), "the field 'a' is bytes, not str or int"),
+        ({"a": True}, (int, type(None)), "the field 'a' is bool, not int or NoneType"),
+        ({"a": False}, (int, float, type(None)), "the field 'a' is bool, not int or float or NoneType"),
+        ({"a": 1}, bool, "the field 'a' is int, not bool"),
     ],
 )
 def test_a_field_of_the_wrong_type_is_named(message: Message, kind: Any, text: str) -> None:
@@ -375,6 +378,8 @@ def test_a_field_is_taken_as_it_is_or_by_its_default() -> None:
     assert field({"a": 3}, "a", int) == 3
     assert field({}, "a", int, 7) == 7
     assert field({"a": None}, "a", (int, type(None)), None) is None
+    assert field({"a": True}, "a", bool, False) is True
+    assert field({"a": True}, "a", (bool, int)) is True
     with pytest.raises(WireError):
         field({"a": "x"}, "a", int, 7)
 

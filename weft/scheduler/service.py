@@ -1,17 +1,10 @@
-"""The service: clients of the daemon's socket and what each verb answers.
-
-Every connection is one task that lives in the daemon's task group. A client's mistake ends its request with a named
-error, a broken frame its connection; neither reaches anybody else.
-"""
+"""The service: what each verb of the daemon's socket answers. `weft.scheduler.reception` has the conversations."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import struct
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +12,7 @@ from weft import __version__
 from weft.metrics.exporter import Exporter
 from weft.metrics.recording import FILE
 from weft.scheduler.core import Core
-from weft.scheduler.driver import Changed, Driver, Spawn
+from weft.scheduler.driver import Driver, Spawn
 from weft.scheduler.events import CancelRequested
 from weft.scheduler.job_id import InvalidJobId
 from weft.scheduler.job_recording import keep_recording
@@ -27,22 +20,11 @@ from weft.scheduler.job_result import DETAILS, add_critical_path, details_of, mo
 from weft.scheduler.job_summary import summary_of
 from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger
 from weft.scheduler.pool import Pool
+from weft.scheduler.reception import Reception, Stream, Verb
 from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
-from weft.transport.wire import (
-    MAX_CLIENT_FRAME_BYTES,
-    PROTOCOL,
-    ErrorCode,
-    FrameReader,
-    Message,
-    WireError,
-    encode,
-    field,
-)
+from weft.transport.wire import ErrorCode, Message, WireError, field
 
-MAX_CONNECTIONS = 256  # of clients at once; each costs a descriptor and a few kB
-HELLO_SECONDS = 10.0  # for a client to say hello
-SEND_SECONDS = 30.0  # for a client to take what was sent to it
 PROGRESS_SECONDS = 1.0
 LOG_CHUNK_BYTES = 1 << 18  # of a job's log in one event
 MAX_JOBS_LISTED = 1000
@@ -51,41 +33,16 @@ MAX_PRIORITY = 1000  # as in a spec, and below
 MAX_OFFSET = 2**63 - 1  # a file's largest
 
 
-class Stream:
-    """What a verb that takes its time says before it answers, and whether anybody still listens."""
-
-    def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._number = number
-        self._reader = reader
-        self._writer = writer
-
-    async def send(self, event: Message) -> None:
-        await _send(self._writer, {"id": self._number, "event": event})
-
-    async def wait_for(self, changed: Changed) -> None:
-        """Returns on a change, or after a while without one. Errors: ConnectionResetError if the client has gone."""
-        if self._reader.at_eof():
-            raise ConnectionResetError
-        try:
-            async with asyncio.timeout(PROGRESS_SECONDS):
-                await changed.wait()
-        except TimeoutError:
-            pass
-
-
 class Service:
-    """Answers clients. Errors that a verb raises as WireError go to the client; others are bugs and end the daemon."""
+    """The verbs. What one raises as WireError is its refusal; whatever else is a bug, which ends that request alone."""
 
     def __init__(self, settings: Settings, driver: Driver, ledger: AsyncLedger, exporter: Exporter, pool: Pool) -> None:
         self._settings = settings
         self._driver = driver
         self._ledger = ledger
-        self._exporter = exporter
         self._pool = pool
-        self._num_connections = 0
         self._metrics_url: str | None = None
-        self._clients: set[asyncio.Task[None]] = set()
-        self._verbs: dict[str, Callable[[Message, Stream], Awaitable[Message]]] = {
+        verbs: dict[str, Verb] = {
             "submit": self._submit,
             "ps": self._ps,
             "show": self._show,
@@ -95,6 +52,7 @@ class Service:
             "cancel": self._cancel,
             "status": self._status,
         }
+        self._reception = Reception(verbs, exporter)
 
     @property
     def _core(self) -> Core:
@@ -105,66 +63,11 @@ class Service:
 
     def accept(self, spawn: Spawn, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Begins to serve a new connection, in a task of the daemon's group."""
-        task = spawn(self._serve_client(reader, writer), "client")
-        self._clients.add(task)
-        task.add_done_callback(self._clients.discard)
+        self._reception.accept(spawn, reader, writer)
 
     def close(self) -> None:
         """Cuts every connection."""
-        for task in self._clients:
-            task.cancel()
-
-    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection from hello to end; never raises for what a client does."""
-        self._num_connections += 1
-        self._exporter.set("weft_control_connections", self._num_connections)
-        try:
-            await self._converse(reader, writer)
-        except WireError as error:
-            self._exporter.add("weft_control_rejected_frames_total", reason=str(error.code))
-            await _send(writer, {"error": error.to_wire()}, suppress=True)
-        except (ConnectionError, TimeoutError):
-            pass  # the client is gone, or does not take what it asked for
-        finally:
-            self._num_connections -= 1
-            self._exporter.set("weft_control_connections", self._num_connections)
-            writer.close()
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._num_connections > MAX_CONNECTIONS:
-            raise WireError(ErrorCode.TOO_MANY_CONNECTIONS, f"{MAX_CONNECTIONS} clients are connected; try again")
-        _check_peer(writer)
-        frames = FrameReader(MAX_CLIENT_FRAME_BYTES, strict=True)
-        waiting: list[Message] = []
-        async with asyncio.timeout(HELLO_SECONDS):
-            while not waiting:
-                data = await reader.read(1 << 16)
-                if not data:
-                    return
-                waiting = frames.feed(data)
-        _check_hello(waiting.pop(0))
-        await _send(writer, {"hello": {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid()}})
-        while True:
-            for request in waiting:
-                await self._answer(request, reader, writer)
-            data = await reader.read(1 << 16)
-            if not data:
-                return
-            waiting = frames.feed(data)
-
-    async def _answer(self, request: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        number = field(request, "id", int)
-        verb = field(request, "verb", str)
-        stream = Stream(number, reader, writer)
-        try:
-            handler = self._verbs.get(verb)
-            if handler is None:
-                known = ", ".join(sorted(self._verbs))
-                raise WireError(ErrorCode.UNKNOWN_VERB, f"no verb {verb!r}; this daemon knows {known}")
-            reply = {"ok": await handler(request, stream)}
-        except WireError as error:
-            reply = {"error": error.to_wire()}
-        await _send(writer, {"id": number, **reply})
+        self._reception.close()
 
     # --- verbs
 
@@ -309,18 +212,6 @@ class Service:
         return row
 
 
-async def _send(writer: asyncio.StreamWriter, message: Message, *, suppress: bool = False) -> None:
-    try:
-        if writer.is_closing():  # the client is gone: uvloop raises RuntimeError for a write, not ConnectionError
-            raise ConnectionResetError
-        writer.write(encode(message))
-        async with asyncio.timeout(SEND_SECONDS):
-            await writer.drain()
-    except (ConnectionError, TimeoutError):
-        if not suppress:
-            raise
-
-
 async def _send_log(path: Path, offset: int, stream: Stream) -> int:
     """Sends the log from a byte offset to its end, in chunks of whole lines where it can. Returns the new offset."""
     if not 0 <= offset <= MAX_OFFSET:
@@ -338,24 +229,3 @@ async def _send_log(path: Path, offset: int, stream: Stream) -> int:
             data = data[: data.rindex(b"\n") + 1]
         offset += len(data)
         await stream.send({"log": data.decode("utf-8", "replace"), "offset": offset})
-
-
-def _check_hello(message: Message) -> None:
-    hello = message.get("hello")
-    if not isinstance(hello, dict):
-        raise WireError(ErrorCode.NO_HELLO, "the first frame must be {'hello': {'protocol': ...}}")
-    protocol = field(hello, "protocol", int)
-    if protocol != PROTOCOL:
-        raise WireError(
-            ErrorCode.WRONG_PROTOCOL,
-            f"the client speaks protocol {protocol} and this daemon {PROTOCOL}; use the same version of weft for both",
-        )
-
-
-def _check_peer(writer: asyncio.StreamWriter) -> None:
-    """Only the daemon's own user may talk to it (and root, whom nothing here could stop)."""
-    connection = writer.get_extra_info("socket")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", credentials)
-    if uid not in (os.getuid(), 0):
-        raise WireError(ErrorCode.NOT_YOURS, f"this daemon belongs to uid {os.getuid()}; start your own")

@@ -26,8 +26,10 @@ import msgpack
 
 PROTOCOL = 1
 MAX_CLIENT_FRAME_BYTES = 1 << 20  # a job spec is a few kB; 1 MiB leaves room for large args
+MAX_REPLY_BYTES = 64 << 20  # `ps` of 1,000 finished jobs is some 300 kB; a client takes no more than this
 MAX_WORKER_FRAME_BYTES = 64 << 20  # an inspection or a plan of 256 stages × 1,024 microbatches is some 20 MB
 MAX_CONTAINER_ITEMS = 1 << 20
+MAX_ERROR_CHARS = 1 << 16  # of an error's message, which may quote what was sent
 MAX_CLIENT_DEPTH = 64  # what a request holds is passed on as JSON and msgpack, whose own limits lie far above
 _PREFIX_BYTES = 4
 
@@ -54,6 +56,7 @@ class ErrorCode(enum.StrEnum):
     DRAINING = "draining"
     TOO_MANY_CONNECTIONS = "too-many-connections"
     NOTHING_RECORDED = "nothing-recorded"
+    INTERNAL_ERROR = "internal-error"
 
 
 class WireError(Exception):
@@ -65,11 +68,13 @@ class WireError(Exception):
         self.message = message
 
     def to_wire(self) -> Message:
-        return {"code": str(self.code), "message": self.message}
+        """What any frame can hold: a message may quote a path with bytes that are no text."""
+        text = self.message[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
+        return {"code": str(self.code), "message": text}
 
 
 def encode(message: Message) -> bytes:
-    """One frame. Raises ValueError or TypeError for what msgpack cannot hold."""
+    """One frame. Raises ValueError, TypeError or OverflowError for what msgpack cannot hold."""
     body: bytes = msgpack.packb(message, use_bin_type=True)
     return len(body).to_bytes(_PREFIX_BYTES, "big") + body
 
@@ -85,6 +90,11 @@ class FrameReader:
         self._max_frame_bytes = max_frame_bytes
         self._strict = strict
         self._buffer = bytearray()
+
+    @property
+    def holds_part(self) -> bool:
+        """A frame has begun and not ended."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
         self._buffer += data
@@ -165,7 +175,9 @@ def field(message: Message, name: str, kind: type | tuple[type, ...], default: A
     value = message.get(name, default)
     if value is ...:
         raise WireError(ErrorCode.BAD_FIELD, f"the field {name!r} is missing")
-    if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is int)):
-        wanted = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    is_wanted = bool in kinds if isinstance(value, bool) else isinstance(value, kinds)  # True is no number here
+    if value is not default and not is_wanted:
+        wanted = " or ".join(each.__name__ for each in kinds)
         raise WireError(ErrorCode.BAD_FIELD, f"the field {name!r} is {type(value).__name__}, not {wanted}")
     return value
