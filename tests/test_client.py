@@ -70,6 +70,8 @@ def test_each_verb_sends_its_fields_and_returns_the_reply(path: Path, call: Any)
         "cancel": [[{"ok": {"state": "cancelled"}}]],
         "status": [[{"ok": {"pid": 1}}]],
         "wait": [[DONE]],
+        "restart": [[{"ok": {"job": "digits-2", "created": True}}]],
+        "remove": [[{"ok": {"job": "digits-1"}}]],
     }
     with ScriptedDaemon(path, answers) as daemon:
         assert call(path, "submit", SPEC, job="mine", priority=2) == {"job": "digits-1", "created": True}
@@ -78,9 +80,19 @@ def test_each_verb_sends_its_fields_and_returns_the_reply(path: Path, call: Any)
         assert call(path, "cancel", "digits-1") == "cancelled"
         assert call(path, "status") == {"pid": 1}
         assert call(path, "wait", "digits-1") == RESULT
+        assert call(path, "restart", "digits-1") == {"job": "digits-2", "created": True}
+        assert call(path, "remove", "digits-1") == "digits-1"
     asked = [{key: value for key, value in request.items() if key != "id"} for request in daemon.requests]
     assert asked[0] == {"verb": "submit", "spec": SPEC.to_wire(), "job": "mine", "priority": 2}
-    assert [request["verb"] for request in asked[1:]] == ["ps", "show", "cancel", "status", "wait"]
+    assert [request["verb"] for request in asked[1:]] == ["ps", "show", "cancel", "status", "wait", "restart", "remove"]
+
+
+def test_jobs_that_ended_before_a_moment_are_asked_for_and_looked_through(path: Path, call: Any) -> None:
+    """A daemon that does not know the field sends all, and whoever removes them must not remove those."""
+    rows = [{"job": "old", "ended_at": 9.0}, {"job": "new", "ended_at": 10.0}, {"job": "runs", "ended_at": None}]
+    with ScriptedDaemon(path, {"ps": [[{"ok": {"jobs": rows}}]]}) as daemon:
+        assert call(path, "jobs", ended_before=10.0) == rows[:1]
+    assert daemon.requests == [{"id": 1, "verb": "ps", "ended_before": 10.0}]
 
 
 def test_follow_yields_events_and_last_the_result(path: Path, call: Any) -> None:

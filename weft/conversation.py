@@ -35,6 +35,7 @@ from weft.transport.wire import (
 SILENCE_SECONDS = 30.0  # of a follower: then it connects anew, which proves that the daemon still answers
 WAIT_SLICE_SECONDS = 30.0  # of one `wait` request, so that a daemon that hangs is noticed
 CANCEL_SECONDS = 30.0  # the daemon answers once the job has ended: its workers finish, or are killed
+REMOVE_SECONDS = 900.0  # of one job's files, of which there may be millions, behind another job's
 RECONNECT_SECONDS = 60.0  # a daemon restarts in about a second; systemd waits longer between later attempts
 FIRST_PAUSE_SECONDS = 0.05
 LAST_PAUSE_SECONDS = 2.0
@@ -150,9 +151,13 @@ class Conversation:
         reply = yield from self._call("submit", {"spec": dict(spec), "job": job, "priority": priority})
         yield Deliver(reply)
 
-    def jobs(self) -> Script:
-        reply = yield from self._call("ps", {})
-        yield Deliver(reply["jobs"])
+    def jobs(self, ended_before: float | None = None) -> Script:
+        fields = {} if ended_before is None else {"ended_before": ended_before}
+        reply = yield from self._call("ps", fields)
+        rows = reply["jobs"]
+        if ended_before is not None:  # an older daemon does not know the field, and sends all
+            rows = [row for row in rows if row["ended_at"] is not None and row["ended_at"] < ended_before]
+        yield Deliver(rows)
 
     def show(self, job: str, path: bool = False) -> Script:
         yield Deliver((yield from self._call("show", {"job": job, "path": path})))
@@ -164,6 +169,13 @@ class Conversation:
     def cancel(self, job: str) -> Script:
         reply = yield from self._call("cancel", {"job": job}, extra_seconds=CANCEL_SECONDS)
         yield Deliver(reply["state"])
+
+    def restart(self, job: str) -> Script:
+        yield Deliver((yield from self._call("restart", {"job": job})))
+
+    def remove(self, job: str) -> Script:
+        reply = yield from self._call("remove", {"job": job}, extra_seconds=REMOVE_SECONDS)
+        yield Deliver(reply["job"])
 
     def status(self) -> Script:
         yield Deliver((yield from self._call("status", {})))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from weft.scheduler.job_id import InvalidJobId
 from weft.scheduler.job_recording import keep_recording
 from weft.scheduler.job_result import DETAILS, add_critical_path, details_of, model_of, result_of
 from weft.scheduler.job_summary import summary_of
-from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger
+from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger, Submission
 from weft.scheduler.pool import Pool
 from weft.scheduler.reception import Reception, Stream, Verb
+from weft.scheduler.removal import NotRemoved, claim, remove
 from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
 from weft.transport.wire import ErrorCode, Message, WireError, field
@@ -42,6 +45,7 @@ class Service:
         self._ledger = ledger
         self._pool = pool
         self._metrics_url: str | None = None
+        self._removing = asyncio.Lock()  # one at a time: each takes a thread, of which planning needs one, too
         verbs: dict[str, Verb] = {
             "submit": self._submit,
             "ps": self._ps,
@@ -50,6 +54,8 @@ class Service:
             "follow": self._follow,
             "wait": self._wait,
             "cancel": self._cancel,
+            "restart": self._restart,
+            "remove": self._remove,
             "status": self._status,
         }
         self._reception = Reception(verbs, exporter)
@@ -72,6 +78,21 @@ class Service:
     # --- verbs
 
     async def _submit(self, request: Message, stream: Stream) -> Message:
+        self._check_room()
+        tables = field(request, "spec", dict)
+        job = field(request, "job", (str, type(None)), None)
+        priority = field(request, "priority", (int, type(None)), None)
+        if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise WireError(ErrorCode.BAD_FIELD, f"priority is {priority}; give {-MAX_PRIORITY} to {MAX_PRIORITY}")
+        return await self._admit(tables, job, priority)
+
+    async def _restart(self, request: Message, stream: Stream) -> Message:
+        """A terminal state never changes: what starts is a new job, with what the ledger has of the old one."""
+        self._check_room()
+        row = await self._ended_row(request)
+        return await self._admit(row.spec, None, row.priority)
+
+    def _check_room(self) -> None:
         if self._core.draining:
             raise WireError(
                 ErrorCode.DRAINING, "the daemon is shutting down and takes no jobs; submit after its restart"
@@ -81,22 +102,22 @@ class Service:
                 ErrorCode.QUEUE_FULL,
                 f"{len(self._driver.runs)} jobs wait or run, the most that max_queued allows; try again when one ends",
             )
+
+    async def _admit(self, tables: Message, job: str | None, priority: int | None) -> Message:
+        """job: the user's id for it, if any; priority: instead of the spec's, if any."""
         try:
-            spec = JobSpec.parse(field(request, "spec", dict))
+            spec = JobSpec.parse(tables)
             spec.check_files()
         except SpecError as error:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
-        priority = field(request, "priority", (int, type(None)), None)
-        if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise WireError(ErrorCode.BAD_FIELD, f"priority is {priority}; give {-MAX_PRIORITY} to {MAX_PRIORITY}")
         try:
             submission = await self._ledger.run(
-                Ledger.add,
+                _add_and_claim,
                 spec.to_wire(),
                 uid=os.getuid(),
                 priority=spec.job.priority if priority is None else priority,
                 submitted_at=time.time(),
-                job=field(request, "job", (str, type(None)), None),
+                job=job,
             )
         except InvalidJobId as error:
             raise WireError(ErrorCode.BAD_FIELD, str(error)) from None
@@ -106,8 +127,27 @@ class Service:
             self._driver.adopt(submission.row, attempt=1)
         return {"job": submission.row.job, "created": submission.is_new}
 
+    async def _remove(self, request: Message, stream: Stream) -> Message:
+        """First what the job left on disk, then its row: what fails half-way can be tried again."""
+        stop = threading.Event()
+        async with self._removing:
+            row = await self._ended_row(request)
+            try:
+                await asyncio.to_thread(remove, Path(row.run_dir), row.job, self._settings.runs_path, stop)
+            except NotRemoved as error:
+                raise WireError(ErrorCode.NOT_REMOVED, f"{row.job} stays: {error}") from None
+            finally:
+                stop.set()  # the daemon ends, and waits for its threads
+            await self._ledger.run(Ledger.remove, row.job)
+        self._driver.any_change.notify()
+        return {"job": row.job}
+
     async def _ps(self, request: Message, stream: Stream) -> Message:
-        rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS_LISTED)
+        before = field(request, "ended_before", (int, float, type(None)), None)
+        if before is None:
+            rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS_LISTED)
+        else:
+            rows = await self._ledger.run(Ledger.ended_before, float(before), limit=MAX_JOBS_LISTED)
         return {"jobs": [summary_of(row, self._driver) for row in rows]}
 
     async def _show(self, request: Message, stream: Stream) -> Message:
@@ -210,6 +250,25 @@ class Service:
         if row is None:
             raise WireError(ErrorCode.NO_SUCH_JOB, f"no job {name!r:.140}; `weft ps --all` lists them")
         return row
+
+    async def _ended_row(self, request: Message) -> JobRow:
+        row = await self._row(request)
+        if row.job in self._driver.runs or not row.state.is_terminal:
+            state = self._driver.states.get(row.job, row.state)
+            raise WireError(
+                ErrorCode.NOT_ENDED, f"{row.job} is {state}; end it first with `weft cancel {row.job}`, then try again"
+            )
+        return row
+
+
+def _add_and_claim(ledger: Ledger, *args: Any, **kwargs: Any) -> Submission:
+    """`Ledger.add`, and the run directory of a new job: in the same thread, so that nobody sees the one without the
+    other. A directory that cannot be made is told when the job begins."""
+    submission = ledger.add(*args, **kwargs)
+    if submission.is_new:
+        with suppress(OSError):
+            claim(Path(submission.row.run_dir), submission.row.job)
+    return submission
 
 
 async def _send_log(path: Path, offset: int, stream: Stream) -> int:

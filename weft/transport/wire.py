@@ -56,6 +56,8 @@ class ErrorCode(enum.StrEnum):
     DRAINING = "draining"
     TOO_MANY_CONNECTIONS = "too-many-connections"
     NOTHING_RECORDED = "nothing-recorded"
+    NOT_ENDED = "not-ended"
+    NOT_REMOVED = "not-removed"
     INTERNAL_ERROR = "internal-error"
 
 
