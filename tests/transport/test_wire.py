@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from weft.transport.wire import (
     MAX_CLIENT_DEPTH,
     MAX_CLIENT_FRAME_BYTES,
+    MAX_CLIENT_ITEMS,
     MAX_WORKER_FRAME_BYTES,
     ErrorCode,
     FrameReader,
@@ -248,6 +249,25 @@ def test_a_frame_of_exactly_the_bound_is_taken() -> None:
     assert len(frame) == 4 + MAX_CLIENT_FRAME_BYTES
     [message] = strict().feed(frame)
     assert len(message["a"]) == MAX_CLIENT_FRAME_BYTES - 8
+
+
+@pytest.mark.parametrize("shape", ["one list", "many lists", "maps"])
+def test_a_frame_holds_a_bounded_number_of_values(shape: str) -> None:
+    """A list of 500,000 mistakes in a spec held the daemon up for 4 s, while each of them was written down."""
+
+    def frame(number: int) -> bytes:
+        match shape:
+            case "one list":
+                return encode({"a": [1] * (number - 1)})
+            case "many lists":
+                return encode({"a": [[1]] * ((number - 1) // 2), "b": [1] * ((number - 2) % 2)})
+            case _:
+                return encode({str(key): 1 for key in range(number)})
+
+    assert len(strict().feed(frame(MAX_CLIENT_ITEMS - 3))) == 1
+    with pytest.raises(WireError, match="65536") as caught:
+        strict().feed(frame(MAX_CLIENT_ITEMS + 3))
+    assert caught.value.code in (ErrorCode.FRAME_TOO_LARGE, ErrorCode.NOT_MSGPACK)
 
 
 def test_nesting_up_to_the_bound_is_taken() -> None:

@@ -106,8 +106,7 @@ class Service:
     async def _admit(self, tables: Message, job: str | None, priority: int | None) -> Message:
         """job: the user's id for it, if any; priority: instead of the spec's, if any."""
         try:
-            spec = JobSpec.parse(tables)
-            spec.check_files()
+            spec = await asyncio.to_thread(_checked_spec, tables)  # a long list of mistakes takes long to write
         except SpecError as error:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
         try:
@@ -259,6 +258,12 @@ class Service:
                 ErrorCode.NOT_ENDED, f"{row.job} is {state}; end it first with `weft cancel {row.job}`, then try again"
             )
         return row
+
+
+def _checked_spec(tables: Message) -> JobSpec:
+    spec = JobSpec.parse(tables)
+    spec.check_files()
+    return spec
 
 
 def _add_and_claim(ledger: Ledger, *args: Any, **kwargs: Any) -> Submission:
