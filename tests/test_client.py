@@ -167,6 +167,25 @@ def test_a_socket_that_nobody_listens_on_is_unreachable(path: Path, call: Any) -
         call(path, "jobs")
 
 
+def test_a_full_queue_of_clients_is_waited_for_and_then_named(path: Path, call: Any) -> None:
+    """Of 500 that connected at once some were told that the resource is temporarily unavailable."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
+        waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+        waiting.connect(str(path))
+        with pytest.raises(DaemonUnreachable, match="too many clients connect at once"):
+            call(path, "jobs", timeout_of_client=0.2)
+    path.unlink()
+
+
+def test_who_finds_the_queue_full_tries_again() -> None:
+    rehearsal = Rehearsal(good=1, received=[encode(GREETING), encode({"id": 1, "ok": {"jobs": []}})], crowded=3)
+    rehearsal.perform(conversation(rehearsal).jobs())
+    assert (rehearsal.delivered, rehearsal.pauses) == ([[]], [0.05] * 3)
+
+
 def test_a_path_too_long_for_a_socket_is_unreachable(tmp_path: Path, call: Any) -> None:
     with pytest.raises(DaemonUnreachable, match="too long"):
         call(tmp_path / ("x" * 120), "jobs")
@@ -236,7 +255,8 @@ def test_a_spec_that_no_frame_can_hold_is_refused_before_it_is_sent(path: Path, 
 class Rehearsal:
     """Performs a script without a socket, in virtual time: each attempt to connect fails, but for the first `good`."""
 
-    def __init__(self, good: int, received: list[bytes | type[OSError]]) -> None:
+    def __init__(self, good: int, received: list[bytes | type[OSError]], crowded: int = 0) -> None:
+        self._crowded = crowded
         self.now = 0.0
         self.pauses: list[float] = []
         self.delivered: list[Any] = []
@@ -251,6 +271,9 @@ class Rehearsal:
 
     def _answer(self, script: Script, step: Any) -> Any:
         match step:
+            case Connect() if self._crowded > 0:
+                self._crowded -= 1
+                return script.throw(BlockingIOError())
             case Connect():
                 self._good -= 1
                 return script.send(b"") if self._good >= 0 else script.throw(FileNotFoundError())

@@ -318,7 +318,7 @@ class _AsyncLine:
         match step:
             case Connect(path, timeout):
                 async with asyncio.timeout(timeout):
-                    self._reader, self._writer = await asyncio.open_unix_connection(path)
+                    self._reader, self._writer = await asyncio.open_unix_connection(sock=_connected(path))
             case Send(data, timeout):
                 assert self._writer is not None, "a script connects first"
                 self._writer.write(data)
@@ -339,3 +339,14 @@ class _AsyncLine:
         if self._writer is not None:
             self._writer.transport.abort()  # nothing is left to send; close() would wait for it
             self._writer = None
+
+
+def _connected(path: Path) -> socket.socket:
+    """A Unix socket connects at once or not at all; asyncio takes a full queue (EAGAIN) for a connection on its way."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        connection.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection

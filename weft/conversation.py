@@ -57,6 +57,10 @@ class _Unanswered(DaemonUnreachable):
     """The daemon holds the connection and says nothing."""
 
 
+class _Crowded(DaemonUnreachable):
+    """So many connect at once that the kernel takes no more of them for now."""
+
+
 class RequestRefused(Exception):
     """The daemon answered no. `code` is one of `ErrorCode` (or a newer daemon's), `message` says what to do."""
 
@@ -260,7 +264,7 @@ class _Connection:
         self._reader = FrameReader(MAX_REPLY_BYTES)
 
     def open(self) -> _Part:
-        yield from self._step(Connect(self._socket_path, self._timeout))
+        yield from self._connect()
         yield from self._write(encode({"hello": {"protocol": PROTOCOL, "version": __version__}}))
         hello = _refused((yield from self.next(self._timeout))).get("hello")
         if not isinstance(hello, dict):
@@ -271,6 +275,17 @@ class _Connection:
                 f"{self._socket_path}: the daemon speaks protocol {hello.get('protocol')}, this client {PROTOCOL}; "
                 "restart the daemon after an upgrade",
             )
+
+    def _connect(self) -> _Part:
+        deadline = self._clock() + self._timeout
+        while True:
+            try:
+                return (yield from self._step(Connect(self._socket_path, self._timeout)))
+            except _Crowded:
+                if self._clock() >= deadline:
+                    raise
+            yield Close()
+            yield Pause(FIRST_PAUSE_SECONDS)
 
     def send(self, verb: str, fields: Message) -> _Part:
         try:
@@ -313,6 +328,8 @@ class _Connection:
             return (yield step)
         except TimeoutError:
             raise _Unanswered(self._socket_path, "the daemon does not answer in time") from None
+        except BlockingIOError:
+            raise _Crowded(self._socket_path, "too many clients connect at once; try again") from None
         except FileNotFoundError:
             raise self._unreachable("no such socket") from None
         except ConnectionRefusedError:

@@ -33,7 +33,7 @@ LOG_CHUNK_BYTES = 1 << 18  # of a job's log in one event
 MAX_JOBS_LISTED = 1000
 MAX_WAIT_SECONDS = 86_400.0  # of one `wait` request; event loops refuse times far above
 MAX_PRIORITY = 1000  # as in a spec, and below
-MAX_OFFSET = 2**63 - 1  # a file's largest
+MAX_OFFSET = 1 << 40  # far above what a log may have; file systems refuse to look further than 2**43 or so
 
 
 class Service:
