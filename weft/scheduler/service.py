@@ -29,7 +29,7 @@ from weft.spec import JobSpec, SpecError
 from weft.transport.wire import ErrorCode, Message, WireError, field
 
 PROGRESS_SECONDS = 1.0
-LOG_CHUNK_BYTES = 1 << 18  # of a job's log in one event
+LOG_CHUNK_BYTES = 1 << 16  # of a job's log in one event: hundreds of clients may each be sent one
 MAX_JOBS_LISTED = 1000
 MAX_WAIT_SECONDS = 86_400.0  # of one `wait` request; event loops refuse times far above
 MAX_PRIORITY = 1000  # as in a spec, and below
