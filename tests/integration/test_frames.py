@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import runpy
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -298,6 +299,8 @@ def test_frames_by_chance_are_answered_and_the_daemon_lives(own_daemon: Any, num
                     line.drop()  # what is left is the beginning of another one
             except (OSError, AssertionError):
                 line.drop()
+                with suppress(subprocess.TimeoutExpired):
+                    daemon.process.wait(5.0)  # its sockets close before it is reaped
                 if daemon.process.poll() is None:
                     raise
                 deaths.append(frame)

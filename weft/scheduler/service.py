@@ -19,6 +19,7 @@ from weft.scheduler.events import CancelRequested
 from weft.scheduler.job_id import InvalidJobId
 from weft.scheduler.job_recording import keep_recording
 from weft.scheduler.job_result import DETAILS, add_critical_path, details_of, model_of, result_of
+from weft.scheduler.job_state import JobState
 from weft.scheduler.job_summary import summary_of
 from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger, Submission
 from weft.scheduler.pool import Pool
@@ -89,7 +90,7 @@ class Service:
     async def _restart(self, request: Message, stream: Stream) -> Message:
         """A terminal state never changes: what starts is a new job, with what the ledger has of the old one."""
         self._check_room()
-        row = await self._ended_row(request)
+        row = await self._ended_row(request, stream)
         return await self._admit(row.spec, None, row.priority)
 
     def _check_room(self) -> None:
@@ -130,7 +131,7 @@ class Service:
         """First what the job left on disk, then its row: what fails half-way can be tried again."""
         stop = threading.Event()
         async with self._removing:
-            row = await self._ended_row(request)
+            row = await self._ended_row(request, stream)
             try:
                 await asyncio.to_thread(remove, Path(row.run_dir), row.job, self._settings.runs_path, stop)
             except NotRemoved as error:
@@ -250,14 +251,15 @@ class Service:
             raise WireError(ErrorCode.NO_SUCH_JOB, f"no job {name!r:.140}; `weft ps --all` lists them")
         return row
 
-    async def _ended_row(self, request: Message) -> JobRow:
+    async def _ended_row(self, request: Message, stream: Stream) -> JobRow:
         row = await self._row(request)
-        if row.job in self._driver.runs or not row.state.is_terminal:
-            state = self._driver.states.get(row.job, row.state)
+        state = JobState(self._driver.states.get(row.job, row.state))
+        if not state.is_terminal:
             raise WireError(
                 ErrorCode.NOT_ENDED, f"{row.job} is {state}; end it first with `weft cancel {row.job}`, then try again"
             )
-        return row
+        await self._until_ended(row.job, stream)  # its end may be on its way to the ledger
+        return await self._row(request)
 
 
 def _checked_spec(tables: Message) -> JobSpec:
