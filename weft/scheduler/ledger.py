@@ -25,7 +25,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 import msgpack
 
 from weft.scheduler.job_id import check_job_id, stem_of
-from weft.scheduler.job_state import UNFINISHED_STATES, JobState
+from weft.scheduler.job_state import TERMINAL_STATES, UNFINISHED_STATES, JobState
 
 SCHEMA_VERSION = 1
 _SCHEMA = f"""
@@ -71,6 +71,10 @@ class JobEnded(RuntimeError):
 
 class UnknownJob(LookupError):
     """A change of a job that was never added."""
+
+
+class JobNotEnded(RuntimeError):
+    """The removal of a job that is in no terminal state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +195,22 @@ class Ledger:
                 raise JobEnded(f"job {job!r} ended as {row.state} at {row.ended_at}; it cannot take {dict(changes)!r}")
             self._connection.execute(f"UPDATE jobs SET {columns} WHERE job = ?", (*values.values(), job))
 
+    def remove(self, job: str) -> None:
+        """Forgets a job that has ended; a user may give its id again. Raises UnknownJob and JobNotEnded."""
+        with self._transaction():
+            row = self.job(job)
+            if row is None:
+                raise UnknownJob(f"job {job!r} is not in the ledger")
+            if not row.state.is_terminal:
+                raise JobNotEnded(f"job {job!r} is {row.state}; only one that has ended can be removed")
+            self._connection.execute("DELETE FROM jobs WHERE job = ?", (job,))
+
+    def ended_before(self, moment: float, *, limit: int) -> list[JobRow]:
+        """The `limit` oldest jobs that ended before `moment` (unix seconds), in the order of their submits."""
+        states = sorted(TERMINAL_STATES)
+        clause = f"WHERE state IN ({_marks(states)}) AND ended_at < ? ORDER BY seq LIMIT ?"
+        return self._select(clause, *states, moment, limit)
+
     def job(self, job: str) -> JobRow | None:
         rows = self._select("WHERE job = ?", job)
         return rows[0] if rows else None
@@ -225,7 +245,7 @@ class Ledger:
             if self.job(job) is None and not (self._runs_path / job).exists():
                 return job
 
-    def _select(self, clause: str, *arguments: str | int) -> list[JobRow]:
+    def _select(self, clause: str, *arguments: str | float) -> list[JobRow]:
         with _explained(self._path):
             rows = self._connection.execute(f"SELECT * FROM jobs {clause}", arguments).fetchall()
         return [_job_row(row) for row in rows]
