@@ -109,6 +109,10 @@ class Client:
         """One map for each job that the daemon keeps, as in `weft ps --all --json`."""
         return _reply(list, self._conversation.jobs())
 
+    def listing(self) -> Message:
+        """{"jobs": as `jobs`, "ledger": what is amiss with the daemon's ledger}: see docs/protocol.md."""
+        return _reply(dict, self._conversation.listing())
+
     def show(self, job: str, *, path: bool = False) -> Message:
         """All that is known about the job: state, plan, and the seconds of each lane in each mode.
 
@@ -165,6 +169,10 @@ class AsyncClient:
     async def jobs(self) -> list[Message]:
         """See `Client.jobs`."""
         return await _async_reply(list, self._conversation.jobs())
+
+    async def listing(self) -> Message:
+        """See `Client.listing`."""
+        return await _async_reply(dict, self._conversation.listing())
 
     async def show(self, job: str, *, path: bool = False) -> Message:
         """See `Client.show`."""

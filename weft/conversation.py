@@ -146,6 +146,9 @@ class Conversation:
         reply = yield from self._call("ps", {})
         yield Deliver(reply["jobs"])
 
+    def listing(self) -> Script:
+        yield Deliver((yield from self._call("ps", {})))
+
     def show(self, job: str, path: bool = False) -> Script:
         yield Deliver((yield from self._call("show", {"job": job, "path": path})))
 

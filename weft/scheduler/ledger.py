@@ -35,8 +35,16 @@ from weft.scheduler.ledger_file import LedgerError, close_file, explained, mark_
 from weft.scheduler.unwritten import LedgerHealth, Unwritten
 
 __all__ = [
-    *("AsyncLedger", "IdTaken", "JobChanges", "JobEnded", "JobRow", "Ledger", "LedgerError", "LedgerLook"),
-    *("Submission", "UnknownJob"),
+    "AsyncLedger",
+    "IdTaken",
+    "JobChanges",
+    "JobEnded",
+    "JobRow",
+    "Ledger",
+    "LedgerError",
+    "LedgerLook",
+    "Submission",
+    "UnknownJob",
 ]
 
 _log = logging.getLogger("weft.ledger")
@@ -67,8 +75,8 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class LedgerLook:
-    """What a tick sees. counts: jobs in each state, None where they cannot be read. errors: of the file so far, by
-    reason."""
+    """What a tick sees. counts: jobs in each state, None where they cannot be read. errors: of the file since the look
+    before, by reason."""
 
     counts: dict[JobState, int] | None
     errors: dict[str, int]
@@ -206,7 +214,7 @@ class Ledger:
                 counts = self.counts_by_state()
         except LedgerError as error:
             _log.debug("%s", error)  # it is in `health` and in the metrics
-        return LedgerLook(counts, dict(self._unwritten.errors))
+        return LedgerLook(counts, self._unwritten.take_errors())
 
     def close(self) -> None:
         """Writes what is unwritten, if it can, folds the write-ahead log into the file and gives up the lock.

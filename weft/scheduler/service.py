@@ -25,7 +25,7 @@ from weft.scheduler.job_id import InvalidJobId
 from weft.scheduler.job_recording import keep_recording
 from weft.scheduler.job_result import DETAILS, add_critical_path, details_of, model_of, result_of
 from weft.scheduler.job_summary import summary_of
-from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger
+from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger, LedgerError
 from weft.scheduler.pool import Pool
 from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
@@ -164,6 +164,8 @@ class Service:
             reply = {"ok": await handler(request, stream)}
         except WireError as error:
             reply = {"error": error.to_wire()}
+        except LedgerError as error:
+            reply = {"error": WireError(ErrorCode.LEDGER_UNAVAILABLE, str(error)).to_wire()}
         await _send(writer, {"id": number, **reply})
 
     # --- verbs
@@ -205,7 +207,7 @@ class Service:
 
     async def _ps(self, request: Message, stream: Stream) -> Message:
         rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS_LISTED)
-        return {"jobs": [summary_of(row, self._driver) for row in rows]}
+        return {"jobs": [summary_of(row, self._driver) for row in rows], "ledger": self._ledger.health.to_wire()}
 
     async def _show(self, request: Message, stream: Stream) -> Message:
         row = await self._row(request)
@@ -297,6 +299,7 @@ class Service:
             ],
             "jobs": {str(state): count for state, count in counts.items()},
             "metrics": self._metrics_url,
+            "ledger": self._ledger.health.to_wire(),
         }
 
     # --- shared

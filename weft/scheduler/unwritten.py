@@ -36,8 +36,8 @@ class Unwritten:
     """The newest changes of jobs, in the order in which the jobs came; when to try again; how often a try failed."""
 
     def __init__(self) -> None:
-        self.errors: Counter[str] = Counter()  # of all tries to use the file, by reason
         self.problem: str | None = None
+        self._errors: Counter[str] = Counter()  # by reason, until they are taken
         self._changes: dict[str, dict[str, Any]] = {}
         self._pause = FIRST_PAUSE_SECONDS
         self._try_at = 0.0
@@ -59,7 +59,7 @@ class Unwritten:
 
     def failed(self, reason: str, problem: str) -> None:
         """The file could not be used."""
-        self.errors[reason] += 1
+        self._errors[reason] += 1
         self.problem = problem
         self._try_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LAST_PAUSE_SECONDS)
@@ -68,6 +68,10 @@ class Unwritten:
         """The file could be used."""
         self.problem = None
         self._pause = FIRST_PAUSE_SECONDS
+
+    def take_errors(self) -> dict[str, int]:
+        taken, self._errors = self._errors, Counter()
+        return dict(taken)
 
     @property
     def is_due(self) -> bool:

@@ -54,6 +54,7 @@ class ErrorCode(enum.StrEnum):
     DRAINING = "draining"
     TOO_MANY_CONNECTIONS = "too-many-connections"
     NOTHING_RECORDED = "nothing-recorded"
+    LEDGER_UNAVAILABLE = "ledger-unavailable"
 
 
 class WireError(Exception):
