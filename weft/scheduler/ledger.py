@@ -255,6 +255,7 @@ class Ledger:
             self._unwritten.forget(job)
         with explained(self._path):
             touch(self._connection)  # where nothing waited: does it take anything?
+        self._unwritten.worked()
 
     @contextmanager
     def _noticed(self) -> Iterator[None]:
@@ -264,8 +265,6 @@ class Ledger:
         except LedgerError as error:
             self._unwritten.failed(error.reason, str(error))
             raise
-        else:
-            self._unwritten.worked()
         finally:
             self._tell()
 
@@ -320,6 +319,7 @@ class Ledger:
             try:
                 yield
                 self._connection.execute("COMMIT")
+                self._unwritten.worked()
             finally:
                 if self._connection.in_transaction:  # not committed; a full disk can have rolled it back already
                     self._connection.execute("ROLLBACK")

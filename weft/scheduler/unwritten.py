@@ -61,11 +61,12 @@ class Unwritten:
         """The file could not be used."""
         self._errors[reason] += 1
         self.problem = problem
-        self._try_at = time.monotonic() + self._pause
-        self._pause = min(2 * self._pause, LAST_PAUSE_SECONDS)
+        if (now := time.monotonic()) >= self._try_at:  # those that come before their time say nothing new
+            self._try_at = now + self._pause
+            self._pause = min(2 * self._pause, LAST_PAUSE_SECONDS)
 
     def worked(self) -> None:
-        """The file could be used."""
+        """The file took what was written; that it can be read says nothing of that."""
         self.problem = None
         self._pause = FIRST_PAUSE_SECONDS
 
