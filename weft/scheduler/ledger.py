@@ -235,12 +235,13 @@ class Ledger:
         if values.get("result") is not None:
             values = values | {"result": json.dumps(values["result"])}
         columns = ", ".join(f"{column} = ?" for column in values)
-        with self._transaction():
+        with explained(self._path):  # before anything is written: a mistake of the caller's is told on a full disk, too
             row = self._connection.execute("SELECT state, ended_at FROM jobs WHERE job = ?", (job,)).fetchone()
-            if row is None:
-                raise UnknownJob(f"job {job!r} is not in the ledger; only a job that was added can change")
-            if row["state"] in TERMINAL_STATES:
-                raise _job_ended(job, row["state"], row["ended_at"], values)
+        if row is None:
+            raise UnknownJob(f"job {job!r} is not in the ledger; only a job that was added can change")
+        if row["state"] in TERMINAL_STATES:
+            raise _job_ended(job, row["state"], row["ended_at"], values)
+        with self._transaction():
             self._connection.execute(f"UPDATE jobs SET {columns} WHERE job = ?", (*values.values(), job))
 
     def _write_unwritten(self) -> None:
