@@ -32,6 +32,7 @@ from weft.conversation import (
     Script,
     Send,
 )
+from weft.socket_trust import check_peer, check_socket_path
 from weft.transport.wire import Message
 
 if TYPE_CHECKING:
@@ -240,8 +241,10 @@ class _Line:
     def perform(self, step: Connect | Send | Receive | Close | Pause) -> bytes:
         match step:
             case Connect(path, timeout):
+                check_socket_path(path)
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._within(timeout).connect(str(path))
+                check_peer(path, self._socket)
             case Send(data, timeout):
                 self._within(timeout).sendall(data)
             case Receive(timeout):
@@ -306,8 +309,10 @@ class _AsyncLine:
 
         match step:
             case Connect(path, timeout):
+                check_socket_path(path)
                 async with asyncio.timeout(timeout):
                     self._reader, self._writer = await asyncio.open_unix_connection(path)
+                check_peer(path, self._writer.get_extra_info("socket"))
             case Send(data, timeout):
                 assert self._writer is not None, "a script connects first"
                 self._writer.write(data)

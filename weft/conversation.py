@@ -57,8 +57,14 @@ class RequestRefused(Exception):
         self.message = message
 
 
+class UntrustedSocket(PermissionError):
+    """What a Connect met: the socket, or its directory, is another user's. The text names it and the remedy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connect:
+    """To a socket that is ours: nothing is to be sent to anybody else's."""
+
     path: Path
     timeout: float
 
@@ -300,6 +306,8 @@ class _Connection:
             raise self._unreachable("no such socket") from None
         except ConnectionRefusedError:
             raise self._unreachable("nobody listens there") from None
+        except UntrustedSocket as error:
+            raise RequestRefused(ErrorCode.NOT_YOURS, str(error)) from None
         except PermissionError:
             raise RequestRefused(
                 ErrorCode.NOT_YOURS, f"{self._socket_path}: another user's daemon; set WEFT_RUNTIME_DIR to your own"
