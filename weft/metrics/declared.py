@@ -237,6 +237,20 @@ METRICS: Final = (
         help="Frames and connections of clients that were refused, by the error code that they were given.",
     ),
     Metric(
+        name="weft_http_connections",
+        kind=MetricKind.GAUGE,
+        unit="connections",
+        help="Connections open to the address of /metrics and the timeline page.",
+    ),
+    Metric(
+        name="weft_http_dropped_connections_total",
+        kind=MetricKind.COUNTER,
+        unit="connections",
+        labels=("reason",),
+        help="HTTP connections that the daemon ended: idle (asked or took nothing in time), replaced by a newer one, "
+        "or full (refused: all are busy).",
+    ),
+    Metric(
         name="weft_shared_memory_bytes",
         kind=MetricKind.GAUGE,
         unit="bytes",

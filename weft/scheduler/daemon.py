@@ -24,6 +24,7 @@ from typing import Any
 import uvloop
 
 from weft import __version__
+from weft.descriptors import AMPLE, raise_limit
 from weft.metrics.exporter import Exporter
 from weft.metrics.http import MetricsAddressError, MetricsServer
 from weft.scheduler import notify
@@ -52,6 +53,9 @@ def main(settings: Settings, *, accept_empty_ledger: bool = False) -> int:
     accept_empty_ledger: begin without the jobs of a ledger that is lost.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    limit = raise_limit()
+    if limit < AMPLE:
+        _log.warning("only %d descriptors may be open: clients are refused early; raise LimitNOFILE", limit)
     try:
         uvloop.run(_Daemon(settings, os.environ, accept_empty_ledger).run())
     except (
@@ -211,7 +215,13 @@ class _Daemon:
 
 
 async def _restart_directory(driver: Driver, pool: Pool) -> None:
-    await pool.start_directory()
+    while True:
+        try:
+            await pool.start_directory()
+            break
+        except OSError as error:
+            _log.warning("the directory cannot be started, again in %.0f s: %s", TICK_SECONDS, error)
+            await asyncio.sleep(TICK_SECONDS)
     driver.feed(DirectoryLost())
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from weft import __version__
+from weft.descriptors import are_short, is_among_the_last
 from weft.metrics.exporter import Exporter
 from weft.metrics.recording import FILE
 from weft.scheduler.core import Core
@@ -134,6 +135,8 @@ class Service:
         if self._num_connections > MAX_CONNECTIONS:
             raise WireError(ErrorCode.TOO_MANY_CONNECTIONS, f"{MAX_CONNECTIONS} clients are connected; try again")
         _check_peer(writer)
+        if is_among_the_last(writer.get_extra_info("socket").fileno()):
+            raise WireError(ErrorCode.TOO_MANY_CONNECTIONS, "the daemon has hardly a descriptor left; try again")
         frames = FrameReader(MAX_CLIENT_FRAME_BYTES, strict=True)
         waiting: list[Message] = []
         async with asyncio.timeout(HELLO_SECONDS):
@@ -180,6 +183,8 @@ class Service:
                 ErrorCode.QUEUE_FULL,
                 f"{len(self._driver.runs)} jobs wait or run, the most that max_queued allows; try again when one ends",
             )
+        if are_short():
+            raise WireError(ErrorCode.QUEUE_FULL, "the daemon has hardly a descriptor left; try again when a job ends")
         try:
             spec = JobSpec.parse(field(request, "spec", dict))
             spec.check_files()
