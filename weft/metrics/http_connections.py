@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from aiohttp import web
@@ -28,6 +31,7 @@ MAX_CONNECTIONS = 64  # a scraper or two, and pages: a browser opens up to six
 HEADER_SECONDS = 10.0  # for a request to be asked
 SEND_SECONDS = 30.0  # for an answer to be taken, and the next request to be asked; scrapes come more often
 LOG_SECONDS = 10.0  # between two lines about requests that went wrong
+_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -131,6 +135,9 @@ class _Connection(asyncio.Protocol):
 
     def drop(self, why: str) -> None:
         self._connections.forget(self._transport, why)
+        if self._transport.get_write_buffer_size():  # the kernel, too, keeps nothing for who takes nothing
+            with suppress(OSError):
+                self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self._transport.abort()
 
     def _stop_timer(self) -> None:
