@@ -215,13 +215,7 @@ class _Daemon:
 
 
 async def _restart_directory(driver: Driver, pool: Pool) -> None:
-    while True:
-        try:
-            await pool.start_directory()
-            break
-        except OSError as error:
-            _log.warning("the directory cannot be started, again in %.0f s: %s", TICK_SECONDS, error)
-            await asyncio.sleep(TICK_SECONDS)
+    await pool.start_directory()
     driver.feed(DirectoryLost())
 
 

@@ -9,7 +9,6 @@ an event.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -62,8 +61,6 @@ from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.pool import DIRECTORY, Pool
 from weft.spec import JobSpec, SpecError
 from weft.transport.wire import Message
-
-_log = logging.getLogger("weft.driver")
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
@@ -314,11 +311,7 @@ class Driver:
 
     async def _start_worker(self, command: StartWorker) -> None:
         await asyncio.sleep(command.delay_seconds)
-        try:
-            await self._pool.start_worker(command.worker)
-        except OSError as error:  # no descriptor is left for its socket: the core tries again, later and later
-            _log.warning("%s cannot be started: %s", command.worker, error)
-            self.worker_lost(command.worker, None)
+        await self._pool.start_worker(command.worker)
 
     def _record_iteration(self, command: RecordIteration) -> None:
         run = self.runs[command.job]

@@ -218,7 +218,7 @@ class Pool:
 
     async def _fork(self, name: str, role: str, config: dict[str, Any]) -> None:
         assert self._socket is not None
-        ours, theirs = socket.socketpair()  # errors: OSError, where no descriptor is left
+        ours, theirs = socket.socketpair()
         child = Child(name, role)
         self._children[name] = child
         with theirs:
