@@ -32,6 +32,7 @@ from weft.conversation import (
     Script,
     Send,
 )
+from weft.socket_trust import check_peer, check_socket_path
 from weft.transport.wire import Message
 
 if TYPE_CHECKING:
@@ -112,6 +113,10 @@ class Client:
         """
         return _reply(list, self._conversation.jobs(ended_before))
 
+    def listing(self) -> Message:
+        """{"jobs": as `jobs`, "ledger": what is amiss with the daemon's ledger}: see docs/protocol.md."""
+        return _reply(dict, self._conversation.listing())
+
     def show(self, job: str, *, path: bool = False) -> Message:
         """All that is known about the job: state, plan, and the seconds of each lane in each mode.
 
@@ -176,6 +181,10 @@ class AsyncClient:
     async def jobs(self, *, ended_before: float | None = None) -> list[Message]:
         """See `Client.jobs`."""
         return await _async_reply(list, self._conversation.jobs(ended_before))
+
+    async def listing(self) -> Message:
+        """See `Client.listing`."""
+        return await _async_reply(dict, self._conversation.listing())
 
     async def show(self, job: str, *, path: bool = False) -> Message:
         """See `Client.show`."""
@@ -251,8 +260,10 @@ class _Line:
     def perform(self, step: Connect | Send | Receive | Close | Pause) -> bytes:
         match step:
             case Connect(path, timeout):
+                check_socket_path(path)
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._within(timeout).connect(str(path))
+                check_peer(path, self._socket)
             case Send(data, timeout):
                 self._within(timeout).sendall(data)
             case Receive(timeout):
@@ -317,8 +328,10 @@ class _AsyncLine:
 
         match step:
             case Connect(path, timeout):
+                check_socket_path(path)
                 async with asyncio.timeout(timeout):
                     self._reader, self._writer = await asyncio.open_unix_connection(sock=_connected(path))
+                check_peer(path, self._writer.get_extra_info("socket"))
             case Send(data, timeout):
                 assert self._writer is not None, "a script connects first"
                 self._writer.write(data)

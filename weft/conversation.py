@@ -70,8 +70,14 @@ class RequestRefused(Exception):
         self.message = message
 
 
+class UntrustedSocket(PermissionError):
+    """What a Connect met: the socket, or its directory, is another user's. The text names it and the remedy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connect:
+    """To a socket that is ours: nothing is to be sent to anybody else's."""
+
     path: Path
     timeout: float
 
@@ -162,6 +168,9 @@ class Conversation:
         if ended_before is not None:  # an older daemon does not know the field, and sends all
             rows = [row for row in rows if row["ended_at"] is not None and row["ended_at"] < ended_before]
         yield Deliver(rows)
+
+    def listing(self) -> Script:
+        yield Deliver((yield from self._call("ps", {})))
 
     def show(self, job: str, path: bool = False) -> Script:
         yield Deliver((yield from self._call("show", {"job": job, "path": path})))
@@ -334,6 +343,8 @@ class _Connection:
             raise self._unreachable("no such socket") from None
         except ConnectionRefusedError:
             raise self._unreachable("nobody listens there") from None
+        except UntrustedSocket as error:
+            raise RequestRefused(ErrorCode.NOT_YOURS, str(error)) from None
         except PermissionError:
             raise RequestRefused(
                 ErrorCode.NOT_YOURS, f"{self._socket_path}: another user's daemon; set WEFT_RUNTIME_DIR to your own"

@@ -168,6 +168,9 @@ def daemon(
     metrics: Metrics = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="By default ./weft.toml, if any.")] = None,
     drain_seconds: Annotated[float | None, typer.Option(metavar="S", help="Budget of a drain at SIGTERM.")] = None,
+    accept_empty_ledger: Annotated[
+        bool, typer.Option("--accept-empty-ledger", help="Start although the ledger is lost, without its jobs.")
+    ] = False,
     parent: Annotated[int | None, typer.Option(metavar="PID", help="Stop when it ends.", hidden=True)] = None,
 ) -> None:
     """Run the daemon in the foreground until SIGTERM."""
@@ -188,7 +191,7 @@ def daemon(
     settings = load_settings(flags, os.environ, config)
     from weft.scheduler.daemon import main as daemon_main
 
-    raise SystemExit(daemon_main(settings))
+    raise SystemExit(daemon_main(settings, accept_empty_ledger=accept_empty_ledger))
 
 
 @app.command(epilog="Example: weft submit digits.toml --set job.seed=8 --id digits-seed-8 -f")

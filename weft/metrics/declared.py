@@ -150,6 +150,31 @@ METRICS: Final = (
         help="Jobs in the ledger in each state.",
     ),
     Metric(
+        name="weft_ledger_writable",
+        kind=MetricKind.GAUGE,
+        unit="boolean",
+        help="1 where the ledger's file could be used when it was last tried, 0 while its disk is full or fails.",
+    ),
+    Metric(
+        name="weft_ledger_unwritten_jobs",
+        kind=MetricKind.GAUGE,
+        unit="jobs",
+        help="Jobs whose newest state is in the daemon's memory alone, until the ledger's disk takes it.",
+    ),
+    Metric(
+        name="weft_ledger_unreadable_jobs",
+        kind=MetricKind.GAUGE,
+        unit="jobs",
+        help="Jobs whose row in the ledger could not be read; the row is left as it is, the job not served.",
+    ),
+    Metric(
+        name="weft_ledger_errors_total",
+        kind=MetricKind.COUNTER,
+        unit="errors",
+        labels=("reason",),
+        help="Tries to read or write the ledger that failed: full, io, cannot-open, read-only, damaged, held, other.",
+    ),
+    Metric(
         name="weft_jobs_ended_total",
         kind=MetricKind.COUNTER,
         unit="jobs",
@@ -210,6 +235,20 @@ METRICS: Final = (
         unit="frames",
         labels=("reason",),
         help="Frames, requests and connections of clients that were refused, by the error code that they were given.",
+    ),
+    Metric(
+        name="weft_http_connections",
+        kind=MetricKind.GAUGE,
+        unit="connections",
+        help="Connections open to the address of /metrics and the timeline page.",
+    ),
+    Metric(
+        name="weft_http_dropped_connections_total",
+        kind=MetricKind.COUNTER,
+        unit="connections",
+        labels=("reason",),
+        help="HTTP connections that the daemon ended: idle (asked or took nothing in time), replaced by a newer one, "
+        "or full (refused: all are busy).",
     ),
     Metric(
         name="weft_shared_memory_bytes",

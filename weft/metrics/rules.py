@@ -124,6 +124,14 @@ ALERTS: Final = (
         remedy="`systemctl --user status weft` and its journal; unfinished jobs start again with the daemon.",
     ),
     Alert(
+        name="WeftLedgerUnwritable",
+        expression="weft_ledger_writable == 0",
+        holds="1m",
+        severity="critical",
+        summary="The ledger of {{ $labels.instance }} takes nothing: its disk is full, or fails.",
+        remedy="`weft ps` says why; make room in the state directory before the daemon stops. Submits are refused.",
+    ),
+    Alert(
         name="WeftWorkerDown",
         expression="weft_worker_up == 0",
         holds="2m",

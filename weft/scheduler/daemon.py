@@ -24,6 +24,7 @@ from typing import Any
 import uvloop
 
 from weft import __version__
+from weft.descriptors import AMPLE, raise_limit
 from weft.metrics.exporter import Exporter
 from weft.metrics.http import MetricsAddressError, MetricsServer
 from weft.scheduler import notify
@@ -31,6 +32,7 @@ from weft.scheduler.crew import CrewError, muster
 from weft.scheduler.driver import Driver, Spawn
 from weft.scheduler.events import DirectoryLost, DrainRequested
 from weft.scheduler.ledger import AsyncLedger, Ledger, LedgerError
+from weft.scheduler.ledger_metrics import publish
 from weft.scheduler.observatory import Observatory
 from weft.scheduler.pool import Pool, PoolError
 from weft.scheduler.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
@@ -46,11 +48,17 @@ EXIT_UNAVAILABLE = 1
 _log = logging.getLogger("weft.daemon")
 
 
-def main(settings: Settings) -> int:
-    """Runs the daemon until it is told to stop; returns its exit code. Prints why where it cannot start."""
+def main(settings: Settings, *, accept_empty_ledger: bool = False) -> int:
+    """Runs the daemon until it is told to stop; returns its exit code. Prints why where it cannot start.
+
+    accept_empty_ledger: begin without the jobs of a ledger that is lost.
+    """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    limit = raise_limit()
+    if limit < AMPLE:
+        _log.warning("only %d descriptors may be open: clients are refused early; raise LimitNOFILE", limit)
     try:
-        uvloop.run(_Daemon(settings, os.environ).run())
+        uvloop.run(_Daemon(settings, os.environ, accept_empty_ledger).run())
     except (
         RuntimeDirectoryError,
         LedgerError,
@@ -65,9 +73,10 @@ def main(settings: Settings) -> int:
 
 
 class _Daemon:
-    def __init__(self, settings: Settings, environment: Mapping[str, str]) -> None:
+    def __init__(self, settings: Settings, environment: Mapping[str, str], accept_empty_ledger: bool) -> None:
         self._settings = settings
         self._environment = environment
+        self._accept_empty_ledger = accept_empty_ledger
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._exporter = Exporter()
@@ -83,7 +92,9 @@ class _Daemon:
             inherited = notify.listen_fds(self._environment, os.getpid())
             runtime = RuntimeDirectory.open(settings.runtime_dir, inherited[0] if inherited else None)
             stack.callback(_clean, runtime)
-            ledger = await AsyncLedger.open(settings.state_dir / "ledger.sqlite", settings.runs_path)
+            ledger = await AsyncLedger.open(
+                settings.state_dir / "ledger.sqlite", settings.runs_path, accept_empty=self._accept_empty_ledger
+            )
             stack.push_async_callback(ledger.close)
             await self._serve(runtime, ledger, stack)
         if self._failure:
@@ -168,8 +179,7 @@ class _Daemon:
         interval = min(TICK_SECONDS, watchdog) if watchdog else TICK_SECONDS
         while True:
             driver.tick()
-            for state, count in (await ledger.run(Ledger.counts_by_state)).items():
-                self._exporter.set("weft_jobs", count, state=state)
+            publish(await ledger.run(Ledger.look), ledger.health, self._exporter)
             if watchdog:
                 notify.notify_watchdog(self._environment)
             await asyncio.sleep(interval)

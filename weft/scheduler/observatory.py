@@ -15,20 +15,21 @@ import json
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from weft.metrics.page_data import timeline
-from weft.metrics.page_routes import finite
+from weft.metrics.page_routes import SourceUnavailable, finite
 from weft.metrics.recording import FILE, Recording, RecordingError, packed_by_lane
 from weft.scheduler.driver import Driver
 from weft.scheduler.job_recording import recorded_programs, recorded_tasks, simulated
 from weft.scheduler.job_result import time_of
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_summary import brief_of, summary_of
-from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger
+from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger, LedgerError
 from weft.scheduler.plan import Plan
 
 MAX_JOBS = 200  # in the page's list, the newest
@@ -41,7 +42,7 @@ _ENDED_FIGURES = ("seconds", "first_iteration_seconds", "iteration_seconds", "li
 
 
 class Observatory:
-    """For the daemon's event loop. Errors: LedgerError, as the ledger's."""
+    """For the daemon's event loop. Errors: SourceUnavailable."""
 
     def __init__(self, driver: Driver, ledger: AsyncLedger) -> None:
         self._driver = driver
@@ -52,7 +53,8 @@ class Observatory:
         self._limits: dict[str, tuple[float, float | None]] = {}
 
     async def jobs(self) -> list[Json]:
-        rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS)
+        with _available():
+            rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS)
         return [brief_of(row, self._driver) for row in rows]
 
     def live(self) -> Json:
@@ -76,7 +78,8 @@ class Observatory:
     async def _answer(self, job: str, iterations: int, make: Callable[[JobRow], Awaitable[bytes]]) -> bytes | None:
         """The answer that stands, or a new one. That of a job that has ended stands until the job is removed."""
         async with self._making:
-            row = await self._ledger.run(Ledger.job, job)
+            with _available():
+                row = await self._ledger.run(Ledger.job, job)
             if row is None:
                 return None
             key = row.seq, iterations  # another job may have the id by now
@@ -163,6 +166,14 @@ class Observatory:
         frame = await asyncio.to_thread(_empty_recording, run.job, run.attempt, plan, run.worker_names)
         self._frames[run.job] = plan, replace(frame, planned=planned)
         return self._frames[run.job][1]
+
+
+@contextmanager
+def _available() -> Iterator[None]:
+    try:
+        yield
+    except LedgerError as error:
+        raise SourceUnavailable(str(error)) from None
 
 
 # --- in a thread

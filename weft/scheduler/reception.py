@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from weft import __version__
+from weft.descriptors import is_among_the_last
 from weft.metrics.exporter import Exporter
 from weft.scheduler.driver import Changed, Spawn
 from weft.transport.wire import (
@@ -114,6 +115,10 @@ class Visit:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", credentials)
         return int(uid)
+
+    def is_among_the_last(self) -> bool:
+        """Whether it has one of the descriptors that are kept for what the daemon has taken on."""
+        return is_among_the_last(self._writer.get_extra_info("socket").fileno())
 
     async def dismiss(self, error: WireError) -> None:
         """Tells why, and closes once the client can have read it.
@@ -234,6 +239,8 @@ class Reception:
     async def _converse(self, visit: Visit) -> None:
         if visit.peer_uid() not in (os.getuid(), 0):  # root is let in: nothing here could stop it
             raise WireError(ErrorCode.NOT_YOURS, f"this daemon belongs to uid {os.getuid()}; start your own")
+        if visit.is_among_the_last():
+            raise WireError(ErrorCode.TOO_MANY_CONNECTIONS, "the daemon has hardly a descriptor left; try again")
         await self._take_place(visit)
         frames = FrameReader(MAX_CLIENT_FRAME_BYTES, strict=True)
         waiting: list[Message] = []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft import __version__
+from weft.descriptors import are_short
 from weft.metrics.exporter import Exporter
 from weft.metrics.recording import FILE
 from weft.scheduler.core import Core
@@ -21,7 +22,7 @@ from weft.scheduler.job_recording import keep_recording
 from weft.scheduler.job_result import DETAILS, add_critical_path, details_of, model_of, result_of
 from weft.scheduler.job_state import JobState
 from weft.scheduler.job_summary import summary_of
-from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger, Submission
+from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger, LedgerError, Submission
 from weft.scheduler.pool import Pool
 from weft.scheduler.reception import Reception, Stream, Verb
 from weft.scheduler.removal import NotRemoved, claim, remove
@@ -59,7 +60,7 @@ class Service:
             "remove": self._remove,
             "status": self._status,
         }
-        self._reception = Reception(verbs, exporter)
+        self._reception = Reception({name: _told_of_the_ledger(verb) for name, verb in verbs.items()}, exporter)
 
     @property
     def _core(self) -> Core:
@@ -103,6 +104,8 @@ class Service:
                 ErrorCode.QUEUE_FULL,
                 f"{len(self._driver.runs)} jobs wait or run, the most that max_queued allows; try again when one ends",
             )
+        if are_short():
+            raise WireError(ErrorCode.QUEUE_FULL, "the daemon has hardly a descriptor left; try again when a job ends")
 
     async def _admit(self, tables: Message, job: str | None, priority: int | None) -> Message:
         """job: the user's id for it, if any; priority: instead of the spec's, if any."""
@@ -148,7 +151,7 @@ class Service:
             rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS_LISTED)
         else:
             rows = await self._ledger.run(Ledger.ended_before, float(before), limit=MAX_JOBS_LISTED)
-        return {"jobs": [summary_of(row, self._driver) for row in rows]}
+        return {"jobs": [summary_of(row, self._driver) for row in rows], "ledger": self._ledger.health.to_wire()}
 
     async def _show(self, request: Message, stream: Stream) -> Message:
         row = await self._row(request)
@@ -240,6 +243,7 @@ class Service:
             ],
             "jobs": {str(state): count for state, count in counts.items()},
             "metrics": self._metrics_url,
+            "ledger": self._ledger.health.to_wire(),
         }
 
     # --- shared
@@ -260,6 +264,18 @@ class Service:
             )
         await self._until_ended(row.job, stream)  # its end may be on its way to the ledger
         return await self._row(request)
+
+
+def _told_of_the_ledger(verb: Verb) -> Verb:
+    """The same, where a ledger that fails is a refusal."""
+
+    async def told(request: Message, stream: Stream) -> Message:
+        try:
+            return await verb(request, stream)
+        except LedgerError as error:
+            raise WireError(ErrorCode.LEDGER_UNAVAILABLE, str(error)) from None
+
+    return told
 
 
 def _checked_spec(tables: Message) -> JobSpec:

@@ -60,6 +60,7 @@ class ErrorCode(enum.StrEnum):
     NOT_ENDED = "not-ended"
     NOT_REMOVED = "not-removed"
     INTERNAL_ERROR = "internal-error"
+    LEDGER_UNAVAILABLE = "ledger-unavailable"
 
 
 class WireError(Exception):
