@@ -116,6 +116,16 @@ class DirectoryLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryMissed:
+    """A worker of the attempt did not find in the directory what must be there, or found no directory. It may say so
+    before DirectoryLost comes, or long after: another directory knows nothing of the attempt."""
+
+    job: str
+    attempt: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
     job: str
 
@@ -145,6 +155,7 @@ Event = (
     | ResultSaved
     | WorkerReleased
     | DirectoryLost
+    | DirectoryMissed
     | CancelRequested
     | DrainRequested
     | Ticked
@@ -168,6 +179,13 @@ class KillWorker:
 
     worker: str
     cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Answered by Ticked, no later than the seconds say."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +312,7 @@ class RecordIteration:
 Command = (
     StartWorker
     | KillWorker
+    | SetTimer
     | PlanJob
     | Prepare
     | Dispatch
