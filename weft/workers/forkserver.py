@@ -29,12 +29,11 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  (what the first optimizer of a process imports, for seconds)
 
-from weft.transport.directory import DirectoryServer
+from weft.transport.directory import SHARED_MEMORY, DirectoryServer
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.process import WorkerConfig, run_worker
 from weft.workers.tether import tie_to, untie
 
-SHARED_MEMORY = Path("/dev/shm")
 MAX_DESCRIPTORS_PER_MESSAGE = 16  # the daemon sends one with each fork; several may arrive together
 
 
