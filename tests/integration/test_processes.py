@@ -171,6 +171,7 @@ def test_a_directory_that_cannot_start_is_tried_again_and_a_job_waits_for_it(own
     job = daemon.submit(daemon.spec(strategy=TWO_STAGES))
     place.rmdir()
     assert daemon.client.wait(job, SECONDS)["state"] == "completed"
+    assert daemon.log().count("IsADirectoryError") < 12, "each try came later than the one before"
 
 
 # --- a cancel that nobody in the job answers

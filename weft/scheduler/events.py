@@ -85,7 +85,8 @@ class RoutesMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFaulted:
-    """The user's code or the plan failed in an attempt. exit_code is what followers exit with."""
+    """The user's code, the plan or something of ours failed in an attempt, as the reason says. exit_code is what
+    followers exit with."""
 
     job: str
     attempt: int

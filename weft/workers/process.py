@@ -16,9 +16,11 @@ import dataclasses
 import gc
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +97,15 @@ class _Worker:
 
     def read_messages(self) -> None:
         reader = FrameReader(MAX_WORKER_FRAME_BYTES)
-        with contextlib.suppress(ConnectionError):
+        try:
             while data := self._connection.recv(RECEIVE_BYTES):
                 for message in reader.feed(data):
                     self._route(message)
+        except ConnectionError:
+            pass
+        except Exception:  # a fault of ours, and a worker that hears no more: as if it had been killed from outside
+            traceback.print_exc(file=sys.__stderr__)
+            os.kill(os.getpid(), signal.SIGKILL)
         os._exit(0)  # the daemon is gone; the main thread may be deep in the user's code
 
     def _route(self, message: Message) -> None:
@@ -163,7 +170,9 @@ class _Worker:
         try:
             run()
         except SharedMemoryGone as error:
-            self._send({"type": "directory-missed", **self._job, "message": f"{self._config.worker}: {error}"})
+            self._send(
+                {"type": "directory-missed", **self._job, "message": encodable(f"{self._config.worker}: {error}")}
+            )
         except BaseException as error:  # user code may raise anything, SystemExit included
             self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
 
