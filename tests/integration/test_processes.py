@@ -143,6 +143,7 @@ def kill_the_directory_at_random(daemon: RealDaemon, num_jobs: int, seed: int, e
             daemon.directory().kill()
         assert is_the_same(daemon.client.wait(job, SECONDS), expected), daemon.log_of(job)
         assert num_handing_over(daemon) <= 1
+    assert is_the_same(daemon.run(daemon.spec(strategy=TWO_STAGES)), expected), "by the last one, which stays"
 
 
 @pytest.mark.slow

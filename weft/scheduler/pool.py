@@ -15,7 +15,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,6 @@ from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, en
 # A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
 SPIN_SECONDS = 4e-3
 DIRECTORY = "directory"
-SOUND_SECONDS = 1.0  # a directory that lived as long was well begun; one that did not may fail again at once
 RETRY_SECONDS = 0.1  # the least between two tries to get a pair of sockets
 RECEIVE_BYTES = 1 << 16
 
@@ -150,7 +148,6 @@ class Pool:
         self._closing = False
         self._crew = crew
         self._directory_failures = 0
-        self._directory_began = 0.0
 
     @property
     def directory_address(self) -> Path:
@@ -189,9 +186,8 @@ class Pool:
         await self.start_directory()
 
     async def start_directory(self) -> None:
-        """At once, unless it has failed before it had really begun."""
+        """At once, unless it keeps failing of itself."""
         await asyncio.sleep(back_off(self._directory_failures))
-        self._directory_began = time.monotonic()
         config = {"address": str(self.directory_address), "authkey": self._authkey}
         await self._fork(DIRECTORY, DIRECTORY, config)
 
@@ -294,8 +290,8 @@ class Pool:
         if child.exited and child.closed and self._children.get(child.name) is child and not self._closing:
             del self._children[child.name]
             if child.role == DIRECTORY:
-                lived = time.monotonic() - self._directory_began
-                self._directory_failures = 0 if lived > SOUND_SECONDS else self._directory_failures + 1
+                was_killed = child.exit_code == -signal.SIGKILL  # from outside, which says nothing of the next one
+                self._directory_failures = 0 if was_killed else self._directory_failures + 1
                 self._on_directory_lost()
             else:
                 self._on_lost(child.name, child.exit_code)
