@@ -124,9 +124,11 @@ class _Daemon:
         )
         async with asyncio.TaskGroup() as group:
             spawn = _spawner(group)
+            background: list[asyncio.Task[None]] = []
 
             def restart_directory() -> None:
-                spawn(_restart_directory(driver, pool), "restart directory")
+                driver.feed(DirectoryLost())
+                background.append(spawn(pool.start_directory(), "restart directory"))
 
             driver = Driver(crew, ledger, self._exporter, pool, spawn)
             service = Service(self._settings, driver, ledger, self._exporter, pool)
@@ -141,7 +143,7 @@ class _Daemon:
                 backlog=BACKLOG,
                 **_KEEP_INHERITED_SOCKET,
             )
-            background = [
+            background += [
                 group.create_task(self._tick(driver, ledger), name="tick"),
                 group.create_task(self._watch_lag(), name="lag"),
             ]
@@ -214,11 +216,6 @@ class _Daemon:
                 async with asyncio.timeout(0.05):
                     await driver.any_change.wait()
         return True
-
-
-async def _restart_directory(driver: Driver, pool: Pool) -> None:
-    await pool.start_directory()
-    driver.feed(DirectoryLost())
 
 
 def _spawner(group: asyncio.TaskGroup) -> Spawn:

@@ -21,6 +21,7 @@ from weft.scheduler.crew import Crew
 from weft.scheduler.device_facts import DeviceFacts
 from weft.scheduler.events import (
     Command,
+    DirectoryMissed,
     Dispatch,
     DropArenas,
     Event,
@@ -39,6 +40,7 @@ from weft.scheduler.events import (
     SaveResult,
     SetRoutes,
     SetShares,
+    SetTimer,
     StartWorker,
     TasksFinished,
     Ticked,
@@ -185,6 +187,8 @@ class Driver:
             case "fault":
                 fields = {key: message[key] for key in ("job", "attempt", "reason", "message", "exit_code")}
                 self.feed(JobFaulted(**fields))
+            case "directory-missed":
+                self.feed(DirectoryMissed(job=message["job"], attempt=message["attempt"], message=message["message"]))
             case "output":
                 if message["job"] in self.runs:
                     self.runs[message["job"]].log_output(message["text"])
@@ -245,7 +249,9 @@ class Driver:
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
             case KillWorker():
-                self._pool.kill(command.worker)
+                self._pool.kill(command.worker, command.cause)
+            case SetTimer():
+                asyncio.get_running_loop().call_later(command.seconds, self.feed, Ticked())
             case PlanJob():
                 self._send(command.worker, "inspect", command.job, command.attempt)
             case Prepare():

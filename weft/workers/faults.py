@@ -10,10 +10,16 @@ import torch
 
 import weft
 from weft.spec import SpecError
+from weft.transport.directory import SharedMemoryFull
 from weft.workers.errors import NonFiniteLoss
+from weft.workers.origin import is_ours
+from weft.workers.saving import ResultNotSaved
 from weft.workload import WorkloadError
 
 MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybody reads
+
+CANNOT_WRITE, SOFTWARE = 74, 70  # exit codes, as in sysexits.h
+OURS = "a fault of Weft's own, not of the job's code; please report it\n"
 
 # What does not come from torch's allocator of a GPU: the host's, CUDA where it loads a kernel, libraries' workspaces.
 _OUT_OF_MEMORY = (
@@ -41,12 +47,18 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("non-finite-loss", str(error), 1)
         case WorkloadError() | SpecError():
             return Fault("invalid-workload", encodable(str(error)), 2)
+        case SharedMemoryFull():
+            return Fault("shared-memory", encodable(str(error)), 1)
+        case ResultNotSaved():
+            return Fault("run-directory", encodable(str(error)), CANNOT_WRITE)
         case SystemExit():
             message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"
             return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code))
     told = _text(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in told for sign in _OUT_OF_MEMORY):
         return Fault("out-of-memory", _traceback(error), 1)
+    if is_ours(error):
+        return Fault("internal", OURS + _traceback(error), SOFTWARE)
     return Fault("user-error", _traceback(error), 1)
 
 
