@@ -318,6 +318,13 @@ def test_a_preset_gives_its_axes_and_a_setting_counts_before_it(recording_of: Re
     assert len(three.after.workers) == 4
 
 
+def test_a_preset_replaces_the_jobs_strategy_as_it_does_for_a_run(recording_of: RecordingOf) -> None:
+    """Three stages were kept beside ddp, and the answer was of another job than `weft run` would have run."""
+    recording = recording_of(stages=3, microbatches=4, schedule="gpipe")
+    assert len(what_if(recording, ["strategy.preset=ddp"]).after.workers) == 3
+    assert len(what_if(recording, ["strategy.preset=hybrid-fine"]).after.workers) == 3
+
+
 def test_a_wake_up_counts_from_the_end_of_what_was_waited_for(recording_of: RecordingOf) -> None:
     """Rows of a job whose lanes slept on for half a second after each input: their waits say so."""
     recording = recording_of(stages=2, microbatches=2, wake=0.5)
