@@ -261,7 +261,7 @@ class JobRun:
         }
 
     def summary(self) -> dict[str, Any] | None:
-        """The parts of the plan that fit a screen, and what has become of the replicas' shares."""
+        """The parts of the plan that fit a screen, what it was made from, and what has become of the shares."""
         if self.plan is None or self.replicas is None or self.routes is None:
             return None
         keys = ("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds")
@@ -269,6 +269,9 @@ class JobRun:
         return {
             **{key: described[key] for key in (*keys, "window", "shared_bytes")},
             "windows": self.plan.windows(self.worker_names),
+            "strategy": self.spec.get("strategy", {}),
+            "batch_size": self.plan.itinerary.batch_size,
+            "num_train": self.plan.itinerary.num_train,
             "shares": list(self.replicas.newest),
             "verdicts": list(self.replicas.verdicts),
             "updates": self.routes.described(),
