@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from weft.strategy import BRANCHES, MAX_COUNT, Section
+from weft.strategy import BRANCHES, MAX_COUNT, TRAINED_AXES, Section
 from weft.strategy import Strategy as Strategy
 
 MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
@@ -92,7 +92,19 @@ class JobSpec(Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
-        """Reads a TOML spec; `overrides` are `key.path=value` with a TOML value (a bare word is taken as a string)."""
+        """Reads a TOML spec; `overrides` are `key.path=value` with a TOML value (a bare word is taken as a string).
+
+        A preset among them replaces the file's strategy, see `load_replacing`.
+        """
+        return cls.load_replacing(path, overrides)[0]
+
+    @classmethod
+    def load_replacing(cls, path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobSpec, tuple[str, ...]]:
+        """As `load`, and the axes of the file that a preset among the overrides has replaced by other values.
+
+        It replaces all but TRAINED_AXES: a file's `stages` belong to the strategy that the file had in mind, and many
+        a preset could not be beside them. Axes among the overrides count before the preset's row.
+        """
         path = Path(path)
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -108,10 +120,14 @@ class JobSpec(Section):
             raise SpecError(f"{path}: not read: nested too deep; at most {MAX_ARGS_DEPTH} levels are taken") from None
         except ValueError:  # a NUL in the path
             raise SpecError(f"{str(path)!r}: no such file; give the path of a job spec in TOML") from None
+        replaced = _take_strategy(tables) if any(key_of(each) == _PRESET for each in overrides) else {}
         for override in overrides:
             apply_override(tables, override)
         tables.setdefault("directory", str(path.resolve().parent))
-        return cls.parse(tables, source=str(path))
+        spec = cls.parse(tables, source=str(path))
+        now = spec.to_wire()["strategy"]
+        given = {key[1] for key in map(key_of, overrides) if key[0] == "strategy" and len(key) > 1} - {"preset"}
+        return spec, tuple(axis for axis, value in replaced.items() if axis not in given and now.get(axis) != value)
 
     @classmethod
     def parse(cls, tables: Mapping[str, Any], source: str = "job spec") -> JobSpec:
@@ -143,6 +159,23 @@ class JobSpec(Section):
                 f"job.entry: {str(self.entry_file)!r} is not a file; "
                 "the path in entry is relative to the spec's directory"
             )
+
+
+_PRESET = ("strategy", "preset")
+
+
+def key_of(override: str) -> tuple[str, ...]:
+    """What an override sets: the names of the tables, then of the key."""
+    return tuple(part.strip() for part in override.partition("=")[0].split("."))
+
+
+def _take_strategy(tables: dict[str, Any]) -> dict[str, Any]:
+    """Takes the strategy out of a file's tables, and returns it; what it says of what is trained stays."""
+    table = tables.get("strategy")
+    if not isinstance(table, dict):
+        return {}
+    tables["strategy"] = {axis: value for axis, value in table.items() if axis in TRAINED_AXES}
+    return {axis: value for axis, value in table.items() if axis not in TRAINED_AXES}
 
 
 def _is_file(path: Path) -> bool:

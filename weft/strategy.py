@@ -40,6 +40,9 @@ BRANCHES = frozenset({NUMBER, LIST, WORD})
 
 _CUT = ("stages", "split")  # of every replica where `replicas` is no list; a listed one has its own
 
+# What is trained, not how the work is divided: no preset names one, and none that is chosen later takes one away.
+TRAINED_AXES = frozenset({"precision", "clip_norm", "skip_nonfinite"})
+
 
 class Section(BaseModel):
     """A table of a spec: frozen once it is built, no unknown keys, no conversions."""

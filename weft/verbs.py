@@ -41,7 +41,12 @@ app = typer.Typer(
 SpecPath = Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The job spec.")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key of the spec; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Overrides a key of the spec; repeatable. strategy.preset=NAME replaces the spec's strategy.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="CPU workers; 0: one for each THREADS usable cores.")]
@@ -134,8 +139,9 @@ def compare(
 ) -> None:
     """Train one job under several presets, one after another, and compare where the time went.
 
-    A preset's row counts before the spec's own strategy, and --set before both. Unless --workers and --stand-ins say
-    otherwise, each preset has as many workers as it needs. Ctrl-C cancels the running job and prints the table so far.
+    A preset replaces the spec's own strategy, as --set strategy.preset=NAME does, and --set counts before it. Unless
+    --workers and --stand-ins say otherwise, each preset has as many workers as it needs. Ctrl-C cancels the running job
+    and prints the table so far.
     """
     from weft.compare import Machine, comparison, run_trials, set_agreement, tell_what_differs
     from weft.trial import make_trials
@@ -331,7 +337,9 @@ def _load_spec(path: Path, overrides: list[str] | None, profile: int | None = No
     from weft.spec import JobSpec
 
     profiled = [] if profile is None else [f"profile.iterations={profile}"]
-    spec = JobSpec.load(path, [*profiled, *(overrides or ())])
+    spec, replaced = JobSpec.load_replacing(path, [*profiled, *(overrides or ())])
+    if replaced:
+        print(f"weft: preset {spec.strategy.preset} replaces {', '.join(replaced)} of {path}", file=sys.stderr)
     spec.check_files()
     return spec
 

@@ -23,6 +23,7 @@ _log = logging.getLogger("weft.job_result")
 
 def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
     """seconds: since the job started, None where nobody asks."""
+    pace = run.pace()
     return {
         "plan": run.summary(),
         "steps": run.plan.itinerary.steps if run.plan else None,
@@ -34,8 +35,8 @@ def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
         "validation": run.validation or {},
         "seconds": seconds,
         "first_iteration_seconds": run.first_iteration_seconds,
-        "iteration_seconds": run.median_iteration_seconds(),
-        "limit_seconds": run.limit_seconds(),
+        "iteration_seconds": pace.iteration_seconds,
+        "limit_seconds": pace.limit_seconds,
     }
 
 
