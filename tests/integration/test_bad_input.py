@@ -36,9 +36,9 @@ def is_one_paragraph(text: str) -> bool:
 SPECS: dict[str, tuple[str, str]] = {
     "an unknown key": ("steps = 3\nbatchsize = 4", r"job.batchsize: unknown key; did you mean batch_size?"),
     "a key of a table that is unknown": ("[strategy]\nstage = 2", "strategy.stage: unknown key; did you mean stages?"),
-    "a wrong type": ('steps = "3"', "job.steps: Input should be a valid integer, not '3'"),
-    "a value out of range": ("steps = 0", "job.steps: Input should be greater than or equal to 1, not 0"),
-    "neither steps nor epochs": ("", "give exactly one of epochs and steps"),
+    "a wrong type": ('steps = "3"', "job.steps: '3' is no whole number; write one without quotes"),
+    "a value out of range": ("steps = 0", "job.steps: 0 is too small; write 1 or more"),
+    "neither steps nor epochs": ("", "neither epochs nor steps is given; write one of them"),
     "a schedule that is not known": ('steps = 3\n[strategy]\nschedule = "zigzag"', "strategy.schedule: "),
     "what is no TOML": ("steps = = 3", "not valid TOML"),
 }

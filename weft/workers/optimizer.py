@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.workload import WorkloadError
+from weft.workload import WorkloadError, kind_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -81,7 +81,7 @@ def _begin_momentum(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) ->
 def _check(optimizer: object, given: list[nn.Parameter]) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(
-            f"Workload.optimizer returned {type(optimizer).__name__}; it must return a torch.optim.Optimizer, "
+            f"Workload.optimizer returned {kind_of(optimizer)}; it must return a torch.optim.Optimizer, "
             "for example lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
