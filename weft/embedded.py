@@ -38,12 +38,19 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SERVICE_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
 
+_SAID = "weft: "  # before each line that the command has for people
+
+
 class DaemonDied(DaemonUnreachable):
-    """The embedded daemon ended by itself. The text ends with the last that it wrote to stderr."""
+    """The embedded daemon ended by itself. The text is why it could not start, or ends with the last that it wrote."""
 
     def __init__(self, code: int, tail: str) -> None:
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        Exception.__init__(self, f"the embedded daemon died ({how}); it last wrote:\n{tail or '(nothing)'}")
+        lines = tail.splitlines()
+        plain = "\n".join(line.removeprefix(_SAID) for line in lines)  # whoever tells it puts that before each line
+        knows_why = bool(lines) and all(line.startswith(_SAID) for line in lines)  # and nothing happened before
+        told = f"the embedded daemon died ({how}); it last wrote:\n{plain or '(nothing)'}"
+        Exception.__init__(self, plain if knows_why else told)
 
 
 class Daemon:
@@ -163,8 +170,7 @@ class Daemon:
     def _tail(self) -> str:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - TAIL_BYTES))
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return "\n".join(line.removeprefix("weft: ") for line in lines)  # whoever tells it puts that before each line
+        return self._stderr.read().decode(errors="replace").strip()
 
 
 def _temporary_directory() -> tempfile.TemporaryDirectory[str]:

@@ -297,9 +297,10 @@ def test_text_that_is_no_unicode_reaches_the_log_with_replacements(serving: Real
 @pytest.mark.slow
 def test_a_run_directory_that_cannot_be_made_fails_the_job_and_not_the_daemon(own_daemon: Any) -> None:
     daemon = own_daemon(workers=1)
+    (daemon.state / "runs").rmdir()
     (daemon.state / "runs").write_text("a file stands where the runs should be")
     result = daemon.run(daemon.spec())
     assert (result["state"], result["reason"]) == ("failed", "run-directory")
-    assert "runs" in result["error"]
+    assert "cannot be made (Not a directory); see to it that --runs-dir can be written" in result["error"]
     (daemon.state / "runs").unlink()
     assert daemon.run(daemon.spec())["state"] == "completed"

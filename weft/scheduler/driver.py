@@ -137,8 +137,11 @@ class Driver:
             spec = JobSpec.parse(row.spec)
             run = JobRun(row.job, Path(row.run_dir), row.spec)
         except (OSError, SpecError) as error:
-            reason = "invalid-spec" if isinstance(error, SpecError) else "run-directory"
-            ending: JobChanges = {"state": JobState.FAILED, "reason": reason, "error": str(error), "exit_code": 1}
+            reason, text = "invalid-spec", str(error)
+            if isinstance(error, OSError):
+                reason = "run-directory"
+                text = f"{row.run_dir}: cannot be made ({error.strerror}); see to it that --runs-dir can be written"
+            ending: JobChanges = {"state": JobState.FAILED, "reason": reason, "error": text, "exit_code": 1}
             ending["ended_at"] = time.time()
             self._spawn(self._ledger.run(Ledger.record, row.job, **ending), f"end {row.job}")
             return

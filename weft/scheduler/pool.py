@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from weft.scheduler.crew import Crew
 from weft.settings import Settings
@@ -44,6 +44,15 @@ FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 class PoolError(RuntimeError):
     """The fork server cannot be started. The text says why."""
+
+
+def _opened(log: Path) -> IO[bytes]:
+    try:
+        return log.open("ab")
+    except OSError as error:
+        raise PoolError(
+            f"{log}: cannot be opened ({error.strerror}); move away what is there, or give another --state-dir"
+        ) from error
 
 
 class Link(asyncio.Protocol):
@@ -144,7 +153,7 @@ class Pool:
         self._socket, theirs = socket.socketpair()
         environment = {**self._environment, **ALLOCATOR, **FORKABLE, "OMP_NUM_THREADS": str(self._settings.threads)}
         command = [sys.executable, "-m", "weft.workers.forkserver", str(theirs.fileno())]
-        with theirs, log.open("ab") as output:
+        with theirs, _opened(log) as output:
             try:
                 self._process = subprocess.Popen(  # noqa: ASYNC220  (a fork and an exec: about a millisecond)
                     command,
@@ -156,7 +165,10 @@ class Pool:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise PoolError(f"the fork server cannot be started: {error}") from error
+                raise PoolError(
+                    f"{sys.executable}: the fork server cannot be started ({error.strerror}); "
+                    "check the installation, and how many processes you may have"
+                ) from error
         loop = asyncio.get_running_loop()
         connection = self._socket.dup()
         _, self._server = await loop.create_connection(
