@@ -322,11 +322,14 @@ def _options(
 
 
 def _load_spec(path: Path, overrides: list[str] | None, profile: int | None = None) -> JobSpec:
-    from weft.spec import JobSpec
+    from weft.scheduler.admission import problem_of_spec
+    from weft.spec import JobSpec, SpecError
 
     profiled = [] if profile is None else [f"profile.iterations={profile}"]
     spec = JobSpec.load(path, [*profiled, *(overrides or ())])
     spec.check_files()
+    if (problem := problem_of_spec(spec)) is not None:
+        raise SpecError(f"{path}: {problem}")
     return spec
 
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from weft.scheduler import dispatch
+from weft.scheduler.admission import problem_of_crew
 from weft.scheduler.events import (
     CancelRequested,
     Command,
@@ -52,7 +53,6 @@ from weft.scheduler.events import (
 )
 from weft.scheduler.job import MOVES, Job, Outcome, Phase, Worker
 from weft.scheduler.placement import inspecting_worker, workers_needed
-from weft.strategy import Strategy
 
 MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
 RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
@@ -117,17 +117,9 @@ class Core:
         self._sequence += 1
         job = Job(event.job, event.spec, event.priority, self._sequence, event.attempt)
         self.jobs[event.job] = job
-        for kind, flag, name in (("cpu", "--workers", "CPU"), ("gpu", "--stand-ins", "GPU")):
-            needed = workers_needed(event.spec.strategy).get(kind, 0)
-            have = sum(worker.kind == kind for worker in self.workers.values())
-            if needed <= have:
-                continue
-            axis = "stages" if event.spec.strategy.replicas is None else "replicas"
-            message = (
-                f"strategy.{axis} = {_asked(event.spec.strategy)} needs {needed} {name} workers and this daemon has "
-                f"{have}; use fewer {axis}, or start the daemon with {flag} {needed}"
-            )
-            job.outcome = Outcome("failed", "invalid-plan", message, 2)
+        problem = problem_of_crew(event.spec, (worker.kind for worker in self.workers.values()))
+        if problem is not None:  # of a job in the ledger: there were more workers when it was submitted
+            job.outcome = Outcome("failed", "invalid-plan", problem, 2)
             return self._end(job)
         return [RecordState(job=job.name, state="queued", attempt=job.attempt), *self._start_jobs()]
 
@@ -376,12 +368,6 @@ class Core:
 
     def _story(self, job: Job, problem: str) -> str:
         return f"{job.name}, attempt {job.attempt}: {problem}; " + "; ".join(job.story)
-
-
-def _asked(strategy: Strategy) -> str:
-    if strategy.replicas is None:
-        return str(strategy.stages)
-    return ", ".join(f"{replica.device} × {replica.stages}" for replica in strategy.replica_list)
 
 
 def _outcome_of_loss(event: WorkerLost, job: Job) -> Outcome:

@@ -16,6 +16,7 @@ from typing import Any, assert_never
 
 from weft.metrics.exporter import Exporter
 from weft.scheduler import replica_commands
+from weft.scheduler.admission import doubt_of_batch
 from weft.scheduler.core import Core
 from weft.scheduler.crew import Crew
 from weft.scheduler.device_facts import DeviceFacts
@@ -299,6 +300,8 @@ class Driver:
             f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
             f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
         )
+        if (doubt := doubt_of_batch(plan.itinerary)) is not None:
+            run.log(doubt)
 
     def _save(self, command: SaveResult) -> None:
         run = self.runs[command.job]

@@ -26,6 +26,7 @@ import msgpack
 
 from weft.scheduler.job_id import check_job_id, stem_of
 from weft.scheduler.job_state import UNFINISHED_STATES, JobState
+from weft.scheduler.spec_difference import what_differs
 
 SCHEMA_VERSION = 1
 _SCHEMA = f"""
@@ -161,8 +162,13 @@ class Ledger:
             if job is None:
                 job = self._next_id(stem_of(spec["job"]["entry"]))
             elif (existing := self.job(check_job_id(job))) is not None:
-                if existing.uid != uid or existing.spec != msgpack.unpackb(spec_blob):
-                    raise IdTaken(f"id: {job!r} is another job's; give another id, or none to have one generated")
+                differs = what_differs(existing.spec, msgpack.unpackb(spec_blob))
+                if existing.uid != uid:
+                    differs = f"of uid {existing.uid}, and this one of uid {uid}"
+                if differs:
+                    raise IdTaken(
+                        f"id: {job!r} is another job's ({differs}); give another id, or none to have one generated"
+                    )
                 return Submission(existing, is_new=False)
             self._connection.execute(
                 "INSERT INTO jobs (job, spec, uid, priority, state, submitted_at, run_dir)"

@@ -18,6 +18,7 @@ from typing import Any
 from weft import __version__
 from weft.metrics.exporter import Exporter
 from weft.metrics.recording import FILE
+from weft.scheduler.admission import problem_of_crew, problem_of_spec
 from weft.scheduler.core import Core
 from weft.scheduler.driver import Changed, Driver, Spawn
 from weft.scheduler.events import CancelRequested
@@ -183,6 +184,7 @@ class Service:
             spec.check_files()
         except SpecError as error:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
+        await self._admit(spec, field(request, "job", (str, type(None)), None))
         priority = field(request, "priority", (int, type(None)), None)
         if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise WireError(ErrorCode.BAD_FIELD, f"priority is {priority}; give {-MAX_PRIORITY} to {MAX_PRIORITY}")
@@ -202,6 +204,13 @@ class Service:
         if submission.is_new:
             self._driver.adopt(submission.row, attempt=1)
         return {"job": submission.row.job, "created": submission.is_new}
+
+    async def _admit(self, spec: JobSpec, job: str | None) -> None:
+        """Errors: WireError for what can never run here. A job that is known, submitted again, is no news."""
+        kinds = (worker.kind for worker in self._core.workers.values())
+        problem = problem_of_spec(spec) or problem_of_crew(spec, kinds)
+        if problem and (job is None or await self._ledger.run(Ledger.job, job) is None):
+            raise WireError(ErrorCode.INVALID_SPEC, problem)
 
     async def _ps(self, request: Message, stream: Stream) -> Message:
         rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS_LISTED)
