@@ -112,9 +112,14 @@ def jobs_table(jobs: Sequence[Message], now: float) -> Table:
             number(job["loss"]),
             f"{duration(now - job['submitted_at'])} ago",
             duration(_elapsed(job, now)),
-            plain_text(job["why"] or job["reason"] or ""),
+            plain_text(job["why"] or reason_text(job)),
         )
     return table
+
+
+def reason_text(job: Message) -> str:
+    """Why it ended as it did: the reason, and the name of the exception that the user's code raised."""
+    return " ".join(filter(None, (job["reason"], job.get("exception"))))
 
 
 def lanes_table(lanes: Mapping[str, Mapping[str, float]]) -> Table:
@@ -153,7 +158,7 @@ def state_sentence(shown: Message) -> str:
     """Why the job waits, or what it does, in one sentence."""
     if shown["why"]:
         return str(shown["why"])
-    reason = f" ({shown['reason']})" if shown["reason"] else ""
+    reason = f" ({reason_text(shown)})" if shown["reason"] else ""
     step = steps_text(shown["step"], shown["steps"])
     return f"{shown['state']}{reason}" + ("" if step == _NONE else f", step {step}")
 

@@ -18,6 +18,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import Dataset, TensorDataset
 
+from weft.error_places import within
+
 BatchFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 WeightFunction = Callable[[torch.Tensor], float | torch.Tensor]
 SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -85,7 +87,8 @@ def weight_of(target: torch.Tensor, function: WeightFunction | None) -> float:
     """
     if function is None:
         return len(target)
-    value = function(target)
+    with within("in Workload.weight"):
+        value = function(target)
     if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
         shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else kind_of(value)
         raise WorkloadError(f"Workload.weight returned {shape}; it must return a number, or a tensor of one")
@@ -102,7 +105,8 @@ def make_scheduler(factory: SchedulerFactory | None, optimizer: torch.optim.Opti
     """
     if factory is None:
         return None
-    scheduler = factory(optimizer)
+    with within("in Workload.scheduler"):
+        scheduler = factory(optimizer)
     if not isinstance(scheduler, LRScheduler):
         raise WorkloadError(
             f"Workload.scheduler returned {kind_of(scheduler)}; it must return a "

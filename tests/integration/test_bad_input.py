@@ -335,6 +335,6 @@ def test_a_run_directory_that_cannot_be_made_fails_the_job_and_not_the_daemon(ow
     (daemon.state / "runs").write_text("a file stands where the runs should be")
     result = daemon.run(daemon.spec())
     assert (result["state"], result["reason"]) == ("failed", "run-directory")
-    assert "cannot be made (Not a directory); see to it that --runs-dir can be written" in result["error"]
+    assert "cannot be made (Not a directory); give another --runs-dir" in result["error"]
     (daemon.state / "runs").unlink()
     assert daemon.run(daemon.spec())["state"] == "completed"

@@ -177,7 +177,7 @@ def test_a_type_error_inside_the_users_code_passes_unchanged(write: Write) -> No
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        ("None", "job.entry: workload returned NoneType; it must return a weft.Workload"),
+        ("None", "job.entry: workload returned None; it must return a weft.Workload"),
         ("made(model=[])", r"Workload.model is list; give a torch\.nn\.Module"),
         ("made(loss=1.5)", "Workload.loss is float; give a function"),
         ("made(optimizer='adam')", "Workload.optimizer is str; give a function"),

@@ -141,10 +141,9 @@ class Driver:
             reason, text = "invalid-spec", str(error)
             if isinstance(error, OSError):
                 reason = "run-directory"
-                text = f"{row.run_dir}: cannot be made ({error.strerror}); see to it that --runs-dir can be written"
+                text = f"{row.run_dir}: cannot be made ({error.strerror}); give another --runs-dir"
             ending: JobChanges = {"state": JobState.FAILED, "reason": reason, "error": text, "exit_code": 1}
-            ending["ended_at"] = time.time()
-            self._spawn(self._ledger.run(Ledger.record, row.job, **ending), f"end {row.job}")
+            self._spawn(self._ledger.run(Ledger.record, row.job, ended_at=time.time(), **ending), f"end {row.job}")
             return
         self.changed[row.job] = Changed()
         self.runs[row.job] = run
@@ -188,6 +187,8 @@ class Driver:
                 )
             case "fault":
                 fields = {key: message[key] for key in ("job", "attempt", "reason", "message", "exit_code")}
+                if (run := self.runs.get(message["job"])) is not None:
+                    run.note_exception(message["exception"])
                 self.feed(JobFaulted(**fields))
             case "output":
                 if message["job"] in self.runs:
@@ -300,7 +301,7 @@ class Driver:
             f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
             f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
         )
-        if (doubt := doubt_of_batch(plan.itinerary)) is not None:
+        if doubt := doubt_of_batch(plan.itinerary):
             run.log(doubt)
 
     def _save(self, command: SaveResult) -> None:

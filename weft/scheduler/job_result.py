@@ -26,6 +26,7 @@ def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
     return {
         "plan": run.summary(),
         "steps": run.plan.itinerary.steps if run.plan else None,
+        "exception": run.exception,
         "lanes": run.books.account.lane_seconds(),
         "overlap": run.books.overlap.seconds(),
         "time": time_of(run),

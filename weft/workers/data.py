@@ -6,14 +6,14 @@ cut by `torch.tensor_split`. Validation goes through its samples in their own or
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
 from weft.division import Part
+from weft.error_places import samples_place
 from weft.itinerary import Iteration
 from weft.workers.randomness import seed_unit
+from weft.workers.samples import collate, described, take_samples
 from weft.workload import Workload, WorkloadError, as_dataset
 
 LOADING = -1  # stands for the unit in the key of random numbers that a dataset draws (augmentation)
@@ -36,7 +36,7 @@ class Batches:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(input, target) of one microbatch; written to `into`, whose shapes and dtypes must be theirs, if given."""
         indices = self._indices(iteration, part)
-        dataset = self._train if iteration.training else self._validation
+        name, dataset = ("train", self._train) if iteration.training else ("validation", self._validation)
         assert dataset is not None
         if type(dataset) is TensorDataset and len(dataset.tensors) == 2:  # a subclass may change its items
             if into is not None:
@@ -46,13 +46,14 @@ class Batches:
             inputs, targets = (tensor.index_select(0, indices) for tensor in dataset.tensors)
             return inputs, targets
         seed_unit(self._seed, iteration.step, part.number, LOADING)
-        pair = _collate(dataset, indices)
+        numbers = indices.tolist()
+        pair = collate(name, numbers, take_samples(name, dataset, numbers))
         if into is not None:
             for value, slot in zip(pair, into, strict=True):
                 if value.shape != slot.shape or value.dtype != slot.dtype:
                     raise WorkloadError(
-                        f"a microbatch of the data is {tuple(value.shape)} {value.dtype} and the first one was "
-                        f"{tuple(slot.shape)} {slot.dtype}; every sample must have the same shape and dtype"
+                        f"{samples_place(name, numbers)}: a microbatch of {described(value)}, and the first one was of "
+                        f"{described(slot)}; every sample must have the same shape and dtype"
                     )
                 slot.copy_(value)
         return pair
@@ -62,17 +63,16 @@ class Batches:
         if not iteration.training:
             return torch.arange(start, start + part.size)
         if iteration.epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self._seed + iteration.epoch)
-            self._order = torch.randperm(self.num_train, generator=generator)
+            self._order = _order(iteration.epoch, self.num_train, self._seed)
             self._epoch = iteration.epoch
         return self._order[start : start + part.size]
 
 
-def _collate(dataset: Dataset[Any], indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    samples = default_collate([dataset[index] for index in indices.tolist()])
-    if not (isinstance(samples, (tuple, list)) and len(samples) == 2):
-        raise WorkloadError("an item of the dataset is no (input, target) pair; make __getitem__ return two values")
-    if not all(isinstance(part, torch.Tensor) for part in samples):
-        raise WorkloadError("an item's input or target is no tensor or number; make __getitem__ return those")
-    inputs, targets = samples
-    return inputs, targets
+def sample_numbers(iteration: Iteration, part: Part, num_train: int, seed: int) -> torch.Tensor:
+    """Which samples of the training data a microbatch has."""
+    start = iteration.start + part.start
+    return _order(iteration.epoch, num_train, seed)[start : start + part.size]
+
+
+def _order(epoch: int, num_train: int, seed: int) -> torch.Tensor:
+    return torch.randperm(num_train, generator=torch.Generator().manual_seed(seed + epoch))

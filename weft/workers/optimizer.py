@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.error_places import within
 from weft.workload import WorkloadError, kind_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -36,7 +37,8 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
     given = list(parameters)
     if not given:
         return None
-    optimizer = factory(given)
+    with within("in Workload.optimizer"):
+        optimizer = factory(given)
     _check(optimizer, given)
     if type(optimizer) in _FUSED_ON_CPU:
         for group in optimizer.param_groups:

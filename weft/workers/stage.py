@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from weft.error_places import add_place, unit_place
 from weft.transport.arena import Arena
 from weft.workers.device import HostDevice
 from weft.workers.randomness import unit_key
@@ -63,6 +64,10 @@ class Stage:
         self._autocasts = precision == "bf16"
         self._device = device or HostDevice()
         self._saved: dict[int, _Saved] = {}
+
+    @property
+    def seed(self) -> int:
+        return self._seed
 
     def train(self, training: bool) -> None:
         for unit in self.units:
@@ -117,13 +122,22 @@ class Stage:
             for unit in self.units:
                 self._device.seed(unit_key(self._seed, step, microbatch, unit.index))
                 self._device.launching()
-                x = unit.module(x)
+                x = _through(unit, x)
             return x if head is None else head(x)
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
         if not self._autocasts:
             return contextlib.nullcontext()
         return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
+
+
+def _through(unit: Unit, x: torch.Tensor) -> torch.Tensor:
+    try:
+        output: torch.Tensor = unit.module(x)
+    except Exception as error:
+        add_place(error, unit_place(unit.index, unit.prefix, unit.module))
+        raise
+    return output
 
 
 def input_gradient(x: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.error_places import function_place, unit_place, within
 from weft.spec import JobSpec
 from weft.transport.arena import dtype_name
 from weft.workers.device import HostDevice
@@ -49,14 +50,15 @@ def inspect_units(
     facts = [_unit_facts(name, module) for name, module in modules]
     _record_ties(modules, facts)
     runs = _Runs(workload, spec, samples, trained, device)
-    for number, (_, module) in enumerate(modules):
+    for number, (name, module) in enumerate(modules):
         is_last = number == len(modules) - 1
         needed = [module]
         if is_last and isinstance(workload.loss, nn.Module):
             needed.append(workload.loss)  # not before: it may hold units that have come and gone
         for each in needed:
             device.adopt(each)
-        runs.go_through(module, facts[number], is_last=is_last)
+        with within(f"{unit_place(number, name, module)}, tried before training", innermost=True):
+            runs.go_through(module, facts[number], is_last=is_last)
         for each in needed:
             leave(each)
             device.give_back(each)
@@ -155,7 +157,9 @@ class _Runs:
             return call(x)
 
     def _with_loss(self, module: nn.Module, x: Any) -> Any:
-        loss = self._loss(module(x), self._target)
+        y = module(x)
+        with within(f"{function_place('loss')}, tried before training"):
+            loss = self._loss(y, self._target)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise WorkloadError("Workload.loss returned no scalar tensor; it must return the mean over the samples")
         return loss
