@@ -53,10 +53,10 @@ from weft.scheduler.inspection import Inspection
 from weft.scheduler.job import Phase
 from weft.scheduler.job_metrics import JobMetrics
 from weft.scheduler.job_recording import keep_profiled
-from weft.scheduler.job_result import conclude, details_of
+from weft.scheduler.job_result import conclude, could_not_begin, details_of
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_state import JobState
-from weft.scheduler.ledger import AsyncLedger, JobChanges, JobRow, Ledger
+from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.pool import DIRECTORY, Pool
@@ -138,12 +138,8 @@ class Driver:
             spec = JobSpec.parse(row.spec)
             run = JobRun(row.job, Path(row.run_dir), row.spec)
         except (OSError, SpecError) as error:
-            reason, text = "invalid-spec", str(error)
-            if isinstance(error, OSError):
-                reason = "run-directory"
-                text = f"{row.run_dir}: cannot be made ({error.strerror}); give another --runs-dir"
-            ending: JobChanges = {"state": JobState.FAILED, "reason": reason, "error": text, "exit_code": 1}
-            self._spawn(self._ledger.run(Ledger.record, row.job, ended_at=time.time(), **ending), f"end {row.job}")
+            changes = could_not_begin(row, error)
+            self._spawn(self._ledger.run(Ledger.record, row.job, **changes), f"end {row.job}")
             return
         self.changed[row.job] = Changed()
         self.runs[row.job] = run
