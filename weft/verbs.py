@@ -81,6 +81,7 @@ def run(
         from weft.reference_run import run_reference
 
         result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"))
+        result |= {"error": None}  # it stands on stderr
         lanes: Message = {}
     else:
         from weft.embedded import Daemon

@@ -176,7 +176,7 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         {},
         1,
         "non-finite-loss",
-        "loss is nan at step 6 (microbatch 0); lower the learning rate",
+        "loss is nan at step 6 (microbatch 0: samples ",
     ),
     "a loss that is no scalar": (
         workload_with(loss="(lambda output, target: output)"),

@@ -67,6 +67,7 @@ def result_of(row: JobRow) -> Message:
         "job": row.job,
         "state": row.state,
         "reason": row.reason,
+        "exception": details.get("exception"),
         "steps": row.step,
         "loss": row.loss,
         "validation": details.get("validation", {}),
