@@ -139,9 +139,7 @@ CASES: Mapping[str, tuple[dict[str, str], list[str], list[str]]] = {
     ),
     "a loss that is nan": (
         {"loss": "output = output * (float('nan') if (target == ODD).any() else 1)"},
-        [
-            f"loss is nan at step 5 (microbatch 0: samples {str(ORDER[LATE : LATE + BATCH // 2]).strip('[]')} of"
-        ],
+        [f"loss is nan at step 5 (microbatch 0: samples {str(ORDER[LATE : LATE + BATCH // 2]).strip('[]')} of"],
         [],
     ),
 }
