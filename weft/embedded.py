@@ -59,7 +59,8 @@ class Daemon:
     workers, threads: CPU workers and the compute threads of each; stand_ins: GPU workers that compute on the CPU;
     gpus: GPUs to use, by default all, or none beside stand-ins; runs_dir: default ./runs; metrics: HOST:PORT, or ""
     for none; drain_seconds: budget of its drain at the end; start_seconds: until its socket must answer.
-    Raises DaemonDied, and DaemonUnreachable when the socket does not answer in time.
+    Raises SpecError for a setting that is not valid, DaemonDied, and DaemonUnreachable when the socket does not answer
+    in time.
     """
 
     def __init__(
@@ -136,7 +137,9 @@ class Daemon:
     def _runs_path(self) -> Path:
         from weft.settings import load_settings
 
-        return Path(self._runs_dir or load_settings({}, os.environ, None).runs_dir or "runs").resolve()
+        flags = {option.removeprefix("--").replace("-", "_"): value for option, value in self._options.items()}
+        settings = load_settings(flags, os.environ, None)  # what is wrong with one is told here, not by the daemon
+        return Path(self._runs_dir or settings.runs_dir or "runs").resolve()
 
     def _wait_until_it_answers(self, client: Client) -> None:
         deadline = time.monotonic() + self._start_seconds

@@ -141,6 +141,14 @@ def test_a_run_that_cannot_start_says_why_in_one_line(home: Path, busy: socket.s
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--workers", "--threads", "--stand-ins", "--gpus"])
+def test_a_flag_that_a_run_cannot_take_is_a_mistake_of_usage(home: Path, flag: str) -> None:
+    done = run(home, "run", "line.toml", f"{flag}=-1")
+    assert_one_sentence(done, flag, "-1 is too small; write ")
+    assert done.returncode == 2
+
+
+@pytest.mark.slow
 def test_a_reference_run_without_a_place_for_its_files_says_so_in_one_line(home: Path) -> None:
     done = run(home, "run", "line.toml", "--reference", "--runs-dir", "/proc/nope")
     assert_one_sentence(done, "/proc/nope", "No such file or directory; check the path")

@@ -183,7 +183,8 @@ def test_a_type_error_inside_the_users_code_passes_unchanged(write: Write) -> No
         ("made(optimizer='adam')", "Workload.optimizer is str; give a function"),
         ("made(weight=2)", "Workload.weight is int; give a function, or leave it out"),
         ("made(scheduler='cosine')", "Workload.scheduler is str; give a function, or leave it out"),
-        ("made(metrics={'accuracy': 1})", "Workload.metrics: give a mapping"),
+        ("made(metrics=['accuracy'])", "Workload.metrics is list; give a mapping from names to functions"),
+        ("made(metrics={'accuracy': 1})", r"Workload.metrics\['accuracy'\] is int; give a function"),
         ("made(metrics={'loss': abs})", "Workload.metrics: 'loss' is always reported; give the metric another name"),
     ],
 )

@@ -142,8 +142,13 @@ def _checked(workload: object, spec: JobSpec) -> Workload:
 
 
 def _check_metrics(metrics: object) -> None:
-    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-        raise WorkloadError("Workload.metrics: give a mapping from names to functions (output, target) -> scalar")
+    if not isinstance(metrics, Mapping):
+        raise WorkloadError(
+            f"Workload.metrics is {kind_of(metrics)}; give a mapping from names to functions (output, target) -> scalar"
+        )
+    for name, metric in metrics.items():
+        if not callable(metric):
+            raise WorkloadError(f"Workload.metrics[{name!r:.80}] is {kind_of(metric)}; give a function")
     if "loss" in metrics:
         raise WorkloadError("Workload.metrics: 'loss' is always reported; give the metric another name")
 
