@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 NUMBER, LIST, WORD = "<number>", "<list>", "<word>"
 _NO_NAMES = frozenset({NUMBER, LIST, WORD, "[key]"})
 
+MAX_PROBLEMS = 20  # told at once; a frame has room for a hundred thousand
 MAX_SHOWN_CHARS = 80  # of a value, a key: the line stays one that can be read
 
 _WHOLE_NUMBER = ("is no whole number", "write one without quotes, for example 4")
@@ -74,11 +75,14 @@ def explain(error: ValidationError, model: type[BaseModel], source: str | Callab
     source: where all values come from, or a function of a top-level field that says where that one does.
     """
     lines = []
-    for problem in error.errors(include_url=False):
+    problems = error.errors(include_url=False)
+    for problem in problems[:MAX_PROBLEMS]:
         path = [part for part in problem["loc"] if part not in _NO_NAMES]
         where = ".".join(map(shown_key, path))
         origin = source if isinstance(source, str) else source(where)
         lines.append(": ".join(filter(None, (origin, where, _sentence(problem, path, model)))))
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"and {len(problems) - MAX_PROBLEMS} more problems; mend these first")
     return "\n".join(lines)
 
 

@@ -184,7 +184,7 @@ class Service:
             spec.check_files()
         except SpecError as error:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
-        await self._admit(spec, field(request, "job", (str, type(None)), None))
+        await self._refuse_impossible(spec, field(request, "job", (str, type(None)), None))
         priority = field(request, "priority", (int, type(None)), None)
         if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise WireError(ErrorCode.BAD_FIELD, f"priority is {priority}; give {-MAX_PRIORITY} to {MAX_PRIORITY}")
@@ -205,7 +205,7 @@ class Service:
             self._driver.adopt(submission.row, attempt=1)
         return {"job": submission.row.job, "created": submission.is_new}
 
-    async def _admit(self, spec: JobSpec, job: str | None) -> None:
+    async def _refuse_impossible(self, spec: JobSpec, job: str | None) -> None:
         """Errors: WireError for what can never run here. A job that is known, submitted again, is no news."""
         kinds = (worker.kind for worker in self._core.workers.values())
         problem = problem_of_spec(spec) or problem_of_crew(spec, kinds)
