@@ -87,6 +87,7 @@ def run(
         from weft.reference_run import run_reference
 
         result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"))
+        result |= {"error": None}  # it stands on stderr
         lanes: Message = {}
     else:
         from weft.embedded import Daemon
@@ -334,13 +335,16 @@ def _options(
 
 
 def _load_spec(path: Path, overrides: list[str] | None, profile: int | None = None) -> JobSpec:
-    from weft.spec import JobSpec
+    from weft.scheduler.admission import problem_of_spec
+    from weft.spec import JobSpec, SpecError
 
     profiled = [] if profile is None else [f"profile.iterations={profile}"]
     spec, replaced = JobSpec.load_replacing(path, [*profiled, *(overrides or ())])
     if replaced:
         print(f"weft: preset {spec.strategy.preset} replaces {', '.join(replaced)} of {path}", file=sys.stderr)
     spec.check_files()
+    if (problem := problem_of_spec(spec)) is not None:
+        raise SpecError(f"{path}: {problem}")
     return spec
 
 

@@ -126,7 +126,7 @@ def test_a_submit_under_an_id_is_one_job_however_often_it_is_sent(daemon: RealDa
     assert json.loads(again.stdout) == {"job": "once", "created": False}
     other = daemon.weft("submit", spec, "--id", "once", "--set", "job.seed=4")
     assert other.returncode == 2
-    assert "another job's" in other.stderr
+    assert "another job's (job.seed is 3 there and 4 here)" in other.stderr
     daemon.client.wait("once", SECONDS)
     assert json.loads(daemon.weft("submit", spec, "--id", "once", "--json").stdout)["created"] is False
 

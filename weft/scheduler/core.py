@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from weft.scheduler import dispatch, outcomes
+from weft.scheduler.admission import problem_of_crew
 from weft.scheduler.back_off import back_off
 from weft.scheduler.events import (
     CancelRequested,
@@ -54,7 +55,7 @@ from weft.scheduler.events import (
     WorkerReleased,
 )
 from weft.scheduler.job import MOVES, Job, Outcome, Phase, Worker
-from weft.scheduler.placement import inspecting_worker, stages_asked, workers_needed
+from weft.scheduler.placement import inspecting_worker, workers_needed
 
 RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
 CANCEL_SECONDS = 1.0  # the same of a job that somebody has cancelled, and waits for: done within 2 s, come what may
@@ -120,17 +121,9 @@ class Core:
         self._sequence += 1
         job = Job(event.job, event.spec, event.priority, self._sequence, event.attempt)
         self.jobs[event.job] = job
-        for kind, flag, name in (("cpu", "--workers", "CPU"), ("gpu", "--stand-ins", "GPU")):
-            needed = workers_needed(event.spec.strategy).get(kind, 0)
-            have = sum(worker.kind == kind for worker in self.workers.values())
-            if needed <= have:
-                continue
-            axis = "stages" if event.spec.strategy.replicas is None else "replicas"
-            message = (
-                f"strategy.{axis} = {stages_asked(event.spec.strategy)} needs {needed} {name} workers and this daemon "
-                f"has {have}; use fewer {axis}, or start the daemon with {flag} {needed}"
-            )
-            job.outcome = Outcome("failed", "invalid-plan", message, 2)
+        problem = problem_of_crew(event.spec, (worker.kind for worker in self.workers.values()))
+        if problem is not None:  # of a job in the ledger: there were more workers when it was submitted
+            job.outcome = Outcome("failed", "invalid-plan", problem, 2)
             return self._end(job)
         return [RecordState(job=job.name, state="queued", attempt=job.attempt), *self._start_jobs()]
 

@@ -80,6 +80,7 @@ class JobRun:
         self.validation: dict[str, float] | None = None
         self._pace: IterationPace | None = None  # of a job that has a plan
         self.first_iteration_seconds: float | None = None  # from here to the end of the first one, by its stamps
+        self.exception: str | None = None  # the name of the user's that has ended the job
         self.peak_bytes: dict[str, int] = {}  # by worker: its greatest resident size, known once it is released
         self.device_peak_bytes: dict[str, int] = {}  # of GPU workers: the most that was allocated on the GPU
         self._taken_ns = time.monotonic_ns()
@@ -148,6 +149,10 @@ class JobRun:
             self.peak_bytes[worker] = peak_bytes
         if device_peak_bytes is not None:
             self.device_peak_bytes[worker] = device_peak_bytes
+
+    def note_exception(self, name: str) -> None:
+        """What the user's code raised; the first counts, others follow from it."""
+        self.exception = self.exception or name or None
 
     def note_profile(self, worker: str, attempt: int, text: str) -> None:
         """What has become of a worker's profile, in words."""

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 from weft.scheduler.back_off import back_off
 from weft.scheduler.crew import Crew
@@ -50,6 +50,15 @@ _log = logging.getLogger("weft.pool")
 
 class PoolError(RuntimeError):
     """The fork server cannot be started. The text says why."""
+
+
+def _opened(log: Path) -> IO[bytes]:
+    try:
+        return log.open("ab")
+    except OSError as error:
+        raise PoolError(
+            f"{log}: cannot be opened ({error.strerror}); move away what is there, or give another --state-dir"
+        ) from error
 
 
 class Link(asyncio.Protocol):
@@ -165,7 +174,7 @@ class Pool:
             raise PoolError(f"the fork server cannot be started: {error}") from error
         environment = {**self._environment, **ALLOCATOR, **FORKABLE, "OMP_NUM_THREADS": str(self._settings.threads)}
         command = [sys.executable, "-m", "weft.workers", str(theirs.fileno()), str(os.getpid())]
-        with theirs, log.open("ab") as output:
+        with theirs, _opened(log) as output:
             try:
                 self._process = subprocess.Popen(  # noqa: ASYNC220  (a fork and an exec: about a millisecond)
                     command,
@@ -177,7 +186,10 @@ class Pool:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise PoolError(f"the fork server cannot be started: {error}") from error
+                raise PoolError(
+                    f"{sys.executable}: the fork server cannot be started ({error.strerror}); "
+                    "check the installation, and how many processes you may have"
+                ) from error
         loop = asyncio.get_running_loop()
         connection = self._socket.dup()
         _, self._server = await loop.create_connection(
