@@ -51,7 +51,7 @@ class ReplicaShares:
         """The sentence that people read."""
         text = (
             f"replica {verdict.replica} does not pay: {1e3 * verdict.with_seconds:.1f} ms an iteration with it, "
-            f"{1e3 * verdict.without_seconds:.1f} ms without; its share is 0 from iteration {first}"
+            f"{1e3 * verdict.without_seconds:.1f} ms without; its share is 0 from {self._plan.itinerary.label(first)} on"
         )
         self.verdicts.append(text)
         return text
