@@ -98,8 +98,8 @@ class Itinerary:
         )
 
     def label(self, index: int) -> str:
-        """For people, who count training steps from 1: `step 126`, `validation after step 63`. Of what is no iteration of
-        the job its number. The page's JavaScript (`Timeline.label`) says the same."""
+        """For people, who count training steps from 1: `step 126`, `validation after step 63`. Of what is no iteration
+        of the job its number. The page's JavaScript (`Timeline.label`) says the same."""
         if not 0 <= index < self.num_iterations:
             return f"iteration {index}"
         about = self.at(index)
