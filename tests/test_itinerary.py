@@ -16,6 +16,19 @@ def walk(itinerary: Itinerary) -> list[Iteration]:
     return [itinerary.at(index) for index in range(itinerary.num_iterations)]
 
 
+def test_people_count_training_steps_from_one_and_validations_by_the_step_that_they_follow() -> None:
+    itinerary = Itinerary.of(num_train=250, num_validation=120, batch_size=100, epochs=2, steps=None)
+    first = ["step 1", "step 2", "step 3", "validation 1 of 2 after step 3", "validation 2 of 2 after step 3"]
+    assert [itinerary.label(index) for index in range(6)] == [*first, "step 4"]
+    assert itinerary.label(9) == "validation 2 of 2 after step 6"
+    short = Itinerary.of(num_train=250, num_validation=10, batch_size=100, epochs=None, steps=4)
+    assert [short.label(index) for index in (3, 4, 5)] == [
+        "validation after step 3",
+        "step 4",
+        "validation after step 4",
+    ]
+
+
 @st.composite
 def itineraries(draw: st.DrawFn) -> Itinerary:
     epochs = draw(st.none() | st.integers(1, 4))

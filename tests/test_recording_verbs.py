@@ -59,7 +59,7 @@ def iterations_in(trace: dict[str, Any]) -> list[int]:
 def test_a_trace_of_a_file_needs_no_daemon_and_has_all_iterations_with_their_losses(run_directory: Path) -> None:
     done = weft("trace", run_directory / "recording.msgpack", "-o", "trace.json")
     assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr == "trace: iterations 0 to 11 of made-up-1 in trace.json\n"
+    assert done.stderr == "trace: steps 1 to 12 of made-up-1 in trace.json\n"
     trace = trace_in(Path("trace.json").read_text())
     assert iterations_in(trace) == list(range(12))
     losses = [event["args"]["loss"] for event in trace["traceEvents"] if event["ph"] == "i"]
@@ -83,7 +83,7 @@ def test_the_last_iterations_and_a_picture_of_them_in_one_call(run_directory: Pa
 def test_a_minus_is_stdout(run_directory: Path) -> None:
     trace = weft("trace", run_directory, "-o", "-")
     assert iterations_in(trace_in(trace.stdout)) == list(range(12))
-    assert trace.stderr == "trace: iterations 0 to 11 of made-up-1 in stdout\n"
+    assert trace.stderr == "trace: steps 1 to 12 of made-up-1 in stdout\n"
     assert ElementTree.fromstring(weft("trace", run_directory, "--svg", "-").stdout).tag.endswith("svg")
 
 
@@ -263,7 +263,7 @@ def test_profiled_iterations_that_the_recording_has_lost_are_in_the_one_of_then(
     replace(whole, packed=late).save(run_directory / "recording.msgpack")
     plain = weft("trace", run_directory, "-o", "plain.json")
     assert plain.exit_code == 0
-    assert "iterations up to 2 were profiled, before these begin; --profiled shows them" in plain.stderr
+    assert "iterations up to step 3 were profiled, before these begin; --profiled shows them" in plain.stderr
     assert kernels_in(trace_in(Path("plain.json").read_text())) == []
     done = weft("trace", run_directory, "--profiled", "-o", "-")
     assert done.exit_code == 0, done.output

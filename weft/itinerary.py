@@ -97,6 +97,18 @@ class Itinerary:
             learns=training and not self.forward_only,
         )
 
+    def label(self, index: int) -> str:
+        """For people, who count training steps from 1: `step 126`, `validation after step 63`. Of what is no iteration
+        of the job its number. The page's JavaScript (`Timeline.label`) says the same."""
+        if not 0 <= index < self.num_iterations:
+            return f"iteration {index}"
+        about = self.at(index)
+        if about.training:
+            return f"step {about.step + 1}"
+        number = about.start // self.batch_size + 1
+        which = f" {number} of {self.validations_per_epoch}" if self.validations_per_epoch > 1 else ""
+        return f"validation{which} after step {about.step}"
+
     def batch_sizes(self) -> set[int]:
         """Every batch size that occurs, ragged last batches included."""
         sizes = {min(self.batch_size, self.num_train), min(self.batch_size, self.num_validation)}

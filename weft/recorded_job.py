@@ -89,7 +89,7 @@ def with_profiled(recording: Recording, directory: Path, profiles: Sequence[Work
     if found is None:
         leave(
             NO_SUCH_JOB,
-            f"iterations {first} to {last} of {recording.job} were profiled, and nothing of them is recorded",
+            f"{recording.span_label(first, last)} of {recording.job} were profiled, and nothing of them is recorded",
         )
     return found
 

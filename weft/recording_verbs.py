@@ -75,8 +75,8 @@ def trace(
     for name, file in written.items():
         if file is not None:
             where = "stdout" if file["path"] == STDOUT else file["path"]
-            first, last = file["iterations"]
-            print(f"{name}: iterations {first} to {last} of {recording.job} in {where}", file=sys.stderr)
+            what = recording.span_label(*file["iterations"])
+            print(f"{name}: {what} of {recording.job} in {where}", file=sys.stderr)
 
 
 @guarded
@@ -140,16 +140,17 @@ def _write_trace(
     from weft.recorded_job import step_facts, window_of
 
     window = window or window_of(recording, iterations)
-    _warn_of_profiles_before(window, profiles)
+    _warn_of_profiles_before(recording, window, profiles)
     text = trace_json(recording, window, step_facts(recording, directory), profiles)
     parts: Iterable[bytes] = (part.encode() for part in text)
     return _written(window, output, _compressed(parts) if output.endswith(".gz") else parts)
 
 
-def _warn_of_profiles_before(window: Window, profiles: Sequence[WorkerProfile]) -> None:
+def _warn_of_profiles_before(recording: Recording, window: Window, profiles: Sequence[WorkerProfile]) -> None:
     last = max((profile.last for profile in profiles), default=window.first)
     if last < window.first:
-        print(f"iterations up to {last} were profiled, before these begin; --profiled shows them", file=sys.stderr)
+        text = f"iterations up to {recording.label(last)} were profiled, before these begin; --profiled shows them"
+        print(text, file=sys.stderr)
 
 
 def _write_svg(recording: Recording, window: Window | None, iterations: int, output: str) -> Message:

@@ -175,7 +175,8 @@ def _path_lines(job: Mapping[str, Any], width: int, *, colour: bool) -> list[Ren
         return []
     first, last = path["steps"][0], path["steps"][-1]
     seconds = last["start_seconds"] + last["seconds"] - first["start_seconds"]
-    title = f"critical path of iteration {last['iteration']}, {duration(seconds)}"
+    which = last.get("label", f"iteration {last['iteration']}")  # of a job that an older Weft ran
+    title = f"critical path of {which}, {duration(seconds)}"
     return [
         Text(),
         plain_text(title, style="dim"),

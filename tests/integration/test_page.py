@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import runpy
 import urllib.error
 import urllib.request
@@ -168,7 +170,7 @@ async def test_a_running_job_is_shown_and_updated_and_a_click_on_a_bar_tells_wha
     bar = await browser.evaluate(longest)
     x, y = await place_of(browser, json.dumps(bar))
     await browser.hover(x, y)
-    assert "iteration" in await browser.until(
+    assert "step " in await browser.until(
         "!document.getElementById('tip').hidden && document.getElementById('tip').textContent"
     )
     await browser.click(x, y)
@@ -181,7 +183,9 @@ async def test_a_running_job_is_shown_and_updated_and_a_click_on_a_bar_tells_wha
     ]
     assert row[5] - row[4] == bar["duration"]
     assert said["task"] == recording.tasks[bar["task"]].name
-    assert (said["lane"], said["kind"], said["iteration"]) == (lane, "forward", str(bar["iteration"]))
+    label = recording.label(bar["iteration"])
+    assert label.startswith("step ")
+    assert (said["lane"], said["kind"], said["iteration"]) == (lane, "forward", label)
     value, unit = said["duration"].split()
     assert float(value) * {"ms": 1e6, "µs": 1e3}[unit] == pytest.approx(bar["duration"], rel=0.006)
     assert await text(browser, "#live") == "resume"
@@ -290,6 +294,58 @@ async def test_a_job_that_waits_says_why(daemon: RealDaemon, browser: Any) -> No
         assert daemon.client.cancel(job) == "cancelled"
 
 
+@needs_chromium
+@pytest.mark.slow
+async def test_iterations_are_counted_as_training_steps_wherever_they_are_named(
+    daemon: RealDaemon, browser: Any
+) -> None:
+    """The page of a job of 126 steps said "iterations 126 to 129": validations were counted."""
+    job = daemon.run(daemon.spec(strategy=PIPELINE, steps=20))["job"]
+    recording = Recording.load(daemon.client.record(job))
+    assert recording.itinerary is not None
+    assert recording.itinerary.num_iterations > 20, "with validations"
+    await browser.open(f"{daemon.client.status()['metrics']}/#job={job}")
+    await browser.until(f"(async () => {VIEW}.timeline?.iterations.length)()", "iterations")
+    every = list(range(recording.itinerary.num_iterations))
+    script = f"(async () => {{ const view = {VIEW}; return {every}.map(each => view.timeline.label(each)); }})()"
+    labels = await browser.evaluate(script)
+    assert labels == [recording.label(each) for each in every]
+    window = await browser.until("document.getElementById('window').textContent", "the window")
+    assert int(re.split(r"[ ,]", window.partition(", ")[0])[-1]) == 20
+    await browser.evaluate("document.getElementById('rows').open = true")
+    await browser.until("document.querySelectorAll('#rows-body tr').length", "rows")
+    told = await browser.evaluate(
+        "[...document.querySelectorAll('#rows-body tr')].map(row => row.cells[0].textContent)"
+    )
+    assert set(told) <= {"–", *labels}
+
+
+@needs_chromium
+@pytest.mark.slow
+async def test_a_narrow_page_begins_with_the_job_and_fits(daemon: RealDaemon, browser: Any) -> None:
+    job = daemon.run(daemon.spec(strategy=PIPELINE, steps=20))["job"]
+    await browser.open(f"{daemon.client.status()['metrics']}/#job={job}")
+    await browser.until("document.querySelectorAll('#stalls tr').length", "the job")
+    top = "document.querySelector('{}').getBoundingClientRect().top"
+    for width, job_first in ((390, True), (690, True), (1280, False)):
+        await browser.resize(width, 900)
+        await browser.until(f"Math.abs(document.documentElement.clientWidth - {width}) < 40", "the width")
+        assert await browser.evaluate(f"{top.format('main')} < {top.format('nav')}") == job_first
+        assert await browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+@needs_chromium
+@pytest.mark.slow
+async def test_a_page_that_has_not_heard_from_the_daemon_does_not_say_that_there_is_no_job(browser: Any) -> None:
+    """With a job in its address it said "none yet" while it was connecting."""
+    server = MetricsServer(Exporter(), "127.0.0.1", 0, _Silent())
+    await browser.open(f"{await server.start()}/#job=wide-1")
+    await browser.until("document.getElementById('jobs').textContent", "the list of jobs")
+    assert await text(browser, "#jobs") == "not known yet"
+    assert not await browser.evaluate("document.body.textContent.includes('No job yet')")
+    await server.stop()
+
+
 class _Wide:
     """A source of one recording of 32 lanes with 200 tasks each."""
 
@@ -307,6 +363,16 @@ class _Wide:
 
     def live(self) -> dict[str, Any]:
         return {"jobs": {}, "progress": {}}
+
+
+class _Silent(_Wide):
+    """It has not told of its jobs yet."""
+
+    async def jobs(self) -> list[dict[str, Any]]:
+        return await asyncio.Future()
+
+    async def job(self, job: str) -> bytes | None:
+        return await asyncio.Future()
 
 
 @needs_chromium

@@ -118,6 +118,6 @@ def test_a_verdict_is_a_sentence_with_its_numbers(plan: Plan) -> None:
     replicas = ReplicaShares(plan)
     text = replicas.judge(Verdict(replica=1, with_seconds=0.0123, without_seconds=0.011), 240)
     assert text == (
-        "replica 1 does not pay: 12.3 ms an iteration with it, 11.0 ms without; its share is 0 from iteration 240"
+        "replica 1 does not pay: 12.3 ms an iteration with it, 11.0 ms without; its share is 0 from iteration 240 on"
     )
     assert replicas.verdicts == [text]

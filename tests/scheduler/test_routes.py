@@ -229,6 +229,6 @@ def test_what_a_validate_takes_belongs_to_the_updates_that_it_makes_again(balanc
 def test_people_read_who_updates_which_bucket(balanced: PlanOf, plan_of: PlanOf) -> None:
     plan = balanced(replicas=[GPU, CPU])
     routes = BucketRoutes(plan, ("cpu-0", "gpu-0", "loader-0"))
-    assert routes.set(7, [1]) == "updates from iteration 7: buckets 0, 2 by the host; bucket 1 by gpu-0"
+    assert routes.set(7, [1]) == "updates from step 8 on: buckets 0, 2 by the host; bucket 1 by gpu-0"
     assert routes.described() == "buckets 0, 2 by the host; bucket 1 by gpu-0"
     assert BucketRoutes(plan_of(), ("cpu-0", "loader-0")).described() is None

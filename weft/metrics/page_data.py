@@ -6,6 +6,7 @@ Times are whole nanoseconds from the window's start; a row that began before it 
 in one flat list, six numbers each: in JSON that is half as long as a list of lists, and quick to read.
 
     iterations  {"iteration", "start", "end", "trains"}
+    itinerary   {"steps", "steps_per_epoch", "validations_per_epoch"}: which step of the job an iteration is; or null
     lanes       {"lane", "rows": mode | task | iteration | waited_for | start | duration, …}
     planned     {"seconds", "spans": lane | task | start | duration, …} of one iteration, from the end of the one before
     path        lane | task | iteration | start | duration, …     the critical path, in order of time
@@ -59,6 +60,7 @@ def timeline(recording: Recording, iterations: int) -> Iterator[bytes]:
         "ended_at": (window.end_ns + recording.clock_ns) / NANOSECONDS if window else None,
         "duration": window.end_ns - start if window else 0,
         "iterations": _iterations(recent, window),
+        "itinerary": _itinerary(recording),
     }
     yield _text(head)[:-1]
     yield b',"planned":' + _text(_planned(recording, lanes))
@@ -130,6 +132,17 @@ def _iterations(recording: Recording, window: Window | None) -> list[dict[str, A
         told.append({"iteration": iteration, "start": begin, "end": end, "trains": iteration in training})
         begin = end
     return told
+
+
+def _itinerary(recording: Recording) -> dict[str, int] | None:
+    itinerary = recording.itinerary
+    if itinerary is None:
+        return None
+    return {
+        "steps": itinerary.steps,
+        "steps_per_epoch": itinerary.steps_per_epoch,
+        "validations_per_epoch": itinerary.validations_per_epoch,
+    }
 
 
 def _planned(recording: Recording, lanes: Mapping[str, int]) -> dict[str, Any] | None:

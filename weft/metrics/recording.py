@@ -12,13 +12,14 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import msgpack
 
+from weft.itinerary import Itinerary
 from weft.metrics.accounting import BUSY_MODES
 
 FILE: Final = "recording.msgpack"
@@ -89,6 +90,26 @@ class Recording:
     spec: Mapping[str, Any]
     inspection: Mapping[str, Any]
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def label(self, iteration: int) -> str:
+        """Of an iteration of the job, as people count: see `Itinerary.label`."""
+        itinerary = self.itinerary
+        return f"iteration {iteration}" if itinerary is None else itinerary.label(iteration)
+
+    def span_label(self, first: int, last: int) -> str:
+        """`steps 87 to 90`, or `step 90 to validation after step 90`."""
+        (one, begin), (other, end) = (self.label(each).split(" ", 1) for each in (first, last))
+        if first == last:
+            return self.label(first)
+        same = one == other and one in ("step", "iteration")
+        return f"{one}s {begin} to {end}" if same else f"{one} {begin} to {other} {end}"
+
+    @cached_property
+    def itinerary(self) -> Itinerary | None:
+        """None in a recording of a Weft that did not keep all of it."""
+        facts = self.facts.get("itinerary", {})
+        names = [each.name for each in fields(Itinerary)]
+        return Itinerary(**{name: facts[name] for name in names}) if facts.keys() >= set(names) else None
 
     @cached_property
     def rows(self) -> dict[str, list[Row]]:

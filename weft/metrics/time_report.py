@@ -90,6 +90,7 @@ def path_report(recording: Recording, iterations: int = PATH_ITERATIONS) -> Repo
             {
                 "task": recording.tasks[step.task].name,
                 "iteration": step.iteration,
+                "label": recording.label(step.iteration),
                 "lane": step.lane,
                 "mode": MODES[step.mode],
                 "start_seconds": (step.start_ns - window[0]) / NANOSECONDS,

@@ -78,7 +78,7 @@ class Bar:
     """One interval of a lane, in seconds; one without length is a milestone. Errors: ValueError.
 
     kind: one of COLOURS, or STALL. label: shown where it fits. detail: what hovering says before the times; unset, the
-    label. critical: it is a step of the critical path.
+    label. moment: what it says of the iteration; unset, its number. critical: it is a step of the critical path.
     """
 
     start: float
@@ -87,6 +87,7 @@ class Bar:
     label: str
     iteration: int
     detail: str = ""
+    moment: str = ""
     critical: bool = False
 
     def __post_init__(self) -> None:
@@ -224,7 +225,8 @@ class _Drawing:
     def _hover(self, bar: Bar, lane: str) -> str:
         times = f"{_duration(bar.end - bar.start)} from {_duration(bar.start - self._first)}"
         when = f"at {_duration(bar.start - self._first)}" if bar.start == bar.end else times
-        return f"{bar.detail or bar.label}, iteration {bar.iteration}, {bar.kind} on {lane}: {when}"
+        moment = bar.moment or f"iteration {bar.iteration}"
+        return f"{bar.detail or bar.label}, {moment}, {bar.kind} on {lane}: {when}"
 
     def _axis(self) -> Iterator[str]:
         step = tick_seconds(self._last - self._first)

@@ -1,6 +1,6 @@
 """Trace: a window of a recording as Chrome trace events, which Perfetto and chrome://tracing open. Pure.
 
-    process  job digits-1      ▕ iteration 376 ▏▕ iteration 377 ▏     threads: iterations, critical path
+    process  job digits-1      ▕ step 376 ▏▕ step 377 ▏          threads: iterations, critical path
                                ⌇ slots occupied ⌇ batches ahead ⌇     counters
     process  cpu-0             ▕ FORWARD(0,0) ▏▕ stall gradient ▏     a thread for each lane: tasks and stalls
                                ▕aten::addmm▏▕aten::relu▏              beside a lane what torch.profiler saw of it
@@ -127,7 +127,7 @@ class _Trace:
             facts = self._facts.get(iteration, {})
             trains = iteration in self._recording.training
             args = {"iteration": iteration, "trains": trains, **facts}
-            yield self._slice(place, f"iteration {iteration}", "iteration", (start, end), args)
+            yield self._slice(place, self._recording.label(iteration), "iteration", (start, end), args)
             if "loss" in facts:
                 name = f"step {facts['step']}"
                 yield _at(place, "i", name, self._us(end), s="t", cat="step", args=dict(facts))

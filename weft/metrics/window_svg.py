@@ -65,6 +65,7 @@ class _Picture:
                     label="",
                     iteration=iteration,
                     detail=cause,
+                    moment=self._recording.label(iteration),
                 )
 
     def _task_bar(
@@ -77,5 +78,6 @@ class _Picture:
             label=bar_label(task.kind, task.microbatch, task.bucket),
             iteration=iteration,
             detail=task.name,
+            moment=self._recording.label(iteration),
             critical=critical,
         )

@@ -20,6 +20,7 @@ class BucketRoutes:
         sync = plan.synchronisation
         self.local: frozenset[int] = frozenset(sync.local if sync else ())
         self.since = 0
+        self._itinerary = plan.itinerary
         self._either = [part.bucket for part in sync.buckets if part.route is Route.EITHER] if sync else []
         self._workers = {(stage.replica, stage.stage): worker_names[stage.worker] for stage in plan.stages}
         self._devices = {r for r, replica in enumerate(plan.replicas) if replica.device == "gpu"}
@@ -35,7 +36,7 @@ class BucketRoutes:
         self.local, self.since = frozenset(local), first
         if self._pace is not None:
             self._pace.begin_at(first, self.local)
-        return f"updates from iteration {first}: {self.described()}"
+        return f"updates from {self._itinerary.label(first)} on: {self.described()}"
 
     def described(self) -> str | None:
         """Which buckets the host updates and which of them each device; None where that cannot change."""

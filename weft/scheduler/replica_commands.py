@@ -28,7 +28,8 @@ def perform(command: ReplicaCommand, job: Job, run: JobRun, send: Send) -> None:
                 send(worker, {"type": "shares", "first": command.first_iteration, "shares": command.shares})
             run.replicas.set(command.first_iteration, command.shares)
             parts = ", ".join(f"{100 * share:.1f} %" for share in command.shares)
-            run.log(f"shares from iteration {command.first_iteration}: {parts}")
+            assert run.plan is not None
+            run.log(f"shares from {run.plan.itinerary.label(command.first_iteration)} on: {parts}")
         case SetRoutes():
             for worker in job.workers:
                 send(worker, {"type": "routes", "first": command.first_iteration, "local": command.local})

@@ -49,9 +49,10 @@ class ReplicaShares:
 
     def judge(self, verdict: Verdict, first: int) -> str:
         """The sentence that people read."""
+        begin = self._plan.itinerary.label(first)
         text = (
             f"replica {verdict.replica} does not pay: {1e3 * verdict.with_seconds:.1f} ms an iteration with it, "
-            f"{1e3 * verdict.without_seconds:.1f} ms without; its share is 0 from iteration {first}"
+            f"{1e3 * verdict.without_seconds:.1f} ms without; its share is 0 from {begin} on"
         )
         self.verdicts.append(text)
         return text

@@ -119,8 +119,9 @@ export class Drawing {
         this.line(x, 31, layout.height - BOTTOM, this.colour.muted);
       }
       context.fillStyle = this.colour.ink;
-      const texts = [`iteration ${iteration}${trains ? "" : " (validation)"} · ${nanoseconds(end - start)}`,
-        `${iteration} · ${nanoseconds(end - start)}`, String(iteration)];
+      const label = timeline.label(iteration);
+      const short = trains ? label.replace("step ", "") : "validation";
+      const texts = [`${label} · ${nanoseconds(end - start)}`, `${short} · ${nanoseconds(end - start)}`, short];
       const fits = texts.find((text) => context.measureText(text).width + 8 < width);
       if (fits) context.fillText(fits, left + width / 2, 8);
     }

@@ -30,6 +30,19 @@ export class Timeline {
     return lanes;
   }
 
+  /** "step 126", "validation after step 63": as people count, and as Itinerary.label in weft/itinerary.py has it. */
+  label(iteration) {
+    const itinerary = this.told.itinerary;
+    if (!itinerary) return `iteration ${iteration}`;
+    const { steps, steps_per_epoch: training, validations_per_epoch: validations } = itinerary;
+    const epoch = Math.floor(iteration / (training + validations));
+    const here = Math.min(training, steps - epoch * training);
+    const within = iteration - epoch * (training + validations);
+    if (within < here) return `step ${epoch * training + within + 1}`;
+    const which = validations > 1 ? ` ${within - here + 1} of ${validations}` : "";
+    return `validation${which} after step ${epoch * training + here}`;
+  }
+
   get isEmpty() {
     return this.iterations.length === 0;
   }

@@ -12,7 +12,7 @@ const REST = 4; // times as long as an answer took: what a page may cost a daemo
 const MAX_TABLE_ROWS = 500;
 
 const part = (id) => document.getElementById(id);
-const state = { jobs: [], job: null, shown: null, told: null, paused: false, states: "", asking: false, again: false, done: null, restUntil: 0 };
+const state = { jobs: [], listed: false, job: null, shown: null, told: null, paused: false, states: "", asking: false, again: false, done: null, restUntil: 0 };
 
 export const view = new TimelineView(part("canvas"), part("tip"), { onChoose: showDetail, onLook: () => pause(true) });
 
@@ -55,6 +55,7 @@ async function heard(event) {
 
 async function listJobs() {
   state.jobs = (await ask("api/jobs")).jobs;
+  state.listed = true;
   if (!state.job && state.jobs.length) choose((state.jobs.find((job) => job.state === "running") ?? state.jobs[0]).job);
   const known = state.jobs.find((job) => job.job === state.job);
   if (known && !ENDED.includes(known.state)) state.done = null;
@@ -128,6 +129,10 @@ function notice(title, text) {
 }
 
 function showJobs() {
+  if (!state.listed) {
+    part("jobs").replaceChildren(element("li", { class: "muted" }, "not known yet"));
+    return;
+  }
   if (!state.jobs.length) {
     part("jobs").replaceChildren(element("li", { class: "muted" }, "none yet"));
     if (!state.job) notice("No job yet", "Submit one with: weft submit JOB.toml. It appears here by itself.");
@@ -215,7 +220,7 @@ function showFigures(job) {
   const validation = (job.validation ?? progress?.validation)?.loss;
   const figures = [
     ["Iteration", duration(iteration), planned ? `planned ${duration(planned)}` : "median"],
-    ["Speed limit", duration(limit), "of the measured graph"],
+    ["Speed limit", duration(limit), limit ? "of the measured graph" : "not known"],
     ["Iteration ÷ limit", iteration && limit ? number(iteration / limit) : "–", "1 is the best there is"],
     ["Bubble ratio", percent(time?.bubble_ratio), "waits between stages"],
     ["Stalled", percent(stalled(time?.lanes)), "of compute lanes"],
@@ -253,13 +258,14 @@ function showTimeline(told) {
   const empty = told.iterations.length === 0;
   part("timeline").hidden = part("legend").hidden = part("keys").hidden = part("rows").hidden = empty;
   part("no-rows").hidden = !empty;
-  part("window").textContent = empty ? "" : windowOf(told);
   if (empty) {
+    part("window").textContent = "";
     const ended = ENDED.includes(state.shown?.state);
     part("no-rows").textContent = told.error ?? (ended ? "This job has no recording of a whole iteration." : "No iteration is whole yet; the first ones appear here.");
     return;
   }
   view.show(told);
+  part("window").textContent = windowOf(told);
   showLegend(told);
   showDetail(view.chosen);
   const lanes = part("rows-lane");
@@ -270,10 +276,11 @@ function showTimeline(told) {
 }
 
 function windowOf(told) {
-  const [first, last] = [told.iterations[0].iteration, told.iterations.at(-1).iteration];
+  const [first, last] = [told.iterations[0], told.iterations.at(-1)].map(({ iteration }) => view.timeline.label(iteration));
+  const several = /^step \d+ step \d+$/.test(`${first} ${last}`) ? `${first.replace("step", "steps")} to ${last.replace("step ", "")}` : `${first} to ${last}`;
   const end = new Date(told.ended_at * 1000);
   const when = end.toDateString() === new Date().toDateString() ? end.toLocaleTimeString("en-GB") : end.toLocaleString("en-GB");
-  return `${first === last ? `iteration ${first}` : `iterations ${first} to ${last}`}, ${nanoseconds(told.duration)}, until ${when}`;
+  return `${first === last ? first : several}, ${nanoseconds(told.duration)}, until ${when}`;
 }
 
 function showLegend(told) {
@@ -304,7 +311,7 @@ function showDetail(bar) {
     facts.unshift(["task", timeline.name(bar.task)], ["kind", bar.mode]);
     if (timeline.plannedOf.has(bar.task)) facts.push(["planned", nanoseconds(timeline.plannedOf.get(bar.task))]);
   }
-  if (bar.iteration >= 0) facts.push(["iteration", bar.iteration]);
+  if (bar.iteration >= 0) facts.push(["iteration", timeline.label(bar.iteration)]);
   facts.push(["start", nanoseconds(bar.start, timeline.duration)], ["duration", nanoseconds(bar.duration)]);
   if (timeline.isOnPath(bar)) facts.push(["critical path", "yes"]);
   const list = element("dl", {}, ...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
@@ -322,7 +329,7 @@ function showRows() {
   const { timeline } = view;
   const lane = Number(part("rows-lane").value);
   const count = timeline.count(lane);
-  const cells = (bar) => [bar.iteration >= 0 ? bar.iteration : "–", timeline.name(bar.task) || "–", label(bar.mode), timeline.name(bar.waitedFor) || "–"];
+  const cells = (bar) => [bar.iteration >= 0 ? timeline.label(bar.iteration) : "–", timeline.name(bar.task) || "–", label(bar.mode), timeline.name(bar.waitedFor) || "–"];
   part("rows-body").replaceChildren(...Array.from({ length: Math.min(count, MAX_TABLE_ROWS) }, (_, index) => {
     const bar = timeline.bar(lane, index);
     return element("tr", {}, ...cells(bar).map((text) => element("td", {}, text)),
@@ -358,5 +365,6 @@ addEventListener("resize", () => {
   clearTimeout(resized);
   resized = setTimeout(() => state.shown && showCurves(), 100);
 });
+showJobs();
 chooseByAddress();
 listen();

@@ -249,11 +249,11 @@ export class TimelineView {
     return bar.mode.startsWith("stall_") ? label(bar.mode) : bar.mode;
   }
 
-  /** "backward on cpu-0/compute, iteration 7: 12.1 ms from 40.2 ms, on the critical path" */
+  /** "backward on cpu-0/compute, step 7: 12.1 ms from 40.2 ms, on the critical path" */
   sentence(bar) {
     const { timeline } = this;
     const times = `${nanoseconds(bar.duration)} from ${nanoseconds(bar.start, timeline.duration)}`;
-    const iteration = bar.iteration >= 0 ? `, iteration ${bar.iteration}` : "";
+    const iteration = bar.iteration >= 0 ? `, ${timeline.label(bar.iteration)}` : "";
     if (!timeline.isWait(bar)) {
       const path = timeline.isOnPath(bar) ? ", on the critical path" : "";
       return `${bar.mode} on ${timeline.lanes[bar.lane]}${iteration}: ${times}${path}`;
