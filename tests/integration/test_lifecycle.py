@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from weft import reference
-from weft.client import Client, RequestRefused
+from weft.client import Client, DaemonUnreachable, RequestRefused
 from weft.result import RESULT_KEYS
 from weft.spec import JobSpec
 
@@ -381,8 +381,16 @@ def test_a_second_sigterm_stops_running_jobs_which_run_again_after_a_restart(own
     client = Client(daemon.socket)
     with pytest.raises(AssertionError):  # it is not idle: the job runs
         daemon.start(seconds=1.0)
+    until(lambda: answers(client), "the daemon, on a busy machine")
     assert client.show(job)["state"] in ("queued", "planning", "running")
     assert client.cancel(job) == "cancelled"
+
+
+def answers(client: Client) -> bool:
+    with contextlib.suppress(DaemonUnreachable):
+        client.status()
+        return True
+    return False
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.transport.directory import Directory
+from weft.transport.directory import Directory, SharedMemoryGone
 from weft.workers.device import StandIn
 from weft.workers.slots import SlotRing
 
@@ -113,7 +113,7 @@ def test_nothing_is_lent_before_it_is_written_to(directory: Directory) -> None:
     """A worker would keep for ever what it has lent to one that failed in its set-up and never opens it."""
     lender, borrower = peers_of(directory)
     nothing_lent = directory.num_bytes()["job"]  # the strides are in the host's memory
-    with pytest.raises(KeyError):
+    with pytest.raises(SharedMemoryGone):
         borrower.read(0, 0, 2)
     lender.slot(0, 0, 2)
     assert directory.num_bytes() == {"job": nothing_lent + 3 * 64}
