@@ -111,7 +111,7 @@ class Desk:
         self.num_tasks = 0
         self._bounds = bounds
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()), name="desk")
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()), name="desk", daemon=True)
 
     def __enter__(self) -> Desk:
         self._thread.start()
