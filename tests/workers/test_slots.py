@@ -61,6 +61,17 @@ def test_a_smaller_microbatch_stands_at_the_beginning_of_the_same_slot() -> None
     assert large.tolist() == [[7.0] * 4, [0.0] * 4]
 
 
+def test_the_dimensions_of_a_slot_lie_in_memory_as_planned_whatever_the_size() -> None:
+    """Kernels add up in the order in which they find the numbers."""
+    ring = ring_of(Blocks(), shapes=[[2, [2, 3, 2]], [1, [1, 3, 2]]], order=[0, 2, 1])
+    large, small = ring.slot(0, 1, 2), ring.slot(0, 1, 1)
+    assert (large.shape, large.stride()) == ((2, 3, 2), (6, 1, 3))
+    assert (small.shape, small.stride()) == ((1, 3, 2), (6, 1, 3))
+    large.copy_(torch.arange(12.0).view(2, 3, 2))
+    assert small.tolist() == [[[0, 1], [2, 3], [4, 5]]]
+    assert not ring.slot(0, 0, 2).any()
+
+
 def test_slots_do_not_overlap() -> None:
     blocks = Blocks()
     ring = ring_of(blocks)
