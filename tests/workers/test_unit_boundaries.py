@@ -250,6 +250,32 @@ def test_shapes_that_depend_on_the_data_train_within_a_stage_and_are_refused_bet
             turns.run(min)
 
 
+IN_PLACE = """
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(8))
+
+    def forward(self, x):
+        self.mean.mul_(0.7).add_(0.3 * x.detach().abs().mean(0))
+        return x * self.mean
+""" + of("nn.Linear(6, 8), Scale(), nn.Tanh(), nn.Linear(8, 1)")
+
+
+def test_what_later_forwards_change_in_place_trains_to_the_bit_or_is_refused_with_a_remedy(cases: Cases) -> None:
+    for way in (
+        {"stages": 1, "split": None},
+        {"recompute": True},
+        {"recompute": True, "schedule": "gpipe"},
+        {"split": [1]},
+    ):
+        cases.trains_as_the_plain_loop(IN_PLACE, **{"stages": 2, "split": [2], "microbatches": 3} | way)
+    turns, _ = cases.turns(IN_PLACE, stages=2, split=[2], microbatches=3)
+    text = r"between unit 0 \(Linear\) and unit 1 \(Scale\) a forward changes in place .* strategy\.recompute = true"
+    with pytest.raises(WorkloadError, match=text):
+        turns.run(min)
+
+
 BUCKETS: dict[str, dict[str, Any]] = {
     "clipped": {"clip_norm": 0.1, "microbatches": 2},
     "stages clipped": {"stages": 2, "split": [2], "clip_norm": 0.1, "microbatches": 2},

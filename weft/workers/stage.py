@@ -80,6 +80,11 @@ class Stage:
         for unit in self.units:
             unit.module.train(training)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Microbatches whose forward has run and whose backward has not begun."""
+        return len(self._saved)
+
     def parameters(self) -> list[nn.Parameter]:
         """Each parameter once, in the order of the model."""
         return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
