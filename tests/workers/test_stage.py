@@ -246,6 +246,27 @@ def test_on_a_device_nothing_is_compared_and_batch_norms_are_known_to_change() -
         assert names == ["running_mean", "running_var", "num_batches_tracked", "weight_u", "weight_v"]
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.*is deprecated:DeprecationWarning")
+def test_a_scripted_module_counts_each_microbatch_once_under_recompute() -> None:
+    """Its buffers are no dict, only like one."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return x * self.calls
+
+    module = torch.jit.script(Counting())
+    stage = Stage([Unit(0, "0.", module)], seed=SEED, recompute=True)
+    x, _ = batch(0, 0)
+    first = [stage.forward(microbatch, 0, x) for microbatch in range(2)]
+    assert all(torch.equal(stage.take(microbatch)[1], first[microbatch]) for microbatch in range(2))
+    assert module.calls == 2
+
+
 def test_a_loss_that_is_a_module_counts_each_microbatch_once_under_recompute() -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

@@ -74,16 +74,15 @@ class ForwardBuffers:
     @contextlib.contextmanager
     def as_they_were(self, began: Began) -> Iterator[None]:
         """A forward inside finds the buffers so, and what it changes is not seen outside."""
-        now = {id(module): (module._buffers, dict(module._buffers)) for (module, _), _ in began}
+        now = [(module, name, module._buffers[name]) for (module, name), _ in began]
         copies = {id(value): value.clone() for _, value in began if value is not None}
         for (module, name), value in began:
             module._buffers[name] = copies.get(id(value))
         try:
             yield
         finally:
-            for buffers, kept in now.values():
-                buffers.clear()
-                buffers.update(kept)
+            for module, name, buffer in now:
+                module._buffers[name] = buffer
 
     def _slots(self) -> Iterator[tuple[Slot, torch.Tensor | None]]:
         return (((module, name), buffer) for module in self._modules for name, buffer in module._buffers.items())
