@@ -173,8 +173,8 @@ class StageTasks:
             if "modified by an inplace operation" not in str(error) or not self._stage.num_in_flight:
                 raise
             raise WorkloadError(
-                f"between {self._stage.units[0]} and {self._stage.units[-1]} a forward changes in place what an earlier "
-                "microbatch's backward needs (a buffer, most likely), and the stage has several microbatches on their "
+                f"between {self._stage.units[0]} and {self._stage.units[-1]} a forward changes in place what an "
+                "earlier microbatch's backward needs (a buffer, most likely), and the stage has several on their "
                 "way; use strategy.recompute = true, or give the buffer a new tensor (self.mean = ..., not "
                 f"self.mean.mul_(...)). autograd says: {error}"
             ) from error
