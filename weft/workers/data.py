@@ -41,9 +41,8 @@ class Batches:
         if type(dataset) is TensorDataset and len(dataset.tensors) == 2:  # a subclass may change its items
             if into is not None:
                 for tensor, slot in zip(dataset.tensors, into, strict=True):
-                    _check_fits(
-                        (part.size, *tensor.shape[1:]), tensor.dtype, slot
-                    )  # index_select resizes what it fills
+                    # torch would give the slot another shape, over its neighbours
+                    _check_fits((part.size, *tensor.shape[1:]), tensor.dtype, slot)
                     torch.index_select(tensor, 0, indices, out=slot)
                 return into
             inputs, targets = (tensor.index_select(0, indices) for tensor in dataset.tensors)
