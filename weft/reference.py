@@ -246,8 +246,10 @@ def _means(measured: list[dict[str, float]], weights: list[float]) -> dict[str, 
 
 def _number(value: object, name: str) -> float:
     """The value of the loss, or of the metric of that name."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         return float(value.detach())
     source = "Workload.loss" if name == "loss" else f"Workload.metrics {name!r}"
-    shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    shape = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        shape = f"a {'complex ' * value.is_complex()}tensor of shape {tuple(value.shape)}"
     raise WorkloadError(f"{source} returned {shape}; it must return a scalar tensor, the mean over the samples given")

@@ -221,6 +221,57 @@ def workload():
 """,
         {"stages": 1, "microbatches": 2},
     ),
+    "complex activations and parameters, and a dict between units": (
+        """
+class Make(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.filter = nn.Parameter(torch.ones(8, dtype=torch.complex64))
+    def forward(self, x):
+        return {"filtered": torch.fft.ifft(x * self.filter), "plain": [x]}
+
+class Take(nn.Module):
+    def forward(self, parts):
+        return parts["filtered"].real + parts["plain"][0].abs()
+
+class Fourier(nn.Module):
+    def forward(self, x):
+        return torch.fft.fft(x)
+
+def workload():
+    model = nn.Sequential(nn.Linear(6, 8), Fourier(), Make(), Take(), nn.Linear(8, 1))
+    data = numbers(20, 6), numbers(20, 1)
+    return weft.Workload(model=model, loss=nn.functional.mse_loss, train=data, validation=data,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 3, "split": [2, 4], "microbatches": 2},
+    ),
+    "spectral norms and a parameter that is not contiguous, recomputed": (
+        """
+class Weight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(numbers(8, 6).double().t())
+    def forward(self, x):
+        return x @ self.weight
+
+class Momentum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(8))
+    def forward(self, x):
+        self.mean = 0.7 * self.mean + 0.3 * x.detach().abs().mean(0)
+        return x * self.mean
+
+def workload():
+    norm = nn.utils.parametrizations.spectral_norm
+    model = nn.Sequential(Weight(), norm(nn.Linear(8, 8)), nn.Tanh(), Momentum(), norm(nn.Linear(8, 1))).double()
+    data = numbers(20, 6).double(), numbers(20, 1).double()
+    return weft.Workload(model=model, loss=nn.functional.mse_loss, train=data, validation=data,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 3, "split": [1, 3], "microbatches": 4, "recompute": True},
+    ),
     "no batch but one, smaller than was asked for": (
         """
 def workload():
@@ -239,6 +290,43 @@ def workload():
 def test_any_kind_of_workload_gives_the_result_of_the_plain_loop(daemon: RealDaemon, kind: str) -> None:
     source, how = KINDS[kind]
     assert same_as_the_plain_loop(daemon, daemon.spec(HEADER + source, strategy=how, batch_size=8, epochs=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["train", "forward"])
+def test_shapes_that_depend_on_the_data_fail_between_stages_with_the_unit_and_a_remedy(
+    daemon: RealDaemon, mode: str
+) -> None:
+    """In forward mode (1, 4) was broadcast into the slot: the job completed, with losses of 1.29 for 0.32."""
+    source = """
+class Some(nn.Module):
+    def forward(self, x):
+        return x[x[:, 0] > 0]
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(0, keepdim=True)
+
+def workload():
+    model = nn.Sequential(nn.Linear(6, 4), Some(), Mean(), nn.Linear(4, 1))
+    return weft.Workload(model=model, loss=lambda y, target: (y - target).square().mean(),
+                         train=(numbers(40, 6), numbers(40, 1)),
+                         optimizer=lambda params: torch.optim.SGD(params, lr=1e-2))
+"""
+    result = daemon.run(daemon.spec(HEADER + source, strategy={"stages": 2, "split": [2]}, batch_size=4, mode=mode))
+    assert (result["state"], result["reason"]) == ("failed", "invalid-workload")
+    assert "unit 1 (Some) passes on, for a microbatch of 4 samples, (" in result["error"]
+    assert "leave this place out of strategy.split" in result["error"]
+
+
+@pytest.mark.slow
+def test_a_job_says_where_batch_statistics_are_not_of_the_batch(daemon: RealDaemon) -> None:
+    source, _ = KINDS["a convolution with batch normalisation"]
+    result = daemon.run(daemon.spec(HEADER + source, strategy={"microbatches": 2}, batch_size=8, steps=1))
+    note = "batch statistics: 1 (BatchNorm2d), 4 (BatchNorm2d) take means and variances of each microbatch of 4 samples"
+    assert note in daemon.log_of(result["job"])
+    (shown,) = daemon.client.show(result["job"])["plan"]["notes"]
+    assert shown.startswith(note)
 
 
 @pytest.mark.slow

@@ -42,6 +42,10 @@ class Pair(nn.Module):
         return x, x + 1
 
 
+class Own(torch.Tensor):
+    """A class of the user's."""
+
+
 class Join(nn.Module):
     def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return pair[0] + pair[1]
@@ -70,6 +74,33 @@ def test_a_unit_that_passes_on_no_single_tensor_has_no_shape() -> None:
     told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2), Pair(), Join())), spec_of())
     assert [unit["dtype"] for unit in told["units"]] == ["float32", None, "float32"]
     assert told["units"][1]["shapes"] == []
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "output"),
+    [
+        (lambda x: x.to_sparse(), "a Tensor of its own kind (sparse_coo)"),
+        (lambda x: torch.nested.as_nested_tensor(list(x.unbind())), "a Tensor of its own kind (nested)"),
+        (lambda x: x.as_subclass(Own), "a Own of its own kind (strided)"),
+        (lambda x: x if len(x) == 4 else x.double(), "a tensor whose dtype depends on the microbatch"),
+        (lambda x: {"x": x}, "a dict"),
+    ],
+)
+def test_what_no_slot_can_hold_is_told_and_the_unit_has_no_shape(make: Any, output: str) -> None:
+    class Make(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return make(x)
+
+    class Take(nn.Module):
+        def forward(self, given: Any) -> torch.Tensor:
+            x = given["x"] if isinstance(given, dict) else given
+            x = x.to_padded_tensor(0.0) if x.is_nested else x.to_dense() if x.layout is torch.sparse_coo else x
+            return x.as_subclass(torch.Tensor).float()
+
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2), Make(), Take())), spec_of())["units"]
+    assert [(unit["dtype"], unit["output"]) for unit in told] == [("float32", ""), (None, output), ("float32", "")]
+    assert told[2]["backward_seconds"] > 0
 
 
 def test_units_that_share_a_buffer_are_tied_and_those_that_share_a_parameter_are_told() -> None:

@@ -73,6 +73,24 @@ def test_stages_with_an_optimizer_each_end_with_the_bits_of_one_optimizer_for_al
     assert all(torch.equal(a, b) for a, b in zip(apart, expected, strict=True))
 
 
+ODD: dict[str, Callable[[], nn.Parameter]] = {
+    "not contiguous": lambda: nn.Parameter(torch.ones(6, 4).t()),
+    "in channels-last order": lambda: nn.Parameter(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+    "of low precision": lambda: nn.Parameter(torch.ones(4, dtype=torch.bfloat16)),
+    "complex": lambda: nn.Parameter(torch.ones(4, dtype=torch.complex64)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_stages_kernel_is_the_whole_models_wherever_it_is_cut(odd: str) -> None:
+    """One parameter turned the fused kernel off for its group, and groups differ by stage: off by 5e-17."""
+    whole = [*parameters(), ODD[odd]()]
+    for stage in (whole, whole[:1], whole[1:3], whole[3:]):
+        assert fused(make_optimizer(factory(torch.optim.Adam), stage, model=whole)) == [None]
+    frozen = [*parameters(), ODD[odd]().requires_grad_(False)]
+    assert fused(make_optimizer(factory(torch.optim.Adam), frozen[:1], model=frozen)) == [True], "it is never updated"
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -235,14 +235,36 @@ def test_recompute_keeps_of_each_microbatch_only_the_buffers_that_forward_change
         assert [name for (_, name), _ in kept] == ["running_mean", "running_var", "num_batches_tracked"]
 
 
-def test_on_a_device_values_are_compared_once_and_what_changes_is_known_from_then_on() -> None:
+def test_on_a_device_nothing_is_compared_and_batch_norms_are_known_to_change() -> None:
     """A comparison makes the host wait for the device, and nothing else tells of batch norm's running mean."""
-    norm = nn.BatchNorm1d(6)
-    buffers = ForwardBuffers([norm], can_compare=False)
+    norm, spectral = nn.BatchNorm1d(6), nn.utils.spectral_norm(nn.Linear(6, 6))
+    buffers = ForwardBuffers([norm, spectral, nn.LayerNorm(6)], can_compare=False)
     for _ in range(3):
         buffers.begin()
-        norm(torch.randn(5, 6))
-        assert "running_mean" in [name for (_, name), _ in buffers.end()]
+        spectral(norm(torch.randn(5, 6)))
+        names = [name for (_, name), _ in buffers.end()]
+        assert names == ["running_mean", "running_var", "num_batches_tracked", "weight_u", "weight_v"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.*is deprecated:DeprecationWarning")
+def test_a_scripted_module_counts_each_microbatch_once_under_recompute() -> None:
+    """Its buffers are no dict, only like one."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return x * self.calls
+
+    module = torch.jit.script(Counting())
+    stage = Stage([Unit(0, "0.", module)], seed=SEED, recompute=True)
+    x, _ = batch(0, 0)
+    first = [stage.forward(microbatch, 0, x) for microbatch in range(2)]
+    assert all(torch.equal(stage.take(microbatch)[1], first[microbatch]) for microbatch in range(2))
+    assert module.calls == 2
 
 
 def test_a_loss_that_is_a_module_counts_each_microbatch_once_under_recompute() -> None:

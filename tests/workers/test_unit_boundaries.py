@@ -224,6 +224,17 @@ def test_one_tensor_of_any_kind_trains_to_the_bit_wherever_the_model_is_cut(
         cases.trains_as_the_plain_loop(ONE_TENSOR[kind], **way)
 
 
+def test_a_structure_may_be_what_the_loss_takes(cases: Cases) -> None:
+    source = """
+def workload():
+    last = Call(lambda x: {"all": [x, x.sin()]})
+    return workload_of(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1), last),
+                       loss=lambda y, target: sum((each - target).square().mean() for each in y["all"]))
+"""
+    for way in ways([1, 2, 3]):
+        cases.trains_as_the_plain_loop(source, **way)
+
+
 @pytest.mark.parametrize("kind", STRUCTURES)
 def test_a_structure_between_units_trains_to_the_bit_and_is_never_cut(cases: Cases, kind: str) -> None:
     """Every job of such a model failed in the inspection: "backward through the graph a second time"."""
@@ -245,6 +256,32 @@ def test_shapes_that_depend_on_the_data_train_within_a_stage_and_are_refused_bet
             turns.run(min)
 
 
+IN_PLACE = """
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(8))
+
+    def forward(self, x):
+        self.mean.mul_(0.7).add_(0.3 * x.detach().abs().mean(0))
+        return x * self.mean
+""" + of("nn.Linear(6, 8), Scale(), nn.Tanh(), nn.Linear(8, 1)")
+
+
+def test_what_later_forwards_change_in_place_trains_to_the_bit_or_is_refused_with_a_remedy(cases: Cases) -> None:
+    for way in (
+        {"stages": 1, "split": None},
+        {"recompute": True},
+        {"recompute": True, "schedule": "gpipe"},
+        {"split": [1]},
+    ):
+        cases.trains_as_the_plain_loop(IN_PLACE, **{"stages": 2, "split": [2], "microbatches": 3} | way)
+    turns, _ = cases.turns(IN_PLACE, stages=2, split=[2], microbatches=3)
+    text = r"between unit 0 \(Linear\) and unit 1 \(Scale\) a forward changes in place .* strategy\.recompute = true"
+    with pytest.raises(WorkloadError, match=text):
+        turns.run(min)
+
+
 BUCKETS: dict[str, dict[str, Any]] = {
     "clipped": {"clip_norm": 0.1, "microbatches": 2},
     "stages clipped": {"stages": 2, "split": [2], "clip_norm": 0.1, "microbatches": 2},
@@ -254,6 +291,7 @@ BUCKETS: dict[str, dict[str, Any]] = {
         "update": "cpu",
         "recompute": True,
     },
+    "skipping": {"skip_nonfinite": True, "microbatches": 2},
     "a device": {"replicas": [{"device": "gpu"}], "microbatches": 2, "update": "local", "clip_norm": 0.1},
 }
 
@@ -267,4 +305,6 @@ BUCKETS: dict[str, dict[str, Any]] = {
     ],
 )
 def test_what_goes_through_buckets_trains_what_the_plain_loop_does(cases: Cases, kind: str, how: str) -> None:
-    cases.trains_as_the_plain_loop(ONE_TENSOR[kind], exactly=False, **BUCKETS[how])
+    """To the bit, where no step is clipped: then the squares are summed in another order."""
+    exactly = "clip_norm" not in BUCKETS[how]
+    cases.trains_as_the_plain_loop(ONE_TENSOR[kind], exactly=exactly, **BUCKETS[how])

@@ -28,7 +28,7 @@ from weft.workers.measured import Measured
 from weft.workers.slots import SlotRing
 from weft.workers.stage import HandBack, Stage
 from weft.workers.weights import Weights
-from weft.workload import BatchFunction
+from weft.workload import BatchFunction, WorkloadError
 
 
 class StageTasks:
@@ -165,9 +165,9 @@ class StageTasks:
         hand_back = self._hand_back(x, iteration, microbatch, part) if self._number else None
         with self._device.drawing:  # torch.utils.checkpoint sets the generators, and runs a part of forward again
             if self._is_last:
-                (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
+                self._differentiate(y * self._weights.fraction(iteration, part), None)
             elif y.requires_grad:
-                torch.autograd.backward(y, self._read(f"gradient-{self._number}", iteration, microbatch, part))
+                self._differentiate(y, self._read(f"gradient-{self._number}", iteration, microbatch, part))
         if hand_back is not None:
             hand_back.finish(x)
 
@@ -178,6 +178,19 @@ class StageTasks:
             ring.write(iteration.index, microbatch, gradient, part.size)
 
         return HandBack(x, use, at_once=not self._device.is_accelerator)
+
+    def _differentiate(self, y: torch.Tensor, gradient: torch.Tensor | None) -> None:
+        try:
+            torch.autograd.backward(y, gradient)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error) or not self._stage.num_in_flight:
+                raise
+            raise WorkloadError(
+                f"between {self._stage.units[0]} and {self._stage.units[-1]} a forward changes in place what an "
+                "earlier microbatch's backward needs (a buffer, most likely), and the stage has several on their "
+                "way; use strategy.recompute = true, or give the buffer a new tensor (self.mean = ..., not "
+                f"self.mean.mul_(...)). autograd says: {error}"
+            ) from error
 
     def _parts_with_backward(self, iteration: Iteration) -> Sequence[Part]:
         """Those with samples that count; found, and gradients begun, at the first backward of an iteration.

@@ -42,7 +42,7 @@ class Batches:
             if into is not None:
                 for tensor, slot in zip(dataset.tensors, into, strict=True):
                     shape = (part.size, *tensor.shape[1:])
-                    _check_fits(name, indices, shape, tensor.dtype, slot)  # index_select resizes what it fills
+                    _check_fits(name, indices, shape, tensor.dtype, slot)  # torch would reshape the slot
                     torch.index_select(tensor, 0, indices, out=slot)
                 return into
             inputs, targets = (tensor.index_select(0, indices) for tensor in dataset.tensors)

@@ -10,7 +10,8 @@ So the second forward computes what the first did, a change counts once, and a b
 one that its own forward had. Only what changes is kept for each microbatch.
 
 Nobody says what changes, and batch norm's kernel leaves even autograd's count of changes alone. So one more copy of
-every buffer is compared with it after a forward, until it is known to change.
+every buffer is compared with it after a forward, until it is known to change. On a device a comparison would make the
+host wait: there autograd's count decides, and a batch norm's buffers are taken to change.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 Slot = tuple[nn.Module, str]
 Began = list[tuple[Slot, torch.Tensor | None]]
@@ -29,20 +31,19 @@ Began = list[tuple[Slot, torch.Tensor | None]]
 @dataclass(slots=True)
 class _Known:
     """A buffer before a forward. value: a copy. version: autograd's count of changes. changes: forward does change it,
-    or has at some time. was_compared: by value, at least once."""
+    or has at some time."""
 
     buffer: torch.Tensor | None
     version: int
     value: torch.Tensor | None
-    changes: bool = False
-    was_compared: bool = False
+    changes: bool
 
 
 class ForwardBuffers:
     """Of all modules within the given ones."""
 
     def __init__(self, modules: Iterable[nn.Module], *, can_compare: bool) -> None:
-        """can_compare: values after every forward. On a device that makes the host wait, so there it happens once."""
+        """can_compare: they are where a comparison makes nobody wait."""
         self._modules = list({id(each): each for module in modules for each in module.modules()}.values())
         self._can_compare = can_compare
         self._known: dict[tuple[int, str], _Known] = {}
@@ -54,10 +55,9 @@ class ForwardBuffers:
             known = self._known.get((id(module), name))
             if known is None or known.changes or _is_another(known, buffer):
                 value = copies.setdefault(id(buffer), None if buffer is None else buffer.detach().clone())
-                before = known or _Known(None, 0, None)
-                self._known[id(module), name] = _Known(
-                    buffer, _version(buffer), value, before.changes, before.was_compared
-                )
+                is_taken_to = not self._can_compare and isinstance(module, _NormBase)
+                changes = is_taken_to if known is None else known.changes
+                self._known[id(module), name] = _Known(buffer, _version(buffer), value, changes)
 
     def end(self) -> Began:
         """After it: what it has changed, as it was."""
@@ -74,16 +74,15 @@ class ForwardBuffers:
     @contextlib.contextmanager
     def as_they_were(self, began: Began) -> Iterator[None]:
         """A forward inside finds the buffers so, and what it changes is not seen outside."""
-        now = {id(module): (module._buffers, dict(module._buffers)) for (module, _), _ in began}
+        now = [(module, name, module._buffers[name]) for (module, name), _ in began]
         copies = {id(value): value.clone() for _, value in began if value is not None}
         for (module, name), value in began:
             module._buffers[name] = copies.get(id(value))
         try:
             yield
         finally:
-            for buffers, kept in now.values():
-                buffers.clear()
-                buffers.update(kept)
+            for module, name, buffer in now:
+                module._buffers[name] = buffer
 
     def _slots(self) -> Iterator[tuple[Slot, torch.Tensor | None]]:
         return (((module, name), buffer) for module in self._modules for name, buffer in module._buffers.items())
@@ -91,9 +90,8 @@ class ForwardBuffers:
     def _has_changed(self, known: _Known, buffer: torch.Tensor | None) -> bool:
         if _is_another(known, buffer):
             return True
-        if buffer is None or known.value is None or (known.was_compared and not self._can_compare):
+        if buffer is None or known.value is None or not self._can_compare:
             return False
-        known.was_compared = True
         return not torch.equal(buffer, known.value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -23,24 +23,28 @@ def can_have_gradient(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def is_plain(value: object) -> bool:
-    """Whether a slot can hold it."""
-    return type(value) in _PLAIN_TYPES and value.layout is torch.strided and not value.is_quantized  # type: ignore[attr-defined]  # a tensor, as the first says
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a slot can hold it: a tensor, dense, and of no class of its own."""
+    if not isinstance(value, torch.Tensor) or type(value) not in _PLAIN_TYPES:
+        return False
+    return value.layout is torch.strided and not value.is_nested and not value.is_quantized
 
 
 def check_fits(value: object, place: torch.Tensor, *, what: str, remedy: str) -> None:
     """Raises WorkloadError with `what` came ("unit 2 (ReLU) passes on"), what was planned, and the remedy."""
-    if is_plain(value) and value.shape == place.shape and value.dtype is place.dtype:  # type: ignore[attr-defined]
+    if is_plain(value) and value.shape == place.shape and value.dtype is place.dtype:
         return
     raise WorkloadError(f"{what} {described(value)}, where {described(place)} was planned; {remedy}")
 
 
 def described(value: object) -> str:
-    """Shape and dtype of a tensor, the type of anything else."""
+    """Shape and dtype of a plain tensor, the kind of anything else."""
+    if is_plain(value):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
-    kind = "" if is_plain(value) else f"a {type(value).__name__} of layout {str(value.layout).removeprefix('torch.')}, "
-    return f"{kind}{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+    return f"a {type(value).__name__} of its own kind ({kind})"
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

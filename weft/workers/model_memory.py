@@ -31,7 +31,11 @@ def settle(model: nn.Module) -> None:
 
 
 def _check_apart(named: list[tuple[str, nn.Parameter]]) -> None:
-    spans = sorted((each.data_ptr(), each.data_ptr() + each.numel() * each.itemsize, name) for name, each in named)
+    spans = sorted(
+        (each.data_ptr(), each.data_ptr() + each.numel() * each.itemsize, name)
+        for name, each in named
+        if each.requires_grad and not each.is_meta
+    )
     end, before = 0, ""
     for start, stop, name in spans:
         if start < min(end, stop):

@@ -123,7 +123,7 @@ class ModelParts:
         arena = self._state_arena(holder, own)
         if not self._device.is_accelerator:
             move_state([(name, tensor) for name, tensor in state if isinstance(tensor, nn.Parameter)], arena)
-        publish = keep_state(own, [name for name, _ in state], arena, self._device)
+        publish = keep_state(own, dict(state), arena, self._device)
         stage = Stage(
             own,
             seed=self._spec.job.seed,

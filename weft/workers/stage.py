@@ -8,7 +8,7 @@ in the whole model, so the numbers are the plain loop's, bit for bit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,6 +84,11 @@ class Stage:
     def train(self, training: bool) -> None:
         for unit in self.units:
             unit.module.train(training)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Microbatches whose forward has run and whose backward has not begun."""
+        return len(self._saved)
 
     def parameters(self) -> list[nn.Parameter]:
         """Each parameter once, in the order of the model."""
@@ -196,7 +201,7 @@ def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
         tensor.data = place
 
 
-def keep_state(units: Sequence[Unit], names: Sequence[str], arena: Arena, device: HostDevice) -> Callable[[], None]:
+def keep_state(units: Sequence[Unit], names: Collection[str], arena: Arena, device: HostDevice) -> Callable[[], None]:
     """Leaves tensors of the units' state where they are, and their values in the places of their names.
 
     What is returned does so again for what training changes beside parameters: running statistics and their like. A
