@@ -112,7 +112,7 @@ class Ledger:
         self._connection = connection
         self._is_marked = False
         self._unwritten = Unwritten()
-        self._unreadable: set[str] = set()
+        self._unreadable: dict[int, str] = {}  # by seq: the job's name, as far as it is one
 
     @classmethod
     def open(cls, path: Path, runs_path: Path, *, accept_empty: bool = False) -> Self:
@@ -192,10 +192,12 @@ class Ledger:
         return [row for row in rows if row.state in states]
 
     def counts_by_state(self) -> dict[JobState, int]:
-        """Every state is a key."""
-        changed = tuple(self._unwritten)
+        """Of the jobs that are served. Every state is a key."""
+        changed, left_out = tuple(self._unwritten), tuple(self._unreadable)
         with explained(self._path):
-            counted = self._connection.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()
+            served = f"WHERE seq NOT IN ({_marks(left_out)})"
+            grouped = f"SELECT state, count(*) FROM jobs {served} GROUP BY state"
+            counted = self._connection.execute(grouped, left_out).fetchall()
             where = f"WHERE job IN ({_marks(changed)})"
             stale = self._connection.execute(f"SELECT job, state FROM jobs {where}", changed).fetchall()
         counts = dict.fromkeys(JobState, 0) | dict(counted)
@@ -273,7 +275,7 @@ class Ledger:
         health = LedgerHealth(
             problem=self._unwritten.problem,
             unwritten=tuple(self._unwritten),
-            unreadable=tuple(sorted(self._unreadable)),
+            unreadable=tuple(sorted(self._unreadable.values())),
         )
         if health.problem is None and self.health.problem is not None:
             _log.info("the ledger takes what is written again")
@@ -302,9 +304,9 @@ class Ledger:
         try:
             row = job_row(columns)
         except ValueError as error:
-            name = str(columns["job"]).encode("ascii", "backslashreplace").decode()
-            if name not in self._unreadable:
-                self._unreadable.add(name)
+            if columns["seq"] not in self._unreadable:
+                name = str(columns["job"]).encode("ascii", "backslashreplace").decode()
+                self._unreadable[columns["seq"]] = name
                 _log.error("the row of job %s cannot be read and is set aside, as it is: %s", name, error)
                 self._tell()
             return None
@@ -371,5 +373,5 @@ def _job_ended(job: str, state: str, ended_at: float | None, changes: Mapping[st
     return JobEnded(f"job {job!r} ended as {state} at {ended_at}; it cannot take {dict(changes)!r}")
 
 
-def _marks(values: Collection[str]) -> str:
+def _marks(values: Collection[object]) -> str:
     return ", ".join("?" * len(values))
