@@ -184,6 +184,7 @@ def test_show_tells_the_partition_the_lanes_and_the_files() -> None:
         "predicted_iteration_seconds": 0.025,
         "limit_seconds": 0.020,
         "windows": ["a working window of 2 of 9 layers on gpu-0"],
+        "notes": ["batch statistics: 1 (BatchNorm2d) take means of each microbatch"],
     }
     shown = JOB | RESULT | {"plan": plan, "lanes": {"cpu-0/compute": {"forward": 1.0}}, "error": "what went wrong"}
     stream = io.StringIO()
@@ -194,6 +195,7 @@ def test_show_tells_the_partition_the_lanes_and_the_files() -> None:
     assert "    0  0 to 2  cpu-0      2.0 MiB       -" in lines
     assert "    1  3       cpu-1      2.0 MiB       -" in lines
     assert "a working window of 2 of 9 layers on gpu-0" in lines
+    assert "batch statistics: 1 (BatchNorm2d) take means of each microbatch" in lines
     assert "iteration      25 ms (1.25 × the limit of 20 ms)" in lines
     assert "model          /runs/digits-1/model.safetensors" in lines
     assert "cpu-0/compute  100.0 %" in lines

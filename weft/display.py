@@ -175,8 +175,8 @@ def show_page(console: Console, shown: Message, now: float) -> None:
             console.print("shares of a batch: " + ", ".join(percent(100 * share) for share in plan["shares"]))
         if plan.get("updates"):
             console.print(plain_text(f"updates: {plan['updates']}"))
-        for verdict in plan.get("verdicts", ()):
-            console.print(plain_text(verdict))
+        for line in (*plan.get("verdicts", ()), *plan.get("notes", ())):
+            console.print(plain_text(line))
     if shown["lanes"]:
         console.print("\nwhere the time went")
         console.print(lanes_table(shown["lanes"]))

@@ -1,11 +1,12 @@
 """Exit codes of the `weft` command, and the one place where an error becomes a sentence on stderr and a code.
 
 a job's own code   run, wait, logs -f, submit -f (128 + N when signal N killed it)
-2  usage, or a spec that is not valid      75   try again later: the queue is full, the daemon drains
+2  usage, or a spec that is not valid      75   try again later: the queue is full, the daemon drains, the job runs
 4  no such job                             77   not yours
 69 no daemon answers                       124  wait timed out
 1  compare: no preset completed; doctor: a problem was found
-130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout, 74 stdout, a file or the daemon's ledger cannot be written
+130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout, 74 stdout, a file or the daemon's ledger cannot be written, or a job's
+files not removed
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _REFUSALS: dict[str, int] = {
     ErrorCode.TOO_MANY_CONNECTIONS: TRY_LATER,
     ErrorCode.NOT_YOURS: NOT_YOURS,
     ErrorCode.NOTHING_RECORDED: NO_SUCH_JOB,
+    ErrorCode.NOT_ENDED: TRY_LATER,
+    ErrorCode.NOT_REMOVED: CANNOT_WRITE,
     ErrorCode.TIMED_OUT: TIMED_OUT,
     ErrorCode.LEDGER_UNAVAILABLE: CANNOT_WRITE,
 }

@@ -53,7 +53,7 @@ class Data:
     def samples(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(inputs, targets) with the samples along the first dimension."""
         if type(self.dataset) is TensorDataset:
-            parts: Any = [tensor[indices] for tensor in self.dataset.tensors]
+            parts: Any = [tensor[indices].contiguous() for tensor in self.dataset.tensors]
         else:
             parts = default_collate([self.dataset[index] for index in indices.tolist()])
         if not (isinstance(parts, (list, tuple)) and len(parts) == 2 and all(map(torch.is_tensor, parts))):

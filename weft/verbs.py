@@ -16,6 +16,7 @@ import typer
 from weft import __version__
 from weft.client import Client
 from weft.doctor import doctor
+from weft.ended_job_verbs import restart, rm
 from weft.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
 from weft.job_list import list_jobs
 from weft.presets import PRESETS
@@ -302,6 +303,8 @@ def status(json: Json = False) -> None:
     return status_page(make_console(sys.stdout), answer)
 
 
+app.command(epilog="Example: weft restart digits-1")(restart)
+app.command(epilog="Example: weft rm --older-than 30d --dry-run")(rm)
 app.command(epilog="Example: weft top digits-1 --interval 2")(top)
 app.command(epilog="Example: weft trace digits-1 -o trace.json --svg digits.svg")(trace)
 app.command(epilog="Example: weft plot digits-1 -o digits.png")(plot)

@@ -90,11 +90,15 @@ def test_a_bad_greeting_is_answered_with_its_own_error(daemon: RealDaemon, greet
     [{}, {"id": 1}, {"verb": "ps"}, {"id": "1", "verb": "ps"}, {"id": 1, "verb": 5}, {"id": True, "verb": "ps"}],
     ids=str,
 )
-def test_a_request_without_id_or_verb_ends_its_connection(daemon: RealDaemon, request_: dict[str, Any]) -> None:
+def test_a_request_without_id_or_verb_is_answered_with_what_id_there_was(
+    daemon: RealDaemon, request_: dict[str, Any]
+) -> None:
     with daemon.connected() as bad:
         bad.send(request_)
-        assert bad.receive()["error"]["code"] == "bad-field"
-        assert bad.receive() == {}
+        answer = bad.receive()
+        assert answer["error"]["code"] == "bad-field"
+        assert answer["id"] == (1 if request_.get("id") == 1 and request_["id"] is not True else None)
+        assert bad.ask("status")["ok"]["pid"] == daemon.process.pid
 
 
 def job_section(**changes: Any) -> dict[str, Any]:
@@ -122,6 +126,8 @@ REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "submit of a text": ({"verb": "submit", "spec": "digits.toml"}, "bad-field"),
     "submit of an empty spec": ({"verb": "submit", "spec": {}}, "invalid-spec"),
     "submit with a text as priority": ({"verb": "submit", "spec": "SPEC", "priority": "high"}, "bad-field"),
+    "submit with true as priority": ({"verb": "submit", "spec": "SPEC", "priority": True}, "bad-field"),
+    "wait with true as timeout": ({"verb": "wait", "job": "JOB", "timeout": True}, "bad-field"),
     "submit with a priority of 2^63": ({"verb": "submit", "spec": "SPEC", "priority": 2**63}, "bad-field"),
     "submit under a path": ({"verb": "submit", "spec": "SPEC", "job": "../job"}, "bad-field"),
     "submit under no name": ({"verb": "submit", "spec": "SPEC", "job": ""}, "bad-field"),

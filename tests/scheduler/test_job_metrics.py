@@ -125,6 +125,19 @@ def test_the_last_values_of_a_job_stand_for_a_while_after_its_end_and_then_go(ru
 
 
 @pytest.mark.slow
+def test_a_job_with_the_id_of_one_that_was_removed_begins_with_series_of_its_own(run: JobRun) -> None:
+    exporter = Exporter()
+    metrics = JobMetrics(exporter)
+    metrics.begin(run)
+    exporter.add("weft_job_samples_total", 9, job=run.job)
+    metrics.end(run, now=0.0)
+    metrics.begin(run)
+    assert series(exporter, "weft_job_samples_total", "job") == {}
+    exporter.add("weft_job_samples_total", 2, job=run.job)
+    metrics.tick({run.job: run}, now=GRACE_SECONDS + 1.0)
+    assert series(exporter, "weft_job_samples_total", "job") == {(run.job,): 2.0}
+
+
 def test_many_short_jobs_keep_few_series_and_leave_none(run: JobRun) -> None:
     exporter, metrics = begun(run)
     empty = Exporter()

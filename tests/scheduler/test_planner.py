@@ -96,13 +96,17 @@ def test_no_cut_falls_where_no_single_tensor_passes(unit_of: UnitOf) -> None:
 
 def test_the_users_own_split_is_taken_where_the_model_can_be_cut(unit_of: UnitOf) -> None:
     units = [unit_of(0), unit_of(1), unit_of(2), unit_of(3, tied_to=(2,))]
-    assert partition(units, 2, [1]) == ((0, 1), (1, 4))
-    assert partition(units, 3, [1, 2]) == ((0, 1), (1, 2), (2, 4))
-    for split, unit in ([3], 3), ([2, 9], 9):
-        with pytest.raises(
-            PlanError, match=rf"strategy\.split: the model cannot be cut before unit {unit}; it can .* \[1, 2\]"
-        ):
-            partition(units, len(split) + 1, split)
+    units += [unit_of(4, dtype=None, kind="Pair", output="a dict"), unit_of(5)]
+    assert partition(units, 2, [1]) == ((0, 1), (1, 6))
+    assert partition(units, 3, [1, 2]) == ((0, 1), (1, 2), (2, 6))
+    for split, why in {
+        3: "3: units 2 and 3 have a buffer in common",
+        5: r"5: unit 4 \(Pair\) passes on a dict, and only a plain tensor goes from stage to stage",
+        9: "9, of 6",
+    }.items():
+        text = rf"strategy\.split: the model cannot be cut before unit {why}; it can be before \[1, 2, 4\]"
+        with pytest.raises(PlanError, match=text):
+            partition(units, 2, [split])
 
 
 def test_a_stage_that_begins_with_a_unit_that_works_in_place_copies_its_input(

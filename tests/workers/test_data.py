@@ -155,14 +155,18 @@ def test_items_that_are_no_pairs_of_tensors_are_refused(items: list[Any], text: 
         Batches(workload(Items(items)), seed=0).load(itinerary.at(0), Part(0, 0, 4))
 
 
+@pytest.mark.parametrize("kind", [TensorDataset, lambda *data: Items(list(zip(*data, strict=True)))])
 @pytest.mark.parametrize(
     "inputs", [torch.zeros(2, 3), torch.zeros(2, 1, dtype=torch.float64)], ids=["another shape", "another dtype"]
 )
-def test_samples_that_do_not_fit_the_slots_are_refused(inputs: torch.Tensor) -> None:
+def test_samples_that_do_not_fit_the_slots_are_refused(inputs: torch.Tensor, kind: Any) -> None:
+    """Tensors of another shape were written beyond the slot, over its neighbours."""
     itinerary = Itinerary.of(num_train=2, num_validation=0, batch_size=2, epochs=1, steps=None)
-    batches = Batches(workload(Items([(inputs[i], i) for i in range(2)])), seed=0)
+    batches = Batches(workload(kind(inputs, torch.arange(2))), seed=0)
+    block = torch.zeros(8)
     with pytest.raises(WorkloadError, match="every sample must have the same shape and dtype"):
-        batches.load(itinerary.at(0), Part(0, 0, 2), (torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64)))
+        batches.load(itinerary.at(0), Part(0, 0, 2), (block[:2].view(2, 1), torch.zeros(2, dtype=torch.int64)))
+    assert not block.any()
 
 
 @pytest.mark.parametrize(

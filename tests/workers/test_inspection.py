@@ -187,6 +187,12 @@ def test_inputs_that_are_no_floats_go_through() -> None:
             r"Workload\.loss returned no scalar tensor; it must return",
         ),
         ({"loss": lambda y, target: 1.0}, spec_of(), r"Workload\.loss returned no scalar tensor"),
+        ({"loss": lambda y, target: y.sum() * 1j}, spec_of(), r"Workload\.loss returned a complex number; .* \.abs"),
+        (
+            {"validation": (torch.randn(7, 4), torch.randn(7, 2))},
+            spec_of(),
+            r"Workload\.validation: 2 inputs are \(2, 4\) float32, and of Workload\.train \(2, 3\) float32; both must",
+        ),
         ({"optimizer": lambda parameters: "adam"}, spec_of(), r"Workload\.optimizer returned str"),
     ],
 )
@@ -251,3 +257,15 @@ def test_a_size_that_only_validation_has_is_looked_at_in_its_mode() -> None:
     assert model.training
     with pytest.raises(ValueError, match="more than 1 value per channel when training"):
         inspect(workload_of(model, train=data), spec_of(4))
+
+
+def test_modules_that_depend_on_the_batch_are_told_by_name_and_kind() -> None:
+    class Own(nn.BatchNorm1d):
+        pass
+
+    inner = nn.Sequential(Own(5, track_running_stats=False), nn.LayerNorm(5))
+    instances = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten())
+    model = nn.Sequential(nn.Linear(3, 5), inner, nn.BatchNorm1d(5), instances, nn.Linear(5, 2))
+    told = inspect(workload_of(model, train=(torch.randn(8, 3), torch.randn(8, 2))), spec_of(4))
+    assert told["batch_modules"] == ["1.0 (Own)", "2 (BatchNorm1d)"]
+    assert inspect(workload_of(nn.Sequential(nn.Linear(3, 2))), spec_of())["batch_modules"] == []

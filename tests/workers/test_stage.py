@@ -11,8 +11,11 @@ import torch
 from torch import nn
 
 from weft.transport.arena import Arena, Layout
+from weft.workers.device import HostDevice
+from weft.workers.forward_buffers import ForwardBuffers
 from weft.workers.randomness import seed_unit
-from weft.workers.stage import Stage, Unit, input_gradient, move_state, named_state
+from weft.workers.stage import HandBack, Stage, Unit, input_gradient, keep_state, move_state, named_state
+from weft.workload import WorkloadError
 
 SEED = 11
 MICROBATCHES = 3
@@ -51,7 +54,63 @@ def embedded() -> nn.Sequential:
     return nn.Sequential(Indices(), nn.Embedding(7, 3), nn.Flatten(), nn.Dropout(0.2), nn.Linear(18, 4))
 
 
-MODELS = [dense, convolutional, repeated, embedded]
+class Statistic(nn.Module):
+    """Scales by a mean of what it has seen, which it keeps in a way that tells nobody of the change."""
+
+    def __init__(self, keep: str) -> None:
+        super().__init__()
+        self.keep = keep
+        self.register_buffer("mean", torch.zeros(6), persistent=keep != "out of sight")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        now = 0.7 * self.mean + 0.3 * x.detach().abs().mean(0)
+        if self.keep == "in place":
+            self.mean.mul_(0).add_(now)
+        elif self.keep == "out of sight":
+            self.mean.data.copy_(now)
+        else:
+            self.mean = now
+        return x * self.mean
+
+
+def normalised() -> nn.Sequential:
+    """Forward reads what it changes: the vectors of spectral norms, a statistic that is the scale."""
+    old = nn.utils.spectral_norm(nn.Linear(6, 6))
+    new = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4))
+    return nn.Sequential(Statistic("another tensor"), old, nn.Tanh(), Statistic("another tensor"), new)
+
+
+def in_place() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), Statistic("in place"), nn.Linear(6, 4))
+
+
+def out_of_sight() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), Statistic("out of sight"), nn.Linear(6, 4))
+
+
+def spectral() -> nn.Sequential:
+    """Complex numbers go from unit to unit, and one of them has complex parameters."""
+
+    class Fourier(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.fft(x)
+
+    class Filter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight).conj()
+
+    class Back(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.view_as_real(torch.fft.ifft(x)).flatten(1)
+
+    return nn.Sequential(nn.Linear(6, 6), Fourier(), Filter(), Back(), nn.Linear(12, 4))
+
+
+MODELS = [dense, convolutional, repeated, embedded, normalised, spectral]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -145,6 +204,66 @@ def test_running_statistics_count_each_microbatch_once(recompute: bool) -> None:
     assert model[2].num_batches_tracked == model[6].num_batches_tracked == STEPS * MICROBATCHES
 
 
+@pytest.mark.parametrize("make", [in_place, out_of_sight])
+def test_recomputed_a_backward_finds_the_buffers_of_its_own_forward(make: Callable[[], nn.Sequential]) -> None:
+    whole, model = build(make), build(make)
+    train_whole(whole)
+    train_stages(stages_of(model, [2], recompute=True))
+    assert_same_bits(model, whole)
+
+
+def test_a_buffer_that_a_backward_needs_and_a_later_forward_changes_in_place_is_an_error_without_recompute() -> None:
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        train_stages(stages_of(build(in_place), [2], recompute=False))
+
+
+def test_recompute_keeps_of_each_microbatch_only_the_buffers_that_forward_changes() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.ones(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.table
+
+    changing = nn.BatchNorm1d(6)
+    buffers = ForwardBuffers([nn.Sequential(Table(), changing)], can_compare=True)
+    for _ in range(2):
+        buffers.begin()
+        changing(torch.randn(5, 6))
+        kept = buffers.end()
+        assert [name for (_, name), _ in kept] == ["running_mean", "running_var", "num_batches_tracked"]
+
+
+def test_on_a_device_values_are_compared_once_and_what_changes_is_known_from_then_on() -> None:
+    """A comparison makes the host wait for the device, and nothing else tells of batch norm's running mean."""
+    norm = nn.BatchNorm1d(6)
+    buffers = ForwardBuffers([norm], can_compare=False)
+    for _ in range(3):
+        buffers.begin()
+        norm(torch.randn(5, 6))
+        assert "running_mean" in [name for (_, name), _ in buffers.end()]
+
+
+def test_a_loss_that_is_a_module_counts_each_microbatch_once_under_recompute() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return y.sum() * self.calls
+
+    loss, model = Counting(), build(dense)
+    units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
+    stage = Stage(units, seed=SEED, recompute=True, heads=[loss])
+    first = [stage.forward(microbatch, 0, batch(0, microbatch)[0], loss) for microbatch in range(2)]
+    again = [stage.take(microbatch)[1] for microbatch in range(2)]
+    assert first == again
+    assert loss.calls == 2
+
+
 def test_recompute_keeps_no_graph_between_forward_and_backward() -> None:
     model = build(dense)
     kept, recomputed = (stages_of(copy.deepcopy(model), [], recompute=value)[0] for value in (False, True))
@@ -232,14 +351,53 @@ def test_state_that_was_moved_is_the_state_that_is_trained(make: Callable[[], nn
     units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
     layout = Layout.of(named_state(units))
     arena = Arena(torch.zeros(layout.num_bytes, dtype=torch.uint8), layout)
-    move_state(named_state(units), arena)
+    move_state([(name, each) for name, each in named_state(units) if isinstance(each, nn.Parameter)], arena)
+    publish = keep_state(units, list(arena.items()), arena, HostDevice())
     train_stages(
         [Stage(units[:2], seed=SEED, recompute=True), Stage(units[2:], seed=SEED, recompute=True)]
         if make is not repeated
         else [Stage(units, seed=SEED, recompute=True)]
     )
+    publish()
     expected = whole.state_dict()
     assert arena.items().keys() == expected.keys()
     for name, tensor in arena.items().items():
         assert torch.equal(tensor, expected[name]), name
         assert tensor.dtype == expected[name].dtype
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_gradient_that_goes_back_has_the_strides_that_autograd_gave_it(at_once: bool) -> None:
+    """`x.grad` has x's: a sum's gradient, one number expanded, became a full tensor, which sums to other last bits."""
+    x = torch.randn(3, 4, requires_grad=True)
+    came: list[torch.Tensor] = []
+    hand_back = HandBack(x, came.append, at_once=at_once)
+    x.sum().backward()
+    hand_back.finish(x)
+    (gradient,) = came
+    assert gradient.stride() == (0, 0)
+    assert torch.equal(gradient, torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_stage_that_does_not_depend_on_its_input_hands_back_zeros_and_one_that_reads_it_twice_the_sum(
+    at_once: bool,
+) -> None:
+    came: list[torch.Tensor] = []
+    ignored, x = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
+    HandBack(ignored, came.append, at_once=at_once).finish(ignored)
+    hand_back = HandBack(x, came.append, at_once=at_once)
+    (x.sum() + (2 * x).sum()).backward()
+    hand_back.finish(x)
+    assert [gradient.tolist() for gradient in came] == [[[0.0] * 4] * 3, [[3.0] * 4] * 3]
+
+
+def test_a_buffer_that_training_has_given_another_shape_is_refused_by_name() -> None:
+    """It was broadcast into its place, and saved so."""
+    units = [Unit(0, "0.", nn.BatchNorm1d(6))]
+    layout = Layout.of(named_state(units))
+    arena = Arena(torch.zeros(layout.num_bytes, dtype=torch.uint8), layout)
+    publish = keep_state(units, list(arena.items()), arena, HostDevice())
+    units[0].module.running_mean = torch.ones(1)
+    with pytest.raises(WorkloadError, match=r"'0.running_mean' .* has become \(1,\) float32, where \(6,\) float32 was"):
+        publish()

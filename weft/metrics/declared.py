@@ -234,7 +234,7 @@ METRICS: Final = (
         kind=MetricKind.COUNTER,
         unit="frames",
         labels=("reason",),
-        help="Frames and connections of clients that were refused, by the error code that they were given.",
+        help="Frames, requests and connections of clients that were refused, by the error code that they were given.",
     ),
     Metric(
         name="weft_http_connections",

@@ -41,6 +41,7 @@ from weft.settings import Settings
 
 TICK_SECONDS = 1.0
 LAG_PROBE_SECONDS = 0.25  # between looks at how late the loop is
+BACKLOG = 1024  # clients that connect while the loop is busy; where it is full, the kernel refuses the next
 STOP_SECONDS = 12.0  # for running jobs to let go once they are told to: above the core's RELEASE_SECONDS
 EXIT_UNAVAILABLE = 1
 
@@ -137,6 +138,7 @@ class _Daemon:
             server = await asyncio.start_unix_server(
                 lambda reader, writer: service.accept(spawn, reader, writer),
                 sock=runtime.listener,
+                backlog=BACKLOG,
                 **_KEEP_INHERITED_SOCKET,
             )
             background = [

@@ -296,6 +296,8 @@ class Driver:
             f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
             f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
         )
+        for note in plan.notes:
+            run.log(note)
 
     def _save(self, command: SaveResult) -> None:
         run = self.runs[command.job]

@@ -19,9 +19,10 @@ class UnitFacts:
     """One unit of the model on one kind of device. Times are seconds for one microbatch of the largest size, measured
     alone.
 
-    shapes: microbatch size -> shape of its output; empty, and dtype None, where the output is no single tensor (no cut
-    is possible after such a unit). tied_to: earlier units that share a buffer. in_place: it writes to its
-    input. small_forward_seconds, small_backward_seconds: the same for a microbatch of Inspection.small_size.
+    kind: the name of its class. shapes: microbatch size -> shape of its output; empty, and dtype None, where the output
+    is no single tensor: no cut is possible after such a unit, its times count as the next one's that has a tensor, and
+    `output` says what it is. tied_to: earlier units that share a buffer. in_place: it writes to its input.
+    small_forward_seconds, small_backward_seconds: the same for a microbatch of Inspection.small_size.
     """
 
     name: str
@@ -33,6 +34,8 @@ class UnitFacts:
     itemsize: int
     shapes: Mapping[int, Shape]
     tied_to: tuple[int, ...] = ()
+    kind: str = ""
+    output: str = ""
     in_place: bool = False
     small_forward_seconds: float = 0.0
     small_backward_seconds: float = 0.0
@@ -88,7 +91,8 @@ class Inspection:
     GPUs where both kinds compute, otherwise empty. update_seconds: of a step of the optimizer on the whole model, by
     the host; by a GPU where the host makes none. device_update_seconds: by a GPU, None where it makes none.
     elementwise: the optimizer treats each element by itself, so a parameter may be cut between owners. weighted: the
-    workload weighs microbatches by their targets. copy_bytes_per_second: of memory, by one thread.
+    workload weighs microbatches by their targets. batch_modules: those whose output for one sample depends in training
+    on the others, with their kinds ("1 (BatchNorm2d)"). copy_bytes_per_second: of memory, by one thread.
     link_bytes_per_second: between the host and the job's GPUs, the slowest; None without any. device_bytes: free
     memory of the smallest. peer_access: each of them can read the memory of every other one. small_size: of the second
     microbatch that units were timed with, so that what a call costs and what a sample costs are told apart; 0 where
@@ -113,6 +117,7 @@ class Inspection:
     small_size: int = 0
     device_units: tuple[UnitFacts, ...] = ()
     device_update_seconds: float | None = None
+    batch_modules: tuple[str, ...] = ()
 
     def units_on(self, device: str) -> tuple[UnitFacts, ...]:
         """device: "cpu" or "gpu"."""
@@ -138,7 +143,8 @@ class Inspection:
             metrics=tuple(data["metrics"]),
             link_bytes_per_second=data.get("link_bytes_per_second"),
             device_bytes=data.get("device_bytes"),
-            peer_access=data.get("peer_access", False),  # as the next one
+            batch_modules=tuple(data.get("batch_modules", ())),  # as the next two
+            peer_access=data.get("peer_access", False),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(
                 ParameterFacts(

@@ -33,6 +33,8 @@ class JobMetrics:
         """An attempt has a plan."""
         assert run.plan is not None
         job = run.job
+        if job in self._ended:  # one that was removed had the same id
+            self._drop([job])
         self._live.add(job)
         self._exporter.set("weft_job_attempt", run.attempt, job=job)
         self._exporter.set("weft_job_planned_steps", run.plan.itinerary.steps, job=job)

@@ -272,7 +272,7 @@ class JobRun:
         keys = ("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds")
         described = self.plan.describe(self.worker_names)
         return {
-            **{key: described[key] for key in (*keys, "window", "shared_bytes")},
+            **{key: described[key] for key in (*keys, "window", "shared_bytes", "notes")},
             "windows": self.plan.windows(self.worker_names),
             "shares": list(self.replicas.newest),
             "verdicts": list(self.replicas.verdicts),

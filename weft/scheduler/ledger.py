@@ -39,6 +39,7 @@ __all__ = [
     "IdTaken",
     "JobChanges",
     "JobEnded",
+    "JobNotEnded",
     "JobRow",
     "Ledger",
     "LedgerError",
@@ -63,6 +64,10 @@ class JobEnded(RuntimeError):
 
 class UnknownJob(LookupError):
     """A change of a job that was never added."""
+
+
+class JobNotEnded(RuntimeError):
+    """The removal of a job that is in no terminal state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,23 @@ class Ledger:
             self._unwritten.keep(job, values)
             self._tell()
             _log.warning("%s: %s is kept in memory until it can be written: %s", job, ", ".join(values), error)
+
+    def remove(self, job: str) -> None:
+        """Forgets a job that has ended; a user may give its id again. Raises UnknownJob and JobNotEnded."""
+        with self._noticed(), self._transaction():
+            row = self.job(job)
+            if row is None:
+                raise UnknownJob(f"job {job!r} is not in the ledger")
+            if not row.state.is_terminal:
+                raise JobNotEnded(f"job {job!r} is {row.state}; only one that has ended can be removed")
+            self._connection.execute("DELETE FROM jobs WHERE job = ?", (job,))
+        self._unwritten.forget(job)
+
+    def ended_before(self, moment: float, *, limit: int) -> list[JobRow]:
+        """The `limit` oldest jobs that ended before `moment` (unix seconds), in the order of their submits."""
+        states = sorted(TERMINAL_STATES)
+        clause = f"WHERE state IN ({_marks(states)}) AND ended_at < ? ORDER BY seq LIMIT ?"
+        return self._select(clause, *states, moment, limit)
 
     def job(self, job: str) -> JobRow | None:
         rows = self._select("WHERE job = ?", job)
@@ -294,7 +316,7 @@ class Ledger:
     def _is_known(self, job: str) -> bool:
         return self._connection.execute("SELECT 1 FROM jobs WHERE job = ?", (job,)).fetchone() is not None
 
-    def _select(self, clause: str, *arguments: str | int) -> list[JobRow]:
+    def _select(self, clause: str, *arguments: str | float) -> list[JobRow]:
         with explained(self._path):
             rows = self._connection.execute(f"SELECT * FROM jobs {clause}", arguments).fetchall()
         return [row for row in map(self._read, rows) if row is not None]

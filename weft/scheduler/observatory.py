@@ -48,7 +48,7 @@ class Observatory:
         self._driver = driver
         self._ledger = ledger
         self._making = asyncio.Lock()
-        self._answers: OrderedDict[tuple[str, int], tuple[float, bytes]] = OrderedDict()  # until when each stands
+        self._answers: OrderedDict[tuple[int, int], tuple[float, bytes]] = OrderedDict()  # until when each stands
         self._frames: dict[str, tuple[Plan, Recording]] = {}  # of running jobs: recordings without rows
         self._limits: dict[str, tuple[float, float | None]] = {}
 
@@ -70,22 +70,23 @@ class Observatory:
         }
 
     async def job(self, job: str) -> bytes | None:
-        return await self._answer((job, 0), self._make_job)
+        return await self._answer(job, 0, self._make_job)
 
     async def timeline(self, job: str, iterations: int) -> bytes | None:
-        return await self._answer((job, iterations), lambda row: self._make_timeline(row, iterations))
+        return await self._answer(job, iterations, lambda row: self._make_timeline(row, iterations))
 
-    async def _answer(self, key: tuple[str, int], make: Callable[[JobRow], Awaitable[bytes]]) -> bytes | None:
-        """The answer that stands, or a new one. That of a job that has ended stands for good."""
+    async def _answer(self, job: str, iterations: int, make: Callable[[JobRow], Awaitable[bytes]]) -> bytes | None:
+        """The answer that stands, or a new one. That of a job that has ended stands until the job is removed."""
         async with self._making:
+            with _available():
+                row = await self._ledger.run(Ledger.job, job)
+            if row is None:
+                return None
+            key = row.seq, iterations  # another job may have the id by now
             stands_until, body = self._answers.get(key, (0.0, b""))
             if time.monotonic() < stands_until:
                 self._answers.move_to_end(key)
                 return body
-            with _available():
-                row = await self._ledger.run(Ledger.job, key[0])
-            if row is None:
-                return None
             body = await make(row)
             self._answers[key] = math.inf if row.state.is_terminal else time.monotonic() + FRESH_SECONDS, body
             self._answers.move_to_end(key)

@@ -22,7 +22,8 @@ class Ring:
 
     memory: it is in shared memory, which other workers map; or on a device, that device's own; or on the device of
     the worker `lender`, which writes it, and another device reads it there (a peer). by_number: all replicas read it,
-    and microbatches stand in it by their number in the batch, not by their position in a replica's program.
+    and microbatches stand in it by their number in the batch, not by their position in a replica's program. crosses:
+    from one stage to the next, so that a slot has its tensor's strides.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Ring:
     memory: Literal["shared", "device", "peer"] = "shared"
     lender: int | None = None
     by_number: bool = False
+    crosses: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,7 @@ class Synchronisation:
 class Plan:
     """workers: the kind of each worker that the plan needs, by position. task_seconds: the cost of each task that the
     prediction and the limit come from. shares: of a batch, by replica, at the start. synchronisation: None where each
-    stage updates its own parameters after its last backward."""
+    stage updates its own parameters after its last backward. notes: what the job's user should know, a line each."""
 
     schedule: str
     microbatches: int
@@ -145,6 +147,7 @@ class Plan:
     predicted_iteration_seconds: float = 0.0
     limit_seconds: float = 0.0
     limit_cycle: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def has_ways(self) -> bool:
@@ -284,6 +287,7 @@ class Plan:
             "predicted_iteration_seconds": self.predicted_iteration_seconds,
             "limit_seconds": self.limit_seconds,
             "limit_cycle": self.limit_cycle,
+            "notes": list(self.notes),
         }
 
     def _start_of(self, part: BucketPlan) -> Way:

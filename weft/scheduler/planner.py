@@ -22,6 +22,7 @@ from weft.scheduler.limit import speed_limit
 from weft.scheduler.owner_memory import copied_bytes, state_bytes
 from weft.scheduler.placement import Cuts, Placement, place
 from weft.scheduler.plan import Plan, Ring, StagePlan
+from weft.scheduler.plan_notes import plan_notes
 from weft.scheduler.rings import make_rings, shared_bytes
 from weft.scheduler.simulator import SimulationError, simulate
 from weft.scheduler.working_window import largest_that_fits, layer_cuts, smallest_as_good
@@ -121,6 +122,7 @@ def _plan(
         shared_bytes=shared,
         synchronisation=placement.synchronisation,
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
+        notes=tuple(plan_notes(spec, inspection)),
     )
     return _checked(plan)
 
@@ -142,7 +144,8 @@ def partition(units: Sequence[UnitFacts], num_stages: int, split: Sequence[int] 
     if split is not None:
         if refused := sorted(set(split) - set(allowed)):
             raise PlanError(
-                f"strategy.split: the model cannot be cut before unit {refused[0]}; it can be before {allowed}"
+                f"strategy.split: the model cannot be cut before unit {refused[0]}{_why_not(units, refused[0])}; "
+                f"it can be before {allowed}"
             )
         return tuple(pairwise([0, *split, len(units)]))
     bounds = [0, *allowed, len(units)]
@@ -171,6 +174,18 @@ def _can_cut(units: Sequence[UnitFacts], cut: int) -> bool:
     return units[cut - 1].dtype is not None and not any(
         partner < cut for unit in units[cut:] for partner in unit.tied_to
     )
+
+
+def _why_not(units: Sequence[UnitFacts], cut: int) -> str:
+    if not 0 < cut < len(units):
+        return f", of {len(units)}"
+    before = units[cut - 1]
+    if before.dtype is None:
+        kind = f" ({before.kind})" if before.kind else ""
+        output = before.output or "no single tensor"
+        return f": unit {cut - 1}{kind} passes on {output}, and only a plain tensor goes from stage to stage"
+    pair = next((tied, number) for number, unit in enumerate(units) for tied in unit.tied_to if tied < cut <= number)
+    return f": units {pair[0]} and {pair[1]} have a buffer in common"
 
 
 def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:

@@ -58,7 +58,7 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
     for stage, (_, last) in enumerate(placement.cuts[r][:-1]):
         output = inspection.units_on(replica.device)[last - 1]
         for name, writer in (("activation", stage), ("gradient", stage + 1)):
-            ring = _ring(f"{name}-{r}-{stage}", r, flying(stage), output)
+            ring = replace(_ring(f"{name}-{r}-{stage}", r, flying(stage), output), crosses=True)
             if placement.is_within_device(r, stage):
                 yield replace(ring, memory="device")
             elif replica.device == "gpu" and inspection.peer_access:

@@ -35,14 +35,15 @@ Step = Callable[[], Any]
 class Reduction:
     """out = sources[0] + sources[1] + ..., element by element in this order, as often as it is run.
 
-    out, sources: one-dimensional, contiguous, of one floating dtype and length. out is one of the sources, in any
-    place, or shares no memory with them. Sums are rounded to the dtype after each addition.
+    out, sources: one-dimensional, contiguous, of one floating or complex dtype and length. out is one of the sources,
+    in any place, or shares no memory with them. Sums are rounded to the dtype after each addition.
 
     Errors: ValueError for tensors that are not so.
     """
 
     def __init__(self, out: Tensor, sources: Sequence[Tensor]) -> None:
         _check(out, sources)
+        out, *sources = map(as_real, (out, *sources))
         threads = torch.get_num_threads()
         quick = out.dtype is torch.float32 and threads == 1
         length = max(1, min(threads * TILE_BYTES // out.itemsize, len(out)))
@@ -72,10 +73,15 @@ class Reduction:
         return total
 
 
+def as_real(flat: Tensor) -> Tensor:
+    """Complex numbers as twice as many real ones, which are added alike, and whose squares are the absolute ones."""
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
+
+
 def _check(out: Tensor, sources: Sequence[Tensor]) -> None:
     if not sources:
         raise ValueError("a sum of no sources")
-    if out.dim() != 1 or not out.is_contiguous() or not out.is_floating_point():
+    if out.dim() != 1 or not out.is_contiguous() or not (out.is_floating_point() or out.is_complex()):
         raise ValueError(f"out is to be contiguous floats of one dimension, not {out.dtype} of shape {list(out.shape)}")
     num_bytes = out.numel() * out.itemsize
     for place, source in enumerate(sources):

@@ -21,11 +21,12 @@ from weft.workers.course import Course
 from weft.workers.device import HostDevice
 from weft.workers.errors import NonFiniteLoss
 from weft.workers.gradients import StageGradients
+from weft.workers.handover import check_fits, scalar
 from weft.workers.measured import Measured
 from weft.workers.slots import SlotRing
-from weft.workers.stage import Stage, input_gradient
+from weft.workers.stage import HandBack, Stage
 from weft.workers.weights import Weights
-from weft.workload import BatchFunction, WorkloadError
+from weft.workload import BatchFunction
 
 
 class StageTasks:
@@ -74,10 +75,15 @@ class StageTasks:
             self._run(iteration, microbatch, part, measured)
         if microbatch < self._course.microbatches[self._replica] - 1:
             return
-        if self._publish is not None and self._course.ends_training(iteration):
+        if self._publish is not None and self._is_read_after(iteration):
             self._publish()
         if self._is_last:
             self._device.after(lambda: measured.complete(iteration.index))
+
+    def _is_read_after(self, iteration: Iteration) -> bool:
+        """Other replicas validate with what training has left, and what a lone one's validation leaves is saved."""
+        is_last = iteration.index + 1 == self._course.itinerary.num_iterations
+        return self._course.ends_training(iteration) or (is_last and len(self._course.microbatches) == 1)
 
     def _run(self, iteration: Iteration, microbatch: int, part: Part, measured: Measured) -> None:
         if iteration.learns is not self._learning:
@@ -90,13 +96,25 @@ class StageTasks:
         if not self._is_last:
             run = self._stage.forward if iteration.learns else self._stage.evaluate
             y = run(part.number, iteration.step, x)
-            self._device.copy(self._slot(f"activation-{self._number}", iteration, microbatch, part), y.detach())
+            self._pass_on(y, iteration, microbatch, part)
             return
         target = self._slot("target", iteration, microbatch, part)
         if iteration.learns:
             self._lose(iteration, part, x, target, measured)
         else:
             self._measure(iteration, part, x, target, measured)
+
+    def _pass_on(self, y: object, iteration: Iteration, microbatch: int, part: Part) -> None:
+        unit, ring = self._stage.units[-1], self._rings[f"activation-{self._number}"]
+        check_fits(
+            y,
+            ring.slot(iteration.index, microbatch, part.size),
+            what=f"{unit} passes on, for a microbatch of {part.size} samples,",
+            remedy="between two stages a unit's output has one shape and dtype for all microbatches of a size, in "
+            "training and in validation; pad it, or leave this place out of strategy.split (stages = 1 cuts nowhere)",
+        )
+        assert isinstance(y, torch.Tensor)
+        ring.write(iteration.index, microbatch, y.detach(), part.size)
 
     def _lose(
         self, iteration: Iteration, part: Part, x: torch.Tensor, target: torch.Tensor, measured: Measured
@@ -139,14 +157,22 @@ class StageTasks:
             self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
         x, y = self._stage.take(part.number)
         self._device.launching()
+        hand_back = self._hand_back(x, iteration, microbatch, part) if self._number else None
         with self._device.drawing:  # torch.utils.checkpoint sets the generators, and runs a part of forward again
             if self._is_last:
                 (y * self._weights.fraction(iteration, part)).backward()  # type: ignore[no-untyped-call]
             elif y.requires_grad:
                 torch.autograd.backward(y, self._read(f"gradient-{self._number}", iteration, microbatch, part))
-        if self._number:
-            before = self._slot(f"gradient-{self._number - 1}", iteration, microbatch, part)
-            self._device.copy(before, input_gradient(x))
+        if hand_back is not None:
+            hand_back.finish(x)
+
+    def _hand_back(self, x: torch.Tensor, iteration: Iteration, microbatch: int, part: Part) -> HandBack:
+        ring = self._rings[f"gradient-{self._number - 1}"]
+
+        def use(gradient: torch.Tensor) -> None:
+            ring.write(iteration.index, microbatch, gradient, part.size)
+
+        return HandBack(x, use, at_once=not self._device.is_accelerator)
 
     def _parts_with_backward(self, iteration: Iteration) -> Sequence[Part]:
         """Those with samples that count; found, and gradients begun, at the first backward of an iteration.
@@ -192,10 +218,3 @@ def _head(function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -
 
 def _add(measured: Measured, iteration: Iteration, name: str, fraction: float, value: float) -> None:
     measured.add(iteration.index, name, value, fraction)
-
-
-def scalar(value: object, source: str) -> torch.Tensor:
-    """A loss or metric as the user's function returned it. Raises WorkloadError that names the source."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value
-    raise WorkloadError(f"{source} returned no scalar tensor; it must return the mean over the samples given")

@@ -41,6 +41,9 @@ class Batches:
         if type(dataset) is TensorDataset and len(dataset.tensors) == 2:  # a subclass may change its items
             if into is not None:
                 for tensor, slot in zip(dataset.tensors, into, strict=True):
+                    _check_fits(
+                        (part.size, *tensor.shape[1:]), tensor.dtype, slot
+                    )  # index_select resizes what it fills
                     torch.index_select(tensor, 0, indices, out=slot)
                 return into
             inputs, targets = (tensor.index_select(0, indices) for tensor in dataset.tensors)
@@ -49,11 +52,7 @@ class Batches:
         pair = _collate(dataset, indices)
         if into is not None:
             for value, slot in zip(pair, into, strict=True):
-                if value.shape != slot.shape or value.dtype != slot.dtype:
-                    raise WorkloadError(
-                        f"a microbatch of the data is {tuple(value.shape)} {value.dtype} and the first one was "
-                        f"{tuple(slot.shape)} {slot.dtype}; every sample must have the same shape and dtype"
-                    )
+                _check_fits(tuple(value.shape), value.dtype, slot)
                 slot.copy_(value)
         return pair
 
@@ -66,6 +65,14 @@ class Batches:
             self._order = torch.randperm(self.num_train, generator=generator)
             self._epoch = iteration.epoch
         return self._order[start : start + part.size]
+
+
+def _check_fits(shape: tuple[int, ...], dtype: torch.dtype, slot: torch.Tensor) -> None:
+    if shape != slot.shape or dtype is not slot.dtype:
+        raise WorkloadError(
+            f"a microbatch of the data is {shape} {dtype} and the first one was {tuple(slot.shape)} {slot.dtype}; "
+            "every sample must have the same shape and dtype"
+        )
 
 
 def _collate(dataset: Dataset[Any], indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from weft.spec import JobSpec, SpecError
+from weft.workers.model_memory import settle
 from weft.workload import Workload, WorkloadError
 
 
@@ -45,7 +46,9 @@ def load_workload(spec: JobSpec) -> Workload:
         _check_arguments(function, spec)
         torch.manual_seed(spec.job.seed)
         result = function(**spec.job.args)
-    return _checked(result, spec)
+    workload = _checked(result, spec)
+    settle(workload.model)
+    return workload
 
 
 def unload(spec: JobSpec, before: Collection[str]) -> None:

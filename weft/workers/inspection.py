@@ -14,11 +14,13 @@ the model only where a replica will: of one that only GPUs compute it need not e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from weft.division import Part, divide
 from weft.itinerary import Iteration, Itinerary
@@ -26,6 +28,7 @@ from weft.spec import JobSpec
 from weft.transport.arena import dtype_name
 from weft.workers.data import Batches
 from weft.workers.device import HostDevice
+from weft.workers.handover import described
 from weft.workers.optimizer import make_optimizer
 from weft.workers.sharded_optimizer import is_elementwise
 from weft.workers.state_facts import state_facts
@@ -64,6 +67,7 @@ def inspect(workload: Workload, spec: JobSpec, device: HostDevice | None = None)
     _check(workload, spec, batches)
     started = time.perf_counter()
     samples = _samples(spec, batches)
+    _check_validation(batches, samples)
     load_seconds = (time.perf_counter() - started) / len(samples)
     learns = spec.job.mode == "train"
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
@@ -89,6 +93,7 @@ def inspect(workload: Workload, spec: JobSpec, device: HostDevice | None = None)
         "parameters": _parameter_facts(workload.model, optimizer, update),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
+        "batch_modules": _batch_modules(workload.model),
         "copy_bytes_per_second": _copy_bytes_per_second(),
         "small_size": small_size,
     }
@@ -107,6 +112,21 @@ def _samples(spec: JobSpec, batches: Batches) -> dict[int, tuple[torch.Tensor, t
     sizes = _microbatch_sizes(spec, batches.num_train, batches.num_validation)
     sizes = sorted({*sizes, *_sizes_at_any_share(spec, max(batches.num_train, batches.num_validation))})
     return {size: batches.load(_batch_of(size, training=size <= batches.num_train), Part(0, 0, size)) for size in sizes}
+
+
+def _check_validation(batches: Batches, samples: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Found out now, not after an epoch of training."""
+    fitting = [size for size in samples if size <= min(batches.num_train, batches.num_validation)]
+    if not fitting:
+        return
+    size = min(fitting)
+    held_out = batches.load(_batch_of(size, training=False), Part(0, 0, size))
+    for name, value, trained in zip(("input", "target"), held_out, samples[size], strict=True):
+        if value.shape != trained.shape or value.dtype is not trained.dtype:
+            raise WorkloadError(
+                f"Workload.validation: {size} {name}s are {described(value)}, and of Workload.train "
+                f"{described(trained)}; both must have the same shape and dtype"
+            )
 
 
 def _computes_on(spec: JobSpec, kind: str) -> bool:
@@ -149,6 +169,15 @@ def _sizes_at_any_share(spec: JobSpec, num_samples: int) -> set[int]:
 
 def _batch_of(size: int, *, training: bool) -> Iteration:
     return Iteration(index=0, training=training, epoch=0, step=0, start=0, size=size)
+
+
+def _batch_modules(model: nn.Module) -> list[str]:
+    """By their types: torch's batch norms and what is made of them. What another one does nobody can tell."""
+    return [
+        f"{name or 'the model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase) and not isinstance(module, _InstanceNorm)
+    ]
 
 
 def _parameter_facts(

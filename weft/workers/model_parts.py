@@ -29,7 +29,7 @@ from weft.workers.moving_state import Moves
 from weft.workers.optimizer import make_optimizer
 from weft.workers.replica_memory import ReplicaMemory
 from weft.workers.slots import SlotRing
-from weft.workers.stage import Stage, Unit, keep_state, move_state, named_state
+from weft.workers.stage import Stage, Unit, copy_buffer, keep_state, move_state, named_state
 from weft.workers.updates import step_scheduler
 from weft.workers.weights import Weights
 from weft.workload import Workload, make_scheduler, units
@@ -41,7 +41,8 @@ class StageUpdate:
     """UPDATE(s) of a stage that owns its state."""
 
     def __init__(self, workload: Workload, parameters: list[nn.Parameter], *, reports: bool) -> None:
-        self._optimizer = make_optimizer(workload.optimizer, parameters)
+        model = workload.model.parameters()
+        self._optimizer = make_optimizer(workload.optimizer, parameters, model=model)
         self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
         self._reports = reports
 
@@ -116,11 +117,10 @@ class ModelParts:
         if self._memory is not None:
             gradients = self._place_in_buckets(holder, parameters)
         state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
-        arena, publish = self._state_arena(holder, own), None
-        if self._device.is_accelerator:
-            publish = keep_state(state, arena, self._device)
-        else:
-            move_state(state, arena)
+        arena = self._state_arena(holder, own)
+        if not self._device.is_accelerator:
+            move_state([(name, tensor) for name, tensor in state if isinstance(tensor, nn.Parameter)], arena)
+        publish = keep_state(own, [name for name, _ in state], arena, self._device)
         stage = Stage(
             own,
             seed=self._spec.job.seed,
@@ -128,6 +128,7 @@ class ModelParts:
             copies_input=part["copies_input"],
             precision=self._spec.strategy.precision,
             device=self._device,
+            heads=self._functions_with_state(),
         )
         last = self.num_stages[holder[0]] - 1
         self.stages[holder] = StageTasks(
@@ -234,7 +235,7 @@ class ModelParts:
 
     def _buffers_of_first(self, holder: Holder, own: list[Unit]) -> Callable[[], None]:
         """Other replicas evaluate with the first one's buffers; while they train, each has its own."""
-        buffers = {name: tensor for name, tensor in named_state(own) if not isinstance(tensor, nn.Parameter)}
+        buffers = {name for name, tensor in named_state(own) if not isinstance(tensor, nn.Parameter)}
         if holder[0] == 0 or not buffers:
             return lambda: None
         theirs: dict[str, torch.Tensor] = {}
@@ -243,8 +244,9 @@ class ModelParts:
             theirs |= {name: tensor for name, tensor in arena.items().items() if name in buffers}
 
         def read() -> None:
-            for name, buffer in buffers.items():
-                self._device.copy(buffer, theirs[name])
+            now = dict(named_state(own))
+            for name in buffers:
+                copy_buffer(name, now[name], theirs[name], self._device)
 
         return read
 

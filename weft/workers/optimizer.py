@@ -2,7 +2,7 @@
 
 A Python loop over parameters is an order of magnitude slower than `fused=True`, and torch never chooses the fused
 kernel by itself. The two round differently, so whoever builds an optimizer for a job (the reference loop, a stage's
-worker) builds it here: the choice depends on the parameters and on the user's arguments alone.
+worker) builds it here: the choice depends on the model's parameters and on the user's arguments alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ _FUSED_ON_CPU = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD,
 _FUSED_DTYPES = frozenset({torch.float32, torch.float64})
 
 
-def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
+def make_optimizer(
+    factory: OptimizerFactory, parameters: Iterable[nn.Parameter], *, model: Iterable[nn.Parameter] | None = None
+) -> torch.optim.Optimizer | None:
     """Builds the optimizer of one stage, or of the whole model; None where there are no parameters.
 
     Sets `fused=True` in each parameter group where torch has a fused CPU implementation and the user has chosen neither
     `fused` nor `foreach` (either one given as False keeps torch's plain loop, as it does in torch itself). The fused
     kernels take no sparse gradients: a model with `nn.Embedding(sparse=True)` needs `fused=False`.
+
+    model: all parameters of the model, where only a stage's are given. The kernels round differently from the plain
+    loop, so all that is trained must suit them, or nothing gets them: who is in a group with whom depends on the cut.
 
     Raises WorkloadError if the factory's result cannot be used. What the factory itself raises passes unchanged.
     """
@@ -38,7 +43,8 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
         return None
     optimizer = factory(given)
     _check(optimizer, given)
-    if type(optimizer) in _FUSED_ON_CPU:
+    trained = [parameter for parameter in (given if model is None else model) if parameter.requires_grad]
+    if type(optimizer) in _FUSED_ON_CPU and all(map(_fits_fused_kernel, trained)):
         for group in optimizer.param_groups:
             if _can_fuse(group):
                 group["fused"] = True
@@ -107,7 +113,7 @@ def _can_fuse(group: dict[str, Any]) -> bool:
         for part in (value if isinstance(value, tuple) else (value,))
     )
     dampened = _is_dampened(group)  # see _begin_momentum
-    return not (chosen or forbidden or tensor_settings or dampened) and all(map(_fits_fused_kernel, group["params"]))
+    return not (chosen or forbidden or tensor_settings or dampened)
 
 
 def _fits_fused_kernel(parameter: torch.Tensor) -> bool:

@@ -16,6 +16,8 @@ from torch import nn
 
 from weft.transport.arena import Arena
 from weft.workers.device import HostDevice
+from weft.workers.forward_buffers import Began, ForwardBuffers
+from weft.workers.handover import can_have_gradient, check_fits
 from weft.workers.randomness import unit_key
 
 Head = Callable[[torch.Tensor], torch.Tensor]
@@ -29,15 +31,20 @@ class Unit:
     prefix: str
     module: nn.Module
 
+    def __str__(self) -> str:
+        return f"unit {self.index} ({type(self.module).__name__})"
+
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """x: the input leaf. y: the output, with its graph unless it is recomputed. head: what ran on top (the loss)."""
+    """x: the input leaf. y: the output, with its graph unless it is recomputed. head: what ran on top (the loss).
+    began: where it is recomputed, the buffers that forward changes, as they were before."""
 
     step: int
     x: torch.Tensor
     y: torch.Tensor | None
     head: Head | None
+    began: Began
 
 
 class Stage:
@@ -52,9 +59,11 @@ class Stage:
         copies_input: bool = False,
         precision: str = "fp32",
         device: HostDevice | None = None,
+        heads: Sequence[nn.Module] = (),
     ) -> None:
         """copies_input: the first unit writes to its input, which neither a slot nor an autograd leaf allows.
-        precision: "bf16" runs units and heads under autocast. device: which has the units; by default the host."""
+        precision: "bf16" runs units and heads under autocast. device: which has the units; by default the host. heads:
+        those that are modules."""
         self.units = tuple(units)
         self._is_first = units[0].index == 0
         self._copies_input = copies_input
@@ -62,6 +71,9 @@ class Stage:
         self._recompute = recompute
         self._autocasts = precision == "bf16"
         self._device = device or HostDevice()
+        self._buffers = ForwardBuffers(
+            [*(unit.module for unit in units), *heads], can_compare=not self._device.is_accelerator
+        )
         self._saved: dict[int, _Saved] = {}
 
     def train(self, training: bool) -> None:
@@ -77,10 +89,15 @@ class Stage:
 
         x may be a slot: it is read in place until the microbatch's backward is done.
         """
-        x = x.detach().requires_grad_(x.is_floating_point() and not self._is_first)  # nobody wants the data's gradient
-        with torch.set_grad_enabled(not self._recompute):
+        x = x.detach().requires_grad_(can_have_gradient(x) and not self._is_first)  # nobody wants the data's gradient
+        if not self._recompute:
             y = self._run(x, step, microbatch, head)
-        self._saved[microbatch] = _Saved(step, x, None if self._recompute else y, head)
+            self._saved[microbatch] = _Saved(step, x, y, head, [])
+            return y
+        self._buffers.begin()
+        with torch.no_grad():
+            y = self._run(x, step, microbatch, head)
+        self._saved[microbatch] = _Saved(step, x, None, head, self._buffers.end())
         return y
 
     def evaluate(self, microbatch: int, step: int, x: torch.Tensor) -> torch.Tensor:
@@ -103,12 +120,8 @@ class Stage:
         saved = self._saved.pop(microbatch)
         if saved.y is not None:
             return saved.x, saved.y
-        buffers = [buffer for unit in self.units for buffer in unit.module.buffers()]
-        kept = [buffer.clone() for buffer in buffers]
-        y = self._run(saved.x, saved.step, microbatch, saved.head)
-        for buffer, value in zip(buffers, kept, strict=True):  # running statistics must count the microbatch once
-            buffer.data.copy_(value)
-        return saved.x, y
+        with self._buffers.as_they_were(saved.began):
+            return saved.x, self._run(saved.x, saved.step, microbatch, saved.head)
 
     def _run(self, x: torch.Tensor, step: int, microbatch: int, head: Head | None) -> torch.Tensor:
         if self._copies_input:
@@ -126,6 +139,36 @@ class Stage:
         return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
 
 
+class HandBack:
+    """Calls `use`, once for each backward, with the gradient of a stage's input as autograd makes it.
+
+    `x.grad` would do but for its strides, which are x's own: the stage before would sum in another order than it does
+    in the whole model. at_once: from inside backward, where autograd then need not copy what it accumulates.
+    """
+
+    def __init__(self, x: torch.Tensor, use: Callable[[torch.Tensor], None], *, at_once: bool) -> None:
+        self._use = use
+        self._at_once = at_once
+        self._num_parts = 0
+        self._last: torch.Tensor | None = None
+        if x.requires_grad:
+            x.register_hook(self._came)  # type: ignore[no-untyped-call]
+
+    def _came(self, gradient: torch.Tensor) -> None:
+        self._num_parts += 1
+        if self._at_once and self._num_parts == 1:
+            self._use(gradient)
+        else:
+            self._last = gradient
+
+    def finish(self, x: torch.Tensor) -> None:
+        """After backward."""
+        if self._num_parts != 1:  # none, or several, which autograd has summed
+            self._use(input_gradient(x))
+        elif self._last is not None:
+            self._use(self._last)
+
+
 def input_gradient(x: torch.Tensor) -> torch.Tensor:
     """The gradient to hand to the previous stage: zeros where the stage does not depend on its input."""
     return torch.zeros_like(x) if x.grad is None else x.grad
@@ -139,20 +182,35 @@ def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
         tensor.data = place
 
 
-def keep_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena, device: HostDevice) -> Callable[[], None]:
-    """Leaves every tensor where it is, on a device, and its value in the place of its name.
+def keep_state(units: Sequence[Unit], names: Sequence[str], arena: Arena, device: HostDevice) -> Callable[[], None]:
+    """Leaves tensors of the units' state where they are, and their values in the places of their names.
 
-    What is returned does so again for what training changes beside parameters: running statistics and their like.
+    What is returned does so again for what training changes beside parameters: running statistics and their like. A
+    module may have put other tensors in the place of its buffers since.
     """
-    for name, tensor in state:
-        arena[name].copy_(tensor.data)
-    changing = [(arena[name], tensor) for name, tensor in state if not isinstance(tensor, nn.Parameter)]
+    changing = []
+    for name, tensor in named_state(units):
+        if name in names:
+            arena[name].copy_(tensor.data)
+            changing += [] if isinstance(tensor, nn.Parameter) else [name]
 
     def publish() -> None:
-        for place, tensor in changing:
-            device.copy(place, tensor.data)
+        now = dict(named_state(units))
+        for name in changing:
+            copy_buffer(name, arena[name], now[name], device)
 
     return publish
+
+
+def copy_buffer(name: str, place: torch.Tensor, value: torch.Tensor, device: HostDevice) -> None:
+    """Between a module and shared memory. Raises WorkloadError where training has changed its shape or dtype."""
+    check_fits(
+        value,
+        place,
+        what=f"the buffer {name!r} of Workload.model has become",
+        remedy="give it in __init__ the shape and dtype that it will have, or register it with persistent=False",
+    )
+    device.copy(place, value.data)
 
 
 def named_state(units: Sequence[Unit]) -> list[tuple[str, torch.Tensor]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from weft.itinerary import Iteration
-from weft.transport.collectives import Reduction
+from weft.transport.collectives import Reduction, as_real
 from weft.workers.bucket_memory import BucketMemory, BucketView, Holder
 from weft.workers.course import Course
 from weft.workers.device import HostDevice
@@ -92,7 +92,7 @@ class Owner:
 
 def _squares(gradient: torch.Tensor) -> torch.Tensor:
     """A number of the device's own, float64; as Reduction's, in tiles."""
-    wide = (tile if tile.itemsize >= 4 else tile.float() for tile in torch.split(gradient, TILE_ELEMENTS))
+    wide = (tile if tile.itemsize >= 4 else tile.float() for tile in torch.split(as_real(gradient), TILE_ELEMENTS))
     return torch.stack([torch.dot(tile, tile).double() for tile in wide]).sum()
 
 

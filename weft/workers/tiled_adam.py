@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.transport.collectives import as_real
 from weft.workers.optimizer_state import Part
 
 _TYPES = (torch.optim.Adam, torch.optim.AdamW)  # exact types
@@ -41,7 +42,7 @@ def can_tile(optimizer: torch.optim.Optimizer) -> bool:
 
 def sum_of_squares(gradient: Tensor) -> float:
     """Of one dtype's elements, 1-D: summed in it (bfloat16 and float16: in float32) by tile, the tiles in float64."""
-    wide = (tile if tile.dtype in _WIDE else tile.float() for tile in _tiles(gradient))
+    wide = (tile if tile.dtype in _WIDE else tile.float() for tile in _tiles(as_real(gradient)))
     return sum(torch.dot(tile, tile).item() for tile in wide)
 
 

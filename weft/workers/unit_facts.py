@@ -1,10 +1,12 @@
 """Unit facts: what one kind of device makes of each unit of a model: shapes, dtypes, seconds.
 
-One unit after the other comes to the device, runs, and goes back, so that of the model no more than a unit has to fit
-there beside the activations between two units:
+One span of units after the other comes to the device, runs, and goes back, so that of the model no more than a span has
+to fit there beside the activations between two of them. A span ends with the first unit that passes on one tensor: only
+there can the model be cut. Most spans are of one unit; within a longer one a dict, a dataclass or an object of the
+user's goes from unit to unit with its graph, and nobody has to know what is in it.
 
-    unit 0   adopt ▸ every size once, for shapes ▸ the largest forward and backward, for times ▸ a small one ▸ give back
-    unit 1                                                                                         adopt ▸ ...
+    span 0   adopt ▸ every size once, for shapes ▸ the largest forward and backward, for times ▸ a small one ▸ give back
+    span 1                                                                                         adopt ▸ ...
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from torch import nn
 from weft.spec import JobSpec
 from weft.transport.arena import dtype_name
 from weft.workers.device import HostDevice
-from weft.workload import Workload, WorkloadError, units
+from weft.workers.handover import can_have_gradient, described, is_plain, scalar, tensors_of
+from weft.workload import Workload, units
 
 TIMED_RUNS = 3  # after one that warms up; the fastest counts
 SMALL_RUNS = 2
@@ -49,17 +52,24 @@ def inspect_units(
     facts = [_unit_facts(name, module) for name, module in modules]
     _record_ties(modules, facts)
     runs = _Runs(workload, spec, samples, trained, device)
+    span: list[nn.Module] = []
     for number, (_, module) in enumerate(modules):
         is_last = number == len(modules) - 1
-        needed = [module]
+        if module not in span:
+            device.adopt(module)
+        span.append(module)
+        runs.record_shapes(module, facts[number])
+        if facts[number]["dtype"] is None and not is_last:
+            continue
+        needed = list({id(each): each for each in span}.values())
         if is_last and isinstance(workload.loss, nn.Module):
             needed.append(workload.loss)  # not before: it may hold units that have come and gone
-        for each in needed:
-            device.adopt(each)
-        runs.go_through(module, facts[number], is_last=is_last)
+            device.adopt(workload.loss)
+        runs.measure(span, facts[number + 1 - len(span) : number + 1], is_last=is_last)
         for each in needed:
             leave(each)
             device.give_back(each)
+        span = []
     if not runs.small_size:
         for fact in facts:
             fact["small_forward_seconds"] = fact["small_backward_seconds"] = 0.0
@@ -69,10 +79,12 @@ def inspect_units(
 def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
     return {
         "name": name,
+        "kind": type(module).__name__,
         "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
         "buffer_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
         "forward_seconds": 0.0,
         "backward_seconds": 0.0,
+        "output": "",
         "dtype": None,
         "itemsize": 0,
         "shapes": [],
@@ -109,24 +121,31 @@ class _Runs:
         self._target = device.put(target)
         self._small: Any = self._largest[: self.small_size]
 
-    def go_through(self, module: nn.Module, fact: dict[str, Any], *, is_last: bool) -> None:
-        self._largest = _leaf(self._largest)  # without what the unit before has kept for a backward
-        self._record_shapes(module, fact)
-        run = partial(self._run, partial(self._with_loss, module) if is_last else module)
-        fact["in_place"] = _writes_to(run, self._largest)
-        fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, self._largest, TIMED_RUNS)
-        if self.small_size:
-            self._measure_small(module, fact)
-
-    def _record_shapes(self, module: nn.Module, fact: dict[str, Any]) -> None:
+    def record_shapes(self, module: nn.Module, fact: dict[str, Any]) -> None:
+        outputs = {}
         for size, x in self._shaped.items():
             module.train(size in self._trained)
             with torch.no_grad():
-                y = self._shaped[size] = self._run(module, x)
-            if isinstance(y, torch.Tensor):
-                fact["dtype"], fact["itemsize"] = dtype_name(y.dtype), y.element_size()
-                fact["shapes"].append([size, list(y.shape)])
+                outputs[size] = self._shaped[size] = self._run(module, x)
         module.train()
+        largest, dtypes = outputs[max(outputs)], {getattr(y, "dtype", None) for y in outputs.values()}
+        if len(dtypes) == 1 and all(map(is_plain, outputs.values())):
+            fact["dtype"], fact["itemsize"] = dtype_name(largest.dtype), largest.element_size()
+            fact["shapes"] = [[size, list(y.shape)] for size, y in outputs.items()]
+        else:
+            odd = [described(y) for y in outputs.values() if not is_plain(y)]
+            fact["output"] = odd[0] if odd else "a tensor whose dtype depends on the microbatch"
+
+    def measure(self, span: Sequence[nn.Module], facts: Sequence[dict[str, Any]], *, is_last: bool) -> None:
+        """What the units take together counts as the last one's: nobody can tell them apart who needs to know."""
+        self._largest = _leaf(self._largest)  # without what the span before has kept for a backward
+        module = span[0] if len(span) == 1 else nn.Sequential(*span)
+        run = partial(self._run, partial(self._with_loss, module) if is_last else module)
+        facts[0]["in_place"] = _writes_to(run, self._largest)
+        fact = facts[-1]
+        fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, self._largest, TIMED_RUNS)
+        if self.small_size:
+            self._measure_small(module, fact)
 
     def _measure_small(self, module: nn.Module, fact: dict[str, Any]) -> None:
         """Without the loss: a count that the user keeps of its calls is none of a quarter microbatch's business, and
@@ -142,7 +161,7 @@ class _Runs:
         """(forward seconds, backward seconds, output) of one unit, the fastest of the runs after the first."""
         forward, backward = [], []
         for _ in range(1 + runs):
-            given = _copy(x := _leaf(x))  # a unit may work in place, which autograd forbids on a leaf
+            given = (x := _leaf(x)).clone()  # a unit may work in place, which autograd forbids on a leaf
             seconds, y = self._device.timed(partial(run, given))
             forward.append(seconds)
             seconds, _ = self._device.timed(partial(_backward, y))
@@ -156,37 +175,22 @@ class _Runs:
 
     def _with_loss(self, module: nn.Module, x: Any) -> Any:
         loss = self._loss(module(x), self._target)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise WorkloadError("Workload.loss returned no scalar tensor; it must return the mean over the samples")
-        return loss
+        return scalar(loss, "Workload.loss")
 
 
 def _backward(y: Any) -> None:
-    if isinstance(y, torch.Tensor) and y.requires_grad:
-        torch.autograd.backward(y, torch.ones_like(y))
+    outputs = [each for each in tensors_of(y) if each.requires_grad]
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
 
 
-def _writes_to(run: Run, x: Any) -> bool:
+def _writes_to(run: Run, x: torch.Tensor) -> bool:
     """Whether the unit changes its input, by autograd's own count of changes."""
-    given = _copy(x)
-    if not isinstance(given, torch.Tensor):
-        return False
+    given = x.clone()
     before = given._version
     run(given)
     return given._version != before
 
 
-def _leaf(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().requires_grad_(value.is_floating_point())
-    if isinstance(value, (tuple, list)):
-        return type(value)(_leaf(part) for part in value)
-    return value
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, (tuple, list)):
-        return type(value)(_copy(part) for part in value)
-    return value
+def _leaf(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().requires_grad_(can_have_gradient(value))

@@ -1,0 +1,105 @@
+"""Forward's buffers: what each microbatch's forward began with, for a forward that is run again.
+
+A module may read a buffer in forward and change it there: the vectors of a spectral norm, a statistic that is also the
+scale. Under recompute a forward runs twice, and between the two other microbatches have changed the buffer again.
+
+    forward(m)          what it changes is kept as it was before             Began
+    forward(m) again    on copies of that, which stand in the buffers' place and go with what it makes of them
+
+So the second forward computes what the first did, a change counts once, and a backward that needs a buffer finds the
+one that its own forward had. Only what changes is kept for each microbatch.
+
+Nobody says what changes, and batch norm's kernel leaves even autograd's count of changes alone. So one more copy of
+every buffer is compared with it after a forward, until it is known to change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+Slot = tuple[nn.Module, str]
+Began = list[tuple[Slot, torch.Tensor | None]]
+
+
+@dataclass(slots=True)
+class _Known:
+    """A buffer before a forward. value: a copy. version: autograd's count of changes. changes: forward does change it,
+    or has at some time. was_compared: by value, at least once."""
+
+    buffer: torch.Tensor | None
+    version: int
+    value: torch.Tensor | None
+    changes: bool = False
+    was_compared: bool = False
+
+
+class ForwardBuffers:
+    """Of all modules within the given ones."""
+
+    def __init__(self, modules: Iterable[nn.Module], *, can_compare: bool) -> None:
+        """can_compare: values after every forward. On a device that makes the host wait, so there it happens once."""
+        self._modules = list({id(each): each for module in modules for each in module.modules()}.values())
+        self._can_compare = can_compare
+        self._known: dict[tuple[int, str], _Known] = {}
+
+    def begin(self) -> None:
+        """Before a forward."""
+        copies: dict[int, torch.Tensor | None] = {}  # a buffer may stand in several modules
+        for (module, name), buffer in self._slots():
+            known = self._known.get((id(module), name))
+            if known is None or known.changes or _is_another(known, buffer):
+                value = copies.setdefault(id(buffer), None if buffer is None else buffer.detach().clone())
+                before = known or _Known(None, 0, None)
+                self._known[id(module), name] = _Known(
+                    buffer, _version(buffer), value, before.changes, before.was_compared
+                )
+
+    def end(self) -> Began:
+        """After it: what it has changed, as it was."""
+        began: Began = []
+        for (module, name), buffer in self._slots():
+            known = self._known.get((id(module), name))
+            if known is None:  # made by this forward, which the second one will find made
+                continue
+            known.changes = known.changes or self._has_changed(known, buffer)
+            if known.changes:
+                began.append(((module, name), known.value))
+        return began
+
+    @contextlib.contextmanager
+    def as_they_were(self, began: Began) -> Iterator[None]:
+        """A forward inside finds the buffers so, and what it changes is not seen outside."""
+        now = {id(module): (module._buffers, dict(module._buffers)) for (module, _), _ in began}
+        copies = {id(value): value.clone() for _, value in began if value is not None}
+        for (module, name), value in began:
+            module._buffers[name] = copies.get(id(value))
+        try:
+            yield
+        finally:
+            for buffers, kept in now.values():
+                buffers.clear()
+                buffers.update(kept)
+
+    def _slots(self) -> Iterator[tuple[Slot, torch.Tensor | None]]:
+        return (((module, name), buffer) for module in self._modules for name, buffer in module._buffers.items())
+
+    def _has_changed(self, known: _Known, buffer: torch.Tensor | None) -> bool:
+        if _is_another(known, buffer):
+            return True
+        if buffer is None or known.value is None or (known.was_compared and not self._can_compare):
+            return False
+        known.was_compared = True
+        return not torch.equal(buffer, known.value)
+
+
+def _version(buffer: torch.Tensor | None) -> int:
+    return 0 if buffer is None else buffer._version
+
+
+def _is_another(known: _Known, buffer: torch.Tensor | None) -> bool:
+    return buffer is not known.buffer or _version(buffer) != known.version
