@@ -104,7 +104,7 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
             leave(BROKEN_PIPE)
         except OSError as error:
             _drop_unwritten()
-            leave(CANNOT_WRITE, str(error))
+            leave(CANNOT_WRITE, _told(error))
         except _spec_error() as error:
             leave(USAGE, str(error))
 
@@ -129,6 +129,15 @@ def _spec_error() -> type[Exception]:
     from weft.spec import SpecError  # imports pydantic: only when some error has got this far
 
     return SpecError
+
+
+def _told(error: OSError) -> str:
+    """An error of the system without its number; one of ours as it is."""
+    if error.strerror is None:
+        return str(error)
+    if error.filename is None:
+        return f"{error.strerror}; check where the output goes, and that its disk is not full"
+    return f"{error.filename}: {error.strerror}; check the path, and that you may write there"
 
 
 def _drop_unwritten() -> None:

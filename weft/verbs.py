@@ -42,7 +42,12 @@ app = typer.Typer(
 SpecPath = Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The job spec.")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key of the spec; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Overrides a key of the spec; repeatable. strategy.preset=NAME replaces the spec's strategy.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="CPU workers; 0: one for each THREADS usable cores.")]
@@ -83,6 +88,7 @@ def run(
         from weft.reference_run import run_reference
 
         result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"))
+        result |= {"error": None}  # it stands on stderr
         lanes: Message = {}
     else:
         from weft.embedded import Daemon
@@ -135,8 +141,9 @@ def compare(
 ) -> None:
     """Train one job under several presets, one after another, and compare where the time went.
 
-    A preset's row counts before the spec's own strategy, and --set before both. Unless --workers and --stand-ins say
-    otherwise, each preset has as many workers as it needs. Ctrl-C cancels the running job and prints the table so far.
+    A preset replaces the spec's own strategy, as --set strategy.preset=NAME does, and --set counts before it. Unless
+    --workers and --stand-ins say otherwise, each preset has as many workers as it needs. Ctrl-C cancels the running job
+    and prints the table so far.
     """
     from weft.compare import Machine, comparison, run_trials, set_agreement, tell_what_differs
     from weft.trial import make_trials
@@ -331,11 +338,16 @@ def _options(
 
 
 def _load_spec(path: Path, overrides: list[str] | None, profile: int | None = None) -> JobSpec:
-    from weft.spec import JobSpec
+    from weft.scheduler.admission import problem_of_spec
+    from weft.spec import JobSpec, SpecError
 
     profiled = [] if profile is None else [f"profile.iterations={profile}"]
-    spec = JobSpec.load(path, [*profiled, *(overrides or ())])
+    spec, replaced = JobSpec.load_replacing(path, [*profiled, *(overrides or ())])
+    if replaced:
+        print(f"weft: preset {spec.strategy.preset} replaces {', '.join(replaced)} of {path}", file=sys.stderr)
     spec.check_files()
+    if (problem := problem_of_spec(spec)) is not None:
+        raise SpecError(f"{path}: {problem}")
     return spec
 
 

@@ -326,7 +326,6 @@ def test_a_job_that_only_runs_forward_measures_each_batch_and_changes_nothing(
     measured = [row["measured"] for row in steps_of(result)]
     assert measured == [pytest.approx(means, rel=FLOAT64, abs=0) for means in expected.measured]
     assert len(measured) == len(expected.losses) > 0
-    assert result["limit_seconds"] > 0
     assert_same_state(load_file(result["model"]), expected.state, 0.0)
 
 

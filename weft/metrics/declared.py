@@ -91,7 +91,8 @@ METRICS: Final = (
         kind=MetricKind.GAUGE,
         unit="seconds",
         labels=("job",),
-        help="The shortest iteration that any execution of the plan's graph can reach, from measured task times.",
+        help="The shortest iteration that any execution of the plan's graph can reach, from measured task times. "
+        "Absent of a job with few iterations, or with shorter ones.",
     ),
     Metric(
         name="weft_plan_predicted_iteration_seconds",

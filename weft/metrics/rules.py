@@ -97,6 +97,7 @@ RECORDINGS: Final = (
         """
         instance_job:weft_iteration_seconds:mean1m
           / max by (instance, job) (weft_iteration_limit_seconds)
+          >= 0.995
         """,
     ),
     _recording(

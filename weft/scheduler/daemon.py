@@ -17,8 +17,9 @@ import platform
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -57,19 +58,26 @@ def main(settings: Settings, *, accept_empty_ledger: bool = False) -> int:
     limit = raise_limit()
     if limit < AMPLE:
         _log.warning("only %d descriptors may be open: clients are refused early; raise LimitNOFILE", limit)
+    problems: list[BaseException] = []
     try:
         uvloop.run(_Daemon(settings, os.environ, accept_empty_ledger).run())
-    except (
+    except* (
         RuntimeDirectoryError,
+        RunsDirectoryError,
         LedgerError,
         CrewError,
         PoolError,
         MetricsAddressError,
         notify.ServiceManagerError,
-    ) as error:
-        print(f"weft: {error}", file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    return 0
+    ) as group:
+        problems += _errors_in(group)
+    for problem in problems[:1]:  # the others follow from it
+        print(f"weft: {problem}", file=sys.stderr)
+    return EXIT_UNAVAILABLE if problems else 0
+
+
+class RunsDirectoryError(RuntimeError):
+    """The directory of the run directories cannot be had. The text names it and the remedy."""
 
 
 class _Daemon:
@@ -96,6 +104,7 @@ class _Daemon:
                 settings.state_dir / "ledger.sqlite", settings.runs_path, accept_empty=self._accept_empty_ledger
             )
             stack.push_async_callback(ledger.close)
+            _make_runs_directory(settings.runs_path)
             await self._serve(runtime, ledger, stack)
         if self._failure:
             raise PoolError(self._failure)
@@ -124,9 +133,11 @@ class _Daemon:
         )
         async with asyncio.TaskGroup() as group:
             spawn = _spawner(group)
+            background: list[asyncio.Task[None]] = []
 
             def restart_directory() -> None:
-                spawn(_restart_directory(driver, pool), "restart directory")
+                driver.feed(DirectoryLost())
+                background.append(spawn(pool.start_directory(), "restart directory"))
 
             driver = Driver(crew, ledger, self._exporter, pool, spawn)
             service = Service(self._settings, driver, ledger, self._exporter, pool)
@@ -141,7 +152,7 @@ class _Daemon:
                 backlog=BACKLOG,
                 **_KEEP_INHERITED_SOCKET,
             )
-            background = [
+            background += [
                 group.create_task(self._tick(driver, ledger), name="tick"),
                 group.create_task(self._watch_lag(), name="lag"),
             ]
@@ -216,16 +227,32 @@ class _Daemon:
         return True
 
 
-async def _restart_directory(driver: Driver, pool: Pool) -> None:
-    await pool.start_directory()
-    driver.feed(DirectoryLost())
-
-
 def _spawner(group: asyncio.TaskGroup) -> Spawn:
     def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         return group.create_task(work, name=name)
 
     return spawn
+
+
+def _errors_in(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _errors_in(error)
+        else:
+            yield error
+
+
+def _make_runs_directory(path: Path) -> None:
+    """Before a job finds out."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = "" if os.access(path, os.W_OK | os.X_OK) else "not writable"
+    except OSError as error:
+        problem = error.strerror or "unknown"
+    if problem:
+        raise RunsDirectoryError(
+            f"{path}: run directories cannot be made there ({problem}); give a --runs-dir that you can write"
+        )
 
 
 def _clean(runtime: RuntimeDirectory) -> None:

@@ -24,14 +24,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import msgpack
 
 from weft.scheduler.job_id import check_job_id, stem_of
-from weft.scheduler.job_row import JobRow, job_row
+from weft.scheduler.job_row import JobChanges, JobRow, Submission, job_row
 from weft.scheduler.job_state import TERMINAL_STATES, UNFINISHED_STATES, JobState
 from weft.scheduler.ledger_file import LedgerError, close_file, explained, mark_open, open_file, touch
+from weft.scheduler.spec_difference import what_differs
 from weft.scheduler.unwritten import LedgerHealth, Unwritten
 
 __all__ = [
@@ -71,36 +72,12 @@ class JobNotEnded(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """What `add` did: the job's row, and whether it is a new one."""
-
-    row: JobRow
-    is_new: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LedgerLook:
     """What a tick sees. counts: jobs in each state, None where they cannot be read. errors: of the file since the look
     before, by reason."""
 
     counts: dict[JobState, int] | None
     errors: dict[str, int]
-
-
-class JobChanges(TypedDict, total=False):
-    """What `record` may change."""
-
-    priority: int
-    state: JobState
-    reason: str | None
-    error: str | None
-    exit_code: int | None
-    attempt: int
-    started_at: float | None
-    ended_at: float | None
-    step: int
-    loss: float | None
-    result: dict[str, Any] | None
 
 
 class Ledger:
@@ -144,8 +121,10 @@ class Ledger:
                 if job is None:
                     job = self._next_id(stem_of(spec["job"]["entry"]))
                 elif (existing := self.job(check_job_id(job))) is not None:
-                    if existing.uid != uid or existing.spec != msgpack.unpackb(spec_blob):
-                        raise IdTaken(f"id: {job!r} is another job's; give another id, or none to have one generated")
+                    if differs := _difference(existing, uid, msgpack.unpackb(spec_blob)):
+                        raise IdTaken(
+                            f"id: {job!r} is another job's ({differs}); give another id, or none to have one generated"
+                        )
                     return Submission(existing, is_new=False)
                 elif self._is_known(job):
                     raise IdTaken(f"id: {job!r} is that of a job that cannot be read; give another id, or none")
@@ -393,6 +372,13 @@ class AsyncLedger:
 
 def _job_ended(job: str, state: str, ended_at: float | None, changes: Mapping[str, Any]) -> JobEnded:
     return JobEnded(f"job {job!r} ended as {state} at {ended_at}; it cannot take {dict(changes)!r}")
+
+
+def _difference(existing: JobRow, uid: int, spec: dict[str, Any]) -> str:
+    """In words; "" where the same user submits the same spec."""
+    if existing.uid != uid:
+        return f"of uid {existing.uid}, and this one of uid {uid}"
+    return what_differs(existing.spec, spec)
 
 
 def _marks(values: Collection[object]) -> str:

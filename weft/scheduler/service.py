@@ -14,6 +14,7 @@ from weft import __version__
 from weft.descriptors import are_short
 from weft.metrics.exporter import Exporter
 from weft.metrics.recording import FILE
+from weft.scheduler.admission import problem_of_crew, problem_of_spec
 from weft.scheduler.core import Core
 from weft.scheduler.driver import Driver, Spawn
 from weft.scheduler.events import CancelRequested
@@ -113,6 +114,7 @@ class Service:
             spec = await asyncio.to_thread(_checked_spec, tables)  # a long list of mistakes takes long to write
         except SpecError as error:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
+        await self._refuse_impossible(spec, job)
         try:
             submission = await self._ledger.run(
                 _add_and_claim,
@@ -129,6 +131,13 @@ class Service:
         if submission.is_new:
             self._driver.adopt(submission.row, attempt=1)
         return {"job": submission.row.job, "created": submission.is_new}
+
+    async def _refuse_impossible(self, spec: JobSpec, job: str | None) -> None:
+        """Errors: WireError for what can never run here. A job that is known, submitted again, is no news."""
+        kinds = (worker.kind for worker in self._core.workers.values())
+        problem = problem_of_spec(spec) or problem_of_crew(spec, kinds)
+        if problem and (job is None or await self._ledger.run(Ledger.job, job) is None):
+            raise WireError(ErrorCode.INVALID_SPEC, problem)
 
     async def _remove(self, request: Message, stream: Stream) -> Message:
         """First what the job left on disk, then its row: what fails half-way can be tried again."""

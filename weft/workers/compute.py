@@ -16,8 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from weft.division import Part
+from weft.error_places import add_place, function_place
 from weft.itinerary import Iteration
 from weft.workers.course import Course
+from weft.workers.data import sample_numbers
 from weft.workers.device import HostDevice
 from weft.workers.errors import NonFiniteLoss
 from weft.workers.gradients import StageGradients
@@ -123,11 +125,14 @@ class StageTasks:
         if fraction == 0:  # nothing in it counts: a mean over nothing is nan
             self._stage.evaluate(part.number, iteration.step, x)
             return
-        loss = self._stage.forward(part.number, iteration.step, x, lambda y: self._functions["loss"](y, target))
+        loss = self._stage.forward(
+            part.number, iteration.step, x, functools.partial(_head, "loss", self._functions["loss"], target)
+        )
 
         def use(value: float) -> None:
             if not (math.isfinite(value) or self._skips_nonfinite):
-                raise NonFiniteLoss(iteration.step, value, part.number)
+                samples = sample_numbers(iteration, part, self._course.itinerary.num_train, self._stage.seed)
+                raise NonFiniteLoss(iteration.step, value, part.number, samples.tolist())
             measured.add(iteration.index, "loss", value, fraction)
 
         self._device.tell(scalar(loss, "Workload.loss"), use)
@@ -136,7 +141,7 @@ class StageTasks:
         self, iteration: Iteration, part: Part, x: torch.Tensor, target: torch.Tensor, measured: Measured
     ) -> None:
         fraction = self._weights.fraction(iteration, part)
-        heads = [functools.partial(_head, function, target) for function in self._functions.values() if fraction]
+        heads = [functools.partial(_head, name, own, target) for name, own in self._functions.items() if fraction]
         values = self._stage.measure(part.number, iteration.step, x, heads)
         for name, value in zip(self._functions, values, strict=False):
             add = functools.partial(_add, measured, iteration, name, fraction)
@@ -212,8 +217,12 @@ class StageTasks:
         return ring.read(iteration.index, part.number if ring.by_number else microbatch, part.size)
 
 
-def _head(function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    return function(output, target)
+def _head(name: str, function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    try:
+        return function(output, target)
+    except Exception as error:
+        add_place(error, function_place(name))
+        raise
 
 
 def _add(measured: Measured, iteration: Iteration, name: str, fraction: float, value: float) -> None:

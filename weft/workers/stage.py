@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from weft.error_places import add_place, unit_place
 from weft.transport.arena import Arena
 from weft.workers.device import HostDevice
 from weft.workers.forward_buffers import Began, ForwardBuffers
@@ -76,6 +77,10 @@ class Stage:
         )
         self._saved: dict[int, _Saved] = {}
 
+    @property
+    def seed(self) -> int:
+        return self._seed
+
     def train(self, training: bool) -> None:
         for unit in self.units:
             unit.module.train(training)
@@ -130,7 +135,7 @@ class Stage:
             for unit in self.units:
                 self._device.seed(unit_key(self._seed, step, microbatch, unit.index))
                 self._device.launching()
-                x = unit.module(x)
+                x = _through(unit, x)
             return x if head is None else head(x)
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
@@ -167,6 +172,15 @@ class HandBack:
             self._use(input_gradient(x))
         elif self._last is not None:
             self._use(self._last)
+
+
+def _through(unit: Unit, x: torch.Tensor) -> torch.Tensor:
+    try:
+        output: torch.Tensor = unit.module(x)
+    except Exception as error:
+        add_place(error, unit_place(unit.index, unit.prefix, unit.module))
+        raise
+    return output
 
 
 def input_gradient(x: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.error_places import function_place, unit_place, within
 from weft.spec import JobSpec
 from weft.transport.arena import dtype_name
 from weft.workers.device import HostDevice
@@ -53,19 +54,22 @@ def inspect_units(
     _record_ties(modules, facts)
     runs = _Runs(workload, spec, samples, trained, device)
     span: list[nn.Module] = []
-    for number, (_, module) in enumerate(modules):
+    for number, (name, module) in enumerate(modules):
         is_last = number == len(modules) - 1
         if module not in span:
             device.adopt(module)
         span.append(module)
-        runs.record_shapes(module, facts[number])
+        place = f"{unit_place(number, name, module)}, tried before training"
+        with within(place, innermost=True):
+            runs.record_shapes(module, facts[number])
         if facts[number]["dtype"] is None and not is_last:
             continue
         needed = list({id(each): each for each in span}.values())
         if is_last and isinstance(workload.loss, nn.Module):
             needed.append(workload.loss)  # not before: it may hold units that have come and gone
             device.adopt(workload.loss)
-        runs.measure(span, facts[number + 1 - len(span) : number + 1], is_last=is_last)
+        with within(place, innermost=True):
+            runs.measure(span, facts[number + 1 - len(span) : number + 1], is_last=is_last)
         for each in needed:
             leave(each)
             device.give_back(each)
@@ -174,7 +178,9 @@ class _Runs:
             return call(x)
 
     def _with_loss(self, module: nn.Module, x: Any) -> Any:
-        loss = self._loss(module(x), self._target)
+        y = module(x)
+        with within(f"{function_place('loss')}, tried before training"):
+            loss = self._loss(y, self._target)
         return scalar(loss, "Workload.loss")
 
 
