@@ -143,7 +143,7 @@ def test_when_descriptors_are_short_clients_and_submits_are_refused_and_what_run
         gate.open()
         assert first.ask("wait", job=job)["ok"]["result"]["state"] == "completed"
     daemon.until_idle()
-    until(lambda: daemon.footprint() == before, "its descriptors")
+    until(lambda: not daemon.footprint() - before, "its descriptors")  # one that just closes may be among the first
     assert daemon.run(daemon.spec(steps=1))["state"] == "completed"
 
 
