@@ -75,6 +75,17 @@ def test_workers_that_are_down_are_named() -> None:
     assert down.sentence.startswith("cpu-0 ")
 
 
+def test_a_ledger_that_takes_nothing_is_a_problem() -> None:
+    status: dict[str, Any] = {"version": "0.1.0", "pid": 7, "workers": [], "jobs": {}}
+    sound = {"problem": None, "unwritten": [], "unreadable": []}
+    assert the("ledger", changed("daemon", socket="answers", status=status | {"ledger": sound})).level == "ok"
+    full = sound | {"problem": "its disk is full", "unwritten": ["digits-1"]}
+    found = of("ledger", changed("daemon", socket="answers", status=status | {"ledger": full}))
+    assert [finding.level for finding in found] == ["problem", "problem"]
+    assert found[0].sentence == "The ledger cannot be used: its disk is full. Until then submits are refused."
+    assert "digits-1" in found[1].sentence
+
+
 def test_a_lock_file_that_nobody_holds_needs_no_cleaning() -> None:
     finding = the("lock", changed("daemon", lock_pid=77))
     assert (finding.level, finding.remedy.partition(":")[0]) == ("note", "Nothing has to be done")

@@ -19,6 +19,7 @@ from weft.doctor import doctor
 from weft.ended_job_verbs import restart, rm
 from weft.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
 from weft.job_list import list_jobs
+from weft.ledger_trouble import ledger_trouble
 from weft.presets import PRESETS
 from weft.recording_verbs import plot, trace
 from weft.result import result_json, to_json
@@ -303,6 +304,8 @@ def cancel(job: Job, json: Json = False) -> None:
 def status(json: Json = False) -> None:
     """Describe the daemon: its workers, how many jobs are in each state, where its metrics are."""
     answer = Client().status()
+    for line in ledger_trouble(answer.get("ledger")):
+        print(f"weft: {line}", file=sys.stderr)
     if json:
         return _print_json(answer)
     from weft.display import make_console, status_page

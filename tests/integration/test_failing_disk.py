@@ -115,7 +115,7 @@ def ended_under_fault(daemon: Any, faults: Any, error: int, below: Path, **which
         try:
             job = daemon.submit(daemon.spec(steps=1))
         except RequestRefused as refused:
-            if refused.code != "ledger-unavailable":
+            if refused.code not in ("ledger-unavailable", "no-room"):
                 raise
             return {}
         return {job: daemon.client.wait(job)["state"]}

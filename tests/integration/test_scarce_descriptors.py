@@ -104,7 +104,7 @@ def queued_jobs_are_kept(daemon: Any, num_jobs: int) -> None:
 
 def test_queued_jobs_hold_no_descriptors_over_a_restart(limited: Callable[[int], Any]) -> None:
     # 120 queued jobs under `ulimit -n 200` failed 33 acknowledged jobs, and then the daemon.
-    queued_jobs_are_kept(limited(200), 40)
+    queued_jobs_are_kept(limited(200), 120)
 
 
 @pytest.mark.soak
@@ -143,7 +143,7 @@ def test_when_descriptors_are_short_clients_and_submits_are_refused_and_what_run
         gate.open()
         assert first.ask("wait", job=job)["ok"]["result"]["state"] == "completed"
     daemon.until_idle()
-    until(lambda: daemon.footprint() == before, "its descriptors")
+    until(lambda: not daemon.footprint() - before, "its descriptors")  # one that just closes may be among the first
     assert daemon.run(daemon.spec(steps=1))["state"] == "completed"
 
 

@@ -174,3 +174,14 @@ async def test_a_request_with_a_body_gets_an_answer(port: int) -> None:
     url = f"http://127.0.0.1:{port}/metrics"
     async with aiohttp.ClientSession() as session, session.post(url, data=b"x" * (1 << 20)) as response:
         assert response.status == 405
+
+
+async def test_jobs_that_cannot_be_looked_up_are_an_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(self: NoJobs, *arguments: Any) -> Any:
+        raise page_routes.SourceUnavailable("the ledger cannot be used")
+
+    for name in ("jobs", "job", "timeline"):
+        monkeypatch.setattr(NoJobs, name, fail)
+    for path in ("/api/jobs", "/api/jobs/digits-1", "/api/jobs/digits-1/timeline"):
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+            assert (response.status, await response.json()) == (503, {"error": "the ledger cannot be used"})

@@ -1,4 +1,4 @@
-"""A job's row in the ledger, and how it is read: a row that makes no sense is told by its column."""
+"""A job's row in the ledger, what may change in it, and how it is read: what makes no sense is told by its column."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import msgpack
 
@@ -35,6 +35,30 @@ class JobRow:
     loss: float | None
     result: dict[str, Any] | None
     run_dir: str
+
+
+class JobChanges(TypedDict, total=False):
+    """What `record` may change."""
+
+    priority: int
+    state: JobState
+    reason: str | None
+    error: str | None
+    exit_code: int | None
+    attempt: int
+    started_at: float | None
+    ended_at: float | None
+    step: int
+    loss: float | None
+    result: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What `add` did: the job's row, and whether it is a new one."""
+
+    row: JobRow
+    is_new: bool
 
 
 _TEXT, _NUMBER = (str,), (int, float)

@@ -24,12 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import msgpack
 
 from weft.scheduler.job_id import check_job_id, stem_of
-from weft.scheduler.job_row import JobRow, job_row
+from weft.scheduler.job_row import JobChanges, JobRow, Submission, job_row
 from weft.scheduler.job_state import TERMINAL_STATES, UNFINISHED_STATES, JobState
 from weft.scheduler.ledger_file import LedgerError, close_file, explained, mark_open, open_file, touch
 from weft.scheduler.spec_difference import what_differs
@@ -72,36 +72,12 @@ class JobNotEnded(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """What `add` did: the job's row, and whether it is a new one."""
-
-    row: JobRow
-    is_new: bool
-
-
-@dataclass(frozen=True, slots=True)
 class LedgerLook:
     """What a tick sees. counts: jobs in each state, None where they cannot be read. errors: of the file since the look
     before, by reason."""
 
     counts: dict[JobState, int] | None
     errors: dict[str, int]
-
-
-class JobChanges(TypedDict, total=False):
-    """What `record` may change."""
-
-    priority: int
-    state: JobState
-    reason: str | None
-    error: str | None
-    exit_code: int | None
-    attempt: int
-    started_at: float | None
-    ended_at: float | None
-    step: int
-    loss: float | None
-    result: dict[str, Any] | None
 
 
 class Ledger:
@@ -118,7 +94,7 @@ class Ledger:
         self._connection = connection
         self._is_marked = False
         self._unwritten = Unwritten()
-        self._unreadable: set[str] = set()
+        self._unreadable: dict[int, str] = {}  # by seq: the job's name, as far as it is one
 
     @classmethod
     def open(cls, path: Path, runs_path: Path, *, accept_empty: bool = False) -> Self:
@@ -217,10 +193,12 @@ class Ledger:
         return [row for row in rows if row.state in states]
 
     def counts_by_state(self) -> dict[JobState, int]:
-        """Every state is a key."""
-        changed = tuple(self._unwritten)
+        """Of the jobs that are served. Every state is a key."""
+        changed, left_out = tuple(self._unwritten), tuple(self._unreadable)
         with explained(self._path):
-            counted = self._connection.execute("SELECT state, count(*) FROM jobs GROUP BY state").fetchall()
+            served = f"WHERE seq NOT IN ({_marks(left_out)})"
+            grouped = f"SELECT state, count(*) FROM jobs {served} GROUP BY state"
+            counted = self._connection.execute(grouped, left_out).fetchall()
             where = f"WHERE job IN ({_marks(changed)})"
             stale = self._connection.execute(f"SELECT job, state FROM jobs {where}", changed).fetchall()
         counts = dict.fromkeys(JobState, 0) | dict(counted)
@@ -298,7 +276,7 @@ class Ledger:
         health = LedgerHealth(
             problem=self._unwritten.problem,
             unwritten=tuple(self._unwritten),
-            unreadable=tuple(sorted(self._unreadable)),
+            unreadable=tuple(sorted(self._unreadable.values())),
         )
         if health.problem is None and self.health.problem is not None:
             _log.info("the ledger takes what is written again")
@@ -327,9 +305,9 @@ class Ledger:
         try:
             row = job_row(columns)
         except ValueError as error:
-            name = str(columns["job"]).encode("ascii", "backslashreplace").decode()
-            if name not in self._unreadable:
-                self._unreadable.add(name)
+            if columns["seq"] not in self._unreadable:
+                name = str(columns["job"]).encode("ascii", "backslashreplace").decode()
+                self._unreadable[columns["seq"]] = name
                 _log.error("the row of job %s cannot be read and is set aside, as it is: %s", name, error)
                 self._tell()
             return None
@@ -403,5 +381,5 @@ def _difference(existing: JobRow, uid: int, spec: dict[str, Any]) -> str:
     return what_differs(existing.spec, spec)
 
 
-def _marks(values: Collection[str]) -> str:
+def _marks(values: Collection[object]) -> str:
     return ", ".join("?" * len(values))
