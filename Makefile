@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo observability check-observability test lint types contracts tests bench format clean
+.PHONY: help install demo observability check-observability test lint types contracts tests soak bench format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ contracts: $(READY)
 
 tests: $(READY)
 	$(BIN)/pytest
+
+soak: $(READY)  ## the faults and strangers of make test in far greater numbers: some tens of minutes
+	$(BIN)/pytest -m soak
 
 bench: $(READY)  ## the benchmarks, or one: make bench ONLY=pipeline
 	$(BIN)/python benchmarks/run.py $(ONLY)

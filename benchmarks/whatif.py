@@ -84,14 +84,24 @@ CASES = (
 def collect(quick: bool) -> list[Result]:
     errors: dict[str, list[float]] = {case.name: [] for case in CASES}
     baselines: list[float] = []
+    unpredicted = 0
     with weft.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
         for _ in range(1 if quick else TURNS):
             for case in CASES:
                 answer = what_if(_record(client, case, case.strategy, case.args), case.settings)
                 changed = _record(client, case, {**case.strategy, **case.then}, {**case.args, **case.then_args})
-                errors[case.name].append(abs(answer.predicted_seconds / what_if(changed).measured_seconds - 1))
+                if answer.predicted_seconds is None:
+                    unpredicted += 1
+                else:
+                    errors[case.name].append(abs(answer.predicted_seconds / what_if(changed).measured_seconds - 1))
                 baselines.append(abs(answer.baseline_error))
-    results = [value_result(case.name, errors[case.name], "of 1", goal=case.goal, how=_how(case)) for case in CASES]
+    results = [
+        value_result(case.name, errors[case.name], "of 1", goal=case.goal, how=_how(case))
+        for case in CASES
+        if errors[case.name]
+    ]
+    how = "answers without a prediction, since the simulation was too far from the recorded job"
+    results.append(value_result("unpredicted", [float(unpredicted)], "answers", how=how))
     how = "|simulated ÷ measured - 1| of the recorded jobs themselves, all rows; the prediction does without it"
     return [*results, value_result("baseline_error", baselines, "of 1", how=how)]
 

@@ -24,6 +24,7 @@ ScriptedDaemon, HANG_UP, HOLD = _SCRIPTED["ScriptedDaemon"], _SCRIPTED["HANG_UP"
 
 PROCESS_SECONDS = 60.0
 VERBS = ["run", "daemon", "submit", "ps", "show", "logs", "wait", "cancel", "status", "top", "trace", "plot"]
+VERBS += ["restart", "rm"]
 JOB = {
     "job": "digits-1",
     "state": "queued",
@@ -232,6 +233,9 @@ def test_a_loss_that_is_not_finite_is_null_in_json(runtime: Path, daemon: Any) -
         ("bad-field", 2),
         ("id-taken", 2),
         ("unknown-verb", 70),
+        ("not-ended", 75),
+        ("not-removed", 74),
+        ("internal-error", 70),
     ],
 )
 def test_each_refusal_has_its_exit_code_and_its_sentence(runtime: Path, daemon: Any, refusal: str, code: int) -> None:
@@ -276,6 +280,76 @@ def test_cancel_and_status_print_what_the_daemon_says(runtime: Path, daemon: Any
     assert json.loads(weft(runtime, "cancel", "digits-1", "--json").stdout)["state"] == "cancelled"
     assert "2 running" in weft(runtime, "status").stdout
     assert json.loads(weft(runtime, "status", "--json").stdout) == status
+
+
+def test_restart_prints_the_new_jobs_id(runtime: Path, daemon: Any) -> None:
+    scripted = daemon({"restart": [[{"ok": {"job": "digits-2", "created": True}}]]})
+    assert weft(runtime, "restart", "digits-1").stdout == "digits-2\n"
+    assert json.loads(weft(runtime, "restart", "digits-1", "--json").stdout) == {"job": "digits-2", "created": True}
+    assert scripted.requests[0] == {"id": 1, "verb": "restart", "job": "digits-1"}
+
+
+def test_rm_removes_what_it_can_and_exits_with_the_code_of_the_first_that_stayed(runtime: Path, daemon: Any) -> None:
+    answers = [[{"ok": {"job": "a"}}], [refused("not-removed")], [refused("not-ended")], [{"ok": {"job": "d"}}]]
+    daemon({"remove": answers * 2})
+    done = weft(runtime, "rm", "a", "b", "c", "d", "a")
+    assert (done.returncode, done.stdout) == (74, "a\nd\n")
+    assert done.stderr == "weft: the reason of not-removed\nweft: the reason of not-ended\n"
+    done = weft(runtime, "rm", "a", "b", "c", "d", "--json")
+    kept = [
+        {"job": job, "code": code, "message": f"the reason of {code}"}
+        for job, code in (("b", "not-removed"), ("c", "not-ended"))
+    ]
+    assert (done.returncode, json.loads(done.stdout)) == (74, {"removed": ["a", "d"], "kept": kept})
+
+
+def test_rm_of_a_daemon_that_drains_stops_there(runtime: Path, daemon: Any) -> None:
+    scripted = daemon({"remove": [[refused("draining")]]})
+    assert weft(runtime, "rm", "a", "b").returncode == 75
+    assert len(scripted.requests) == 1
+
+
+def test_rm_by_age_asks_until_nothing_new_is_old_enough(runtime: Path, daemon: Any) -> None:
+    """An older daemon does not know the field and sends every job: those that ended later stay."""
+    now = time.time()
+    rows = [JOB | {"job": f"digits-{age}", "state": "completed", "ended_at": now - age * 86_400} for age in (40, 35, 2)]
+    rows.append(JOB | {"job": "digits-0", "ended_at": None})
+    pages = [[{"ok": {"jobs": rows}}], [{"ok": {"jobs": rows[1:]}}]]
+    scripted = daemon({"ps": pages, "remove": [[{"ok": {"job": "digits-40"}}], [refused("not-removed")]]})
+    done = weft(runtime, "rm", "--older-than", "30d")
+    assert (done.returncode, done.stdout) == (74, "digits-40\n")
+    assert [request.get("job") for request in scripted.requests] == [None, "digits-40", "digits-35", None]
+    assert abs(scripted.requests[0]["ended_before"] - (now - 30 * 86_400)) < PROCESS_SECONDS
+    scripted.requests.clear()
+    assert weft(runtime, "rm", "--older-than", "30d", "--dry-run").stdout == "digits-35\n"
+    dry = weft(runtime, "rm", "--older-than", "1.5w", "--dry-run", "--json")
+    assert json.loads(dry.stdout) == {"would_remove": ["digits-35"]}
+    assert [request["verb"] for request in scripted.requests] == ["ps", "ps"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["digits-1", "--older-than", "30d"],
+        ["digits-1", "--dry-run"],
+        ["--older-than", ""],
+        ["--older-than", "d"],
+        ["--older-than", "30"],
+        ["--older-than", "-1d"],
+        ["--older-than", "30y"],
+        ["--older-than", "nand"],
+        ["--older-than", "1e3d"],
+        ["--older-than", "³d"],
+    ],
+    ids=" ".join,
+)
+def test_rm_says_what_it_needs(runtime: Path, daemon: Any, arguments: list[str]) -> None:
+    scripted = daemon({"ps": [[{"ok": {"jobs": []}}]], "remove": [[{"ok": {"job": "digits-1"}}]]})
+    done = weft(runtime, "rm", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--older-than" in done.stderr
+    assert scripted.requests == []
 
 
 @pytest.mark.parametrize("verb", VERBS)

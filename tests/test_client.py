@@ -70,6 +70,8 @@ def test_each_verb_sends_its_fields_and_returns_the_reply(path: Path, call: Any)
         "cancel": [[{"ok": {"state": "cancelled"}}]],
         "status": [[{"ok": {"pid": 1}}]],
         "wait": [[DONE]],
+        "restart": [[{"ok": {"job": "digits-2", "created": True}}]],
+        "remove": [[{"ok": {"job": "digits-1"}}]],
     }
     with ScriptedDaemon(path, answers) as daemon:
         assert call(path, "submit", SPEC, job="mine", priority=2) == {"job": "digits-1", "created": True}
@@ -78,9 +80,19 @@ def test_each_verb_sends_its_fields_and_returns_the_reply(path: Path, call: Any)
         assert call(path, "cancel", "digits-1") == "cancelled"
         assert call(path, "status") == {"pid": 1}
         assert call(path, "wait", "digits-1") == RESULT
+        assert call(path, "restart", "digits-1") == {"job": "digits-2", "created": True}
+        assert call(path, "remove", "digits-1") == "digits-1"
     asked = [{key: value for key, value in request.items() if key != "id"} for request in daemon.requests]
     assert asked[0] == {"verb": "submit", "spec": SPEC.to_wire(), "job": "mine", "priority": 2}
-    assert [request["verb"] for request in asked[1:]] == ["ps", "show", "cancel", "status", "wait"]
+    assert [request["verb"] for request in asked[1:]] == ["ps", "show", "cancel", "status", "wait", "restart", "remove"]
+
+
+def test_jobs_that_ended_before_a_moment_are_asked_for_and_looked_through(path: Path, call: Any) -> None:
+    """A daemon that does not know the field sends all, and whoever removes them must not remove those."""
+    rows = [{"job": "old", "ended_at": 9.0}, {"job": "new", "ended_at": 10.0}, {"job": "runs", "ended_at": None}]
+    with ScriptedDaemon(path, {"ps": [[{"ok": {"jobs": rows}}]]}) as daemon:
+        assert call(path, "jobs", ended_before=10.0) == rows[:1]
+    assert daemon.requests == [{"id": 1, "verb": "ps", "ended_before": 10.0}]
 
 
 def test_follow_yields_events_and_last_the_result(path: Path, call: Any) -> None:
@@ -155,6 +167,25 @@ def test_a_socket_that_nobody_listens_on_is_unreachable(path: Path, call: Any) -
         call(path, "jobs")
 
 
+def test_a_full_queue_of_clients_is_waited_for_and_then_named(path: Path, call: Any) -> None:
+    """Of 500 that connected at once some were told that the resource is temporarily unavailable."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
+        waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+        waiting.connect(str(path))
+        with pytest.raises(DaemonUnreachable, match="too many clients connect at once"):
+            call(path, "jobs", timeout_of_client=0.2)
+    path.unlink()
+
+
+def test_who_finds_the_queue_full_tries_again() -> None:
+    rehearsal = Rehearsal(good=1, received=[encode(GREETING), encode({"id": 1, "ok": {"jobs": []}})], crowded=3)
+    rehearsal.perform(conversation(rehearsal).jobs())
+    assert (rehearsal.delivered, rehearsal.pauses) == ([[]], [0.05] * 3)
+
+
 def test_a_path_too_long_for_a_socket_is_unreachable(tmp_path: Path, call: Any) -> None:
     with pytest.raises(DaemonUnreachable, match="too long"):
         call(tmp_path / ("x" * 120), "jobs")
@@ -224,7 +255,8 @@ def test_a_spec_that_no_frame_can_hold_is_refused_before_it_is_sent(path: Path, 
 class Rehearsal:
     """Performs a script without a socket, in virtual time: each attempt to connect fails, but for the first `good`."""
 
-    def __init__(self, good: int, received: list[bytes | type[OSError]]) -> None:
+    def __init__(self, good: int, received: list[bytes | type[OSError]], crowded: int = 0) -> None:
+        self._crowded = crowded
         self.now = 0.0
         self.pauses: list[float] = []
         self.delivered: list[Any] = []
@@ -239,6 +271,9 @@ class Rehearsal:
 
     def _answer(self, script: Script, step: Any) -> Any:
         match step:
+            case Connect() if self._crowded > 0:
+                self._crowded -= 1
+                return script.throw(BlockingIOError())
             case Connect():
                 self._good -= 1
                 return script.send(b"") if self._good >= 0 else script.throw(FileNotFoundError())

@@ -11,14 +11,21 @@ from hypothesis import strategies as st
 
 from weft.diagnosis import Diagnosis, Times, diagnose
 from weft.display import MODES
+from weft.strategy import Strategy
 
 
-def stage(worker: str, replica: int = 0) -> dict[str, Any]:
-    return {"replica": replica, "worker": worker, "units": [0, 1]}
+def stage(worker: str, replica: int = 0, units: tuple[int, int] = (0, 2)) -> dict[str, Any]:
+    return {"replica": replica, "worker": worker, "units": list(units)}
 
 
-TWO_STAGES = {"stages": [stage("cpu-0"), stage("cpu-1")], "microbatches": 4, "window": 20}
-TWO_REPLICAS = {"stages": [stage("cpu-0"), stage("cpu-1", replica=1)], "microbatches": 2, "window": 20}
+def plan_of(held: list[dict[str, Any]], **strategy: Any) -> dict[str, Any]:
+    resolved = Strategy.model_validate(strategy).model_dump(exclude_none=True)
+    known = {"microbatches": resolved["microbatches"], "window": resolved.get("window", 20)}
+    return {"stages": held, "strategy": resolved, "batch_size": 64, "num_train": 1000, **known}
+
+
+TWO_STAGES = plan_of([stage("cpu-0"), stage("cpu-1", units=(2, 4))], stages=2, microbatches=4)
+TWO_REPLICAS = plan_of([stage("cpu-0"), stage("cpu-1", replica=1)], replicas=2, microbatches=2)
 
 
 def stall(lane: str, cause: str, task: str | None, on: str | None, seconds: float = 1.0) -> dict[str, Any]:
@@ -83,10 +90,8 @@ def test_uneven_stages_name_the_slow_one() -> None:
 
 
 def test_a_slow_stage_is_looked_for_in_the_replica_that_waits() -> None:
-    plan = {
-        "stages": [stage("cpu-0"), stage("cpu-1"), stage("gpu-0", 1), stage("gpu-1", 1)],
-        "microbatches": 4,
-    }
+    stages = [stage("cpu-0"), stage("cpu-1"), stage("gpu-0", 1, (0, 1)), stage("gpu-1", 1, (1, 4))]
+    plan = plan_of(stages, replicas=[{"stages": 2}, {"device": "gpu", "stages": 2}], microbatches=4)
     lanes = {
         "cpu-0/compute": {"forward": 50.0, "stall_gradient": 1.0},
         "cpu-1/compute": {"forward": 50.0},
@@ -96,6 +101,8 @@ def test_a_slow_stage_is_looked_for_in_the_replica_that_waits() -> None:
     diagnosis = found(lanes, plan=plan)
     assert diagnosis.kind == "slow-stage"
     assert diagnosis.sentence.startswith("gpu-0 waits 82 % of its time for gradients: the second stage is the slow one")
+    ((cut,),) = diagnosis.alternatives
+    assert cut.endswith('{ device = "gpu", stages = 2, split = [2] }]'), "of that replica alone"
 
 
 @pytest.mark.parametrize(("microbatches", "told"), [(1, "1 microbatch in 2 stages (50 %"), (4, "4 microbatches in 2 ")])
@@ -104,7 +111,8 @@ def test_even_stages_that_wait_for_one_another_have_a_bubble(microbatches: int, 
         "cpu-0/compute": {"forward": 38.0, "backward": 38.0, "stall_gradient": 24.0},
         "cpu-1/compute": {"forward": 40.0, "backward": 40.0, "stall_activation": 20.0},
     }
-    diagnosis = found(lanes, plan=TWO_STAGES | {"microbatches": microbatches})
+    stages = [stage("cpu-0"), stage("cpu-1")]
+    diagnosis = found(lanes, plan=plan_of(stages, stages=2, microbatches=microbatches))
     assert diagnosis.kind == "bubble"
     assert f"the stages are even, this is the bubble of {told}" in diagnosis.sentence
     assert "strategy.microbatches" in diagnosis.remedy
@@ -157,7 +165,7 @@ def test_short_tasks_under_central_dispatch_are_bound_by_dispatch() -> None:
     ("mode", "kind", "told"),
     [
         ("recovery", "recovery", "cpu-0 spent 50 % of its time in recoveries"),
-        ("idle", "idle", "cpu-0 has nothing to do 50 % of its time"),
+        ("idle", "idle", "cpu-0 stood still 50 % of its time: its process was stopped"),
         ("update", "update", "cpu-0 spends 50 % of its time on update in its compute lane"),
     ],
 )
@@ -165,6 +173,50 @@ def test_what_no_task_is_waited_for_in_has_its_own_sentence(mode: str, kind: str
     diagnosis = found({"cpu-0/compute": {"backward": 50.0, mode: 50.0}})
     assert diagnosis.kind == kind
     assert diagnosis.sentence.startswith(told)
+
+
+def path(task_seconds: float, gap_seconds: float) -> dict[str, Any]:
+    steps = [{"mode": mode, "seconds": task_seconds} for mode in ("forward", "backward", "update")]
+    return {"seconds": 3 * task_seconds + gap_seconds, "gap_seconds": gap_seconds, "steps": steps}
+
+
+EVEN = {
+    "cpu-0/compute": {"forward": 29.0, "backward": 29.0, "stall_gradient": 42.0},
+    "cpu-1/compute": {"forward": 30.0, "backward": 30.0, "stall_activation": 40.0},
+}
+
+
+def test_tasks_that_are_too_small_for_their_stages_are_called_so() -> None:
+    """Gaps were 42 % of the critical path, and the advice was to leave split unset, where it was."""
+    diagnosis = found(EVEN, path=path(200e-6, 450e-6))
+    assert diagnosis.kind == "small-tasks"
+    assert diagnosis.sentence == (
+        "Tasks of 200 µs are too small for 2 stages: 43 % of the critical path passes between them, with wake-ups and "
+        "dispatch."
+    )
+    assert diagnosis.alternatives == (("strategy.stages=1",), ("strategy.microbatches=2",), ("job.batch_size=128",))
+    assert diagnosis.remedy == (
+        "Fewer stages (strategy.stages = 1), larger microbatches (strategy.microbatches = 2) or larger batches "
+        "(job.batch_size = 128) make tasks longer."
+    )
+    assert "split" not in diagnosis.remedy
+    assert found(EVEN, path=path(200e-6, 450e-6), plan=TWO_REPLICAS).sentence.startswith("Tasks of 200 µs are too sm")
+
+
+@pytest.mark.parametrize("known", [None, path(200e-6, 50e-6), path(20e-3, 45e-3)])
+def test_long_tasks_small_gaps_and_a_path_that_is_not_known_are_something_else(known: dict[str, Any] | None) -> None:
+    assert found(EVEN, path=known).kind == "bubble"
+
+
+def test_a_job_of_one_lane_is_not_called_divided() -> None:
+    alone = plan_of([stage("cpu-0")])
+    lanes = {"cpu-0/compute": {"forward": 50.0, "stall_dispatch": 50.0}}
+    assert found(lanes, path=path(200e-6, 450e-6), plan=alone).kind == "dispatch"
+
+
+def test_a_job_of_an_older_weft_has_a_sentence_and_no_remedy() -> None:
+    """Its plan does not say by what settings it ran."""
+    assert found(EVEN, plan={"stages": TWO_STAGES["stages"], "microbatches": 4}).remedy == ""
 
 
 _SECONDS = st.floats(0, 1e6)
@@ -188,4 +240,4 @@ def test_whatever_the_lanes_did_there_is_one_sentence_or_none(
     if diagnosis is not None:
         assert diagnosis.sentence.endswith(".")
         assert "nan" not in diagnosis.sentence
-        assert diagnosis.remedy
+        assert (diagnosis.remedy != "") >= ("strategy" in plan)

@@ -218,6 +218,31 @@ def test_the_end_of_a_run_tells_state_metrics_lanes_and_files() -> None:
         assert part in text
 
 
+def test_a_failed_run_tells_what_is_known_of_it_and_no_more() -> None:
+    unknown = dict.fromkeys(("iteration_seconds", "limit_seconds", "model", "loss", "validation"))
+    stream = io.StringIO()
+    failed = RESULT | unknown | {"state": "failed", "reason": "user-error", "error": None, "run_dir": "/runs/digits-1"}
+    result_page(make_console(stream), failed, {})
+    assert [line.rstrip() for line in stream.getvalue().splitlines()] == [
+        "digits-1 failed (user-error) after 12.0 s",
+        "run directory  /runs/digits-1",
+    ]
+
+
+def test_the_jobs_table_names_the_exception() -> None:
+    job = JOB | {"state": "failed", "reason": "user-error", "exception": "ZeroDivisionError", "why": None}
+    assert printed(jobs_table([job], NOW)).splitlines()[1].rstrip().endswith("user-error ZeroDivisionError")
+    assert state_sentence(job).startswith("failed (user-error ZeroDivisionError)")
+
+
+def test_an_error_that_the_log_has_told_is_not_told_again() -> None:
+    error = "Traceback (most recent call last):\n  line 3\nValueError: no"
+    log = [{"log": "".join(f"12:00:00 {line}\n" for line in error.splitlines()), "offset": 9}]
+    ended = {"result": RESULT | {"state": "failed", "error": error}}
+    assert follow([*log, ended], io.StringIO(), io.StringIO())["error"] is None
+    assert follow([{"log": "12:00:00 failed\n", "offset": 3}, ended], io.StringIO(), io.StringIO())["error"] == error
+
+
 def test_the_status_tells_workers_and_jobs() -> None:
     worker = {"worker": "cpu-0", "kind": "cpu", "device": "CPU", "state": "busy", "pid": 7, "job": "digits-1"}
     stream = io.StringIO()

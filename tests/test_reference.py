@@ -243,10 +243,12 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_where(run: Run, value
         float("{value}") if (target == data(10)[1][where]).any() else 1)""".strip()
     order = torch.randperm(10, generator=torch.Generator().manual_seed(3))
     with pytest.raises(
-        NonFiniteLoss, match=rf"loss is {value} at step 1 \(microbatch 1\); lower the learning"
+        NonFiniteLoss,
+        match=rf"loss is {value} at step 1 \(microbatch 1: samples? [\d, ]+ of Workload\.train\); lower the learning",
     ) as caught:
         run(changes.replace("where", str(order[6].item())), epochs=1, microbatches=2)
     assert (caught.value.step, caught.value.microbatch) == (1, 1)
+    assert order[6].item() in caught.value.samples
     assert not math.isfinite(caught.value.value)
 
 
@@ -265,7 +267,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_where(run: Run, value
         ),
         (", loss=lambda output, target: 1.0", "Workload.loss returned float; it must return a scalar tensor"),
         (", validation=data(4), metrics={'m': lambda *_: 'x'}", "Workload.metrics 'm' returned str; it must return"),
-        (", optimizer=lambda parameters: None", "Workload.optimizer returned NoneType"),
+        (", optimizer=lambda parameters: None", "Workload.optimizer returned None"),
     ],
 )
 def test_a_workload_that_cannot_be_trained_is_refused_by_field_with_a_remedy(run: Run, changes: str, text: str) -> None:

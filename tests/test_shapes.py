@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.shapes import Shape, ShapeError, check_affine, shape_of, strides_of
+from weft.shapes import Shape, ShapeError, check_affine, shape_of
 
 KNOWN: dict[int, Shape] = {6: (6, 128), 12: (12, 128), 24: (24, 128)}
 
@@ -48,15 +47,3 @@ def test_shapes_that_grow_evenly_are_known_for_every_size(per_sample: int, fixed
     check_affine(known)
     for size in range(1, max(sizes) + 1):
         assert shape_of(size, known) == (size * per_sample + fixed, 7)
-
-
-@given(shape=st.lists(st.integers(0, 4), max_size=4), data=st.data())
-def test_strides_of_an_order_are_those_of_a_dense_tensor_that_was_permuted(
-    shape: list[int], data: st.DataObject
-) -> None:
-    order = data.draw(st.permutations(range(len(shape))))
-    dense = torch.empty([shape[dimension] for dimension in order])
-    permuted = dense.permute([order.index(dimension) for dimension in range(len(shape))])
-    strides = strides_of(tuple(shape), order)
-    assert tuple(permuted.shape) == tuple(shape)
-    assert strides == permuted.stride()

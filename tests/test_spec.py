@@ -167,13 +167,13 @@ def test_an_override_reaches_into_args_and_makes_the_tables_it_needs(tmp_path: P
         ("strategy..stages=3", "write key.path=value"),
         (".stages=3", "write key.path=value"),
         ("", "write key.path=value"),
-        ("job.seed.x=3", "seed is not a table; give a key that stands in a table"),
+        ("job.seed.x=3", "seed is no table; give a key that stands in a table"),
         ("strategy.stage=3", "strategy.stage: unknown key; did you mean stages?"),
-        ("strategy.stages=many", "strategy.stages: Input should be a valid integer, not 'many'"),
-        ("strategy.stages=", "strategy.stages: Input should be a valid integer, not ''"),
-        ("job=3", "job: Input should be a table of keys and values, not 3"),
+        ("strategy.stages=many", "strategy.stages: 'many' is no whole number; write one without quotes"),
+        ("strategy.stages=", "strategy.stages: '' is no whole number; write one without quotes"),
+        ("job=3", "job: 3 is no table; write keys and values"),
         ("job.args.x=" + "[" * 5000, "--set job.args.x: nested too deep"),
-        ("job.args.day=1979-05-27", "args.day is date; use text"),
+        ("job.args.day=1979-05-27", "args.day = 1979-05-27 cannot be handed on; write text"),
     ],
     ids=lambda text: text[:30],
 )
@@ -193,8 +193,8 @@ def test_an_override_that_cannot_be_applied_is_named_with_a_remedy(tmp_path: Pat
         (b"[job", "not valid TOML"),
         (b'entry = "\xff"', "cannot be read"),
         (b"[job]\nargs = { x = " + b"[" * 5000, "nested too deep"),
-        (b"", "job: missing; add job = ..."),
-        (b"job = 3\n", "job: Input should be a table of keys and values, not 3"),
+        (b"", "job: missing; add the table [job] with entry and batch_size"),
+        (b"job = 3\n", "job: 3 is no table; write keys and values"),
     ],
     ids=["half", "no UTF-8", "deep", "empty", "no table"],
 )
@@ -300,11 +300,7 @@ OUT_OF_RANGE = [
     }.items()
     for value in values
 ]
-REMEDIES = re.compile(
-    "Input should be|missing; add|unknown key; (did you mean|known here)|write for example|; use text"
-    "|at most|write it as|give exactly one|Keys should be|leave it out|; give \\d+, one for each replica"
-    "|List should have|no preset; (did you mean|known here)"
-)
+REMEDIES = re.compile("; (write|add|give|leave|did you mean|known here)|at most")
 
 
 def assert_refused(tables: Any, path: str) -> None:
@@ -354,7 +350,7 @@ def test_the_length_of_a_job_is_given_exactly_once() -> None:
 
 @pytest.mark.parametrize("tables", [None, 3, "job", [1], [("job", 1)], b"x"])
 def test_what_is_no_mapping_at_all_is_refused(tables: Any) -> None:
-    with pytest.raises(SpecError, match=r"job spec: spec: .* is no mapping; give the \[job\] table"):
+    with pytest.raises(SpecError, match=r"job spec: .* is no table of keys and values; give the \[job\] table"):
         JobSpec.parse(tables)
 
 
@@ -367,7 +363,7 @@ def test_a_key_adds_no_line_of_its_own_to_the_message(key: str) -> None:
     with pytest.raises(SpecError) as caught:
         JobSpec.parse({**GOOD, key: 1})
     [line] = str(caught.value).splitlines()
-    assert "unknown key" in line or "valid string" in line
+    assert "unknown key" in line or "no text" in line
     assert line.isprintable()
     assert len(line) < 300
 

@@ -155,17 +155,17 @@ def test_a_split_that_does_not_grow_is_refused(split: list[int]) -> None:
             "strategy: split cannot stand beside a list of replicas; give it to each replica, for example "
             'replicas = [{ device = "cpu", stages = 2 }, { device = "cpu", stages = 2 }, ...]',
         ),
-        ({"replicas": 0}, "strategy.replicas: Input should be greater than or equal to 1, not 0"),
-        ({"replicas": []}, "strategy.replicas: List should have at least 1 item after validation, not 0"),
-        ({"replicas": [3]}, "strategy.replicas.0: Input should be a table of keys and values, not 3"),
+        ({"replicas": 0}, "strategy.replicas: 0 is too small; write 1 or more"),
+        ({"replicas": []}, "strategy.replicas: [] is too short; write at least 1"),
+        ({"replicas": [3]}, "strategy.replicas.0: 3 is no table; write keys and values"),
         ({"replicas": [{}, {"devise": 1}]}, "strategy.replicas.1.devise: unknown key; did you mean device?"),
         ({"prefetch": {"lod": 1}}, "strategy.prefetch.lod: unknown key; did you mean load?"),
-        ({"staleness": [0, 17], "replicas": 2}, "strategy.staleness.1: Input should be less than or equal to 16"),
+        ({"staleness": [0, 17], "replicas": 2}, "strategy.staleness.1: 17 is too large; write 16 or less"),
         (
             {"staleness": [1, 2], "replicas": 3},
             "strategy: staleness = [1, 2] has 2 numbers; give 3, one for each replica",
         ),
-        ({"shares": []}, "strategy.shares: List should have at least 1 item after validation, not 0"),
+        ({"shares": []}, "strategy.shares: [] is too short; write at least 1"),
         (
             {"shares": [0, 0.0], "replicas": 2},
             "strategy: shares = [0.0, 0.0] gives nobody work; give at least one number above 0",
@@ -180,11 +180,11 @@ def test_a_split_that_does_not_grow_is_refused(split: list[int]) -> None:
         ),
         (
             {"replicas": [{"device": "gpu", "working_window": 0}]},
-            "strategy.replicas.0.working_window: Input should be greater than or equal to 1, not 0",
+            "strategy.replicas.0.working_window: 0 is too small; write 1 or more",
         ),
         (
             {"replicas": [{"device": "gpu", "working_window": "all"}]},
-            "strategy.replicas.0.working_window: Input should be 'auto', not 'all'",
+            "strategy.replicas.0.working_window: 'all' does not fit; write a number of layers, or \"auto\"",
         ),
         (
             {"replicas": [{"device": "gpu", "working_window": 2, "stages": 2}]},

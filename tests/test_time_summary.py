@@ -66,7 +66,13 @@ SHOWN: dict[str, Any] = {
     "plan": {
         "predicted_iteration_seconds": 0.022,
         "microbatches": 4,
-        "stages": [{"replica": 0, "worker": "cpu-0"}, {"replica": 0, "worker": "cpu-1"}],
+        "stages": [
+            {"replica": 0, "worker": "cpu-0", "units": [0, 2]},
+            {"replica": 0, "worker": "cpu-1", "units": [2, 4]},
+        ],
+        "strategy": {"stages": 2, "microbatches": 4},
+        "batch_size": 100,
+        "num_train": 1000,
     },
     "overlap": {
         "cpu-0": {"update": {"hidden": 0.0, "exposed": 0.5}, "sync": {"hidden": 3.0, "exposed": 1.0}},
@@ -115,7 +121,9 @@ def test_the_page_begins_with_the_bottleneck_and_has_every_section() -> None:
     assert lines[1].startswith(
         "cpu-0 waits 40 % of its time for gradients, longest for BACKWARD(1,0) on cpu-1: the sec"
     )
-    assert lines[2].startswith("Give it fewer units")
+    assert lines[2].startswith(
+        "Its units take longer than when they were inspected. Give it fewer units: strategy.split = [3]"
+    )
     sections = [line.partition(":")[0] for line in lines if line.startswith(("Lanes", "Bubble", "Stalls", "Overlap"))]
     assert sections == ["Lanes", "Bubble", "Stalls", "Overlap"]
     assert "cpu-0/compute  gradient  BACKWARD(1,0)  cpu-1/compute    3.0 s       30.0 %" in lines

@@ -36,7 +36,7 @@ def test_a_weight_may_be_a_number_or_a_tensor_of_one(function: Callable[[torch.T
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "Workload.weight returned NoneType; it must return a number, or a tensor of one"),
+        (None, "Workload.weight returned None; it must return a number, or a tensor of one"),
         ("3", "Workload.weight returned str; it must return a number"),
         (torch.ones(2), r"Workload.weight returned a tensor of shape \(2,\); it must return a number"),
         (-1, r"Workload.weight returned -1\.0; it must return a finite number of 0 or more"),
@@ -64,7 +64,7 @@ def test_the_scheduler_sets_the_first_rate_at_once() -> None:
 @pytest.mark.parametrize(
     ("factory", "text"),
     [
-        (lambda optimizer: None, "Workload.scheduler returned NoneType; it must return a torch.optim.lr_scheduler"),
+        (lambda optimizer: None, "Workload.scheduler returned None; it must return a torch.optim.lr_scheduler"),
         (ReduceLROnPlateau, "Workload.scheduler returned ReduceLROnPlateau, whose step needs a measured value; use"),
         (
             lambda optimizer: LambdaLR(an_optimizer(), lambda step: 1.0),

@@ -32,6 +32,7 @@ from weft.conversation import (
     Script,
     Send,
 )
+from weft.socket_trust import check_peer, check_socket_path
 from weft.transport.wire import Message
 
 if TYPE_CHECKING:
@@ -105,9 +106,16 @@ class Client:
         """{"job": id, "created": bool}. `job` names it: submitting the same again returns the first one."""
         return _reply(dict, self._conversation.submit(_wire_spec(spec), job, priority))
 
-    def jobs(self) -> list[Message]:
-        """One map for each job that the daemon keeps, as in `weft ps --all --json`."""
-        return _reply(list, self._conversation.jobs())
+    def jobs(self, *, ended_before: float | None = None) -> list[Message]:
+        """One map for each job that the daemon keeps, as in `weft ps --all --json`: the newest 1,000.
+
+        ended_before: unix seconds; then the oldest 1,000 of those that ended before.
+        """
+        return _reply(list, self._conversation.jobs(ended_before))
+
+    def listing(self) -> Message:
+        """{"jobs": as `jobs`, "ledger": what is amiss with the daemon's ledger}: see docs/protocol.md."""
+        return _reply(dict, self._conversation.listing())
 
     def show(self, job: str, *, path: bool = False) -> Message:
         """All that is known about the job: state, plan, and the seconds of each lane in each mode.
@@ -139,6 +147,14 @@ class Client:
         """The job's state after the request."""
         return _reply(str, self._conversation.cancel(job))
 
+    def restart(self, job: str) -> Message:
+        """{"job": id, "created": True} of a new job with the spec and the priority of one that has ended."""
+        return _reply(dict, self._conversation.restart(job))
+
+    def remove(self, job: str) -> str:
+        """Forgets a job that has ended, and removes its run directory; returns its id."""
+        return _reply(str, self._conversation.remove(job))
+
     def status(self) -> Message:
         """The daemon itself: pid, version, workers, number of jobs in each state, address of the metrics."""
         return _reply(dict, self._conversation.status())
@@ -162,9 +178,13 @@ class AsyncClient:
         """See `Client.submit`."""
         return await _async_reply(dict, self._conversation.submit(_wire_spec(spec), job, priority))
 
-    async def jobs(self) -> list[Message]:
+    async def jobs(self, *, ended_before: float | None = None) -> list[Message]:
         """See `Client.jobs`."""
-        return await _async_reply(list, self._conversation.jobs())
+        return await _async_reply(list, self._conversation.jobs(ended_before))
+
+    async def listing(self) -> Message:
+        """See `Client.listing`."""
+        return await _async_reply(dict, self._conversation.listing())
 
     async def show(self, job: str, *, path: bool = False) -> Message:
         """See `Client.show`."""
@@ -189,6 +209,14 @@ class AsyncClient:
     async def cancel(self, job: str) -> str:
         """See `Client.cancel`."""
         return await _async_reply(str, self._conversation.cancel(job))
+
+    async def restart(self, job: str) -> Message:
+        """See `Client.restart`."""
+        return await _async_reply(dict, self._conversation.restart(job))
+
+    async def remove(self, job: str) -> str:
+        """See `Client.remove`."""
+        return await _async_reply(str, self._conversation.remove(job))
 
     async def status(self) -> Message:
         """See `Client.status`."""
@@ -232,8 +260,10 @@ class _Line:
     def perform(self, step: Connect | Send | Receive | Close | Pause) -> bytes:
         match step:
             case Connect(path, timeout):
+                check_socket_path(path)
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._within(timeout).connect(str(path))
+                check_peer(path, self._socket)
             case Send(data, timeout):
                 self._within(timeout).sendall(data)
             case Receive(timeout):
@@ -298,8 +328,10 @@ class _AsyncLine:
 
         match step:
             case Connect(path, timeout):
+                check_socket_path(path)
                 async with asyncio.timeout(timeout):
-                    self._reader, self._writer = await asyncio.open_unix_connection(path)
+                    self._reader, self._writer = await asyncio.open_unix_connection(sock=_connected(path))
+                check_peer(path, self._writer.get_extra_info("socket"))
             case Send(data, timeout):
                 assert self._writer is not None, "a script connects first"
                 self._writer.write(data)
@@ -320,3 +352,14 @@ class _AsyncLine:
         if self._writer is not None:
             self._writer.transport.abort()  # nothing is left to send; close() would wait for it
             self._writer = None
+
+
+def _connected(path: Path) -> socket.socket:
+    """A Unix socket connects at once or not at all; asyncio takes a full queue (EAGAIN) for a connection on its way."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        connection.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.client import DaemonUnreachable
+from weft.client import DaemonUnreachable, RequestRefused
 from weft.embedded import Daemon
 from weft.foreground import run_in_foreground
 from weft.scheduler.crew import CrewError, muster
@@ -22,7 +22,7 @@ from weft.scheduler.job_id import stem_of
 from weft.scheduler.placement import workers_needed
 from weft.settings import Settings, load_settings
 from weft.spec import SpecError
-from weft.transport.wire import Message
+from weft.transport.wire import ErrorCode, Message
 from weft.trial import Trial
 
 VERSION = 1  # of the JSON; a key that is renamed, goes away or changes its meaning makes it another
@@ -83,8 +83,8 @@ def _num_gpus(settings: Settings) -> int:
 def run_trials(trials: Sequence[Trial], machine: Machine, rows: list[Message]) -> None:
     """Runs them in order. rows: gets each trial's row as it ends, so whoever is interrupted has those so far.
 
-    A job that fails, or takes its daemon with it, is a row like any other. Errors: RequestRefused, where a daemon does
-    not take the job; KeyboardInterrupt, which has cancelled the running job.
+    A job that fails, cannot be planned, or takes its daemon with it, is a row like any other. Errors: RequestRefused,
+    where a daemon does not take the job for another reason; KeyboardInterrupt, which has cancelled the running job.
     """
     for number, trial in enumerate(trials, start=1):
         _say(f"{number} of {len(trials)}: {trial.preset}")
@@ -94,6 +94,10 @@ def run_trials(trials: Sequence[Trial], machine: Machine, rows: list[Message]) -
                 _, shown = run_in_foreground(client, trial.spec, job=job)
         except DaemonUnreachable as error:
             shown = {"job": job, "state": "failed", "reason": "daemon-lost", "error": str(error)}
+        except RequestRefused as refusal:
+            if refusal.code != ErrorCode.INVALID_SPEC:
+                raise
+            shown = {"job": job, "state": "failed", "reason": "invalid-plan", "error": refusal.message}
         rows.append(row_of(trial, shown))
 
 

@@ -21,12 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from weft import __version__
-from weft.transport.wire import MAX_CLIENT_FRAME_BYTES, PROTOCOL, ErrorCode, FrameReader, Message, WireError, encode
+from weft.transport.wire import (
+    MAX_CLIENT_FRAME_BYTES,
+    MAX_REPLY_BYTES,
+    PROTOCOL,
+    ErrorCode,
+    FrameReader,
+    Message,
+    WireError,
+    encode,
+)
 
-MAX_REPLY_BYTES = 64 << 20  # `ps` of 100,000 finished jobs is some 30 MB; the daemon is the user's own
 SILENCE_SECONDS = 30.0  # of a follower: then it connects anew, which proves that the daemon still answers
 WAIT_SLICE_SECONDS = 30.0  # of one `wait` request, so that a daemon that hangs is noticed
 CANCEL_SECONDS = 30.0  # the daemon answers once the job has ended: its workers finish, or are killed
+REMOVE_SECONDS = 900.0  # of one job's files, of which there may be millions, behind another job's
 RECONNECT_SECONDS = 60.0  # a daemon restarts in about a second; systemd waits longer between later attempts
 FIRST_PAUSE_SECONDS = 0.05
 LAST_PAUSE_SECONDS = 2.0
@@ -48,6 +57,10 @@ class _Unanswered(DaemonUnreachable):
     """The daemon holds the connection and says nothing."""
 
 
+class _Crowded(DaemonUnreachable):
+    """So many connect at once that the kernel takes no more of them for now."""
+
+
 class RequestRefused(Exception):
     """The daemon answered no. `code` is one of `ErrorCode` (or a newer daemon's), `message` says what to do."""
 
@@ -57,8 +70,14 @@ class RequestRefused(Exception):
         self.message = message
 
 
+class UntrustedSocket(PermissionError):
+    """What a Connect met: the socket, or its directory, is another user's. The text names it and the remedy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connect:
+    """To a socket that is ours: nothing is to be sent to anybody else's."""
+
     path: Path
     timeout: float
 
@@ -142,9 +161,16 @@ class Conversation:
         reply = yield from self._call("submit", {"spec": dict(spec), "job": job, "priority": priority})
         yield Deliver(reply)
 
-    def jobs(self) -> Script:
-        reply = yield from self._call("ps", {})
-        yield Deliver(reply["jobs"])
+    def jobs(self, ended_before: float | None = None) -> Script:
+        fields = {} if ended_before is None else {"ended_before": ended_before}
+        reply = yield from self._call("ps", fields)
+        rows = reply["jobs"]
+        if ended_before is not None:  # an older daemon does not know the field, and sends all
+            rows = [row for row in rows if row["ended_at"] is not None and row["ended_at"] < ended_before]
+        yield Deliver(rows)
+
+    def listing(self) -> Script:
+        yield Deliver((yield from self._call("ps", {})))
 
     def show(self, job: str, path: bool = False) -> Script:
         yield Deliver((yield from self._call("show", {"job": job, "path": path})))
@@ -156,6 +182,13 @@ class Conversation:
     def cancel(self, job: str) -> Script:
         reply = yield from self._call("cancel", {"job": job}, extra_seconds=CANCEL_SECONDS)
         yield Deliver(reply["state"])
+
+    def restart(self, job: str) -> Script:
+        yield Deliver((yield from self._call("restart", {"job": job})))
+
+    def remove(self, job: str) -> Script:
+        reply = yield from self._call("remove", {"job": job}, extra_seconds=REMOVE_SECONDS)
+        yield Deliver(reply["job"])
 
     def status(self) -> Script:
         yield Deliver((yield from self._call("status", {})))
@@ -240,7 +273,7 @@ class _Connection:
         self._reader = FrameReader(MAX_REPLY_BYTES)
 
     def open(self) -> _Part:
-        yield from self._step(Connect(self._socket_path, self._timeout))
+        yield from self._connect()
         yield from self._write(encode({"hello": {"protocol": PROTOCOL, "version": __version__}}))
         hello = _refused((yield from self.next(self._timeout))).get("hello")
         if not isinstance(hello, dict):
@@ -251,6 +284,17 @@ class _Connection:
                 f"{self._socket_path}: the daemon speaks protocol {hello.get('protocol')}, this client {PROTOCOL}; "
                 "restart the daemon after an upgrade",
             )
+
+    def _connect(self) -> _Part:
+        deadline = self._clock() + self._timeout
+        while True:
+            try:
+                return (yield from self._step(Connect(self._socket_path, self._timeout)))
+            except _Crowded:
+                if self._clock() >= deadline:
+                    raise
+            yield Close()
+            yield Pause(FIRST_PAUSE_SECONDS)
 
     def send(self, verb: str, fields: Message) -> _Part:
         try:
@@ -293,10 +337,14 @@ class _Connection:
             return (yield step)
         except TimeoutError:
             raise _Unanswered(self._socket_path, "the daemon does not answer in time") from None
+        except BlockingIOError:
+            raise _Crowded(self._socket_path, "too many clients connect at once; try again") from None
         except FileNotFoundError:
             raise self._unreachable("no such socket") from None
         except ConnectionRefusedError:
             raise self._unreachable("nobody listens there") from None
+        except UntrustedSocket as error:
+            raise RequestRefused(ErrorCode.NOT_YOURS, str(error)) from None
         except PermissionError:
             raise RequestRefused(
                 ErrorCode.NOT_YOURS, f"{self._socket_path}: another user's daemon; set WEFT_RUNTIME_DIR to your own"

@@ -9,6 +9,7 @@ from pathlib import Path
 from weft.daemon_facts import StorageFacts
 from weft.doctor_facts import Facts
 from weft.finding import Finding, mebibytes, note, ok, problem
+from weft.ledger_trouble import ledger_trouble
 from weft.scheduler.runtime_directory import LOCK_NAME, MAX_PATH_BYTES
 
 LEAST_DISK_BYTES = 1 << 30  # a recording and a log for each job, and models; arbitrary
@@ -108,6 +109,17 @@ def check_lock(facts: Facts) -> Iterable[Finding]:
     )
 
 
+def check_ledger(facts: Facts) -> Iterable[Finding]:
+    status = facts.daemon.status
+    if status is None:
+        return
+    lines = ledger_trouble(status.get("ledger"))
+    for line in lines:
+        yield problem("ledger", f"{line[0].upper()}{line[1:]}.", "Make room in the state directory; see its log.")
+    if not lines:
+        yield ok("ledger", "It takes what is written.")
+
+
 def check_storage(facts: Facts) -> Iterable[Finding]:
     yield from _storage("state-directory", facts.daemon.state_dir, "state_dir (WEFT_STATE_DIR)")
     yield from _storage("runs-directory", facts.daemon.runs_dir, "runs_dir (WEFT_RUNS_DIR)")
@@ -134,5 +146,6 @@ DAEMON_CHECKS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     check_runtime_directory,
     check_socket,
     check_lock,
+    check_ledger,
     check_storage,
 )

@@ -112,9 +112,14 @@ def jobs_table(jobs: Sequence[Message], now: float) -> Table:
             number(job["loss"]),
             f"{duration(now - job['submitted_at'])} ago",
             duration(_elapsed(job, now)),
-            plain_text(job["why"] or job["reason"] or ""),
+            plain_text(job["why"] or reason_text(job)),
         )
     return table
+
+
+def reason_text(job: Message) -> str:
+    """Why it ended as it did: the reason, and the name of the exception that the user's code raised."""
+    return " ".join(filter(None, (job["reason"], job.get("exception"))))
 
 
 def lanes_table(lanes: Mapping[str, Mapping[str, float]]) -> Table:
@@ -153,7 +158,7 @@ def state_sentence(shown: Message) -> str:
     """Why the job waits, or what it does, in one sentence."""
     if shown["why"]:
         return str(shown["why"])
-    reason = f" ({shown['reason']})" if shown["reason"] else ""
+    reason = f" ({reason_text(shown)})" if shown["reason"] else ""
     step = steps_text(shown["step"], shown["steps"])
     return f"{shown['state']}{reason}" + ("" if step == _NONE else f", step {step}")
 
@@ -186,7 +191,7 @@ def show_page(console: Console, shown: Message, now: float) -> None:
 
 def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[str, float]]) -> None:
     """The end of `weft run`: state, validation metrics, where the time went, and the files."""
-    reason = f" ({result['reason']})" if result["reason"] else ""
+    reason = f" ({reason_text(result)})" if result["reason"] else ""
     console.print(plain_text(f"{result['job']} {result['state']}{reason} after {duration(result['seconds'])}"))
     if result.get("error"):
         console.print(plain_text(result["error"]))
@@ -255,16 +260,18 @@ def _history(shown: Message, now: float) -> dict[str, str]:
 
 
 def _outcome(result: Message) -> dict[str, str]:
-    """What is known of the run, by name; `-` where nothing is."""
+    """What is known of the run, by name; `-` where nothing is, and nothing at all of one that has ended badly."""
     limit, measured = result["limit_seconds"], result["iteration_seconds"]
     ratio = f" ({measured / limit:.2f} × the limit of {duration(limit)})" if measured and limit else ""
-    return {
+    facts = {
         "loss": number(result["loss"]),
         "validation": metrics(result["validation"]) or _NONE,
         "iteration": duration(measured) + ratio,
         "model": result["model"] or _NONE,
         "run directory": result["run_dir"] or _NONE,
     }
+    ended_badly = result["state"] in ("failed", "cancelled")
+    return {name: value for name, value in facts.items() if not (ended_badly and value == _NONE)}
 
 
 def _facts(facts: Mapping[str, str]) -> Table:

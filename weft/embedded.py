@@ -38,12 +38,19 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SERVICE_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 
 
+_SAID = "weft: "  # before each line that the command has for people
+
+
 class DaemonDied(DaemonUnreachable):
-    """The embedded daemon ended by itself. The text ends with the last that it wrote to stderr."""
+    """The embedded daemon ended by itself. The text is why it could not start, or ends with the last that it wrote."""
 
     def __init__(self, code: int, tail: str) -> None:
         how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-        Exception.__init__(self, f"the embedded daemon died ({how}); it last wrote:\n{tail or '(nothing)'}")
+        lines = tail.splitlines()
+        plain = "\n".join(line.removeprefix(_SAID) for line in lines)  # whoever tells it puts that before each line
+        knows_why = bool(lines) and all(line.startswith(_SAID) for line in lines)  # and nothing happened before
+        told = f"the embedded daemon died ({how}); it last wrote:\n{plain or '(nothing)'}"
+        Exception.__init__(self, plain if knows_why else told)
 
 
 class Daemon:
@@ -52,7 +59,8 @@ class Daemon:
     workers, threads: CPU workers and the compute threads of each; stand_ins: GPU workers that compute on the CPU;
     gpus: GPUs to use, by default all, or none beside stand-ins; runs_dir: default ./runs; metrics: HOST:PORT, or ""
     for none; drain_seconds: budget of its drain at the end; start_seconds: until its socket must answer.
-    Raises DaemonDied, and DaemonUnreachable when the socket does not answer in time.
+    Raises SpecError for a setting that is not valid, DaemonDied, and DaemonUnreachable when the socket does not answer
+    in time.
     """
 
     def __init__(
@@ -129,7 +137,9 @@ class Daemon:
     def _runs_path(self) -> Path:
         from weft.settings import load_settings
 
-        return Path(self._runs_dir or load_settings({}, os.environ, None).runs_dir or "runs").resolve()
+        flags = {option.removeprefix("--").replace("-", "_"): value for option, value in self._options.items()}
+        settings = load_settings(flags, os.environ, None)  # what is wrong with one is told here, not by the daemon
+        return Path(self._runs_dir or settings.runs_dir or "runs").resolve()
 
     def _wait_until_it_answers(self, client: Client) -> None:
         deadline = time.monotonic() + self._start_seconds
@@ -163,8 +173,7 @@ class Daemon:
     def _tail(self) -> str:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - TAIL_BYTES))
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return "\n".join(line.removeprefix("weft: ") for line in lines)  # whoever tells it puts that before each line
+        return self._stderr.read().decode(errors="replace").strip()
 
 
 def _temporary_directory() -> tempfile.TemporaryDirectory[str]:

@@ -1,11 +1,12 @@
 """Exit codes of the `weft` command, and the one place where an error becomes a sentence on stderr and a code.
 
 a job's own code   run, wait, logs -f, submit -f (128 + N when signal N killed it)
-2  usage, or a spec that is not valid      75   try again later: the queue is full, the daemon drains
+2  usage, or a spec that is not valid      75   try again later: the queue is full, the daemon drains, the job runs
 4  no such job                             77   not yours
 69 no daemon answers                       124  wait timed out
 1  compare: no preset completed; doctor: a problem was found
-130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout, 74 stdout or a file cannot be written
+130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout, 74 stdout, a file or the daemon's ledger cannot be written, or a job's
+files not removed
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ _REFUSALS: dict[str, int] = {
     ErrorCode.TOO_MANY_CONNECTIONS: TRY_LATER,
     ErrorCode.NOT_YOURS: NOT_YOURS,
     ErrorCode.NOTHING_RECORDED: NO_SUCH_JOB,
+    ErrorCode.NOT_ENDED: TRY_LATER,
+    ErrorCode.NOT_REMOVED: CANNOT_WRITE,
     ErrorCode.TIMED_OUT: TIMED_OUT,
+    ErrorCode.LEDGER_UNAVAILABLE: CANNOT_WRITE,
 }
 
 
@@ -100,7 +104,7 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
             leave(BROKEN_PIPE)
         except OSError as error:
             _drop_unwritten()
-            leave(CANNOT_WRITE, str(error))
+            leave(CANNOT_WRITE, _told(error))
         except _spec_error() as error:
             leave(USAGE, str(error))
 
@@ -125,6 +129,15 @@ def _spec_error() -> type[Exception]:
     from weft.spec import SpecError  # imports pydantic: only when some error has got this far
 
     return SpecError
+
+
+def _told(error: OSError) -> str:
+    """An error of the system without its number; one of ours as it is."""
+    if error.strerror is None:
+        return str(error)
+    if error.filename is None:
+        return f"{error.strerror}; check where the output goes, and that its disk is not full"
+    return f"{error.filename}: {error.strerror}; check the path, and that you may write there"
 
 
 def _drop_unwritten() -> None:

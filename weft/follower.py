@@ -22,21 +22,27 @@ MIN_BAR_CELLS = 12  # a bar that is shorter shows no progress
 
 
 def follow(events: Iterable[Message], log: TextIO, progress: TextIO = sys.stderr) -> Message:
-    """Shows events until the last one, which is the result. log, progress: where each of the two goes."""
+    """Shows events until the last one, which is the result. log, progress: where each of the two goes.
+
+    The result is without its `error` where the log has told that: nobody wants to read a traceback twice.
+    """
     console = make_console(progress)
     plain = not console.is_terminal or console.is_dumb_terminal
     result: Message = {}
     validation: Message | None = None
+    told_last = ""
     with _Lines(log, progress) if plain else _Bar(console, log) as view:
         for event in events:
             if "log" in event:
                 view.write(event["log"])
+                told_last = (told_last + event["log"])[-MAX_PARTIAL_CHARS:]
             elif "progress" in event:
-                told, validation = validation, event["progress"]["validation"]
-                view.advance(event["progress"] | {"validation": None if validation == told else validation})
+                before, validation = validation, event["progress"]["validation"]
+                view.advance(event["progress"] | {"validation": None if validation == before else validation})
             elif "result" in event:
                 result = event["result"]
-    return result
+    lines = (result.get("error") or "").rstrip().splitlines()
+    return result | {"error": None} if lines and lines[-1][-MAX_PARTIAL_CHARS // 2 :] in told_last else result
 
 
 class _Lines:

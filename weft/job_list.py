@@ -6,16 +6,20 @@ import sys
 import time
 
 from weft.client import Client
+from weft.ledger_trouble import ledger_trouble
 from weft.result import to_json
 
 
 def list_jobs(*, finished: bool, json: bool) -> None:
-    """Prints the jobs that wait or run, the finished ones too if asked."""
+    """Prints the jobs that wait or run, the finished ones too if asked; on stderr what is amiss with the ledger."""
     from weft.scheduler.job_state import TERMINAL_STATES
 
-    jobs = [job for job in Client().jobs() if finished or job["state"] not in TERMINAL_STATES]
+    listing = Client().listing()
+    jobs = [job for job in listing["jobs"] if finished or job["state"] not in TERMINAL_STATES]
+    for line in ledger_trouble(listing.get("ledger")):
+        print(f"weft: {line}", file=sys.stderr)
     if json:
-        print(to_json({"jobs": jobs}))
+        print(to_json({**listing, "jobs": jobs}))
         return
     from weft.display import jobs_table, make_console
 

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from weft.division import divide
+from weft.error_places import function_place, unit_place, within
 from weft.reference_data import Batch, Data, Microbatch, split
 from weft.reference_replicas import Replicas
 from weft.reference_update import Update, UpdateRecord
@@ -104,7 +105,7 @@ class _Loop:
         self._workload = workload
         self._shares = shares
         self._trains = spec.job.mode == "train"
-        self._units = [module for _, module in units(workload.model)]
+        self._units = units(workload.model)
         self._data = Data.of(workload.train, "train")
         self._held_out = None
         if self._trains and workload.validation is not None:
@@ -161,10 +162,11 @@ class _Loop:
             output = self._forward(step, microbatch)
             if fraction == 0:  # nothing in it counts: a mean over nothing is nan
                 return 0.0
-            loss = self._workload.loss(output, microbatch.targets)
+            with within(function_place("loss")):
+                loss = self._workload.loss(output, microbatch.targets)
         value = _number(loss, "loss")
         if not (math.isfinite(value) or self._strategy.skip_nonfinite):
-            raise NonFiniteLoss(step, value, microbatch.number)
+            raise NonFiniteLoss(step, value, microbatch.number, microbatch.samples.tolist())
         (loss * fraction).backward()  # type: ignore[no-untyped-call]  # torch leaves backward without annotations
         return value * fraction
 
@@ -190,17 +192,19 @@ class _Loop:
                 if fraction == 0:
                     continue
                 for name, function in functions.items():
-                    means[name] += _number(function(output, microbatch.targets), name) * fraction
+                    with within(function_place(name)):
+                        means[name] += _number(function(output, microbatch.targets), name) * fraction
         return means
 
     def _forward(self, step: int, microbatch: Microbatch) -> torch.Tensor:
         value = microbatch.inputs
-        for index, unit in enumerate(self._units):
+        for index, (prefix, unit) in enumerate(self._units):
             key = unit_key(self._job.seed, step, microbatch.number, index)
             torch.default_generator.manual_seed(key)
             if self._device.type == "cuda":
                 torch.cuda.default_generators[self._device.index].manual_seed(key)
-            value = unit(value)
+            with within(unit_place(index, prefix, unit)):
+                value = unit(value)
         return value
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -213,11 +217,19 @@ class _Loop:
                 if part.size == 0:
                     continue
                 seed_unit(self._job.seed, step, part.number, LOADING)  # for a dataset that draws: augmentation
-                inputs, targets = data.samples(indices[part.start : part.start + part.size])
+                samples = indices[part.start : part.start + part.size]
+                inputs, targets = data.samples(samples)
                 weight = weight_of(targets, self._workload.weight)
                 inputs, targets = inputs.to(self._device), targets.to(self._device)
                 microbatches.append(
-                    Microbatch(replica=replica, number=part.number, weight=weight, inputs=inputs, targets=targets)
+                    Microbatch(
+                        replica=replica,
+                        number=part.number,
+                        weight=weight,
+                        inputs=inputs,
+                        targets=targets,
+                        samples=samples,
+                    )
                 )
         return Batch(microbatches, sum(microbatch.weight for microbatch in microbatches))
 

@@ -8,19 +8,22 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from weft.error_places import samples_place, within
 from weft.workload import WorkloadError, as_dataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Microbatch:
     """replica: which one trains on it. number: in the batch, over all replicas; it keys random numbers.
-    weight: what it counts: its samples, or what the user's `Workload.weight` says. inputs, targets: samples first."""
+    weight: what it counts: its samples, or what the user's `Workload.weight` says. inputs, targets: samples first.
+    samples: their numbers in the data."""
 
     replica: int
     number: int
     weight: float
     inputs: torch.Tensor
     targets: torch.Tensor
+    samples: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,12 @@ class Data:
         if type(self.dataset) is TensorDataset:
             parts: Any = [tensor[indices].contiguous() for tensor in self.dataset.tensors]
         else:
-            parts = default_collate([self.dataset[index] for index in indices.tolist()])
+            items: list[Any] = []
+            for index in indices.tolist():
+                with within(f"in sample {index} of Workload.{self.field_name}"):
+                    items.append(self.dataset[index])
+            with within(f"in a batch of {samples_place(self.field_name, indices.tolist())}"):
+                parts = default_collate(items)
         if not (isinstance(parts, (list, tuple)) and len(parts) == 2 and all(map(torch.is_tensor, parts))):
             raise WorkloadError(
                 f"Workload.{self.field_name}: its items are not (input, target) pairs of tensors or numbers; "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from weft.error_places import step_place, within
 from weft.spec import Strategy
 from weft.workers.optimizer import make_optimizer
 from weft.workload import Workload, WorkloadError, make_scheduler
@@ -49,7 +50,8 @@ class Update:
         else:
             if self._clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-            self._optimizer.step()
+            with within(step_place(self._optimizer)):
+                self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._step_scheduler()
 
@@ -57,7 +59,8 @@ class Update:
         if self._scheduler is not None:
             with warnings.catch_warnings():  # torch takes it for a mistake if the first step is one that was skipped
                 warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
-                self._scheduler.step()
+                with within(step_place(self._scheduler)):
+                    self._scheduler.step()
 
 
 def _optimizer(workload: Workload) -> torch.optim.Optimizer:

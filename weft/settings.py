@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from weft.spec import SpecError, explain
+from weft.field_errors import SpecError, explain, shown
 
 
 def _default_runtime_dir() -> Path:
@@ -52,6 +52,13 @@ class Settings(BaseModel):
     )
     max_queued: int = Field(default=1000, ge=1, description="jobs waiting; one more is refused")
     drain_seconds: float = Field(default=20.0, gt=0, allow_inf_nan=False, description="budget of a drain after SIGTERM")
+
+    @field_validator("runtime_dir", "state_dir", "runs_dir")
+    @classmethod
+    def _is_a_path(cls, value: Path | None) -> Path | None:
+        if value is not None and "\0" in str(value):
+            raise ValueError(f"{str(value)!r:.80} holds a NUL, which no path does; write another")
+        return value
 
     @field_validator("metrics")
     @classmethod
@@ -111,13 +118,19 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file
 def _daemon_table(path: Path) -> dict[str, Any]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(f"{path}: cannot be read as TOML: {error}") from None
+    except OSError as error:
+        problem = error.strerror or "not a file"
+        raise SpecError(f"{path}: cannot be read ({problem}); make it readable, or give another by --config") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: cannot be read as TOML: byte {error.start} is not UTF-8; save it as UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        problem = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise SpecError(f"{path}: cannot be read as TOML: {problem}; mend it, or give another by --config") from None
     if unknown := sorted(set(tables) - {"daemon"}):
         raise SpecError(f"{path}: {unknown[0]!r:.80}: unknown key; the settings stand under [daemon]")
     table = tables.get("daemon", {})
     if not isinstance(table, dict):
         raise SpecError(
-            f"{path}: daemon: {table!r:.80} is no table; write [daemon] on a line and the settings below it"
+            f"{path}: daemon: {shown(table)} is no table; write [daemon] on a line and the settings below it"
         )
     return table

@@ -8,7 +8,7 @@ be a fixed number, or one that grows evenly with the microbatch (samples, or sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 
 Shape = tuple[int, ...]
@@ -30,15 +30,6 @@ def shape_of(size: int, known: Mapping[int, Shape]) -> Shape:
     if not 0 < size <= high or low == high:
         raise KeyError(size)
     return _between(size, (low, known[low]), (high, known[high]))
-
-
-def strides_of(shape: Shape, order: Sequence[int]) -> Shape:
-    """Of a dense tensor whose dimensions lie in memory in this order, the outermost first."""
-    strides, step = [0] * len(shape), 1
-    for dimension in reversed(order):
-        strides[dimension] = step
-        step *= max(1, shape[dimension])
-    return tuple(strides)
 
 
 def check_affine(known: Mapping[int, Shape]) -> None:

@@ -6,16 +6,16 @@ the socket as the mapping that `JobSpec.to_wire` returns and is built again on t
 
 from __future__ import annotations
 
-import difflib
-import reprlib
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from weft.strategy import BRANCHES, MAX_COUNT, Section
+from weft.field_errors import SpecError as SpecError
+from weft.field_errors import explain, shown, shown_key
+from weft.strategy import MAX_COUNT, TRAINED_AXES, Section
 from weft.strategy import Strategy as Strategy
 
 MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
@@ -23,20 +23,18 @@ MAX_ARGS_INTEGER = 2**63  # what msgpack and SQLite carry
 MAX_PROFILED_ITERATIONS = 100  # each event of theirs is in a worker's memory until the last one is over
 
 
-class SpecError(ValueError):
-    """A job spec (or an override of one) that cannot be accepted. The text names the field and the remedy."""
-
-
 class JobSection(Section):
     """What to train: the entry point, its arguments and how long."""
 
-    entry: str = Field(description="FILE.py:FUNCTION, the file relative to the spec's own directory")
+    entry: str = Field(
+        description="FILE.py:FUNCTION, the file relative to the spec's own directory", examples=["digits.py:workload"]
+    )
     args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the entry function")
     epochs: int | None = Field(
         default=None, ge=1, le=MAX_COUNT, description="passes over the training data; or give steps"
     )
     steps: int | None = Field(default=None, ge=1, le=MAX_COUNT, description="training iterations; or give epochs")
-    batch_size: int = Field(ge=1, le=MAX_COUNT, description="samples in one global batch")
+    batch_size: int = Field(ge=1, le=MAX_COUNT, description="samples in one global batch", examples=[100])
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the model, the data order and dropout")
     priority: int = Field(default=0, ge=-1000, le=1000, description="higher runs first; equal ones in submit order")
     mode: Literal["train", "forward"] = Field(
@@ -60,8 +58,10 @@ class JobSection(Section):
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give exactly one of epochs and steps")
+        if self.epochs is None and self.steps is None:
+            raise ValueError("neither epochs nor steps is given; write one of them, for example epochs = 10")
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(f"epochs = {self.epochs} and steps = {self.steps} are both given; leave one of them out")
         return self
 
 
@@ -75,7 +75,7 @@ class ProfileSection(Section):
 class JobSpec(Section):
     """One training run: tables `[job]`, `[strategy]`, `[profile]`, and the directory that `entry` is relative to.
 
-    Errors: `SpecError` from `load`, `parse` and `from_wire`; pydantic's `ValidationError` from the constructor.
+    Errors: `SpecError`, from the constructor as from `load` and `parse`.
     """
 
     job: JobSection
@@ -92,7 +92,19 @@ class JobSpec(Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
-        """Reads a TOML spec; `overrides` are `key.path=value` with a TOML value (a bare word is taken as a string)."""
+        """Reads a TOML spec; `overrides` are `key.path=value` with a TOML value (a bare word is taken as a string).
+
+        A preset among them replaces the file's strategy, see `load_replacing`.
+        """
+        return cls.load_replacing(path, overrides)[0]
+
+    @classmethod
+    def load_replacing(cls, path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobSpec, tuple[str, ...]]:
+        """As `load`, and the axes of the file that a preset among the overrides has replaced by other values.
+
+        It replaces all but TRAINED_AXES: a file's `stages` belong to the strategy that the file had in mind, and many
+        a preset could not be beside them. Axes among the overrides count before the preset's row.
+        """
         path = Path(path)
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -100,24 +112,30 @@ class JobSpec(Section):
             raise SpecError(f"{path}: no such file; give the path of a job spec in TOML") from None
         except IsADirectoryError:
             raise SpecError(f"{path} is a directory; give the path of a job spec in TOML") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"{path}: cannot be read ({error}); give the path of a job spec in TOML") from error
+        except OSError as error:
+            raise SpecError(f"{path}: cannot be read ({error.strerror}); make it readable, or give another") from error
+        except UnicodeDecodeError as error:
+            raise SpecError(f"{path}: cannot be read: byte {error.start} is not UTF-8; save it as UTF-8") from error
         except tomllib.TOMLDecodeError as error:
             raise SpecError(f"{path}: not valid TOML: {error}") from error
         except RecursionError:
             raise SpecError(f"{path}: not read: nested too deep; at most {MAX_ARGS_DEPTH} levels are taken") from None
         except ValueError:  # a NUL in the path
             raise SpecError(f"{str(path)!r}: no such file; give the path of a job spec in TOML") from None
+        replaced = _take_strategy(tables) if any(key_of(each) == _PRESET for each in overrides) else {}
         for override in overrides:
             apply_override(tables, override)
         tables.setdefault("directory", str(path.resolve().parent))
-        return cls.parse(tables, source=str(path))
+        spec = cls.parse(tables, source=str(path))
+        now = spec.to_wire()["strategy"]
+        given = {key[1] for key in map(key_of, overrides) if key[0] == "strategy" and len(key) > 1} - {"preset"}
+        return spec, tuple(axis for axis, value in replaced.items() if axis not in given and now.get(axis) != value)
 
     @classmethod
     def parse(cls, tables: Mapping[str, Any], source: str = "job spec") -> JobSpec:
         """Validates a nested mapping; `source` names it in errors."""
         if not isinstance(tables, Mapping):
-            raise SpecError(f"{source}: spec: {type(tables).__name__} is no mapping; give the [job] table at least")
+            raise SpecError(f"{source}: {shown(tables)} is no table of keys and values; give the [job] table at least")
         try:
             return cls.model_validate(dict(tables))
         except ValidationError as error:
@@ -145,45 +163,28 @@ class JobSpec(Section):
             )
 
 
+_PRESET = ("strategy", "preset")
+
+
+def key_of(override: str) -> tuple[str, ...]:
+    """What an override sets: the names of the tables, then of the key."""
+    return tuple(part.strip() for part in override.partition("=")[0].split("."))
+
+
+def _take_strategy(tables: dict[str, Any]) -> dict[str, Any]:
+    """Takes the strategy out of a file's tables, and returns it; what it says of what is trained stays."""
+    table = tables.get("strategy")
+    if not isinstance(table, dict):
+        return {}
+    tables["strategy"] = {axis: value for axis, value in table.items() if axis in TRAINED_AXES}
+    return {axis: value for axis, value in table.items() if axis not in TRAINED_AXES}
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:  # a name that is too long, a directory that may not be searched
         return False
-
-
-def explain(error: ValidationError, model: type[BaseModel], source: str | Callable[[str], str]) -> str:
-    """One line for each problem: the field's path, what is wrong, what to write instead.
-
-    source: where all values come from, or a function of a top-level field that says where that one does.
-    """
-    lines = []
-    for problem in error.errors():
-        path = [part for part in problem["loc"] if part not in BRANCHES]
-        where = ".".join(map(_one_line, path)) or "spec"
-        if problem["type"] == "extra_forbidden":
-            text = f"unknown key{_suggestion(path, model)}"
-        elif problem["type"] == "missing":
-            text = f"missing; add {where.rpartition('.')[2]} = ..."
-        else:
-            text = _TABLE_WANTED if problem["type"] == "model_type" else problem["msg"].removeprefix("Value error, ")
-            if problem["type"] not in _VALUE_IS_NAMED:
-                text = f"{text}, not {_SHORT.repr(problem['input']):.80}"
-        origin = source if isinstance(source, str) else source(where)
-        lines.append(f"{origin}: {where}: {text}")
-    return "\n".join(lines)
-
-
-def _one_line(key: int | str) -> str:
-    """A key as it stands, or quoted where it would break the line; a line is one problem."""
-    text = str(key)
-    return f"{text:.80}" if text.isprintable() else f"{text!r:.80}"
-
-
-_TABLE_WANTED = "Input should be a table of keys and values"
-_VALUE_IS_NAMED = ("value_error", "too_short", "too_long")
-_SHORT = reprlib.Repr()  # plain repr fails on what is nested too deep
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def _is_unicode(text: str) -> bool:
@@ -205,9 +206,9 @@ def _check_plain(value: Any, where: str, deeper: int) -> None:
         case dict():
             for key, part in value.items():
                 if not isinstance(key, str):
-                    raise ValueError(f"{where}: the key {key!r:.80} is no text; write it as a string")
+                    raise ValueError(f"{where}: the key {shown(key)} is no text; write it in quotes")
                 _check_plain(key, f"{where}'s key {key!r:.80}", deeper)
-                _check_plain(part, f"{where}.{_one_line(key)}", deeper - 1)
+                _check_plain(part, f"{where}.{shown_key(key)}", deeper - 1)
         case list():
             for number, part in enumerate(value):
                 _check_plain(part, f"{where}.{number}", deeper - 1)
@@ -215,29 +216,9 @@ def _check_plain(value: Any, where: str, deeper: int) -> None:
             raise ValueError(f"{where} does not fit 64 bits; write it as a string or a float")
         case _:
             raise ValueError(
-                f"{where} is {type(value).__name__}; use text, numbers, booleans, lists and tables (a date as text)"
+                f"{where} = {shown(value)} cannot be handed on; write text, numbers, booleans, lists and tables, "
+                "a date as text"
             )
-
-
-def _suggestion(path: Sequence[int | str], model: type[BaseModel]) -> str:
-    section = model
-    for part in path[:-1]:
-        if isinstance(part, int):  # a place in a list
-            continue
-        field = section.model_fields.get(part)
-        inner = None if field is None else _section_in(field.annotation)
-        if inner is None:
-            return ""
-        section = inner
-    names = difflib.get_close_matches(str(path[-1]), section.model_fields, n=1)
-    return f"; did you mean {names[0]}?" if names else f"; known here: {', '.join(sorted(section.model_fields))}"
-
-
-def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The table that an annotation takes, alone, in a list or in a union."""
-    if parts := get_args(annotation):
-        return next((section for part in parts if (section := _section_in(part)) is not None), None)
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def apply_override(tables: dict[str, Any], override: str) -> None:
@@ -255,5 +236,5 @@ def apply_override(tables: dict[str, Any], override: str) -> None:
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise SpecError(f"--set {override!r:.80}: {part} is not a table; give a key that stands in a table")
+            raise SpecError(f"--set {override!r:.80}: {part} is no table; give a key that stands in a table")
     table[parts[-1]] = value

@@ -19,11 +19,13 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     Tag,
+    ValidationError,
     WithJsonSchema,
     model_serializer,
     model_validator,
 )
 
+from weft.field_errors import LIST, NUMBER, WORD, SpecError, explain
 from weft.presets import PRESETS
 
 MAX_MICROBATCHES = 1024  # a board word and two slots each; more is a typing error
@@ -34,17 +36,32 @@ MAX_BUCKET_MIB = 4096
 MAX_PREFETCH = 16  # whole batches, and slots of a device: they are memory
 MAX_COUNT = 2**31 - 1  # an iteration's number has to fit a board word
 
-# pydantic puts the branch of a union into an error's path; `explain` takes these out again
-NUMBER, LIST, WORD = "<number>", "<list>", "<word>"
-BRANCHES = frozenset({NUMBER, LIST, WORD})
-
 _CUT = ("stages", "split")  # of every replica where `replicas` is no list; a listed one has its own
+
+# What is trained, not how the work is divided: no preset names one, and none that is chosen later takes one away.
+TRAINED_AXES = frozenset({"precision", "clip_norm", "skip_nonfinite"})
 
 
 class Section(BaseModel):
-    """A table of a spec: frozen once it is built, no unknown keys, no conversions."""
+    """A table of a spec: frozen once it is built, no unknown keys, no conversions. Errors: SpecError."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise SpecError(explain(error, type(self), type(self).__name__)) from None
+
+    # For pydantic an __init__ of ours would be one to call for each table inside another, which would lose its path.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self).model_fields:
+            raise SpecError(
+                f"{type(self).__name__}: {name}: frozen, cannot be changed; build another with {name} = ..."
+            )
+        super().__setattr__(name, value)
 
 
 def _branch(value: object) -> str:
@@ -149,7 +166,7 @@ _PresetName = Annotated[str, AfterValidator(_known_preset), WithJsonSchema({"typ
 class Strategy(Section):
     """How to run it: the axes of the plan.
 
-    Errors: `ValueError` (pydantic's `ValidationError`) that names the axis, the value and the remedy.
+    Errors: `SpecError` that names the axis, the value and the remedy.
     """
 
     preset: _PresetName | None = Field(

@@ -29,7 +29,7 @@ def time_summary(shown: Message) -> dict[str, Any]:
         "predicted_iteration_seconds": plan.get("predicted_iteration_seconds"),
         "limit_ratio": seconds / limit if seconds and limit else None,
         "nothing": None if lanes else why_nothing(shown),
-        "diagnosis": _diagnosis(shown, lanes, time.get("stalls") or ()),
+        "diagnosis": _diagnosis(shown, lanes, time),
         "bubble_ratio": time.get("bubble_ratio"),
         "imbalance": time.get("imbalance"),
         "lanes": _lanes(lanes),
@@ -54,13 +54,14 @@ def why_nothing(shown: Message) -> str:
     return f"{job} {state}{reason} before it ran anything" + (f": {error}" if error else ".")
 
 
-def _diagnosis(shown: Message, lanes: Mapping[str, Message], stalls: Sequence[Message]) -> dict[str, str] | None:
+def _diagnosis(shown: Message, lanes: Mapping[str, Message], time: Message) -> dict[str, Any] | None:
     found = diagnose(
         Times(
             lanes={lane: told["modes"] for lane, told in lanes.items()},
-            stalls=stalls,
+            stalls=time.get("stalls") or (),
             overlap=shown.get("overlap") or {},
             plan=shown.get("plan") or {},
+            path=time.get("critical_path"),
         )
     )
     return asdict(found) if found else None

@@ -1,25 +1,22 @@
-"""Trial: one job file under one preset, as `weft compare` runs it. What counts where both name an axis is told here.
+"""Trial: one job file under one preset, as `weft compare` runs it.
 
-    --set  ›  the preset's row  ›  the job file
+    --set  ›  the preset's row  ›  what is trained, as the job file has it  ›  defaults
 
-The row counts before the file, unlike in `weft run`: a file that says schedule = "1f1b" would turn `gpipe` into 1F1B,
-and the two would be compared under one plan. An axis that the row does not name is kept from the file, unless the
-strategy that comes out could not be (`stages` beside a list of replicas); then it is left out, too.
+That is what `weft run FILE --set strategy.preset=NAME` runs: the preset replaces the file's strategy. An axis that
+--set gives counts for all presets; beside a row with which it makes no strategy (`stages` beside a list of replicas) it
+is left out.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Self
-
-from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from weft.presets import PRESETS
-from weft.spec import JobSpec, SpecError
+from weft.spec import JobSpec, SpecError, key_of
 
 AS_IS = ("as-is", "none")  # instead of a preset: the file as it stands, its own preset included
 
@@ -46,32 +43,15 @@ def make_trials(path: Path, overrides: Sequence[str], presets: Iterable[str], st
     names = list(presets)
     for name in names:
         _check_name(name)
-    file = _JobFile.load(path, overrides)
-    assert isinstance(file, _JobFile)
-    spec = JobSpec.parse(file.to_wire(), source=str(path))
-    if steps is not None:
-        job = {key: value for key, value in spec.to_wire()["job"].items() if key != "epochs"}
-        spec = JobSpec.parse(spec.to_wire() | {"job": job | {"steps": steps}}, source="--steps")
-    spec.check_files()
-    axes_set = _axes_set(overrides)
-    return [_trial(name, spec, file.strategy_table, axes_set) for name in names]
+    trials = [_trial(name, path, overrides) for name in names]
+    for trial in trials:
+        trial.spec.check_files()
+    return trials if steps is None else [replace(trial, spec=_of_steps(trial.spec, steps)) for trial in trials]
 
 
-class _JobFile(JobSpec):
-    """A spec that remembers its [strategy] table as it was given: without the row of the table's own preset."""
-
-    _strategy_table: dict[str, Any] = PrivateAttr(default_factory=dict)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _remember(cls, tables: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        spec = handler(tables)
-        spec._strategy_table = dict(tables.get("strategy", {}))
-        return spec
-
-    @property
-    def strategy_table(self) -> Mapping[str, Any]:
-        return self._strategy_table
+def _of_steps(spec: JobSpec, steps: int) -> JobSpec:
+    job = {key: value for key, value in spec.to_wire()["job"].items() if key != "epochs"}
+    return JobSpec.parse(spec.to_wire() | {"job": job | {"steps": steps}}, source="--steps")
 
 
 def _check_name(name: str) -> None:
@@ -83,26 +63,31 @@ def _check_name(name: str) -> None:
     raise SpecError(f"--presets: {name!r:.80} is no preset; {remedy}")
 
 
-def _axes_set(overrides: Sequence[str]) -> set[str]:
-    """The axes that --set gives: those count before a preset's row."""
-    keys = [[part.strip() for part in override.partition("=")[0].split(".")] for override in overrides]
-    return {parts[1] for parts in keys if parts[0] == "strategy" and len(parts) > 1}
-
-
-def _trial(name: str, spec: JobSpec, given: Mapping[str, Any], axes_set: set[str]) -> Trial:
-    """The spec as it is, or under the preset with as many of the given axes as can be kept."""
+def _trial(name: str, path: Path, overrides: Sequence[str]) -> Trial:
+    """The spec as it is, or under the preset with as many of the axes that --set gives as can be kept."""
     if name in AS_IS:
-        return Trial(preset=name, spec=spec)
-    row = PRESETS[name].axes
-    given = {axis: value for axis, value in given.items() if axis != "preset"}
-    overruled = [axis for axis in given if axis in row and axis not in axes_set and given[axis] != row[axis]]
-    kept = {axis: value for axis, value in given.items() if axis not in overruled}
-    for num_unfit in range(len(kept) + 1):
-        for unfit in combinations(kept, num_unfit):
-            table = {axis: value for axis, value in kept.items() if axis not in unfit} | {"preset": name}
+        return Trial(preset=name, spec=JobSpec.load(path, overrides))
+    axes = list(dict.fromkeys(axis for axis in map(_axis, overrides) if axis not in ("", "preset")))
+    for num_unfit in range(len(axes) + 1):
+        for unfit in combinations(axes, num_unfit):
+            fitting = [each for each in overrides if _axis(each) not in ("preset", *unfit)]
             try:
-                fitting = JobSpec.parse(spec.to_wire() | {"strategy": table})
-            except SpecError:
+                spec, replaced = JobSpec.load_replacing(path, [*fitting, f"strategy.preset={name}"])
+            except SpecError as error:
+                if not _is_of_axes_together(error, path):
+                    raise
                 continue
-            return Trial(preset=name, spec=fitting, left_out=(*overruled, *unfit))
+            left_out = dict.fromkeys(axis for axis in (*replaced, *unfit) if axis != "preset")
+            return Trial(preset=name, spec=spec, left_out=tuple(left_out))
     raise AssertionError(f"the row of {name} is no strategy by itself")
+
+
+def _is_of_axes_together(error: SpecError, path: Path) -> bool:
+    """Whether each axis is right, but they do not agree: then one can be left out. A typing error is told."""
+    return all(line.startswith(f"{path}: strategy: ") for line in str(error).splitlines())
+
+
+def _axis(override: str) -> str:
+    """Of the strategy, or empty for an override of something else."""
+    key = key_of(override)
+    return key[1] if key[0] == "strategy" and len(key) > 1 else ""

@@ -16,6 +16,7 @@ import typer
 from weft import __version__
 from weft.client import Client
 from weft.doctor import doctor
+from weft.ended_job_verbs import restart, rm
 from weft.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
 from weft.job_list import list_jobs
 from weft.presets import PRESETS
@@ -40,7 +41,12 @@ app = typer.Typer(
 SpecPath = Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The job spec.")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Overrides a key of the spec; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Overrides a key of the spec; repeatable. strategy.preset=NAME replaces the spec's strategy.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Workers = Annotated[int | None, typer.Option(metavar="N", help="CPU workers; 0: one for each THREADS usable cores.")]
@@ -81,6 +87,7 @@ def run(
         from weft.reference_run import run_reference
 
         result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"))
+        result |= {"error": None}  # it stands on stderr
         lanes: Message = {}
     else:
         from weft.embedded import Daemon
@@ -133,8 +140,9 @@ def compare(
 ) -> None:
     """Train one job under several presets, one after another, and compare where the time went.
 
-    A preset's row counts before the spec's own strategy, and --set before both. Unless --workers and --stand-ins say
-    otherwise, each preset has as many workers as it needs. Ctrl-C cancels the running job and prints the table so far.
+    A preset replaces the spec's own strategy, as --set strategy.preset=NAME does, and --set counts before it. Unless
+    --workers and --stand-ins say otherwise, each preset has as many workers as it needs. Ctrl-C cancels the running job
+    and prints the table so far.
     """
     from weft.compare import Machine, comparison, run_trials, set_agreement, tell_what_differs
     from weft.trial import make_trials
@@ -167,6 +175,9 @@ def daemon(
     metrics: Metrics = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="By default ./weft.toml, if any.")] = None,
     drain_seconds: Annotated[float | None, typer.Option(metavar="S", help="Budget of a drain at SIGTERM.")] = None,
+    accept_empty_ledger: Annotated[
+        bool, typer.Option("--accept-empty-ledger", help="Start although the ledger is lost, without its jobs.")
+    ] = False,
     parent: Annotated[int | None, typer.Option(metavar="PID", help="Stop when it ends.", hidden=True)] = None,
 ) -> None:
     """Run the daemon in the foreground until SIGTERM."""
@@ -187,7 +198,7 @@ def daemon(
     settings = load_settings(flags, os.environ, config)
     from weft.scheduler.daemon import main as daemon_main
 
-    raise SystemExit(daemon_main(settings))
+    raise SystemExit(daemon_main(settings, accept_empty_ledger=accept_empty_ledger))
 
 
 @app.command(epilog="Example: weft submit digits.toml --set job.seed=8 --id digits-seed-8 -f")
@@ -299,6 +310,8 @@ def status(json: Json = False) -> None:
     return status_page(make_console(sys.stdout), answer)
 
 
+app.command(epilog="Example: weft restart digits-1")(restart)
+app.command(epilog="Example: weft rm --older-than 30d --dry-run")(rm)
 app.command(epilog="Example: weft top digits-1 --interval 2")(top)
 app.command(epilog="Example: weft trace digits-1 -o trace.json --svg digits.svg")(trace)
 app.command(epilog="Example: weft plot digits-1 -o digits.png")(plot)
@@ -322,11 +335,16 @@ def _options(
 
 
 def _load_spec(path: Path, overrides: list[str] | None, profile: int | None = None) -> JobSpec:
-    from weft.spec import JobSpec
+    from weft.scheduler.admission import problem_of_spec
+    from weft.spec import JobSpec, SpecError
 
     profiled = [] if profile is None else [f"profile.iterations={profile}"]
-    spec = JobSpec.load(path, [*profiled, *(overrides or ())])
+    spec, replaced = JobSpec.load_replacing(path, [*profiled, *(overrides or ())])
+    if replaced:
+        print(f"weft: preset {spec.strategy.preset} replaces {', '.join(replaced)} of {path}", file=sys.stderr)
     spec.check_files()
+    if (problem := problem_of_spec(spec)) is not None:
+        raise SpecError(f"{path}: {problem}")
     return spec
 
 

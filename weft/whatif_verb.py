@@ -63,13 +63,12 @@ def _print(answer: Answer) -> None:
     console = make_console(sys.stdout)
     what = " ".join(answer.settings) or "as it ran"
     console.print(f"{answer.job}, {answer.iterations} recorded iterations; {what}", soft_wrap=True)
+    console.print(headline(answer), soft_wrap=True)
     console.print(_table(answer))
     for what, outlook in zip(("as it ran", "what if"), _outlooks(answer), strict=False):
         console.print(f"critical cycle {what}: {outlook.critical_cycle or 'not sought: too many tasks'}")
-    console.print(
-        f"predicted = measured × {answer.ratio:.3g}, the ratio of the two simulations; the simulation of the job as it "
-        f"ran is off by {100 * answer.baseline_error:+.1f} %"
-    )
+    if answer.settings and answer.ratio is not None:
+        console.print(f"predicted = measured × {answer.ratio:.3g}, the ratio of the two simulations")
     console.print(
         f"simulated with {duration(answer.wake_seconds)} for a wake-up and {duration(answer.dispatch_seconds)} for "
         "reports and dispatch of each task, as measured"
@@ -78,25 +77,45 @@ def _print(answer: Answer) -> None:
         console.print(f"note: {note}")
 
 
+def headline(answer: Answer) -> str:
+    """What is predicted, and how far that can be trusted, in one sentence."""
+    from weft.display import duration
+
+    doubt = f": {answer.doubt}" if answer.doubt else ""
+    if not answer.settings:
+        return f"the simulation of the job as it ran is off by {100 * answer.baseline_error:+.1f} %{doubt}"
+    if answer.predicted_seconds is None:
+        return f"no prediction{doubt}"
+    return f"predicted: {_predicted(answer)} an iteration, {duration(answer.measured_seconds)} as it ran{doubt}"
+
+
+def _predicted(answer: Answer) -> str:
+    from weft.display import duration
+
+    low, high = duration(answer.predicted_low_seconds), duration(answer.predicted_high_seconds)
+    return duration(answer.predicted_seconds) if answer.doubt is None else f"{low} to {high}"
+
+
 def _outlooks(answer: Answer) -> list[Outlook]:
-    return [answer.before, answer.after] if answer.settings else [answer.before]
+    return [answer.before, *([answer.after] if answer.settings and answer.after else [])]
 
 
 def _table(answer: Answer) -> Table:
     from weft.display import duration, make_table, percent, plain_text
 
     outlooks = _outlooks(answer)
-    table = make_table("", "as it ran", *(["what if"] if answer.settings else []))
+    changed = len(outlooks) > 1
+    table = make_table("", "as it ran", *(["what if"] if changed else []))
     cells = {
         "measured iteration": [duration(answer.measured_seconds), "-"],
         "simulated": [duration(each.iteration_seconds) for each in outlooks],
-        "predicted": [duration(answer.measured_seconds), duration(answer.predicted_seconds)],
-        "ratio": ["1", f"{answer.ratio:.3g}"],
+        "predicted": [duration(answer.measured_seconds), _predicted(answer)],
+        "ratio": ["1", "-" if answer.ratio is None else f"{answer.ratio:.3g}"],
         "limit": [duration(each.limit_seconds) for each in outlooks],
         "bubble": [percent(100 * each.bubble_ratio) for each in outlooks],
         "bottleneck": [f"{each.bottleneck}, busy {percent(100 * each.bottleneck_busy)}" for each in outlooks],
     }
     for name, row in cells.items():
-        if answer.settings or name not in ("predicted", "ratio"):
+        if changed or name not in ("predicted", "ratio"):
             table.add_row(name, *(plain_text(cell) for cell in row[: len(outlooks)]))
     return table

@@ -18,6 +18,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import Dataset, TensorDataset
 
+from weft.error_places import within
+
 BatchFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 WeightFunction = Callable[[torch.Tensor], float | torch.Tensor]
 SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -25,6 +27,11 @@ SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
 
 class WorkloadError(Exception):
     """The user's workload cannot be trained as the spec asks. The text says what to change."""
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for whoever gave it."""
+    return "None" if value is None else type(value).__name__
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +73,7 @@ def as_dataset(data: Any, field_name: str) -> Dataset[Any]:
         return TensorDataset(inputs, targets)
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise WorkloadError(
-            f"Workload.{field_name} is {type(data).__name__}; give a map-style dataset with __len__ and __getitem__, "
+            f"Workload.{field_name} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "
             "or a pair of tensors (inputs, targets)"
         )
     dataset: Dataset[Any] = data
@@ -80,9 +87,10 @@ def weight_of(target: torch.Tensor, function: WeightFunction | None) -> float:
     """
     if function is None:
         return len(target)
-    value = function(target)
+    with within("in Workload.weight"):
+        value = function(target)
     if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
-        shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else kind_of(value)
         raise WorkloadError(f"Workload.weight returned {shape}; it must return a number, or a tensor of one")
     weight = float(value)
     if not (math.isfinite(weight) and weight >= 0):
@@ -97,10 +105,11 @@ def make_scheduler(factory: SchedulerFactory | None, optimizer: torch.optim.Opti
     """
     if factory is None:
         return None
-    scheduler = factory(optimizer)
+    with within("in Workload.scheduler"):
+        scheduler = factory(optimizer)
     if not isinstance(scheduler, LRScheduler):
         raise WorkloadError(
-            f"Workload.scheduler returned {type(scheduler).__name__}; it must return a "
+            f"Workload.scheduler returned {kind_of(scheduler)}; it must return a "
             "torch.optim.lr_scheduler.LRScheduler, for example CosineAnnealingLR(optimizer, T_max=100)"
         )
     if isinstance(scheduler, ReduceLROnPlateau):

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from weft.client import RequestRefused
+
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, LINE, SECONDS = _REAL["RealDaemon"], _REAL["LINE"], _REAL["SECONDS"]
 
@@ -36,9 +38,9 @@ def is_one_paragraph(text: str) -> bool:
 SPECS: dict[str, tuple[str, str]] = {
     "an unknown key": ("steps = 3\nbatchsize = 4", r"job.batchsize: unknown key; did you mean batch_size?"),
     "a key of a table that is unknown": ("[strategy]\nstage = 2", "strategy.stage: unknown key; did you mean stages?"),
-    "a wrong type": ('steps = "3"', "job.steps: Input should be a valid integer, not '3'"),
-    "a value out of range": ("steps = 0", "job.steps: Input should be greater than or equal to 1, not 0"),
-    "neither steps nor epochs": ("", "give exactly one of epochs and steps"),
+    "a wrong type": ('steps = "3"', "job.steps: '3' is no whole number; write one without quotes"),
+    "a value out of range": ("steps = 0", "job.steps: 0 is too small; write 1 or more"),
+    "neither steps nor epochs": ("", "neither epochs nor steps is given; write one of them"),
     "a schedule that is not known": ('steps = 3\n[strategy]\nschedule = "zigzag"', "strategy.schedule: "),
     "what is no TOML": ("steps = = 3", "not valid TOML"),
 }
@@ -162,27 +164,6 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         "invalid-plan",
         "strategy.stages = 2, but the model can be cut into at most 1 stages",
     ),
-    "more replicas than workers": (
-        workload_with(),
-        {"strategy": {"replicas": 9}},
-        2,
-        "invalid-plan",
-        "needs 9 CPU workers and this daemon has",
-    ),
-    "more devices than there are": (
-        workload_with(),
-        {"strategy": {"replicas": [{"device": "gpu", "stages": 9}]}},
-        2,
-        "invalid-plan",
-        "use fewer replicas, or start the daemon with --stand-ins 9",
-    ),
-    "fewer samples in a batch than microbatches": (
-        workload_with(),
-        {"batch_size": 2, "strategy": {"microbatches": 3}},
-        2,
-        "invalid-plan",
-        "job.batch_size = 2 is smaller than strategy.microbatches = 3",
-    ),
     "a dataset of length 0": (
         workload_with(train="(inputs[:0], inputs[:0])"),
         {},
@@ -190,19 +171,12 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         "invalid-workload",
         "Workload.train has length 0; give at least one sample",
     ),
-    "more stages than workers": (
-        workload_with(),
-        {"strategy": {"stages": 4}},
-        2,
-        "invalid-plan",
-        "strategy.stages = 4 needs 4 CPU workers and this daemon has 3; use fewer stages",
-    ),
     "a loss that is no number": (
         in_training("output = output * float('nan')"),
         {},
         1,
         "non-finite-loss",
-        "loss is nan at step 6 (microbatch 0); lower the learning rate",
+        "loss is nan at step 6 (microbatch 0: samples ",
     ),
     "a loss that is no scalar": (
         workload_with(loss="(lambda output, target: output)"),
@@ -227,6 +201,66 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "an abort": (in_training("os.abort()"), {}, 128 + signal.SIGABRT, "worker-lost", "cpu-0 died of signal 6"),
     "a segfault": (in_training("ctypes.string_at(0)"), {}, 128 + signal.SIGSEGV, "worker-lost", "died of signal 11"),
 }
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {  # strategy and job, part of the message
+    "more stages than workers": (
+        {"strategy": {"stages": 4}},
+        "strategy.stages = 4 needs 4 CPU workers and this daemon has 3; use fewer stages, or start",
+    ),
+    "more replicas than workers": ({"strategy": {"replicas": 9}}, "needs 9 CPU workers and this daemon has"),
+    "more devices than there are": (
+        {"strategy": {"replicas": [{"device": "gpu", "stages": 9}]}},
+        "use fewer replicas, or start the daemon with --stand-ins 9",
+    ),
+    "fewer samples in a batch than microbatches": (
+        {"batch_size": 2, "strategy": {"microbatches": 3}},
+        "job.batch_size = 2 is smaller than strategy.microbatches = 3; a microbatch needs at least one sample",
+    ),
+    "replicas that steal and lag differently": (
+        {"strategy": {"replicas": 2, "share": "stealing", "staleness": [0, 1]}},
+        "strategy.staleness = [0, 1] differs between replicas",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_job_that_can_never_run_here_is_refused_before_it_is_acknowledged(daemon: RealDaemon, name: str) -> None:
+    """It was accepted, imported and then failed."""
+    options, told = REFUSED[name]
+    spec = daemon.spec("raise SystemExit('nobody imports this')", **options)
+    done = daemon.weft("submit", daemon.spec_file(spec))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert is_one_paragraph(done.stderr)
+    with pytest.raises(RequestRefused) as refused:  # whoever asks the daemon itself
+        daemon.client.submit(spec, job=f"refused-{len(name)}")
+    assert refused.value.code == "invalid-spec"
+    assert told in refused.value.message
+    with pytest.raises(RequestRefused, match="no job"):
+        daemon.client.show(f"refused-{len(name)}")
+
+
+@pytest.mark.slow
+def test_a_job_that_the_daemon_knows_is_submitted_again_although_it_has_fewer_workers_now(own_daemon: Any) -> None:
+    daemon = own_daemon(workers=2)
+    spec = daemon.spec(strategy={"stages": 2})
+    assert daemon.client.wait(daemon.submit(spec, job="wide"), SECONDS)["state"] == "completed"
+    daemon.stop()
+    daemon._options["workers"] = 1
+    daemon.start()
+    assert daemon.client.submit(spec, job="wide") == {"job": "wide", "created": False}
+
+
+@pytest.mark.slow
+def test_a_batch_above_the_data_set_is_one_line_of_warning(serving: RealDaemon) -> None:
+    job = serving.submit(serving.spec(batch_size=1000))
+    result = serving.client.wait(job, SECONDS)
+    assert result["state"] == "completed"
+    warnings = [line for line in serving.log_of(job).splitlines() if "warning" in line]
+    [line] = warnings
+    assert "job.batch_size = 1000 is more than the 48 samples of Workload.train; every batch has 48" in line
 
 
 @pytest.mark.slow
@@ -297,9 +331,10 @@ def test_text_that_is_no_unicode_reaches_the_log_with_replacements(serving: Real
 @pytest.mark.slow
 def test_a_run_directory_that_cannot_be_made_fails_the_job_and_not_the_daemon(own_daemon: Any) -> None:
     daemon = own_daemon(workers=1)
+    (daemon.state / "runs").rmdir()
     (daemon.state / "runs").write_text("a file stands where the runs should be")
     result = daemon.run(daemon.spec())
     assert (result["state"], result["reason"]) == ("failed", "run-directory")
-    assert "runs" in result["error"]
+    assert "cannot be made (Not a directory); give another --runs-dir" in result["error"]
     (daemon.state / "runs").unlink()
     assert daemon.run(daemon.spec())["state"] == "completed"

@@ -82,7 +82,6 @@ def test_the_seconds_of_a_running_jobs_lanes_add_up_to_its_wall_time_and_stand_a
         "weft_job_loss",
         "weft_job_samples_total",
         "weft_iteration_seconds_count",
-        "weft_iteration_limit_seconds",
         "weft_plan_predicted_iteration_seconds",
         "weft_shared_memory_bytes",
         "weft_job_learning_rate",

@@ -248,6 +248,17 @@ def test_stale_replicas_compute_with_the_parameters_of_so_many_steps_ago(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [8, 19])
+@pytest.mark.parametrize("name", ["all by one", "all, by the host, clipped"])
+def test_a_stale_replica_comes_back_to_the_first_parameters_after_a_validation(
+    machine: RealDaemon, name: str, batch_size: int
+) -> None:
+    """Validation has the newest. The first ones, which no update has made, were then read where nobody had put them,
+    as zeros: with an epoch no longer than the staleness a job trained on something else, and said nothing."""
+    agrees(machine, spec_of({"optimizer": "sgd"}, STALE[name], batch_size=batch_size, epochs=5))
+
+
+@pytest.mark.slow
 def test_a_staleness_of_one_is_gradient_descent_with_the_gradient_of_the_step_before(machine: RealDaemon) -> None:
     """Written out, without the reference: w[i + 1] = w[i] - 0.05 gradient(batch i, w[max(0, i - 1)])."""
     spec = spec_of({"model": "linear", "optimizer": "plain sgd"}, {"replicas": 2, "staleness": 1})
@@ -315,7 +326,6 @@ def test_a_job_that_only_runs_forward_measures_each_batch_and_changes_nothing(
     measured = [row["measured"] for row in steps_of(result)]
     assert measured == [pytest.approx(means, rel=FLOAT64, abs=0) for means in expected.measured]
     assert len(measured) == len(expected.losses) > 0
-    assert result["limit_seconds"] > 0
     assert_same_state(load_file(result["model"]), expected.state, 0.0)
 
 

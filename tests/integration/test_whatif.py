@@ -65,10 +65,17 @@ def test_a_change_is_predicted_in_the_right_order_of_what_it_then_takes(daemon: 
         measured = iteration_seconds(run(daemon, **changed))
         # from the fastest to the slowest: whatever else the machine does meanwhile, both jobs may get a part of it
         predicted = answer["predicted_seconds"]
-        assert min(measured) / RIGHT_ORDER < predicted < max(measured) * RIGHT_ORDER, (setting, answer)
-        assert answer["ratio"] == pytest.approx(answer["predicted_seconds"] / answer["measured_seconds"])
         assert answer["settings"] == [setting]
-        for outlook in (answer["before"], answer["after"]):
+        outlooks = [answer["before"]]
+        if predicted is None:  # the recorded job had to share its cores, and the simulation does not explain it
+            assert "cannot be told" in answer["doubt"]
+            assert answer["after"] is None
+        else:
+            assert min(measured) / RIGHT_ORDER < predicted < max(measured) * RIGHT_ORDER, (setting, answer)
+            assert answer["predicted_low_seconds"] <= predicted <= answer["predicted_high_seconds"]
+            assert answer["ratio"] == pytest.approx(predicted / answer["measured_seconds"])
+            outlooks.append(answer["after"])
+        for outlook in outlooks:
             assert 0 < outlook["limit_seconds"] <= outlook["iteration_seconds"] * (1 + 1e-6)
             assert 0 <= outlook["bubble_ratio"] < 1
             assert outlook["bottleneck"].endswith("/compute")
@@ -85,7 +92,8 @@ def test_without_a_change_the_answer_explains_how_far_the_simulation_is_off(daem
     assert -1 < answer["baseline_error"] < RIGHT_ORDER
     assert answer == ask(daemon, Path(result["run_dir"], "recording.msgpack")), "the same from the file"
     page = daemon.weft("whatif", result["job"], "--set", "workers.cpu-1.speed=2", "--set", "load.speed=3").stdout
-    for word in ("measured iteration", "predicted", "limit", "bubble", "bottleneck", "critical cycle what if"):
+    assert page.splitlines()[1].startswith(("predicted: ", "no prediction: "))
+    for word in ("measured iteration", "limit", "bubble", "bottleneck", "critical cycle as it ran"):
         assert word in page
 
 

@@ -81,6 +81,22 @@ def test_a_job_that_comes_back_starts_its_counters_anew() -> None:
     assert "weft_job_samples_total{job=a-1}" not in samples(exporter)
 
 
+def test_a_value_that_is_no_longer_known_is_gone_and_may_come_back() -> None:
+    exporter = Exporter()
+    exporter.set("weft_job_step", 5, job="a-1")
+    exporter.set("weft_job_loss", 1.0, job="a-1")
+    before = exporter.num_series
+    exporter.drop_gauge("weft_job_step", job="a-1")
+    assert "weft_job_step{job=a-1}" not in samples(exporter)
+    assert exporter.num_series == before - 1
+    exporter.set("weft_job_step", 6, job="a-1")
+    assert samples(exporter)["weft_job_step{job=a-1}"] == 6
+    exporter.drop_job("a-1")
+    assert not {name for name in samples(exporter) if "a-1" in name}
+    with pytest.raises(UndeclaredMetric, match="drop_gauge is not for those"):
+        exporter.drop_gauge("weft_job_samples_total", job="a-1")
+
+
 def test_what_is_not_declared_is_refused() -> None:
     exporter = Exporter()
     with pytest.raises(UndeclaredMetric, match="'weft_mood' is not declared; declare it in"):

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from weft.scheduler.core import MAX_LOSSES, MAX_START_DELAY_SECONDS, RELEASE_SECONDS, Core, IllegalMove
+from weft.scheduler import back_off
+from weft.scheduler.core import CANCEL_SECONDS, RELEASE_SECONDS, Core, IllegalMove
 from weft.scheduler.events import (
     CancelRequested,
     Command,
     DirectoryLost,
+    DirectoryMissed,
     Dispatch,
     DrainRequested,
     DropArenas,
@@ -29,6 +31,7 @@ from weft.scheduler.events import (
     Release,
     ResultSaved,
     SaveResult,
+    SetTimer,
     StartWorker,
     TasksFinished,
     Ticked,
@@ -38,6 +41,7 @@ from weft.scheduler.events import (
     WorkerReleased,
 )
 from weft.scheduler.job import Phase
+from weft.scheduler.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES
 from weft.scheduler.plan import Plan
 from weft.spec import JobSpec
 
@@ -329,6 +333,7 @@ def test_a_job_that_is_cancelled_lets_go_of_its_workers_first(rehearsal: Rehears
     assert rehearsal.tell(CancelRequested(job="a")) == [
         Release(worker="cpu-0", job="a", attempt=1),
         Release(worker="loader-0", job="a", attempt=1),
+        SetTimer(seconds=CANCEL_SECONDS),
     ]
     assert rehearsal.tell(CancelRequested(job="a")) == []
     assert rehearsal.release("a") == [
@@ -341,7 +346,7 @@ def test_a_cancel_that_comes_after_the_result_changes_nothing(rehearsal: Rehears
     rehearsal.submit("a")
     rehearsal.bring("a", Phase.SAVING)
     rehearsal.tell(ResultSaved(job="a", attempt=1))
-    assert rehearsal.tell(CancelRequested(job="a")) == []
+    assert rehearsal.tell(CancelRequested(job="a")) == [SetTimer(seconds=CANCEL_SECONDS)]
     assert rehearsal.release("a")[-1] == state("a", "completed", exit_code=0)
 
 
@@ -349,7 +354,7 @@ def test_a_cancel_while_a_job_recovers_ends_it(rehearsal: Rehearsal) -> None:
     rehearsal.submit("a")
     rehearsal.bring("a", Phase.RUNNING)
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
-    assert rehearsal.tell(CancelRequested(job="a")) == []
+    assert rehearsal.tell(CancelRequested(job="a")) == [SetTimer(seconds=CANCEL_SECONDS)]
     assert rehearsal.release("a")[-1].state == "cancelled"  # type: ignore[union-attr]  # a RecordState
     assert rehearsal.core.jobs == {}
 
@@ -359,7 +364,10 @@ def test_a_job_that_recovers_keeps_its_place_until_it_is_cancelled(rehearsal: Re
     rehearsal.submit("b")
     rehearsal.tell(WorkerLost(worker="loader-0", exit_code=-9))
     assert rehearsal.tell(WorkerReleased(worker="cpu-0", job="a", attempt=1, clean=True)) == []
-    assert rehearsal.tell(CancelRequested(job="a")) == start_of(rehearsal, "b")
+    assert rehearsal.tell(CancelRequested(job="a")) == [
+        *start_of(rehearsal, "b"),
+        SetTimer(seconds=CANCEL_SECONDS),
+    ]
 
 
 @pytest.mark.parametrize("phase", ACTIVE)
@@ -495,7 +503,7 @@ def test_a_worker_that_keeps_failing_is_started_later_each_time(rehearsal: Rehea
     delays = [delay() for _ in range(12)]
     assert delays[:4] == [0.0, 0.1, 0.2, 0.4]
     assert delays == sorted(delays)
-    assert delays[-1] == MAX_START_DELAY_SECONDS
+    assert delays[-1] == back_off.MAX_SECONDS
 
 
 def test_a_worker_that_did_its_job_is_forgiven_its_failures(rehearsal: Rehearsal) -> None:
@@ -525,37 +533,107 @@ def test_a_worker_that_a_job_left_unclean_is_replaced(rehearsal: Rehearsal) -> N
 
 def test_a_worker_that_does_not_let_go_in_time_is_killed(rehearsal: Rehearsal) -> None:
     rehearsal.submit("a")
-    rehearsal.tell(CancelRequested(job="a"))
+    rehearsal.tell(JobFaulted(job="a", attempt=1, reason="user-error", message="", exit_code=1))
     rehearsal.tell(WorkerReleased(worker="loader-0", job="a", attempt=1, clean=True))
     rehearsal.now += RELEASE_SECONDS - 0.1
     assert rehearsal.tell(Ticked()) == []
     rehearsal.now += 0.1
-    assert rehearsal.tell(Ticked()) == [KillWorker(worker="cpu-0", cause="did not let go of a within 10 s")]
+    assert rehearsal.tell(Ticked()) == [KillWorker(worker="cpu-0", cause="did not let go of a in time")]
     commands = rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
-    assert commands[-1].state == "cancelled"  # type: ignore[union-attr]  # a RecordState
+    assert commands[-1].state == "failed"  # type: ignore[union-attr]  # a RecordState
     assert rehearsal.tell(Ticked()) == []
+
+
+def lets_it_begin(rehearsal: Rehearsal) -> None:
+    """Nothing has gone wrong before the cancel."""
+
+
+def loses_a_worker(rehearsal: Rehearsal) -> None:
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+
+
+def fails(rehearsal: Rehearsal) -> None:
+    rehearsal.tell(JobFaulted(job="a", attempt=1, reason="user-error", message="", exit_code=1))
+
+
+@pytest.mark.parametrize("before", [lets_it_begin, loses_a_worker, fails])
+@pytest.mark.parametrize("phase", ACTIVE)
+def test_a_cancelled_job_waits_a_second_for_its_workers_whatever_it_was_doing(
+    rehearsal: Rehearsal, phase: Phase, before: Callable[[Rehearsal], None]
+) -> None:
+    """A worker that was stopped, or deep in code that never returns, held a cancel back for 10 s."""
+    rehearsal.submit("a")
+    rehearsal.bring("a", phase)
+    before(rehearsal)
+    assert rehearsal.tell(CancelRequested(job="a"))[-1] == SetTimer(seconds=CANCEL_SECONDS)
+    waiting = rehearsal.core.jobs["a"].waiting_for
+    rehearsal.now += CANCEL_SECONDS
+    cause = "did not let go of a in time"
+    assert rehearsal.tell(Ticked()) == [KillWorker(worker=worker, cause=cause) for worker in sorted(waiting)]
+    for worker in sorted(waiting):
+        commands = rehearsal.tell(WorkerLost(worker=worker, exit_code=-9))
+    assert commands[-1].state == ("failed" if before is fails else "cancelled")  # type: ignore[union-attr]
+
+
+def test_a_second_cancel_gives_no_more_time(rehearsal: Rehearsal) -> None:
+    rehearsal.submit("a")
+    rehearsal.tell(CancelRequested(job="a"))
+    rehearsal.now += CANCEL_SECONDS / 2
+    assert rehearsal.tell(CancelRequested(job="a")) == []
+    rehearsal.now += CANCEL_SECONDS / 2
+    assert len(rehearsal.tell(Ticked())) == 2
+    assert rehearsal.tell(CancelRequested(job="a")) == []
 
 
 # --- the directory, and the end of the daemon
 
 
-@pytest.mark.parametrize("phase", ACTIVE)
-def test_a_lost_directory_starts_every_running_job_again(rehearsal: Rehearsal, phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [phase for phase in ACTIVE if phase is not Phase.PLANNING])
+def test_a_lost_directory_starts_every_job_again_that_has_something_in_it(rehearsal: Rehearsal, phase: Phase) -> None:
     rehearsal.submit("a")
-    rehearsal.submit("b")
+    rehearsal.submit("planned")
     rehearsal.submit("waiting")
     rehearsal.bring("a", phase)
-    commands = rehearsal.tell(DirectoryLost())
-    message = "the directory process was lost; the job starts again"
-    assert commands == [
+    message = "the directory process was lost; the job starts again (attempt 2)"
+    assert rehearsal.tell(DirectoryLost()) == [
         state("a", "recovering", reason="directory-lost", message=message),
         Release(worker="cpu-0", job="a", attempt=1),
         Release(worker="loader-0", job="a", attempt=1),
-        state("b", "recovering", reason="directory-lost", message=message),
-        Release(worker="cpu-1", job="b", attempt=1),
-        Release(worker="loader-1", job="b", attempt=1),
     ]
     assert rehearsal.release("a")[-2:] == start_of(rehearsal, "a", 2)
+
+
+@pytest.mark.parametrize("phase", ACTIVE)
+def test_a_worker_that_misses_the_directory_first_starts_the_job_again_once(rehearsal: Rehearsal, phase: Phase) -> None:
+    """It is heard in any order: the worker's own socket, and the fork server's word that the directory has died."""
+    rehearsal.submit("a")
+    rehearsal.bring("a", phase)
+    missed = DirectoryMissed(job="a", attempt=1, message="state-0-0 is not there")
+    message = "state-0-0 is not there; the job starts again (attempt 2)"
+    assert rehearsal.tell(missed) == [
+        state("a", "recovering", reason="directory-lost", message=message),
+        Release(worker="cpu-0", job="a", attempt=1),
+        Release(worker="loader-0", job="a", attempt=1),
+    ]
+    assert rehearsal.tell(missed) == []
+    assert rehearsal.tell(DirectoryLost()) == []
+    assert rehearsal.release("a")[-2:] == start_of(rehearsal, "a", 2)
+    assert rehearsal.tell(missed) == [], "of an attempt that is over"
+    assert rehearsal.tell(DirectoryLost()) == [], "it is being planned: there is nothing yet that it could lose"
+
+
+def test_a_job_that_loses_the_directory_again_and_again_fails(rehearsal: Rehearsal) -> None:
+    """Every attempt lost it the same way, and began anew, for ever."""
+    rehearsal.submit("a")
+    for loss in range(1, MAX_DIRECTORY_LOSSES + 2):
+        rehearsal.bring("a", Phase.PREPARING)
+        rehearsal.tell(
+            DirectoryLost() if loss % 2 else DirectoryMissed(job="a", attempt=loss, message="it is not there")
+        )
+        last = rehearsal.release("a")[-1]
+    assert isinstance(last, RecordState)
+    assert (last.state, last.reason, last.exit_code) == ("failed", "directory-lost", 70)
+    assert "for the 11th time in this job" in (last.message or "")
 
 
 def test_a_daemon_that_drains_starts_nothing_and_finishes_what_runs(rehearsal: Rehearsal) -> None:
@@ -590,12 +668,13 @@ def late_events(plan: Plan) -> list[Event]:
         WorkerPrepared(job="a", attempt=1, worker="cpu-1"),
         TasksFinished("a", 1, "cpu-1", "compute", 2),
         JobFaulted(job="a", attempt=1, reason="user-error", message="", exit_code=1),
+        DirectoryMissed(job="a", attempt=1, message=""),
         ResultSaved(job="a", attempt=1),
         WorkerReleased(worker="cpu-1", job="a", attempt=1, clean=True),
     ]
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 @pytest.mark.parametrize("phase", [*ACTIVE, Phase.RELEASING])
 def test_a_late_report_of_an_old_attempt_is_dropped(
     rehearsal: Rehearsal, plan: Plan, phase: Phase, number: int
@@ -613,7 +692,7 @@ def test_a_late_report_of_an_old_attempt_is_dropped(
     assert rehearsal.core.jobs["a"] == before
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_a_report_of_a_job_that_has_ended_is_dropped(rehearsal: Rehearsal, plan: Plan, number: int) -> None:
     rehearsal.submit("a")
     rehearsal.tell(CancelRequested(job="a"))

@@ -23,11 +23,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from weft.scheduler.core import MAX_LOSSES, RELEASE_SECONDS, Core
+from weft.scheduler.core import CANCEL_SECONDS, RELEASE_SECONDS, Core
 from weft.scheduler.events import (
     CancelRequested,
     Command,
     DirectoryLost,
+    DirectoryMissed,
     Dispatch,
     DrainRequested,
     DropArenas,
@@ -52,6 +53,7 @@ from weft.scheduler.events import (
     WorkerReleased,
 )
 from weft.scheduler.job import Phase
+from weft.scheduler.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES
 from weft.scheduler.placement import workers_needed
 from weft.scheduler.plan import Plan
 from weft.spec import JobSpec
@@ -102,6 +104,7 @@ class Model:
     releasing: bool = False
     recovers: bool = False
     losses: int = 0
+    directory_losses: int = 0
 
     @property
     def ended(self) -> bool:
@@ -272,6 +275,30 @@ class Play(RuleBasedStateMachine):
             model.possible = {"failed"}
         self.tell(JobFaulted(job=event.job, attempt=event.attempt, reason="user-error", message="", exit_code=1))
 
+    @precondition(lambda self: self.busy_with_more_than_release())
+    @rule(data=st.data())
+    def hear_that_the_directory_was_missed(self, data: Any) -> None:
+        """Instead of its next answer, a worker says that the directory did not have what it should."""
+        name = data.draw(st.sampled_from(self.busy_with_more_than_release()))
+        event: Any = self.workers[name].answers.popleft()
+        model = self.models[event.job]
+        if not model.ended and model.states[-1][1] == event.attempt and not model.releasing:
+            self.lose_for(event.job)
+        self.tell(DirectoryMissed(job=event.job, attempt=event.attempt, message="it is not there"))
+
+    def busy_with_more_than_release(self) -> list[str]:
+        return [
+            name
+            for name, worker in self.workers.items()
+            if worker.answers and not isinstance(worker.answers[0], WorkerReleased)
+        ]
+
+    def lose_for(self, job: str) -> None:
+        model = self.models[job]
+        model.directory_losses += 1
+        if model.directory_losses > MAX_DIRECTORY_LOSSES:
+            model.possible = {"failed"}
+
     @precondition(lambda self: self.late)
     @rule(data=st.data(), fault=st.booleans())
     def hear_of_a_lost_worker(self, data: Any, fault: bool) -> None:
@@ -291,7 +318,7 @@ class Play(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(there))
         self.lose(name, exit_code if self.workers[name].alive else None)
 
-    @rule(seconds=st.sampled_from([0.0, 1.0, RELEASE_SECONDS]))
+    @rule(seconds=st.sampled_from([0.0, CANCEL_SECONDS, RELEASE_SECONDS]))
     def tick(self, seconds: float) -> None:
         self.now += seconds
         self.tell(Ticked())
@@ -306,6 +333,9 @@ class Play(RuleBasedStateMachine):
     @rule()
     def lose_the_directory(self) -> None:
         self.arenas.clear()
+        for job in self.core.jobs.values():
+            if job.phase in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
+                self.lose_for(job.name)
         self.tell(DirectoryLost())
 
     @precondition(lambda self: len(self.models) > 2)

@@ -12,7 +12,8 @@ from weft.metrics.declared import MAX_SERIES
 from weft.metrics.exporter import Exporter
 from weft.metrics.recording import packed_rows
 from weft.scheduler.inspection import Inspection, ParameterFacts, UnitFacts
-from weft.scheduler.job_metrics import GRACE_SECONDS, JobMetrics
+from weft.scheduler.iteration_pace import Pace
+from weft.scheduler.job_metrics import GRACE_SECONDS, TICKS_PER_LIMIT, JobMetrics
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.plan import Plan
 from weft.transport.records import MODE_INDEX
@@ -124,7 +125,31 @@ def test_the_last_values_of_a_job_stand_for_a_while_after_its_end_and_then_go(ru
     assert exporter.render() == empty
 
 
+def test_the_limit_is_a_series_while_it_is_known_alone(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan's stood there before the measured one, and the boards divided a measured iteration by it."""
+    exporter, metrics = begun(run)
+    for limit in (None, 0.5, None, 0.25):
+        monkeypatch.setattr(run, "pace", lambda limit=limit: Pace(iteration_seconds=1.0, limit_seconds=limit))
+        for now in range(TICKS_PER_LIMIT):
+            metrics.tick({run.job: run}, float(now))
+        told = series(exporter, "weft_iteration_limit_seconds", "job")
+        assert told == ({} if limit is None else {(run.job,): limit})
+
+
 @pytest.mark.slow
+def test_a_job_with_the_id_of_one_that_was_removed_begins_with_series_of_its_own(run: JobRun) -> None:
+    exporter = Exporter()
+    metrics = JobMetrics(exporter)
+    metrics.begin(run)
+    exporter.add("weft_job_samples_total", 9, job=run.job)
+    metrics.end(run, now=0.0)
+    metrics.begin(run)
+    assert series(exporter, "weft_job_samples_total", "job") == {}
+    exporter.add("weft_job_samples_total", 2, job=run.job)
+    metrics.tick({run.job: run}, now=GRACE_SECONDS + 1.0)
+    assert series(exporter, "weft_job_samples_total", "job") == {(run.job,): 2.0}
+
+
 def test_many_short_jobs_keep_few_series_and_leave_none(run: JobRun) -> None:
     exporter, metrics = begun(run)
     empty = Exporter()

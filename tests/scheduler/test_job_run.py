@@ -114,7 +114,7 @@ def test_seconds_go_from_the_end_of_one_iteration_to_the_end_of_the_next(run: Jo
     run.finish_iteration(0)
     run.finish_iteration(1)
     assert [line["seconds"] for line in lines(run)] == [None, 4.0]
-    assert run.median_iteration_seconds() == 4.0
+    assert run.pace().iteration_seconds == 4.0
 
 
 def test_waiting_does_not_end_an_iteration(run: JobRun) -> None:
@@ -205,36 +205,12 @@ def test_progress_covers_the_time_since_it_was_last_asked_for(run: JobRun) -> No
     assert run.take_progress() is None
 
 
-def test_the_limit_comes_from_the_median_of_each_task_once_all_have_run(run: JobRun, plan: Plan) -> None:
-    kinds = [str(task.kind) for task in plan.graph.tasks]
-    durations = [[1, 1, 9], [2, 3, 2], [4, 4, 4], [1, 1, 1]]  # load, forward, backward, update
-    assert kinds == ["load", "forward", "backward", "update"]
-    assert run.limit_seconds() is None
-    now = 0
-    for iteration in range(3):
-        for task, kind in enumerate(kinds):
-            took = durations[task][iteration] * SECOND
-            run.add_report(
-                "cpu-0", f"lane-{task}", packed_rows([(MODE_INDEX[kind], task, iteration, -1, now, now + took)]), []
-            )
-            now += took
-            assert (run.limit_seconds() is None) == (iteration == 0 and task < 3)
-    assert run.limit_seconds() == pytest.approx(2 + 4 + 1)
-
-
-def test_a_plan_of_very_many_tasks_is_not_searched_for_its_limit(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_run, "MAX_TASKS_FOR_LIMIT", 3)
-    for task in range(4):
-        run.add_report("cpu-0", f"lane-{task}", packed_rows([(MODE_INDEX["load"], task, 0, -1, 0, SECOND)]), [])
-    assert run.limit_seconds() is None
-
-
 def test_a_step_in_which_nothing_counts_is_a_line_like_any_other(run: JobRun) -> None:
     """No microbatch of it has a loss, as in the reference, whose sum over none is 0 as well."""
     run.add_report("cpu-0", "compute", b"", [fragment(0, {}, lr=0.1)])
     run.finish_iteration(0)
     assert (lines(run)[0]["loss"], lines(run)[0]["lr"]) == (0.0, 0.1)
-    assert run.median_iteration_seconds() is None
+    assert run.pace().iteration_seconds is None
 
 
 def test_each_lanes_part_of_a_mean_is_added_up_and_a_fact_is_a_fact(run: JobRun) -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft.scheduler.job_id import InvalidJobId, check_job_id, stem_of
 from weft.scheduler.job_state import TERMINAL_STATES, UNFINISHED_STATES, JobState
-from weft.scheduler.ledger import AsyncLedger, IdTaken, JobEnded, Ledger, LedgerError, UnknownJob
+from weft.scheduler.ledger import AsyncLedger, IdTaken, JobEnded, JobNotEnded, Ledger, LedgerError, UnknownJob
 
 SPEC = {"job": {"entry": "digits.py:workload", "args": {"hidden": 256}, "epochs": 2, "batch_size": 100}}
 OTHER_SPEC = {"job": {"entry": "digits.py:workload", "args": {"hidden": 257}, "epochs": 2, "batch_size": 100}}
@@ -52,6 +52,38 @@ def test_a_new_job_is_queued_with_everything_that_was_submitted(ledger: Ledger, 
     assert row.run_dir == str(tmp_path / "runs" / "digits-1")
     assert ledger.job("digits-1") == row
     assert ledger.job("digits-2") is None
+
+
+def test_a_removed_job_is_forgotten_and_its_generated_id_is_not_given_again(ledger: Ledger) -> None:
+    first, named = add(ledger), add(ledger, "mine")
+    for job in (first, named):
+        ledger.record(job, state=JobState.COMPLETED, ended_at=1.0)
+        ledger.remove(job)
+        assert ledger.job(job) is None
+    assert ledger.jobs() == []
+    assert add(ledger) == "digits-2"
+    assert ledger.add(OTHER_SPEC, uid=1000, priority=0, submitted_at=3.0, job="mine").is_new
+
+
+@pytest.mark.parametrize("state", sorted(UNFINISHED_STATES))
+def test_only_a_job_that_has_ended_can_be_removed(ledger: Ledger, state: JobState) -> None:
+    job = add(ledger)
+    ledger.record(job, state=state)
+    with pytest.raises(JobNotEnded, match=f"is {state}"):
+        ledger.remove(job)
+    with pytest.raises(UnknownJob):
+        ledger.remove("nobody")
+    assert ledger.job(job) is not None
+
+
+def test_the_jobs_that_ended_before_a_moment_come_oldest_first(ledger: Ledger) -> None:
+    jobs = [add(ledger) for _ in range(5)]
+    for job, ended_at in zip(jobs, (5.0, 1.0, 10.0, None, 3.0), strict=True):
+        if ended_at is not None:
+            ledger.record(job, state=JobState.FAILED, ended_at=ended_at)
+    assert [row.job for row in ledger.ended_before(10.0, limit=9)] == [jobs[0], jobs[1], jobs[4]]
+    assert [row.job for row in ledger.ended_before(10.0, limit=2)] == jobs[:2]
+    assert ledger.ended_before(float("nan"), limit=9) == []
 
 
 def test_generated_ids_count_up_for_each_entry_file(ledger: Ledger) -> None:
@@ -89,9 +121,11 @@ def test_the_same_submit_twice_is_one_job(ledger: Ledger) -> None:
 
 def test_an_id_is_not_given_to_another_spec_or_another_user(ledger: Ledger) -> None:
     add(ledger, "mine")
-    with pytest.raises(IdTaken, match="'mine' is another job's; give another id"):
+    with pytest.raises(
+        IdTaken, match=r"'mine' is another job's \(job\.args\.hidden is 256 there and 257 here\); give another id"
+    ):
         add(ledger, "mine", spec=OTHER_SPEC)
-    with pytest.raises(IdTaken):
+    with pytest.raises(IdTaken, match="another job's \\(of uid 1000, and this one of uid 1001\\)"):
         add(ledger, "mine", uid=1001)
     assert len(ledger.jobs()) == 1
 

@@ -20,7 +20,7 @@ import torch
 
 from weft.transport import directory as directory_module
 from weft.transport.arena import Layout
-from weft.transport.directory import Blocks, Directory, DirectoryServer
+from weft.transport.directory import HANDOVER, Blocks, Directory, DirectoryServer
 
 FORK = multiprocessing.get_context("fork")
 KEY = b"a key of 32 bytes, known to both"
@@ -213,10 +213,10 @@ def test_an_arena_is_found_with_its_layout(serving: Serving) -> None:
     assert serving.ask(find) == ([[2.0] * 3] * 4, (1, 4), [0.0, 1.0, 2.0, 3.0], ["weight", "bias"])
 
 
-def test_an_arena_that_nobody_has_made_is_a_key_error(serving: Serving) -> None:
+def test_an_arena_that_nobody_has_made_is_missed_by_name(serving: Serving) -> None:
     kind, text = serving.ask(lambda directory: directory.find("state-7"))
-    assert kind == "KeyError"
-    assert "a/state-7" in text
+    assert kind == "SharedMemoryGone"
+    assert text == "the directory process does not have state-7 (KeyError: 'a/state-7')"
 
 
 def test_dropping_a_job_frees_its_memory_and_leaves_the_others(serving: Serving) -> None:
@@ -229,7 +229,7 @@ def test_dropping_a_job_frees_its_memory_and_leaves_the_others(serving: Serving)
     assert serving.drop("a") == 4032 + 64
     assert serving.mapped() == 1
     assert serving.ask(lambda directory: directory.num_bytes()) == {"ab": 4032}
-    assert serving.ask(lambda directory: directory.find("state-0"))[0] == "KeyError"
+    assert serving.ask(lambda directory: directory.find("state-0"))[0] == "SharedMemoryGone"
     assert serving.ask(lambda directory: directory.find("state-0")["t"].numel(), job="ab") == 1000
     assert serving.ask(read()) == [0xFF] * 64, "a block of the same name is a new one"
     assert serving.drop("never heard of") == 0
@@ -267,7 +267,9 @@ def test_calls_are_counted_by_job(serving: Serving) -> None:
 
 def test_a_client_with_another_key_is_refused(serving: Serving) -> None:
     result = serving.begin(lambda directory: "let in", key=b"some other key of the same length")
-    assert result()[0] == "AuthenticationError"
+    kind, text = result()
+    assert kind == "SharedMemoryGone"
+    assert "AuthenticationError" in text
     assert serving.ask(write_byte(0)) == 64, "and the directory goes on"
 
 
@@ -300,6 +302,124 @@ def test_what_a_worker_publishes_every_worker_of_the_job_finds_until_the_job_is_
     name = "activation-0-0"
     assert serving.ask(lambda directory: directory.publish(name, handle)) is None
     assert serving.ask(lambda directory: directory.published(name)) == handle
-    assert serving.ask(lambda directory: directory.published(name), job="b")[0] == "KeyError"
+    assert serving.ask(lambda directory: directory.published(name), job="b")[0] == "SharedMemoryGone"
     serving.drop("a")
-    assert serving.ask(lambda directory: directory.published(name))[0] == "KeyError"
+    assert serving.ask(lambda directory: directory.published(name))[0] == "SharedMemoryGone"
+
+
+# --- a directory that dies
+
+LAYOUT = Layout.of([("t", torch.empty(10))])
+CALLS: dict[str, Callable[[Directory], Any]] = {
+    "block": lambda directory: directory.block("new", 64).numel(),
+    "known block": lambda directory: directory.block("board", 64, 0xFF).numel(),
+    "create": lambda directory: directory.create("state-0", LAYOUT).block.numel(),
+    "find": lambda directory: directory.find("state-1").block.numel(),
+    "publish": lambda directory: directory.publish("activation-0", 7),
+    "published": lambda directory: directory.published("activation-1"),
+}
+
+
+def fill(directory: Directory) -> None:
+    """What the calls above ask for."""
+    directory.block("board", 64, 0xFF)
+    directory.create("state-1", LAYOUT)
+    directory.publish("activation-1", 7)
+
+
+def begin_after(serving: Serving, call: Callable[[Directory], Any]) -> Callable[[Callable[[], None]], Any]:
+    """A client that has found the directory, and calls it once something else has happened."""
+    told, tell = FORK.Pipe()
+
+    def body(directory: Directory) -> Any:
+        fill(directory)
+        tell.send("connected")
+        assert tell.poll(SOON)
+        return call(directory)
+
+    result = serving.begin(body)
+
+    def after(happens: Callable[[], None]) -> Any:
+        assert told.poll(SOON)
+        happens()
+        told.send("go on")
+        return result()
+
+    return after
+
+
+def kill(serving: Serving) -> None:
+    os.kill(serving.pid, signal.SIGKILL)
+    serving.process.join(SOON)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_to_a_directory_that_was_killed_says_the_same(serving: Serving, call: str) -> None:
+    """Each broke in its own way, and the job whose worker it was failed as if its own code had raised it."""
+    kind, text = begin_after(serving, CALLS[call])(lambda: kill(serving))
+    assert kind == "SharedMemoryGone"
+    assert text.startswith("the directory process does not have ")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_call_to_another_directory_since_finds_what_the_first_had(serving: Serving, call: str) -> None:
+    again: list[Serving] = []
+
+    def happens() -> None:
+        kill(serving)
+        again.append(Serving(serving.address))
+
+    try:
+        assert begin_after(serving, CALLS[call])(happens)[0] == "SharedMemoryGone"
+        if call in ("find", "published"):
+            assert again[0].ask(CALLS[call])[0] == "SharedMemoryGone", "nor does a client that never met the first"
+    finally:
+        again[0].end()
+
+
+def test_a_descriptor_that_cannot_be_handed_over_is_memory_that_is_gone(serving: Serving) -> None:
+    """The directory answers, and dies before the block's descriptor is fetched from its other socket."""
+
+    def happens() -> None:
+        (listener,) = (serving.address.parent / HANDOVER).iterdir()
+        listener.unlink()
+
+    kind, text = begin_after(serving, CALLS["known block"])(happens)
+    assert kind == "SharedMemoryGone"
+    assert "board (FileNotFoundError" in text
+
+
+def test_a_directory_that_never_comes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_module, "CONNECT_SECONDS", 0.1)
+    waiting = Serving.__new__(Serving)
+    waiting.address = tmp_path / "never.sock"
+    waiting._processes = []
+    assert waiting.begin(read())()[0] == "SharedMemoryGone"
+
+
+def test_a_directory_takes_away_the_sockets_of_those_that_were_killed_before_it(serving: Serving) -> None:
+    """Each left one in the folder of those who hand descriptors over, as long as the daemon lived."""
+    handover = serving.address.parent / HANDOVER
+    serving.ask(write_byte(0))
+    (left,) = handover.iterdir()
+    kill(serving)
+    again = Serving(serving.address)
+    try:
+        assert list(handover.iterdir()) == []
+        assert again.ask(write_byte(0)) == 64
+        assert left not in list(handover.iterdir())
+    finally:
+        again.end()
+
+
+def test_memory_that_cannot_be_had_is_told_with_its_sums(serving: Serving) -> None:
+    def body(directory: Directory) -> None:
+        directory.block("held", 3 << 20)
+        directory.block("too much", 1 << 50)
+
+    kind, text = serving.ask(body)
+    assert kind == "SharedMemoryFull"
+    assert text.startswith(f"{2**30:.1f} MiB more of shared memory for a/too much cannot be had, beside the 3.0 MiB")
+    assert "No space left on device" in text
+    assert "MiB free. Free some, use fewer microbatches" in text
+    assert serving.ask(write_byte(0)) == 64, "and the directory goes on"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from weft.transport.wire import (
     MAX_CLIENT_DEPTH,
     MAX_CLIENT_FRAME_BYTES,
+    MAX_CLIENT_ITEMS,
     MAX_WORKER_FRAME_BYTES,
     ErrorCode,
     FrameReader,
@@ -250,6 +251,25 @@ def test_a_frame_of_exactly_the_bound_is_taken() -> None:
     assert len(message["a"]) == MAX_CLIENT_FRAME_BYTES - 8
 
 
+@pytest.mark.parametrize("shape", ["one list", "many lists", "maps"])
+def test_a_frame_holds_a_bounded_number_of_values(shape: str) -> None:
+    """A list of 500,000 mistakes in a spec held the daemon up for 4 s, while each of them was written down."""
+
+    def frame(number: int) -> bytes:
+        match shape:
+            case "one list":
+                return encode({"a": [1] * (number - 1)})
+            case "many lists":
+                return encode({"a": [[1]] * ((number - 1) // 2), "b": [1] * ((number - 2) % 2)})
+            case _:
+                return encode({str(key): 1 for key in range(number)})
+
+    assert len(strict().feed(frame(MAX_CLIENT_ITEMS - 3))) == 1
+    with pytest.raises(WireError, match="65536") as caught:
+        strict().feed(frame(MAX_CLIENT_ITEMS + 3))
+    assert caught.value.code in (ErrorCode.FRAME_TOO_LARGE, ErrorCode.NOT_MSGPACK)
+
+
 def test_nesting_up_to_the_bound_is_taken() -> None:
     assert len(strict().feed(in_a_map(b"\x91" * (MAX_CLIENT_DEPTH - 1) + ONE))) == 1
 
@@ -363,6 +383,9 @@ def test_what_msgpack_cannot_hold_is_refused_where_it_is_sent() -> None:
         ({"a": None}, str, "the field 'a' is NoneType, not str"),
         ({"a": []}, dict, "the field 'a' is list, not dict"),
         ({"a": b"x"}, (str, int), "the field 'a' is bytes, not str or int"),
+        ({"a": True}, (int, type(None)), "the field 'a' is bool, not int or NoneType"),
+        ({"a": False}, (int, float, type(None)), "the field 'a' is bool, not int or float or NoneType"),
+        ({"a": 1}, bool, "the field 'a' is int, not bool"),
     ],
 )
 def test_a_field_of_the_wrong_type_is_named(message: Message, kind: Any, text: str) -> None:
@@ -375,6 +398,8 @@ def test_a_field_is_taken_as_it_is_or_by_its_default() -> None:
     assert field({"a": 3}, "a", int) == 3
     assert field({}, "a", int, 7) == 7
     assert field({"a": None}, "a", (int, type(None)), None) is None
+    assert field({"a": True}, "a", bool, False) is True
+    assert field({"a": True}, "a", (bool, int)) is True
     with pytest.raises(WireError):
         field({"a": "x"}, "a", int, 7)
 

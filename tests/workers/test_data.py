@@ -143,15 +143,15 @@ def test_augmentation_is_keyed_by_step_and_microbatch_and_not_by_the_order_of_lo
 @pytest.mark.parametrize(
     ("items", "text"),
     [
-        ([torch.zeros(2)] * 4, "an item of the dataset is no \\(input, target\\) pair; make __getitem__ return two"),
-        ([(1, 2, 3)] * 4, "an item of the dataset is no \\(input, target\\) pair"),
-        ([("text", 1)] * 4, "an item's input or target is no tensor or number; make __getitem__ return those"),
-        ([({"a": 1}, 1)] * 4, "an item's input or target is no tensor or number"),
+        ([torch.zeros(2)] * 4, "the item is Tensor and no \\(input, target\\) pair; make __getitem__ return two"),
+        ([(1, 2, 3)] * 4, "the item is tuple and no \\(input, target\\) pair"),
+        ([("text", 1)] * 4, "its input or target is no tensor or number; make __getitem__ return those"),
+        ([({"a": 1}, 1)] * 4, "its input or target is no tensor or number"),
     ],
 )
 def test_items_that_are_no_pairs_of_tensors_are_refused(items: list[Any], text: str) -> None:
     itinerary = Itinerary.of(num_train=4, num_validation=0, batch_size=4, epochs=1, steps=None)
-    with pytest.raises(WorkloadError, match=text):
+    with pytest.raises(WorkloadError, match=f"sample 0 of Workload.train: {text}"):  # the first of this epoch
         Batches(workload(Items(items)), seed=0).load(itinerary.at(0), Part(0, 0, 4))
 
 

@@ -177,13 +177,14 @@ def test_a_type_error_inside_the_users_code_passes_unchanged(write: Write) -> No
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        ("None", "job.entry: workload returned NoneType; it must return a weft.Workload"),
+        ("None", "job.entry: workload returned None; it must return a weft.Workload"),
         ("made(model=[])", r"Workload.model is list; give a torch\.nn\.Module"),
         ("made(loss=1.5)", "Workload.loss is float; give a function"),
         ("made(optimizer='adam')", "Workload.optimizer is str; give a function"),
         ("made(weight=2)", "Workload.weight is int; give a function, or leave it out"),
         ("made(scheduler='cosine')", "Workload.scheduler is str; give a function, or leave it out"),
-        ("made(metrics={'accuracy': 1})", "Workload.metrics: give a mapping"),
+        ("made(metrics=['accuracy'])", "Workload.metrics is list; give a mapping from names to functions"),
+        ("made(metrics={'accuracy': 1})", r"Workload.metrics\['accuracy'\] is int; give a function"),
         ("made(metrics={'loss': abs})", "Workload.metrics: 'loss' is always reported; give the metric another name"),
     ],
 )

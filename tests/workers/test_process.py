@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from weft.transport.directory import SharedMemoryGone
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader
 from weft.workers import process
 from weft.workers.device import StandIn
@@ -20,6 +21,17 @@ from weft.workers.process import WorkerConfig
 _ATTEMPT = runpy.run_path(str(Path(__file__).with_name("test_attempt.py")))
 planned_workload, SOURCE = _ATTEMPT["planned_workload"], _ATTEMPT["SOURCE"]
 NOTICE = "no memory can be page-locked"
+CONFIG = WorkerConfig(
+    worker="gpu-0",
+    lane="compute",
+    device="stand-in",
+    threads=1,
+    cores=(),
+    spin_seconds=0.0,
+    stamps=True,
+    directory="",
+    authkey=b"",
+)
 
 
 class Refusing(StandIn):
@@ -62,18 +74,7 @@ def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
     for name in ("WEFT_JOB_ID", "WEFT_RUN_DIR"):  # which it sets
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(process._Worker, "_directory", lambda worker, job: directory)
-    config = WorkerConfig(
-        worker="gpu-0",
-        lane="compute",
-        device="stand-in",
-        threads=1,
-        cores=(),
-        spin_seconds=0.0,
-        stamps=True,
-        directory="",
-        authkey=b"",
-    )
-    worker = process._Worker(ends[1], config, device)
+    worker = process._Worker(ends[1], CONFIG, device)
     inboxes: dict[str, queue.SimpleQueue[None]] = {lane: queue.SimpleQueue() for lane in view["lanes"]}
     for inbox in inboxes.values():
         inbox.put(None)
@@ -91,3 +92,23 @@ def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
     assert all((each["job"], each["attempt"]) == ("digits", 1) for each in told)
     assert [each["text"] for each in told if each["type"] == "output"] == ([] if said is None else [said])
     assert told[-1]["type"] == "prepared"
+
+
+def test_a_worker_that_misses_shared_memory_says_so_and_blames_nobody(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """It was the user's error: the job failed, and its owner read of an EOFError in the scheduler's own files."""
+
+    def handle(message: Any) -> None:
+        print("half a line", end="")
+        raise SharedMemoryGone("the directory process does not have board")
+
+    worker = process._Worker(ends[1], CONFIG, StandIn())
+    worker._guarded(handle, {"job": "digits", "attempt": 2})
+    told = FrameReader(MAX_WORKER_FRAME_BYTES).feed(ends[0].recv(1 << 16))
+    of_job = {"job": "digits", "attempt": 2}
+    missed = "gpu-0: the directory process does not have board"
+    assert told == [
+        {"type": "output", **of_job, "text": "half a line\n"},
+        {"type": "directory-missed", **of_job, "message": missed},
+    ]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.transport.directory import Directory
+from weft.transport.directory import Directory, SharedMemoryGone
 from weft.workers.device import StandIn
 from weft.workers.slots import SlotRing
 
@@ -20,6 +20,7 @@ RING = {
     "slot_bytes": 64,
     "shapes": [[2, [2, 4]], [1, [1, 4]]],
     "memory": "shared",
+    "crosses": True,
 }
 
 
@@ -59,17 +60,6 @@ def test_a_smaller_microbatch_stands_at_the_beginning_of_the_same_slot() -> None
     assert (large.shape, small.shape, small.dtype) == ((2, 4), (1, 4), torch.float32)
     small.fill_(7)
     assert large.tolist() == [[7.0] * 4, [0.0] * 4]
-
-
-def test_the_dimensions_of_a_slot_lie_in_memory_as_planned_whatever_the_size() -> None:
-    """Kernels add up in the order in which they find the numbers."""
-    ring = ring_of(Blocks(), shapes=[[2, [2, 3, 2]], [1, [1, 3, 2]]], order=[0, 2, 1])
-    large, small = ring.slot(0, 1, 2), ring.slot(0, 1, 1)
-    assert (large.shape, large.stride()) == ((2, 3, 2), (6, 1, 3))
-    assert (small.shape, small.stride()) == ((1, 3, 2), (6, 1, 3))
-    large.copy_(torch.arange(12.0).view(2, 3, 2))
-    assert small.tolist() == [[[0, 1], [2, 3], [4, 5]]]
-    assert not ring.slot(0, 0, 2).any()
 
 
 def test_slots_do_not_overlap() -> None:
@@ -122,11 +112,11 @@ def test_a_peer_reads_what_the_lender_has_written_and_keeps_it_when_the_slot_is_
 def test_nothing_is_lent_before_it_is_written_to(directory: Directory) -> None:
     """A worker would keep for ever what it has lent to one that failed in its set-up and never opens it."""
     lender, borrower = peers_of(directory)
-    assert directory.num_bytes() == {}
-    with pytest.raises(KeyError):
+    nothing_lent = directory.num_bytes()["job"]  # the strides are in the host's memory
+    with pytest.raises(SharedMemoryGone):
         borrower.read(0, 0, 2)
     lender.slot(0, 0, 2)
-    assert directory.num_bytes() == {"job": 3 * 64}
+    assert directory.num_bytes() == {"job": nothing_lent + 3 * 64}
     assert not borrower.read(0, 0, 2).any()
 
 
@@ -140,3 +130,58 @@ def test_a_ring_for_what_has_no_elements_has_a_block_all_the_same() -> None:
     ring = ring_of(blocks, slot_bytes=0, shapes=[[1, [1, 0]]])
     assert ring.slot(0, 0, 1).shape == (1, 0)
     assert blocks.made["activation-0-0"].numel() == 1
+
+
+def _with_strides(kind: str, x: torch.Tensor) -> torch.Tensor:
+    """Tensors of shape (2, 4, 3, 3) as units hand them on."""
+    match kind:
+        case "contiguous":
+            return x.contiguous()
+        case "channels_last":
+            return x.contiguous(memory_format=torch.channels_last)
+        case "transposed":
+            return x.transpose(1, 2).contiguous().transpose(1, 2)
+        case "expanded":
+            return x[:, :1].expand(-1, 4, -1, -1)
+        case "one number":
+            return x[:1, :1, :1, :1].expand(2, 4, 3, 3)
+        case "expanded and transposed":
+            return x[:, :, :1].transpose(1, 3).contiguous().transpose(1, 3).expand(-1, -1, 3, -1)
+        case "real part":
+            return torch.complex(x, x).real
+        case "slice":
+            return torch.cat([x, x], 1)[:, 1:5]
+        case "every second":
+            return torch.cat([x, x], 3)[..., ::2]
+    raise AssertionError(kind)
+
+
+KINDS = ("contiguous", "channels_last", "transposed", "expanded", "one number", "expanded and transposed", "real part")
+GAPS = ("slice", "every second")
+
+
+@pytest.mark.parametrize("memory", ["shared", "device", "peer"])
+@pytest.mark.parametrize("kind", [*KINDS, *GAPS])
+def test_what_crosses_keeps_its_strides(directory: Directory, kind: str, memory: str) -> None:
+    """Kernels sum in the order in which memory lies: a convolution's channels_last output, handed on as contiguous,
+    changed the last bits of what the next stage made of it, and so did the gradient of a sum, one number expanded."""
+    ring = RING | {"shapes": [[2, [2, 4, 3, 3]]], "slot_bytes": 320, "memory": memory, "lender": 2, "name": kind}
+    writer = SlotRing(directory, ring, 2, StandIn(), position=2)
+    reader = writer if memory == "device" else SlotRing(directory, ring, 2, StandIn(), position=1)
+    plain = torch.arange(72.0).reshape(2, 4, 3, 3)
+    writer.write(0, 0, plain, 2)
+    value = _with_strides(kind, plain)
+    writer.write(0, 1, value, 2)
+    read = reader.read(0, 1, 2)
+    assert torch.equal(read, value)
+    assert read.stride() == value.stride()
+    assert reader.read(0, 0, 2).stride() == plain.stride()
+    assert torch.equal(reader.read(0, 0, 2), plain)
+
+
+def test_a_slice_of_something_far_larger_is_handed_on_without_what_lies_between(directory: Directory) -> None:
+    ring = SlotRing(directory, RING, 2)
+    value = torch.randn(2, 4000)[:, :4]
+    ring.write(0, 0, value, 2)
+    assert torch.equal(ring.read(0, 0, 2), value)
+    assert ring.read(0, 0, 2).untyped_storage().nbytes() < 2 * 4000 * 4

@@ -14,7 +14,7 @@ from weft.transport.arena import Arena, Layout
 from weft.workers.device import HostDevice
 from weft.workers.forward_buffers import ForwardBuffers
 from weft.workers.randomness import seed_unit
-from weft.workers.stage import Stage, Unit, input_gradient, keep_state, move_state, named_state
+from weft.workers.stage import HandBack, Stage, Unit, input_gradient, keep_state, move_state, named_state
 from weft.workload import WorkloadError
 
 SEED = 11
@@ -386,6 +386,32 @@ def test_state_that_was_moved_is_the_state_that_is_trained(make: Callable[[], nn
     for name, tensor in arena.items().items():
         assert torch.equal(tensor, expected[name]), name
         assert tensor.dtype == expected[name].dtype
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_gradient_that_goes_back_has_the_strides_that_autograd_gave_it(at_once: bool) -> None:
+    """`x.grad` has x's: a sum's gradient, one number expanded, became a full tensor, which sums to other last bits."""
+    x = torch.randn(3, 4, requires_grad=True)
+    came: list[torch.Tensor] = []
+    hand_back = HandBack(x, came.append, at_once=at_once)
+    x.sum().backward()
+    hand_back.finish(x)
+    (gradient,) = came
+    assert gradient.stride() == (0, 0)
+    assert torch.equal(gradient, torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_stage_that_does_not_depend_on_its_input_hands_back_zeros_and_one_that_reads_it_twice_the_sum(
+    at_once: bool,
+) -> None:
+    came: list[torch.Tensor] = []
+    ignored, x = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
+    HandBack(ignored, came.append, at_once=at_once).finish(ignored)
+    hand_back = HandBack(x, came.append, at_once=at_once)
+    (x.sum() + (2 * x).sum()).backward()
+    hand_back.finish(x)
+    assert [gradient.tolist() for gradient in came] == [[[0.0] * 4] * 3, [[3.0] * 4] * 3]
 
 
 def test_a_buffer_that_training_has_given_another_shape_is_refused_by_name() -> None:

@@ -125,6 +125,12 @@ ONE_TENSOR = {
         "nn.Linear(6, 8), Call(torch.fft.fft), Call(lambda x: torch.fft.ifft(x * (1 + 2j)).conj()),"
         "Call(lambda x: x.real + x.imag), nn.Linear(8, 1)"
     ),
+    "gradients with gaps, and of one number": of(
+        "nn.Linear(6, 8), Call(torch.fft.fft), Call(lambda x: torch.fft.ifft(x).real), Call(lambda x: x[:, ::2]),"
+        "nn.Tanh(), Call(lambda x: x.sum()), Call(lambda x: x.reshape(1, 1)), nn.Linear(1, 1),"
+        "Call(lambda x: x * torch.ones(3, 1))",
+        "loss=lambda output, target: (output.mean() - target.mean()) ** 2",
+    ),
     "complex parameters": of(
         "nn.Linear(6, 8), Call(lambda x: torch.complex(x, x.sin())), nn.Linear(8, 8, dtype=torch.complex64),"
         "Call(torch.abs), nn.Linear(8, 1)"

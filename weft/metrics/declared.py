@@ -91,7 +91,8 @@ METRICS: Final = (
         kind=MetricKind.GAUGE,
         unit="seconds",
         labels=("job",),
-        help="The shortest iteration that any execution of the plan's graph can reach, from measured task times.",
+        help="The shortest iteration that any execution of the plan's graph can reach, from measured task times. "
+        "Absent of a job with few iterations, or with shorter ones.",
     ),
     Metric(
         name="weft_plan_predicted_iteration_seconds",
@@ -148,6 +149,31 @@ METRICS: Final = (
         unit="jobs",
         labels=("state",),
         help="Jobs in the ledger in each state.",
+    ),
+    Metric(
+        name="weft_ledger_writable",
+        kind=MetricKind.GAUGE,
+        unit="boolean",
+        help="1 where the ledger's file could be used when it was last tried, 0 while its disk is full or fails.",
+    ),
+    Metric(
+        name="weft_ledger_unwritten_jobs",
+        kind=MetricKind.GAUGE,
+        unit="jobs",
+        help="Jobs whose newest state is in the daemon's memory alone, until the ledger's disk takes it.",
+    ),
+    Metric(
+        name="weft_ledger_unreadable_jobs",
+        kind=MetricKind.GAUGE,
+        unit="jobs",
+        help="Jobs whose row in the ledger could not be read; the row is left as it is, the job not served.",
+    ),
+    Metric(
+        name="weft_ledger_errors_total",
+        kind=MetricKind.COUNTER,
+        unit="errors",
+        labels=("reason",),
+        help="Tries to read or write the ledger that failed: full, io, cannot-open, read-only, damaged, held, other.",
     ),
     Metric(
         name="weft_jobs_ended_total",
@@ -209,7 +235,21 @@ METRICS: Final = (
         kind=MetricKind.COUNTER,
         unit="frames",
         labels=("reason",),
-        help="Frames and connections of clients that were refused, by the error code that they were given.",
+        help="Frames, requests and connections of clients that were refused, by the error code that they were given.",
+    ),
+    Metric(
+        name="weft_http_connections",
+        kind=MetricKind.GAUGE,
+        unit="connections",
+        help="Connections open to the address of /metrics and the timeline page.",
+    ),
+    Metric(
+        name="weft_http_dropped_connections_total",
+        kind=MetricKind.COUNTER,
+        unit="connections",
+        labels=("reason",),
+        help="HTTP connections that the daemon ended: idle (asked or took nothing in time), replaced by a newer one, "
+        "or full (refused: all are busy).",
     ),
     Metric(
         name="weft_shared_memory_bytes",

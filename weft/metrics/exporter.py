@@ -69,10 +69,22 @@ class Exporter:
 
     def drop_job(self, job: str) -> None:
         """Removes every series labelled with the job. Call it when the job has ended; a later write makes them anew."""
-        for name, values in self._keys_of_job.pop(job, ()):
-            self._families[name].remove(*values)
-            del self._series[name, values]
-            self.num_series -= _num_series(self._metrics[name])
+        for key in self._keys_of_job.pop(job, ()):
+            self._remove(key)
+
+    def drop_gauge(self, name: str, /, **labels: str) -> None:
+        """Removes one series of a job, if it is there: a value that is no longer known. A later `set` makes it anew."""
+        if not isinstance(self._find(name, labels), Gauge):
+            raise self._wrong_kind(name, "drop_gauge")
+        key = name, tuple([labels[label] for label in self._metrics[name].labels])
+        self._keys_of_job[labels["job"]].remove(key)
+        self._remove(key)
+
+    def _remove(self, key: _Key) -> None:
+        name, values = key
+        self._families[name].remove(*values)
+        del self._series[key]
+        self.num_series -= _num_series(self._metrics[name])
 
     def render(self) -> bytes:
         """The text exposition format of everything."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from weft.metrics.exporter import Exporter
+from weft.metrics.http_connections import HttpConnections, SparingFilter
 from weft.metrics.page_routes import Page, Source, refuse_strange_hosts, with_headers
 
 SHUTDOWN_SECONDS = 1.0  # for a scrape in flight; the daemon's drain has a budget of its own
+MAX_BODY_BYTES = 1  # of a request; nothing here takes one, and 0 would mean any size
+
+_log = logging.getLogger("weft.http")
 
 
 class MetricsAddressError(OSError):
@@ -30,12 +35,16 @@ class MetricsServer:
         self._host = host
         self._port = port
         self._rendering = asyncio.Lock()
-        application = web.Application(middlewares=[with_headers, refuse_strange_hosts(host)])
+        self._connections = HttpConnections(exporter)
+        middlewares = [self._connections.middleware(), with_headers, refuse_strange_hosts(host)]
+        application = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/healthz", self._healthz)
         if source is not None:
             Page(source, application)
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+        self._runner = web.AppRunner(application, access_log=None, logger=_log, shutdown_timeout=SHUTDOWN_SECONDS)
+        self._server: asyncio.Server | None = None
+        self._sparing = SparingFilter()
 
     async def start(self) -> str:
         """Binds and serves; returns the base URL, with the port that was picked if port 0 was asked for.
@@ -43,17 +52,23 @@ class MetricsServer:
         Raises MetricsAddressError where the address cannot be bound; nothing is then left open.
         """
         await self._runner.setup()
+        assert self._runner.server is not None
+        factory = self._connections.factory(self._runner.server)
         try:
-            await web.TCPSite(self._runner, self._host, self._port).start()
+            self._server = await asyncio.get_running_loop().create_server(factory, self._host, self._port)
         except OSError as error:
             await self._runner.cleanup()
             raise _explained(error, self._host, self._port) from error
-        host, port = self._runner.addresses[0][:2]
+        _log.addFilter(self._sparing)
+        host, port = self._server.sockets[0].getsockname()[:2]
         return f"http://{_bracketed(host)}:{port}"
 
     async def stop(self) -> None:
         """Closes the address and all connections. Does nothing if it was not started."""
+        if self._server is not None:
+            self._server.close()
         await self._runner.cleanup()
+        _log.removeFilter(self._sparing)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         # In a thread, because 9,000 series take some 70 ms that the daemon's loop doesn't have; one scrape at a time.

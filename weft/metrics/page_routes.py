@@ -44,8 +44,12 @@ HEADERS: Final = {
 Json = dict[str, Any]
 
 
+class SourceUnavailable(Exception):
+    """The source cannot look just now. The text says why, and what to do."""
+
+
 class Source(Protocol):
-    """Whoever knows the jobs. Bytes are JSON texts; None is for a job that is not known."""
+    """Whoever knows the jobs. Bytes are JSON texts; None is for a job that is not known. Errors: SourceUnavailable."""
 
     async def jobs(self) -> list[Json]: ...
 
@@ -127,6 +131,8 @@ async def with_headers(request: web.Request, handler: Handler) -> web.StreamResp
     """Puts HEADERS on every answer, on an error too; events get them as they begin."""
     try:
         response = await handler(request)
+    except SourceUnavailable as error:
+        response = refusal(503, str(error))
     except web.HTTPException as error:
         error.headers.update(HEADERS)
         raise

@@ -97,6 +97,7 @@ RECORDINGS: Final = (
         """
         instance_job:weft_iteration_seconds:mean1m
           / max by (instance, job) (weft_iteration_limit_seconds)
+          >= 0.995
         """,
     ),
     _recording(
@@ -122,6 +123,14 @@ ALERTS: Final = (
         severity="critical",
         summary="The daemon at {{ $labels.instance }} does not answer.",
         remedy="`systemctl --user status weft` and its journal; unfinished jobs start again with the daemon.",
+    ),
+    Alert(
+        name="WeftLedgerUnwritable",
+        expression="weft_ledger_writable == 0",
+        holds="1m",
+        severity="critical",
+        summary="The ledger of {{ $labels.instance }} takes nothing: its disk is full, or fails.",
+        remedy="`weft ps` says why; make room in the state directory before the daemon stops. Submits are refused.",
     ),
     Alert(
         name="WeftWorkerDown",

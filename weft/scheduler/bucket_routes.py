@@ -13,11 +13,13 @@ from weft.transport.records import Row
 
 
 class BucketRoutes:
-    """One attempt's. local: the buckets that devices update themselves, of the newest division."""
+    """One attempt's. local: the buckets that devices update themselves, of the newest division. since: its first
+    iteration."""
 
     def __init__(self, plan: Plan, worker_names: Sequence[str]) -> None:
         sync = plan.synchronisation
         self.local: frozenset[int] = frozenset(sync.local if sync else ())
+        self.since = 0
         self._either = [part.bucket for part in sync.buckets if part.route is Route.EITHER] if sync else []
         self._workers = {(stage.replica, stage.stage): worker_names[stage.worker] for stage in plan.stages}
         self._devices = {r for r, replica in enumerate(plan.replicas) if replica.device == "gpu"}
@@ -30,7 +32,7 @@ class BucketRoutes:
 
     def set(self, first: int, local: Iterable[int]) -> str:
         """What the core has decided; the sentence that people read."""
-        self.local = frozenset(local)
+        self.local, self.since = frozenset(local), first
         if self._pace is not None:
             self._pace.begin_at(first, self.local)
         return f"updates from iteration {first}: {self.described()}"

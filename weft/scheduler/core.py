@@ -21,11 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from weft.scheduler import dispatch
+from weft.scheduler import dispatch, outcomes
+from weft.scheduler.admission import problem_of_crew
+from weft.scheduler.back_off import back_off
 from weft.scheduler.events import (
     CancelRequested,
     Command,
     DirectoryLost,
+    DirectoryMissed,
     DrainRequested,
     DropArenas,
     Event,
@@ -42,6 +45,7 @@ from weft.scheduler.events import (
     ResultSaved,
     RoutesMeasured,
     SaveResult,
+    SetTimer,
     StartWorker,
     TasksFinished,
     Ticked,
@@ -52,12 +56,10 @@ from weft.scheduler.events import (
 )
 from weft.scheduler.job import MOVES, Job, Outcome, Phase, Worker
 from weft.scheduler.placement import inspecting_worker, workers_needed
-from weft.strategy import Strategy
 
-MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
 RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
-MAX_START_DELAY_SECONDS = 10.0
-SIGKILL_EXIT = -9
+CANCEL_SECONDS = 1.0  # the same of a job that somebody has cancelled, and waits for: done within 2 s, come what may
+DIRECTORY_LOST = "the directory process was lost"
 
 
 class IllegalMove(AssertionError):
@@ -101,7 +103,9 @@ class Core:
             case WorkerReleased():
                 return self._worker_released(event)
             case DirectoryLost():
-                return self._stop_all("directory-lost", "the directory process was lost; the job starts again", now)
+                return self._directory_lost(now)
+            case DirectoryMissed():
+                return self._directory_missed(event, now)
             case CancelRequested():
                 return self._cancel_requested(event, now)
             case DrainRequested():
@@ -117,17 +121,9 @@ class Core:
         self._sequence += 1
         job = Job(event.job, event.spec, event.priority, self._sequence, event.attempt)
         self.jobs[event.job] = job
-        for kind, flag, name in (("cpu", "--workers", "CPU"), ("gpu", "--stand-ins", "GPU")):
-            needed = workers_needed(event.spec.strategy).get(kind, 0)
-            have = sum(worker.kind == kind for worker in self.workers.values())
-            if needed <= have:
-                continue
-            axis = "stages" if event.spec.strategy.replicas is None else "replicas"
-            message = (
-                f"strategy.{axis} = {_asked(event.spec.strategy)} needs {needed} {name} workers and this daemon has "
-                f"{have}; use fewer {axis}, or start the daemon with {flag} {needed}"
-            )
-            job.outcome = Outcome("failed", "invalid-plan", message, 2)
+        problem = problem_of_crew(event.spec, (worker.kind for worker in self.workers.values()))
+        if problem is not None:  # of a job in the ledger: there were more workers when it was submitted
+            job.outcome = Outcome("failed", "invalid-plan", problem, 2)
             return self._end(job)
         return [RecordState(job=job.name, state="queued", attempt=job.attempt), *self._start_jobs()]
 
@@ -219,18 +215,36 @@ class Core:
         job = self.jobs.get(event.job)
         if job is None:
             return []
-        outcome = Outcome("cancelled", "cancelled", "cancelled on request", 143)
-        match job.phase:
-            case Phase.QUEUED:
-                job.outcome = outcome
-                return [*self._end(job), *self._start_jobs()]
-            case Phase.RELEASING:  # it may be on its way to another attempt; a success stands
-                if job.outcome is not None and job.outcome.state == "":
-                    job.outcome = outcome
-                    return self._start_jobs()  # it held back those behind it; no longer
-                return []
-            case _:
-                return self._release(job, outcome, now)
+        if job.phase is Phase.QUEUED:
+            job.outcome = outcomes.CANCELLED
+            return [*self._end(job), *self._start_jobs()]
+        commands: list[Command] = []
+        if job.phase is not Phase.RELEASING:
+            commands = self._release(job, outcomes.CANCELLED, now)
+        elif job.outcome is not None and job.outcome.state == "":  # on its way to another attempt; a success stands
+            job.outcome = outcomes.CANCELLED
+            commands = self._start_jobs()  # it held back those behind it; no longer
+        return commands + self._hurry(job, now)
+
+    def _hurry(self, job: Job, now: float) -> list[Command]:
+        """Somebody waits for the job's end: its workers get less time to let go."""
+        if job.phase is not Phase.RELEASING or job.deadline is None or job.deadline <= now + CANCEL_SECONDS:
+            return []
+        job.deadline = now + CANCEL_SECONDS
+        return [SetTimer(seconds=CANCEL_SECONDS)]
+
+    def _directory_lost(self, now: float) -> list[Command]:
+        """A job that is being planned has nothing in it yet."""
+        losers = [job for job in self._active() if job.phase is not Phase.PLANNING]
+        return [command for job in losers for command in self._start_again(job, DIRECTORY_LOST, now)]
+
+    def _directory_missed(self, event: DirectoryMissed, now: float) -> list[Command]:
+        losers = [job for job in self._active() if (job.name, job.attempt) == (event.job, event.attempt)]
+        return [command for job in losers for command in self._start_again(job, event.message, now)]
+
+    def _start_again(self, job: Job, message: str, now: float) -> list[Command]:
+        job.directory_losses += 1
+        return self._release(job, outcomes.of_lost_directory(message, job), now)
 
     # --- workers come and go
 
@@ -242,9 +256,9 @@ class Core:
         worker = self.workers[event.worker]
         worker.up, name, worker.job = False, worker.job, None
         worker.failures += 1
-        delay = min(0.05 * 2 ** (worker.failures - 1), MAX_START_DELAY_SECONDS) if worker.failures > 1 else 0.0
         commands: list[Command] = []
         if not self.draining:
+            delay = back_off(worker.failures)
             commands.append(StartWorker(worker=worker.name, kind=worker.kind, delay_seconds=delay))
         if name is None:
             return commands
@@ -253,7 +267,7 @@ class Core:
             return commands + self._let_go(job, event.worker)
         job.workers = tuple(w for w in job.workers if w != event.worker)
         job.losses += 1
-        return commands + self._release(job, _outcome_of_loss(event, job), now)
+        return commands + self._release(job, outcomes.of_lost_worker(event, job), now)
 
     def _worker_released(self, event: WorkerReleased) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.RELEASING)
@@ -329,19 +343,15 @@ class Core:
 
     def _drain_requested(self, event: DrainRequested, now: float) -> list[Command]:
         self.draining = True
-        return self._stop_all("shutdown", "the daemon is shutting down", now) if event.now else []
-
-    def _stop_all(self, reason: str, message: str, now: float) -> list[Command]:
-        """Every running job goes back to the queue, to be run again."""
-        active = [job for job in self.jobs.values() if job.phase not in (Phase.QUEUED, Phase.RELEASING)]
-        return [command for job in active for command in self._release(job, Outcome("", reason, message), now)]
+        again = Outcome("", "shutdown", "the daemon is shutting down")
+        return [command for job in self._active() if event.now for command in self._release(job, again, now)]
 
     def _ticked(self, now: float) -> list[Command]:
         commands: list[Command] = []
         for job in self.jobs.values():
             if job.deadline is not None and now >= job.deadline:
                 job.deadline = None  # a killed worker is lost soon, and never answers otherwise
-                cause = f"did not let go of {job.name} within {RELEASE_SECONDS:.0f} s"
+                cause = f"did not let go of {job.name} in time"
                 commands += [KillWorker(worker=worker, cause=cause) for worker in sorted(job.waiting_for)]
         return commands
 
@@ -363,6 +373,10 @@ class Core:
                 free.setdefault(worker.kind, []).append(worker.name)
         return free
 
+    def _active(self) -> list[Job]:
+        """Jobs whose workers are at work for them."""
+        return [job for job in self.jobs.values() if job.phase not in (Phase.QUEUED, Phase.RELEASING)]
+
     def _current(self, name: str, attempt: int, phase: Phase) -> Job | None:
         """The job if the event belongs to its present attempt and phase; else the event is late and dropped."""
         job = self.jobs.get(name)
@@ -376,22 +390,3 @@ class Core:
 
     def _story(self, job: Job, problem: str) -> str:
         return f"{job.name}, attempt {job.attempt}: {problem}; " + "; ".join(job.story)
-
-
-def _asked(strategy: Strategy) -> str:
-    if strategy.replicas is None:
-        return str(strategy.stages)
-    return ", ".join(f"{replica.device} × {replica.stages}" for replica in strategy.replica_list)
-
-
-def _outcome_of_loss(event: WorkerLost, job: Job) -> Outcome:
-    """SIGKILL comes from outside (the OOM killer, an operator): try again. Anything else the job's code did."""
-    code = event.exit_code
-    if code == SIGKILL_EXIT and job.losses <= MAX_LOSSES:
-        message = f"{event.worker} was killed; the job starts again (attempt {job.attempt + 1})"
-        return Outcome("", "worker-lost", message)
-    if code is not None and code < 0:
-        message = f"{event.worker} died of signal {-code} while it ran this job (attempt {job.attempt})"
-        return Outcome("failed", "worker-lost", message, 128 - code)
-    message = f"the job's code ended {event.worker} with exit code {code}; it must raise an exception instead"
-    return Outcome("failed", "worker-lost", message, code or 1)

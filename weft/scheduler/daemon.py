@@ -17,13 +17,15 @@ import platform
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from weft import __version__
+from weft.descriptors import AMPLE, raise_limit
 from weft.metrics.exporter import Exporter
 from weft.metrics.http import MetricsAddressError, MetricsServer
 from weft.scheduler import notify
@@ -31,6 +33,7 @@ from weft.scheduler.crew import CrewError, muster
 from weft.scheduler.driver import Driver, Spawn
 from weft.scheduler.events import DirectoryLost, DrainRequested
 from weft.scheduler.ledger import AsyncLedger, Ledger, LedgerError
+from weft.scheduler.ledger_metrics import publish
 from weft.scheduler.observatory import Observatory
 from weft.scheduler.pool import Pool, PoolError
 from weft.scheduler.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
@@ -39,34 +42,49 @@ from weft.settings import Settings
 
 TICK_SECONDS = 1.0
 LAG_PROBE_SECONDS = 0.25  # between looks at how late the loop is
+BACKLOG = 1024  # clients that connect while the loop is busy; where it is full, the kernel refuses the next
 STOP_SECONDS = 12.0  # for running jobs to let go once they are told to: above the core's RELEASE_SECONDS
 EXIT_UNAVAILABLE = 1
 
 _log = logging.getLogger("weft.daemon")
 
 
-def main(settings: Settings) -> int:
-    """Runs the daemon until it is told to stop; returns its exit code. Prints why where it cannot start."""
+def main(settings: Settings, *, accept_empty_ledger: bool = False) -> int:
+    """Runs the daemon until it is told to stop; returns its exit code. Prints why where it cannot start.
+
+    accept_empty_ledger: begin without the jobs of a ledger that is lost.
+    """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    limit = raise_limit()
+    if limit < AMPLE:
+        _log.warning("only %d descriptors may be open: clients are refused early; raise LimitNOFILE", limit)
+    problems: list[BaseException] = []
     try:
-        uvloop.run(_Daemon(settings, os.environ).run())
-    except (
+        uvloop.run(_Daemon(settings, os.environ, accept_empty_ledger).run())
+    except* (
         RuntimeDirectoryError,
+        RunsDirectoryError,
         LedgerError,
         CrewError,
         PoolError,
         MetricsAddressError,
         notify.ServiceManagerError,
-    ) as error:
-        print(f"weft: {error}", file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    return 0
+    ) as group:
+        problems += _errors_in(group)
+    for problem in problems[:1]:  # the others follow from it
+        print(f"weft: {problem}", file=sys.stderr)
+    return EXIT_UNAVAILABLE if problems else 0
+
+
+class RunsDirectoryError(RuntimeError):
+    """The directory of the run directories cannot be had. The text names it and the remedy."""
 
 
 class _Daemon:
-    def __init__(self, settings: Settings, environment: Mapping[str, str]) -> None:
+    def __init__(self, settings: Settings, environment: Mapping[str, str], accept_empty_ledger: bool) -> None:
         self._settings = settings
         self._environment = environment
+        self._accept_empty_ledger = accept_empty_ledger
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._exporter = Exporter()
@@ -82,8 +100,11 @@ class _Daemon:
             inherited = notify.listen_fds(self._environment, os.getpid())
             runtime = RuntimeDirectory.open(settings.runtime_dir, inherited[0] if inherited else None)
             stack.callback(_clean, runtime)
-            ledger = await AsyncLedger.open(settings.state_dir / "ledger.sqlite", settings.runs_path)
+            ledger = await AsyncLedger.open(
+                settings.state_dir / "ledger.sqlite", settings.runs_path, accept_empty=self._accept_empty_ledger
+            )
             stack.push_async_callback(ledger.close)
+            _make_runs_directory(settings.runs_path)
             await self._serve(runtime, ledger, stack)
         if self._failure:
             raise PoolError(self._failure)
@@ -112,9 +133,11 @@ class _Daemon:
         )
         async with asyncio.TaskGroup() as group:
             spawn = _spawner(group)
+            background: list[asyncio.Task[None]] = []
 
             def restart_directory() -> None:
-                spawn(_restart_directory(driver, pool), "restart directory")
+                driver.feed(DirectoryLost())
+                background.append(spawn(pool.start_directory(), "restart directory"))
 
             driver = Driver(crew, ledger, self._exporter, pool, spawn)
             service = Service(self._settings, driver, ledger, self._exporter, pool)
@@ -126,9 +149,10 @@ class _Daemon:
             server = await asyncio.start_unix_server(
                 lambda reader, writer: service.accept(spawn, reader, writer),
                 sock=runtime.listener,
+                backlog=BACKLOG,
                 **_KEEP_INHERITED_SOCKET,
             )
-            background = [
+            background += [
                 group.create_task(self._tick(driver, ledger), name="tick"),
                 group.create_task(self._watch_lag(), name="lag"),
             ]
@@ -166,8 +190,7 @@ class _Daemon:
         interval = min(TICK_SECONDS, watchdog) if watchdog else TICK_SECONDS
         while True:
             driver.tick()
-            for state, count in (await ledger.run(Ledger.counts_by_state)).items():
-                self._exporter.set("weft_jobs", count, state=state)
+            publish(await ledger.run(Ledger.look), ledger.health, self._exporter)
             if watchdog:
                 notify.notify_watchdog(self._environment)
             await asyncio.sleep(interval)
@@ -204,16 +227,32 @@ class _Daemon:
         return True
 
 
-async def _restart_directory(driver: Driver, pool: Pool) -> None:
-    await pool.start_directory()
-    driver.feed(DirectoryLost())
-
-
 def _spawner(group: asyncio.TaskGroup) -> Spawn:
     def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         return group.create_task(work, name=name)
 
     return spawn
+
+
+def _errors_in(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _errors_in(error)
+        else:
+            yield error
+
+
+def _make_runs_directory(path: Path) -> None:
+    """Before a job finds out."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = "" if os.access(path, os.W_OK | os.X_OK) else "not writable"
+    except OSError as error:
+        problem = error.strerror or "unknown"
+    if problem:
+        raise RunsDirectoryError(
+            f"{path}: run directories cannot be made there ({problem}); give a --runs-dir that you can write"
+        )
 
 
 def _clean(runtime: RuntimeDirectory) -> None:

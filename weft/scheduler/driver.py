@@ -16,11 +16,13 @@ from typing import Any, assert_never
 
 from weft.metrics.exporter import Exporter
 from weft.scheduler import replica_commands
+from weft.scheduler.admission import doubt_of_batch
 from weft.scheduler.core import Core
 from weft.scheduler.crew import Crew
 from weft.scheduler.device_facts import DeviceFacts
 from weft.scheduler.events import (
     Command,
+    DirectoryMissed,
     Dispatch,
     DropArenas,
     Event,
@@ -39,6 +41,7 @@ from weft.scheduler.events import (
     SaveResult,
     SetRoutes,
     SetShares,
+    SetTimer,
     StartWorker,
     TasksFinished,
     Ticked,
@@ -52,10 +55,10 @@ from weft.scheduler.inspection import Inspection
 from weft.scheduler.job import Phase
 from weft.scheduler.job_metrics import JobMetrics
 from weft.scheduler.job_recording import keep_profiled
-from weft.scheduler.job_result import conclude, details_of
+from weft.scheduler.job_result import conclude, could_not_begin, details_of
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_state import JobState
-from weft.scheduler.ledger import AsyncLedger, JobChanges, JobRow, Ledger
+from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.pool import DIRECTORY, Pool
@@ -137,10 +140,8 @@ class Driver:
             spec = JobSpec.parse(row.spec)
             run = JobRun(row.job, Path(row.run_dir), row.spec)
         except (OSError, SpecError) as error:
-            reason = "invalid-spec" if isinstance(error, SpecError) else "run-directory"
-            ending: JobChanges = {"state": JobState.FAILED, "reason": reason, "error": str(error), "exit_code": 1}
-            ending["ended_at"] = time.time()
-            self._spawn(self._ledger.run(Ledger.record, row.job, **ending), f"end {row.job}")
+            changes = could_not_begin(row, error)
+            self._spawn(self._ledger.run(Ledger.record, row.job, **changes), f"end {row.job}")
             return
         self.changed[row.job] = Changed()
         self.runs[row.job] = run
@@ -184,7 +185,11 @@ class Driver:
                 )
             case "fault":
                 fields = {key: message[key] for key in ("job", "attempt", "reason", "message", "exit_code")}
+                if (run := self.runs.get(message["job"])) is not None:
+                    run.note_exception(message["exception"])
                 self.feed(JobFaulted(**fields))
+            case "directory-missed":
+                self.feed(DirectoryMissed(job=message["job"], attempt=message["attempt"], message=message["message"]))
             case "output":
                 if message["job"] in self.runs:
                     self.runs[message["job"]].log_output(message["text"])
@@ -245,7 +250,9 @@ class Driver:
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
             case KillWorker():
-                self._pool.kill(command.worker)
+                self._pool.kill(command.worker, command.cause)
+            case SetTimer():
+                asyncio.get_running_loop().call_later(command.seconds, self.feed, Ticked())
             case PlanJob():
                 self._send(command.worker, "inspect", command.job, command.attempt)
             case Prepare():
@@ -298,6 +305,8 @@ class Driver:
         )
         for note in plan.notes:
             run.log(note)
+        if doubt := doubt_of_batch(plan.itinerary):
+            run.log(doubt)
 
     def _save(self, command: SaveResult) -> None:
         run = self.runs[command.job]

@@ -85,7 +85,8 @@ class RoutesMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFaulted:
-    """The user's code or the plan failed in an attempt. exit_code is what followers exit with."""
+    """The user's code, the plan or something of ours failed in an attempt, as the reason says. exit_code is what
+    followers exit with."""
 
     job: str
     attempt: int
@@ -113,6 +114,16 @@ class WorkerReleased:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryLost:
     """The process that owns the shared tensors has died; another is on its way up, with none of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryMissed:
+    """A worker of the attempt did not find in the directory what must be there, or found no directory. It may say so
+    before DirectoryLost comes, or long after: another directory knows nothing of the attempt."""
+
+    job: str
+    attempt: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +156,7 @@ Event = (
     | ResultSaved
     | WorkerReleased
     | DirectoryLost
+    | DirectoryMissed
     | CancelRequested
     | DrainRequested
     | Ticked
@@ -168,6 +180,13 @@ class KillWorker:
 
     worker: str
     cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Answered by Ticked, no later than the seconds say."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +313,7 @@ class RecordIteration:
 Command = (
     StartWorker
     | KillWorker
+    | SetTimer
     | PlanJob
     | Prepare
     | Dispatch

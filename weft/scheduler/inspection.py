@@ -21,10 +21,8 @@ class UnitFacts:
 
     kind: the name of its class. shapes: microbatch size -> shape of its output; empty, and dtype None, where the output
     is no single tensor: no cut is possible after such a unit, its times count as the next one's that has a tensor, and
-    `output` says what it is. order: the output's dimensions, from the outermost in memory to the innermost; empty where
-    nobody has told, then they are in order. gradient_order: of the gradient that comes back to it. tied_to: earlier
-    units that share a buffer. in_place: it writes to its input. small_forward_seconds, small_backward_seconds: the same
-    for a microbatch of Inspection.small_size.
+    `output` says what it is. tied_to: earlier units that share a buffer. in_place: it writes to its input.
+    small_forward_seconds, small_backward_seconds: the same for a microbatch of Inspection.small_size.
     """
 
     name: str
@@ -38,8 +36,6 @@ class UnitFacts:
     tied_to: tuple[int, ...] = ()
     kind: str = ""
     output: str = ""
-    order: tuple[int, ...] = ()
-    gradient_order: tuple[int, ...] = ()
     in_place: bool = False
     small_forward_seconds: float = 0.0
     small_backward_seconds: float = 0.0
@@ -160,7 +156,6 @@ class Inspection:
         )
 
 
-_TUPLES = ("tied_to", "order", "gradient_order")
 _PLAIN = (
     "num_train",
     "num_validation",
@@ -174,8 +169,7 @@ _PLAIN = (
 
 def _units(units: Any) -> tuple[UnitFacts, ...]:
     return tuple(
-        UnitFacts(**{**unit, "shapes": _shapes(unit["shapes"]), **{key: tuple(unit.get(key, ())) for key in _TUPLES}})
-        for unit in units
+        UnitFacts(**{**unit, "shapes": _shapes(unit["shapes"]), "tied_to": tuple(unit["tied_to"])}) for unit in units
     )
 
 

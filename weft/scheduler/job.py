@@ -63,7 +63,8 @@ class Outcome:
 @dataclass(slots=True)
 class Job:
     """workers: those it holds, by position in the plan. waiting_for: those that have yet to answer in this phase.
-    shares, stealing, routes: of an attempt that runs; stealing only where its replicas do."""
+    shares, stealing, routes: of an attempt that runs; stealing only where its replicas do. losses, directory_losses: of
+    all its attempts."""
 
     name: str
     spec: JobSpec
@@ -82,6 +83,7 @@ class Job:
     outcome: Outcome | None = None
     deadline: float | None = None
     losses: int = 0
+    directory_losses: int = 0
     story: list[str] = field(default_factory=list)
 
 

@@ -1,6 +1,6 @@
 """The books of one attempt: what its lanes reported, summed up in every account. Kept when somebody looks.
 
-    put ──bytes──▶ pending ──settle: at a tick, or when asked──▶ accounts, waits, recorder, durations
+    put ──bytes──▶ pending ──settle: at a tick, or when asked──▶ accounts, waits, recorder, times
 
 A row costs the daemon half a microsecond where many come in a row, and more than twice that where a few come now and
 then, on a core that a lane has just used. So reports wait, a second at most, until somebody wants to know.
@@ -8,9 +8,9 @@ then, on a core that a lane has just used. So reports wait, a second at most, un
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping
 
+from weft.itinerary import Itinerary
 from weft.metrics.accounting import JobAccount
 from weft.metrics.declared import METRICS
 from weft.metrics.histogram import Observations
@@ -18,28 +18,28 @@ from weft.metrics.overlap import OverlapAccount
 from weft.metrics.recording import Recorder, packed_rows
 from weft.metrics.stops import Stops
 from weft.metrics.waits import WaitAccount
+from weft.scheduler.task_times import TaskTimes
 from weft.transport.records import FIRST_STALL, MODE_INDEX, unpack
-
-SAMPLES_PER_TASK = 127  # durations; their medians set the limit. With fewer a slow moment sets it above what was
 
 _MICROBATCH_EDGES = next(metric.buckets for metric in METRICS if metric.name == "weft_microbatch_seconds")
 _BACKWARD = MODE_INDEX["backward"]
 
 
 class JobBooks:
-    """lanes: what each, as `<worker>/<lane>`, can be busy with. Every property is settled when it is read.
+    """lanes: what each, as `<worker>/<lane>`, can be busy with. itinerary: of a job that has a plan. Every property is
+    settled when it is read.
 
     Errors: AccountingError from any of them, where rows contradict one another.
     """
 
-    def __init__(self, lanes: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, lanes: Mapping[str, Collection[str]], itinerary: Itinerary | None = None) -> None:
         self.stops = Stops()
         self._account = JobAccount()
         self._overlap = OverlapAccount(self._account, lanes)
         self._waits = WaitAccount()
         self._recorder = Recorder()
         self._microbatch_seconds = Observations(_MICROBATCH_EDGES)
-        self._durations: dict[int, deque[int]] = {}
+        self._times = TaskTimes(itinerary)
         self._pending: list[tuple[str, str, bytes]] = []
 
     def put(self, worker: str, lane: str, packed: bytes) -> None:
@@ -73,10 +73,9 @@ class JobBooks:
         return self._microbatch_seconds
 
     @property
-    def durations(self) -> dict[int, deque[int]]:
-        """Nanoseconds of each task's last runs."""
+    def times(self) -> TaskTimes:
         self._settle()
-        return self._durations
+        return self._times
 
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
@@ -87,11 +86,9 @@ class JobBooks:
             self._overlap.add(name, told)
             self._waits.add(name, told)
             self._recorder.add(name, packed if told is rows else packed_rows(told))
-            durations, count = self._durations, self._microbatch_seconds.add
-            for mode, task, _, _, start, end in rows:
+            add_time, count = self._times.add, self._microbatch_seconds.add
+            for mode, task, iteration, _, start, end in rows:
                 if mode < FIRST_STALL:
-                    if task not in durations:
-                        durations[task] = deque(maxlen=SAMPLES_PER_TASK)
-                    durations[task].append(end - start)
+                    add_time(task, iteration, end - start)
                     if mode <= _BACKWARD:
                         count((end - start) / 1e9)

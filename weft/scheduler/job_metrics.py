@@ -27,18 +27,21 @@ class JobMetrics:
         self._exporter = exporter
         self._live: set[str] = set()  # jobs that have a plan and have not ended
         self._ended: dict[str, float] = {}  # job -> when it ended, in this order
+        self._limited: set[str] = set()  # jobs whose limit is known
         self._num_ticks = 0
 
     def begin(self, run: JobRun) -> None:
         """An attempt has a plan."""
         assert run.plan is not None
         job = run.job
+        if job in self._ended:  # one that was removed had the same id
+            self._drop([job])
         self._live.add(job)
         self._exporter.set("weft_job_attempt", run.attempt, job=job)
         self._exporter.set("weft_job_planned_steps", run.plan.itinerary.steps, job=job)
         self._exporter.set("weft_plan_predicted_iteration_seconds", run.plan.predicted_iteration_seconds, job=job)
-        self._exporter.set("weft_iteration_limit_seconds", run.plan.limit_seconds, job=job)
         self._exporter.set("weft_shared_memory_bytes", run.plan.shared_bytes, job=job)
+        self._publish_limit(run)
         for lane in run.plan.graph.programs:
             if is_compute_lane(lane.name):
                 # From 0, before it happens: what a counter has when it is first seen is not in its rate.
@@ -49,16 +52,16 @@ class JobMetrics:
         """The run has just finished an iteration."""
         if iteration.training:
             self._exporter.add("weft_job_samples_total", iteration.size, job=run.job)
-            if run.iteration_seconds:
-                self._exporter.observe("weft_iteration_seconds", run.iteration_seconds[-1], job=run.job)
+            if (seconds := run.newest_iteration_seconds) is not None:
+                self._exporter.observe("weft_iteration_seconds", seconds, job=run.job)
 
     def tick(self, runs: dict[str, JobRun], now: float) -> None:
         """Once a second: brings what has changed of each running job, and drops what stood long enough."""
         self._num_ticks += 1
         for job in self._live.intersection(runs):
             self.publish(runs[job])
-            if self._num_ticks % TICKS_PER_LIMIT == 0 and (limit := runs[job].limit_seconds()) is not None:
-                self._exporter.set("weft_iteration_limit_seconds", limit, job=job)
+            if self._num_ticks % TICKS_PER_LIMIT == 0 or job not in self._limited:
+                self._publish_limit(runs[job])
         self._drop([job for job, ended_at in self._ended.items() if now - ended_at >= GRACE_SECONDS])
         self._make_room()
 
@@ -82,6 +85,8 @@ class JobMetrics:
         if run.job not in self._live:
             return  # it never had a plan, and has no series
         self.publish(run)
+        self._publish_limit(run)
+        self._limited.discard(run.job)
         self._live.remove(run.job)
         self._exporter.set("weft_shared_memory_bytes", 0, job=run.job)
         self._ended[run.job] = now
@@ -95,6 +100,16 @@ class JobMetrics:
         for job in jobs:
             del self._ended[job]
             self._exporter.drop_job(job)
+
+    def _publish_limit(self, run: JobRun) -> None:
+        """Where it is not known, or no longer, there is no series: a number would be taken for one."""
+        limit = run.pace().limit_seconds
+        if limit is not None:
+            self._exporter.set("weft_iteration_limit_seconds", limit, job=run.job)
+            self._limited.add(run.job)
+        elif run.job in self._limited:
+            self._exporter.drop_gauge("weft_iteration_limit_seconds", job=run.job)
+            self._limited.remove(run.job)
 
     def _publish_lanes(self, run: JobRun) -> None:
         exporter, job = self._exporter, run.job

@@ -108,6 +108,7 @@ def planned_spans(plan: Plan) -> tuple[PlannedSpan, ...]:
 
 
 def _facts(run: JobRun, plan: Plan) -> dict[str, Any]:
+    pace = run.pace()
     return {
         "ended": run.closed,
         "workers": list(run.worker_names),
@@ -120,8 +121,8 @@ def _facts(run: JobRun, plan: Plan) -> dict[str, Any]:
             for ring in plan.rings
         ],
         "predicted_iteration_seconds": plan.predicted_iteration_seconds,
-        "limit_seconds": run.limit_seconds() or plan.limit_seconds,
-        "iteration_seconds": run.median_iteration_seconds(),
+        "limit_seconds": pace.limit_seconds,
+        "iteration_seconds": pace.iteration_seconds,
         "run_dir": str(run.directory),
         "history": run.history.curves(),
     }

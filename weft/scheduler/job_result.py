@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
 from weft.metrics.time_report import path_report, time_report
 from weft.scheduler.job_recording import keep_recording, lane_name, make_recording
 from weft.scheduler.job_run import MODEL, JobRun
-from weft.scheduler.ledger import JobRow
+from weft.scheduler.job_state import JobState
+from weft.scheduler.ledger import JobChanges, JobRow
+from weft.spec import SpecError
 from weft.transport.wire import Message
 
 DETAILS = (
@@ -23,9 +26,11 @@ _log = logging.getLogger("weft.job_result")
 
 def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
     """seconds: since the job started, None where nobody asks."""
+    pace = run.pace()
     return {
         "plan": run.summary(),
         "steps": run.plan.itinerary.steps if run.plan else None,
+        "exception": run.exception,
         "lanes": run.books.account.lane_seconds(),
         "overlap": run.books.overlap.seconds(),
         "time": time_of(run),
@@ -34,8 +39,8 @@ def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
         "validation": run.validation or {},
         "seconds": seconds,
         "first_iteration_seconds": run.first_iteration_seconds,
-        "iteration_seconds": run.median_iteration_seconds(),
-        "limit_seconds": run.limit_seconds(),
+        "iteration_seconds": pace.iteration_seconds,
+        "limit_seconds": pace.limit_seconds,
     }
 
 
@@ -63,6 +68,7 @@ def result_of(row: JobRow) -> Message:
         "job": row.job,
         "state": row.state,
         "reason": row.reason,
+        "exception": details.get("exception"),
         "steps": row.step,
         "loss": row.loss,
         "validation": details.get("validation", {}),
@@ -76,6 +82,15 @@ def result_of(row: JobRow) -> Message:
         "exit_code": row.exit_code,
         "error": row.error,
     }
+
+
+def could_not_begin(row: JobRow, error: OSError | SpecError) -> JobChanges:
+    """The end of a job without a run."""
+    reason, text = "invalid-spec", str(error)
+    if isinstance(error, OSError):
+        reason = "run-directory"
+        text = f"{row.run_dir}: cannot be made ({error.strerror}); give another --runs-dir"
+    return {"state": JobState.FAILED, "reason": reason, "error": text, "exit_code": 1, "ended_at": time.time()}
 
 
 def model_of(row: JobRow) -> str | None:

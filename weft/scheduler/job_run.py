@@ -14,9 +14,7 @@ import asyncio
 import json
 import logging
 import math
-import statistics
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,18 +26,15 @@ from weft.metrics.history import History
 from weft.metrics.progress import Progress
 from weft.metrics.recording import PlannedSpan
 from weft.scheduler.bucket_routes import BucketRoutes
-from weft.scheduler.graph import Kind
+from weft.scheduler.iteration_pace import IterationPace, Pace
 from weft.scheduler.job_books import JobBooks
-from weft.scheduler.limit import speed_limit
 from weft.scheduler.plan import Plan
 from weft.scheduler.replica_shares import ReplicaShares
 from weft.scheduler.transfers import Transfers
 from weft.transport.records import FIRST_STALL, MODE_OF_KIND, last_ends, unpack
 
 MODEL = "model.safetensors"
-MAX_TASKS_FOR_LIMIT = 4096  # above it the search for the critical cycle would hold up the daemon
 MAX_LOG_BYTES = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
-NEVER_RUN = (Kind.BACKWARD,)  # by a job that only runs forward
 
 
 _log = logging.getLogger("weft.job_run")
@@ -83,8 +78,9 @@ class JobRun:
         self.learning_rate: float | None = None
         self.grad_norm: float | None = None
         self.validation: dict[str, float] | None = None
-        self.iteration_seconds: deque[float] = deque(maxlen=1024)  # of training iterations, the newest
+        self._pace: IterationPace | None = None  # of a job that has a plan
         self.first_iteration_seconds: float | None = None  # from here to the end of the first one, by its stamps
+        self.exception: str | None = None  # the name of the user's that has ended the job
         self.peak_bytes: dict[str, int] = {}  # by worker: its greatest resident size, known once it is released
         self.device_peak_bytes: dict[str, int] = {}  # of GPU workers: the most that was allocated on the GPU
         self._taken_ns = time.monotonic_ns()
@@ -126,7 +122,8 @@ class JobRun:
     def begin(self, plan: Plan, worker_names: tuple[str, ...], attempt: int = 1) -> None:
         """A new attempt: numbers and metrics.jsonl start over, since training does."""
         self.plan, self.worker_names, self.attempt, self.planned = plan, worker_names, attempt, None
-        self.books = JobBooks(_modes_of_lanes(plan, worker_names))
+        self.books = JobBooks(_modes_of_lanes(plan, worker_names), plan.itinerary)
+        self._pace = IterationPace(plan)
         self.progress = Progress(plan.itinerary.steps)
         self.history = History()
         self.replicas, self.routes = ReplicaShares(plan), BucketRoutes(plan, worker_names)
@@ -139,7 +136,6 @@ class JobRun:
         self._last_end = None
         asked = "profile" in self.spec
         self._to_profile = {worker_names[lane.worker] for lane in plan.graph.programs} if asked else None
-        self.iteration_seconds.clear()
         self.flush()
         with self._keeping_on():
             text = json.dumps(plan.describe(worker_names), indent=1)
@@ -153,6 +149,10 @@ class JobRun:
             self.peak_bytes[worker] = peak_bytes
         if device_peak_bytes is not None:
             self.device_peak_bytes[worker] = device_peak_bytes
+
+    def note_exception(self, name: str) -> None:
+        """What the user's code raised; the first counts, others follow from it."""
+        self.exception = self.exception or name or None
 
     def note_profile(self, worker: str, attempt: int, text: str) -> None:
         """What has become of a worker's profile, in words."""
@@ -211,8 +211,8 @@ class JobRun:
         self.loss = values.means.get("loss", 0.0)
         self.learning_rate = values.facts.get("lr")
         self.grad_norm = values.facts.get("grad_norm")
-        if seconds is not None:
-            self.iteration_seconds.append(seconds)
+        if seconds is not None and self._pace is not None:
+            self._pace.add(iteration.index, iteration.step, seconds)
         if self._last_end is not None:
             self.progress.add(self.step, self.samples, self._last_end[1] / 1e9)
         self.history.add_step(self.step, self.loss, iteration.size, seconds)
@@ -266,7 +266,7 @@ class JobRun:
         }
 
     def summary(self) -> dict[str, Any] | None:
-        """The parts of the plan that fit a screen, and what has become of the replicas' shares."""
+        """The parts of the plan that fit a screen, what it was made from, and what has become of the shares."""
         if self.plan is None or self.replicas is None or self.routes is None:
             return None
         keys = ("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds")
@@ -274,31 +274,23 @@ class JobRun:
         return {
             **{key: described[key] for key in (*keys, "window", "shared_bytes", "notes")},
             "windows": self.plan.windows(self.worker_names),
+            "strategy": self.spec.get("strategy", {}),
+            "batch_size": self.plan.itinerary.batch_size,
+            "num_train": self.plan.itinerary.num_train,
             "shares": list(self.replicas.newest),
             "verdicts": list(self.replicas.verdicts),
             "updates": self.routes.described(),
         }
 
-    def median_iteration_seconds(self) -> float | None:
-        return statistics.median(self.iteration_seconds) if self.iteration_seconds else None
+    @property
+    def newest_iteration_seconds(self) -> float | None:
+        return self._pace.newest_seconds if self._pace else None
 
-    def limit_seconds(self) -> float | None:
-        """The graph's speed limit from the median durations of its tasks, as they ran; None before all have."""
-        if self.plan is None or self.routes is None:
-            return None
-        graph, local, durations = self.plan.graph, self.routes.local, self.books.durations
-        idle = NEVER_RUN if self.plan.itinerary.forward_only else ()
-        going = [task for task in graph.tasks if not task.passes(local)]
-        if any(task.id not in durations and task.kind not in idle for task in going):
-            return None
-        if len(graph.tasks) > MAX_TASKS_FOR_LIMIT:
-            return None
-        # where replicas steal, a position has a microbatch in some iterations and passes at once in others
-        middle = statistics.fmean if self.plan.share == "stealing" else statistics.median
-        seconds = [0.0] * len(graph.tasks)
-        for task in going:
-            seconds[task.id] = middle(durations.get(task.id, (0,))) / 1e9
-        return speed_limit(graph.going(local), seconds).seconds
+    def pace(self) -> Pace:
+        """The median training iteration, and the graph's speed limit from the tasks of those same iterations."""
+        if self._pace is None or self.routes is None:
+            return Pace()
+        return self._pace.of(self.books.times, self.routes.local, self.routes.since)
 
     def flush(self) -> None:
         with self._keeping_on():

@@ -23,6 +23,7 @@ def brief_of(row: JobRow, driver: Driver) -> Message:
         "job": row.job,
         "state": driver.states.get(row.job, row.state),
         "reason": row.reason,
+        "exception": (row.result or {}).get("exception"),
         "priority": row.priority,
         "step": run.step if run else row.step,
         "steps": steps,

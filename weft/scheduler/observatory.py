@@ -15,44 +15,47 @@ import json
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from weft.metrics.page_data import timeline
-from weft.metrics.page_routes import finite
+from weft.metrics.page_routes import SourceUnavailable, finite
 from weft.metrics.recording import FILE, Recording, RecordingError, packed_by_lane
 from weft.scheduler.driver import Driver
+from weft.scheduler.iteration_pace import Pace
 from weft.scheduler.job_recording import recorded_programs, recorded_tasks, simulated
 from weft.scheduler.job_result import time_of
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_summary import brief_of, summary_of
-from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger
+from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger, LedgerError
 from weft.scheduler.plan import Plan
 
 MAX_JOBS = 200  # in the page's list, the newest
 MAX_ANSWERS = 16  # that stand at once: each has up to 2 MB
 FRESH_SECONDS = 0.8  # that a running job's answer stands: below the page's second
-LIMIT_SECONDS = 10.0  # that a running job's speed limit stands: it takes milliseconds to find
+PACE_SECONDS = 10.0  # that a running job's pace stands once it has a limit: that takes milliseconds to find
 
 Json = dict[str, Any]
 _ENDED_FIGURES = ("seconds", "first_iteration_seconds", "iteration_seconds", "limit_seconds", "validation")
 
 
 class Observatory:
-    """For the daemon's event loop. Errors: LedgerError, as the ledger's."""
+    """For the daemon's event loop. Errors: SourceUnavailable."""
 
     def __init__(self, driver: Driver, ledger: AsyncLedger) -> None:
         self._driver = driver
         self._ledger = ledger
         self._making = asyncio.Lock()
-        self._answers: OrderedDict[tuple[str, int], tuple[float, bytes]] = OrderedDict()  # until when each stands
+        self._answers: OrderedDict[tuple[int, int], tuple[float, bytes]] = OrderedDict()  # until when each stands
         self._frames: dict[str, tuple[Plan, Recording]] = {}  # of running jobs: recordings without rows
-        self._limits: dict[str, tuple[float, float | None]] = {}
+        self._paces: dict[str, tuple[float, Pace]] = {}  # until when each stands
 
     async def jobs(self) -> list[Json]:
-        rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS)
+        with _available():
+            rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS)
         return [brief_of(row, self._driver) for row in rows]
 
     def live(self) -> Json:
@@ -68,21 +71,23 @@ class Observatory:
         }
 
     async def job(self, job: str) -> bytes | None:
-        return await self._answer((job, 0), self._make_job)
+        return await self._answer(job, 0, self._make_job)
 
     async def timeline(self, job: str, iterations: int) -> bytes | None:
-        return await self._answer((job, iterations), lambda row: self._make_timeline(row, iterations))
+        return await self._answer(job, iterations, lambda row: self._make_timeline(row, iterations))
 
-    async def _answer(self, key: tuple[str, int], make: Callable[[JobRow], Awaitable[bytes]]) -> bytes | None:
-        """The answer that stands, or a new one. That of a job that has ended stands for good."""
+    async def _answer(self, job: str, iterations: int, make: Callable[[JobRow], Awaitable[bytes]]) -> bytes | None:
+        """The answer that stands, or a new one. That of a job that has ended stands until the job is removed."""
         async with self._making:
+            with _available():
+                row = await self._ledger.run(Ledger.job, job)
+            if row is None:
+                return None
+            key = row.seq, iterations  # another job may have the id by now
             stands_until, body = self._answers.get(key, (0.0, b""))
             if time.monotonic() < stands_until:
                 self._answers.move_to_end(key)
                 return body
-            row = await self._ledger.run(Ledger.job, key[0])
-            if row is None:
-                return None
             body = await make(row)
             self._answers[key] = math.inf if row.state.is_terminal else time.monotonic() + FRESH_SECONDS, body
             self._answers.move_to_end(key)
@@ -92,7 +97,7 @@ class Observatory:
             return body
 
     def _forget_ended(self) -> None:
-        for kept in (self._frames, self._limits):
+        for kept in (self._frames, self._paces):
             for job in kept.keys() - self._driver.runs.keys():
                 del kept[job]
 
@@ -116,12 +121,12 @@ class Observatory:
         return await asyncio.to_thread(_with_history, told, Path(row.run_dir, FILE))
 
     def _figures_of_run(self, run: JobRun) -> Json:
-        plan = run.plan
+        plan, pace = run.plan, self._pace_of(run)
         return {
             "seconds": None,
             "first_iteration_seconds": run.first_iteration_seconds,
-            "iteration_seconds": run.median_iteration_seconds(),
-            "limit_seconds": self._limit_of(run),
+            "iteration_seconds": pace.iteration_seconds,
+            "limit_seconds": pace.limit_seconds,
             "validation": run.validation or {},
             "plan": run.summary(),
             "time": time_of(run),
@@ -129,14 +134,15 @@ class Observatory:
             "history": run.history.curves(),
         }
 
-    def _limit_of(self, run: JobRun) -> float | None:
-        """As measured, before that as planned."""
-        stands_until, limit = self._limits.get(run.job, (0.0, None))
+    def _pace_of(self, run: JobRun) -> Pace:
+        """Both of its figures or neither anew: they are of the same iterations."""
+        stands_until, pace = self._paces.get(run.job, (0.0, Pace()))
         if time.monotonic() >= stands_until:
-            limit = run.limit_seconds()
-            if limit is not None:
-                self._limits[run.job] = time.monotonic() + LIMIT_SECONDS, limit
-        return limit or (run.plan.limit_seconds if run.plan else None)
+            pace = run.pace()
+            self._paces.pop(run.job, None)
+            if pace.limit_seconds is not None:
+                self._paces[run.job] = time.monotonic() + PACE_SECONDS, pace
+        return pace
 
     # --- its last iterations
 
@@ -162,6 +168,14 @@ class Observatory:
         frame = await asyncio.to_thread(_empty_recording, run.job, run.attempt, plan, run.worker_names)
         self._frames[run.job] = plan, replace(frame, planned=planned)
         return self._frames[run.job][1]
+
+
+@contextmanager
+def _available() -> Iterator[None]:
+    try:
+        yield
+    except LedgerError as error:
+        raise SourceUnavailable(str(error)) from None
 
 
 # --- in a thread

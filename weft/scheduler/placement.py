@@ -58,6 +58,13 @@ def workers_needed(strategy: Strategy) -> dict[str, int]:
     return {kind: count for kind, count in needed.items() if count}
 
 
+def stages_asked(strategy: Strategy) -> str:
+    """As the spec has it, for the error that says there are too many."""
+    if strategy.replicas is None:
+        return str(strategy.stages)
+    return ", ".join(f"{replica.device} × {replica.stages}" for replica in strategy.replica_list)
+
+
 def inspecting_worker(strategy: Strategy) -> int:
     """The position that inspects: the first device's stage, since that process computes on the host too, with as many
     threads as a CPU worker; without devices the first."""

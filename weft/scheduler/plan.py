@@ -22,8 +22,8 @@ class Ring:
 
     memory: it is in shared memory, which other workers map; or on a device, that device's own; or on the device of
     the worker `lender`, which writes it, and another device reads it there (a peer). by_number: all replicas read it,
-    and microbatches stand in it by their number in the batch, not by their position in a replica's program. order: of
-    a slot's dimensions in memory, as UnitFacts has it.
+    and microbatches stand in it by their number in the batch, not by their position in a replica's program. crosses:
+    from one stage to the next, so that a slot has its tensor's strides.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Ring:
     memory: Literal["shared", "device", "peer"] = "shared"
     lender: int | None = None
     by_number: bool = False
-    order: tuple[int, ...] = ()
+    crosses: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from weft.itinerary import Itinerary
+from weft.scheduler.admission import problem_of_spec
 from weft.scheduler.balance import local_buckets
 from weft.scheduler.costs import mean_seconds, task_seconds
 from weft.scheduler.graph import Graph, GraphError
@@ -28,7 +29,7 @@ from weft.scheduler.simulator import SimulationError, simulate
 from weft.scheduler.working_window import largest_that_fits, layer_cuts, smallest_as_good
 from weft.shapes import ShapeError
 from weft.spec import JobSpec
-from weft.strategy import Replica, Strategy
+from weft.strategy import Replica
 
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
 MIN_WINDOW_ITERATIONS = 2
@@ -208,34 +209,8 @@ def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:
 def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
     if inspection.num_train == 0:
         raise PlanError("Workload.train has length 0; give at least one sample")
-    if spec.strategy.steals:
-        _check_stealing(spec.strategy)
-    if spec.job.mode == "forward" and any(replica.working_window for replica in spec.strategy.replica_list):
-        raise PlanError(
-            "strategy.replicas: working_window streams what updates change, and job.mode = 'forward' has none; leave "
-            "working_window out"
-        )
-    counts = spec.strategy.division[1]
-    if spec.job.batch_size < sum(counts):
-        of = "strategy.microbatches" if len(counts) == 1 else "the microbatches of all replicas,"
-        raise PlanError(
-            f"job.batch_size = {spec.job.batch_size} is smaller than {of} = {sum(counts)}; "
-            "a microbatch needs at least one sample"
-        )
-
-
-def _check_stealing(strategy: Strategy) -> None:
-    """Any replica may take any microbatch, so nothing about one may depend on who does."""
-    if set(strategy.microbatch_counts) != {strategy.microbatches}:
-        raise PlanError(
-            f"the replicas' microbatches = {strategy.microbatch_counts} cannot stand beside share = 'stealing'; give "
-            "strategy.microbatches alone, the parts of a whole batch that replicas take"
-        )
-    if len(set(strategy.staleness_list)) > 1:
-        raise PlanError(
-            f"strategy.staleness = {strategy.staleness} differs between replicas, and with share = 'stealing' it would "
-            "be chance which parameters a sample sees; give one number, or use share = 'fixed' or 'adaptive'"
-        )
+    if (problem := problem_of_spec(spec)) is not None:
+        raise PlanError(problem)
 
 
 def _default_window(graph: Graph, seconds: Sequence[float]) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import signal
@@ -17,8 +18,9 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
+from weft.scheduler.back_off import back_off
 from weft.scheduler.crew import Crew
 from weft.settings import Settings
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
@@ -26,6 +28,8 @@ from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, en
 # A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
 SPIN_SECONDS = 4e-3
 DIRECTORY = "directory"
+RETRY_SECONDS = 0.1  # the least between two tries to get a pair of sockets
+RECEIVE_BYTES = 1 << 16
 
 # Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
 # one heap that is kept serves them from warm pages, and transparent huge pages the ones above 32 MiB.
@@ -41,9 +45,20 @@ ALLOCATOR = {
 # NVML can be asked.
 FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
+_log = logging.getLogger("weft.pool")
+
 
 class PoolError(RuntimeError):
     """The fork server cannot be started. The text says why."""
+
+
+def _opened(log: Path) -> IO[bytes]:
+    try:
+        return log.open("ab")
+    except OSError as error:
+        raise PoolError(
+            f"{log}: cannot be opened ({error.strerror}); move away what is there, or give another --state-dir"
+        ) from error
 
 
 class Link(asyncio.Protocol):
@@ -90,6 +105,17 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def finish(self) -> None:
+        """The child has been reaped: hears what it has still said, and closes.
+
+        The end of its stream may never come: a process that the job's code has forked has the socket, too.
+        """
+        with contextlib.suppress(OSError):
+            while self._transport is not None and (data := self._connection.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)):
+                self.data_received(data)
+        if self._transport is not None:
+            self._transport.abort()  # nobody takes what is still to be written
+
 
 @dataclass(slots=True)
 class Child:
@@ -130,6 +156,7 @@ class Pool:
         self._server: Link | None = None
         self._closing = False
         self._crew = crew
+        self._directory_failures = 0
 
     @property
     def directory_address(self) -> Path:
@@ -141,10 +168,13 @@ class Pool:
 
     async def start(self, log: Path) -> None:
         """Starts the fork server; returns at once, what is asked of it waits. Errors: PoolError."""
-        self._socket, theirs = socket.socketpair()
+        try:
+            self._socket, theirs = socket.socketpair()
+        except OSError as error:
+            raise PoolError(f"the fork server cannot be started: {error}") from error
         environment = {**self._environment, **ALLOCATOR, **FORKABLE, "OMP_NUM_THREADS": str(self._settings.threads)}
-        command = [sys.executable, "-m", "weft.workers.forkserver", str(theirs.fileno())]
-        with theirs, log.open("ab") as output:
+        command = [sys.executable, "-m", "weft.workers", str(theirs.fileno()), str(os.getpid())]
+        with theirs, _opened(log) as output:
             try:
                 self._process = subprocess.Popen(  # noqa: ASYNC220  (a fork and an exec: about a millisecond)
                     command,
@@ -156,7 +186,10 @@ class Pool:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise PoolError(f"the fork server cannot be started: {error}") from error
+                raise PoolError(
+                    f"{sys.executable}: the fork server cannot be started ({error.strerror}); "
+                    "check the installation, and how many processes you may have"
+                ) from error
         loop = asyncio.get_running_loop()
         connection = self._socket.dup()
         _, self._server = await loop.create_connection(
@@ -165,6 +198,8 @@ class Pool:
         await self.start_directory()
 
     async def start_directory(self) -> None:
+        """At once, unless it keeps failing of itself."""
+        await asyncio.sleep(back_off(self._directory_failures))
         config = {"address": str(self.directory_address), "authkey": self._authkey}
         await self._fork(DIRECTORY, DIRECTORY, config)
 
@@ -192,9 +227,10 @@ class Pool:
         if child is not None and child.link is not None:
             child.link.send(message)
 
-    def kill(self, worker: str) -> None:
+    def kill(self, worker: str, cause: str) -> None:
         child = self._children.get(worker)
         if child is not None and child.pid and not child.exited and not self._closing:
+            _log.info("%s (pid %d) is killed: %s", worker, child.pid, cause)
             with contextlib.suppress(ProcessLookupError):  # reaped this moment, and the server's word is on its way
                 os.kill(child.pid, signal.SIGKILL)
 
@@ -218,9 +254,9 @@ class Pool:
 
     async def _fork(self, name: str, role: str, config: dict[str, Any]) -> None:
         assert self._socket is not None
-        ours, theirs = socket.socketpair()
         child = Child(name, role)
         self._children[name] = child
+        ours, theirs = await _socket_pair(name)
         with theirs:
             loop = asyncio.get_running_loop()
             _, child.link = await loop.create_connection(
@@ -242,6 +278,8 @@ class Pool:
         child.pid = message["pid"]
         if what == "exited":
             child.exited, child.exit_code = True, message["code"]
+            if child.link is not None:
+                child.link.finish()
             self._ended(child)
         elif what != "forked":
             self._child_said(child, {"type": what, "at": message["at"]})
@@ -264,6 +302,20 @@ class Pool:
         if child.exited and child.closed and self._children.get(child.name) is child and not self._closing:
             del self._children[child.name]
             if child.role == DIRECTORY:
+                was_killed = child.exit_code == -signal.SIGKILL  # from outside, which says nothing of the next one
+                self._directory_failures = 0 if was_killed else self._directory_failures + 1
                 self._on_directory_lost()
             else:
                 self._on_lost(child.name, child.exit_code)
+
+
+async def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:
+    """Waits while the process or the machine is short of descriptors, and says so."""
+    failures = 0
+    while True:
+        try:
+            return socket.socketpair()
+        except OSError as error:
+            failures += 1
+            _log.warning("%s cannot be started yet, and is tried again: %s", name, error.strerror)
+            await asyncio.sleep(max(RETRY_SECONDS, back_off(failures)))

@@ -57,11 +57,8 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
             yield _ring(f"device-{name}-{r}", r, flying(stage) + strategy.prefetch.transfer, facts, memory="device")
     for stage, (_, last) in enumerate(placement.cuts[r][:-1]):
         output = inspection.units_on(replica.device)[last - 1]
-        for name, writer, order in (
-            ("activation", stage, output.order),
-            ("gradient", stage + 1, output.gradient_order),
-        ):
-            ring = replace(_ring(f"{name}-{r}-{stage}", r, flying(stage), output), order=order)
+        for name, writer in (("activation", stage), ("gradient", stage + 1)):
+            ring = replace(_ring(f"{name}-{r}-{stage}", r, flying(stage), output), crosses=True)
             if placement.is_within_device(r, stage):
                 yield replace(ring, memory="device")
             elif replica.device == "gpu" and inspection.peer_access:

@@ -3,8 +3,8 @@
     RUNTIME_DIR/            0700, ours, no link
     RUNTIME_DIR/daemon.lock flock held while the daemon lives; holds its pid
     RUNTIME_DIR/weft.sock   0600, listening
-    RUNTIME_DIR/directory.sock, RUNTIME_DIR/handover/listener-XXXXXXXX   of the directory and of processes that hand
-                            shared memory over, while the daemon lives
+    RUNTIME_DIR/directory.sock, RUNTIME_DIR/handover/listener-XXXXXXXX   of the directory, while the daemon lives; those
+                            of one that was killed, until the next begins
 
 The order is what keeps a second daemon from taking over a live one's socket: the lock is taken before the socket is
 looked at, and a socket is removed only under the lock and only if nothing answers on it. The kernel drops the lock

@@ -1,91 +1,55 @@
-"""The service: clients of the daemon's socket and what each verb answers.
-
-Every connection is one task that lives in the daemon's task group. A client's mistake ends its request with a named
-error, a broken frame its connection; neither reaches anybody else.
-"""
+"""The service: what each verb of the daemon's socket answers. `weft.scheduler.reception` has the conversations."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import struct
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from weft import __version__
+from weft.descriptors import are_short
 from weft.metrics.exporter import Exporter
 from weft.metrics.recording import FILE
+from weft.scheduler.admission import problem_of_crew, problem_of_spec
 from weft.scheduler.core import Core
-from weft.scheduler.driver import Changed, Driver, Spawn
+from weft.scheduler.driver import Driver, Spawn
 from weft.scheduler.events import CancelRequested
 from weft.scheduler.job_id import InvalidJobId
 from weft.scheduler.job_recording import keep_recording
 from weft.scheduler.job_result import DETAILS, add_critical_path, details_of, model_of, result_of
+from weft.scheduler.job_state import JobState
 from weft.scheduler.job_summary import summary_of
-from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger
+from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger, LedgerError, Submission
 from weft.scheduler.pool import Pool
+from weft.scheduler.reception import Reception, Stream, Verb
+from weft.scheduler.removal import NotRemoved, claim, remove
 from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
-from weft.transport.wire import (
-    MAX_CLIENT_FRAME_BYTES,
-    PROTOCOL,
-    ErrorCode,
-    FrameReader,
-    Message,
-    WireError,
-    encode,
-    field,
-)
+from weft.transport.wire import ErrorCode, Message, WireError, field
 
-MAX_CONNECTIONS = 256  # of clients at once; each costs a descriptor and a few kB
-HELLO_SECONDS = 10.0  # for a client to say hello
-SEND_SECONDS = 30.0  # for a client to take what was sent to it
 PROGRESS_SECONDS = 1.0
-LOG_CHUNK_BYTES = 1 << 18  # of a job's log in one event
+LOG_CHUNK_BYTES = 1 << 16  # of a job's log in one event: hundreds of clients may each be sent one
 MAX_JOBS_LISTED = 1000
 MAX_WAIT_SECONDS = 86_400.0  # of one `wait` request; event loops refuse times far above
 MAX_PRIORITY = 1000  # as in a spec, and below
-MAX_OFFSET = 2**63 - 1  # a file's largest
-
-
-class Stream:
-    """What a verb that takes its time says before it answers, and whether anybody still listens."""
-
-    def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._number = number
-        self._reader = reader
-        self._writer = writer
-
-    async def send(self, event: Message) -> None:
-        await _send(self._writer, {"id": self._number, "event": event})
-
-    async def wait_for(self, changed: Changed) -> None:
-        """Returns on a change, or after a while without one. Errors: ConnectionResetError if the client has gone."""
-        if self._reader.at_eof():
-            raise ConnectionResetError
-        try:
-            async with asyncio.timeout(PROGRESS_SECONDS):
-                await changed.wait()
-        except TimeoutError:
-            pass
+MAX_OFFSET = 1 << 40  # far above what a log may have; file systems refuse to look further than 2**43 or so
 
 
 class Service:
-    """Answers clients. Errors that a verb raises as WireError go to the client; others are bugs and end the daemon."""
+    """The verbs. What one raises as WireError is its refusal; whatever else is a bug, which ends that request alone."""
 
     def __init__(self, settings: Settings, driver: Driver, ledger: AsyncLedger, exporter: Exporter, pool: Pool) -> None:
         self._settings = settings
         self._driver = driver
         self._ledger = ledger
-        self._exporter = exporter
         self._pool = pool
-        self._num_connections = 0
         self._metrics_url: str | None = None
-        self._clients: set[asyncio.Task[None]] = set()
-        self._verbs: dict[str, Callable[[Message, Stream], Awaitable[Message]]] = {
+        self._removing = asyncio.Lock()  # one at a time: each takes a thread, of which planning needs one, too
+        verbs: dict[str, Verb] = {
             "submit": self._submit,
             "ps": self._ps,
             "show": self._show,
@@ -93,8 +57,11 @@ class Service:
             "follow": self._follow,
             "wait": self._wait,
             "cancel": self._cancel,
+            "restart": self._restart,
+            "remove": self._remove,
             "status": self._status,
         }
+        self._reception = Reception({name: _told_of_the_ledger(verb) for name, verb in verbs.items()}, exporter)
 
     @property
     def _core(self) -> Core:
@@ -105,70 +72,30 @@ class Service:
 
     def accept(self, spawn: Spawn, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Begins to serve a new connection, in a task of the daemon's group."""
-        task = spawn(self._serve_client(reader, writer), "client")
-        self._clients.add(task)
-        task.add_done_callback(self._clients.discard)
+        self._reception.accept(spawn, reader, writer)
 
     def close(self) -> None:
         """Cuts every connection."""
-        for task in self._clients:
-            task.cancel()
-
-    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection from hello to end; never raises for what a client does."""
-        self._num_connections += 1
-        self._exporter.set("weft_control_connections", self._num_connections)
-        try:
-            await self._converse(reader, writer)
-        except WireError as error:
-            self._exporter.add("weft_control_rejected_frames_total", reason=str(error.code))
-            await _send(writer, {"error": error.to_wire()}, suppress=True)
-        except (ConnectionError, TimeoutError):
-            pass  # the client is gone, or does not take what it asked for
-        finally:
-            self._num_connections -= 1
-            self._exporter.set("weft_control_connections", self._num_connections)
-            writer.close()
-
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._num_connections > MAX_CONNECTIONS:
-            raise WireError(ErrorCode.TOO_MANY_CONNECTIONS, f"{MAX_CONNECTIONS} clients are connected; try again")
-        _check_peer(writer)
-        frames = FrameReader(MAX_CLIENT_FRAME_BYTES, strict=True)
-        waiting: list[Message] = []
-        async with asyncio.timeout(HELLO_SECONDS):
-            while not waiting:
-                data = await reader.read(1 << 16)
-                if not data:
-                    return
-                waiting = frames.feed(data)
-        _check_hello(waiting.pop(0))
-        await _send(writer, {"hello": {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid()}})
-        while True:
-            for request in waiting:
-                await self._answer(request, reader, writer)
-            data = await reader.read(1 << 16)
-            if not data:
-                return
-            waiting = frames.feed(data)
-
-    async def _answer(self, request: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        number = field(request, "id", int)
-        verb = field(request, "verb", str)
-        stream = Stream(number, reader, writer)
-        try:
-            handler = self._verbs.get(verb)
-            if handler is None:
-                known = ", ".join(sorted(self._verbs))
-                raise WireError(ErrorCode.UNKNOWN_VERB, f"no verb {verb!r}; this daemon knows {known}")
-            reply = {"ok": await handler(request, stream)}
-        except WireError as error:
-            reply = {"error": error.to_wire()}
-        await _send(writer, {"id": number, **reply})
+        self._reception.close()
 
     # --- verbs
 
     async def _submit(self, request: Message, stream: Stream) -> Message:
+        self._check_room()
+        tables = field(request, "spec", dict)
+        job = field(request, "job", (str, type(None)), None)
+        priority = field(request, "priority", (int, type(None)), None)
+        if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise WireError(ErrorCode.BAD_FIELD, f"priority is {priority}; give {-MAX_PRIORITY} to {MAX_PRIORITY}")
+        return await self._admit(tables, job, priority)
+
+    async def _restart(self, request: Message, stream: Stream) -> Message:
+        """A terminal state never changes: what starts is a new job, with what the ledger has of the old one."""
+        self._check_room()
+        row = await self._ended_row(request, stream)
+        return await self._admit(row.spec, None, row.priority)
+
+    def _check_room(self) -> None:
         if self._core.draining:
             raise WireError(
                 ErrorCode.DRAINING, "the daemon is shutting down and takes no jobs; submit after its restart"
@@ -178,22 +105,24 @@ class Service:
                 ErrorCode.QUEUE_FULL,
                 f"{len(self._driver.runs)} jobs wait or run, the most that max_queued allows; try again when one ends",
             )
+        if are_short():
+            raise WireError(ErrorCode.QUEUE_FULL, "the daemon has hardly a descriptor left; try again when a job ends")
+
+    async def _admit(self, tables: Message, job: str | None, priority: int | None) -> Message:
+        """job: the user's id for it, if any; priority: instead of the spec's, if any."""
         try:
-            spec = JobSpec.parse(field(request, "spec", dict))
-            spec.check_files()
+            spec = await asyncio.to_thread(_checked_spec, tables)  # a long list of mistakes takes long to write
         except SpecError as error:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
-        priority = field(request, "priority", (int, type(None)), None)
-        if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise WireError(ErrorCode.BAD_FIELD, f"priority is {priority}; give {-MAX_PRIORITY} to {MAX_PRIORITY}")
+        await self._refuse_impossible(spec, job)
         try:
             submission = await self._ledger.run(
-                Ledger.add,
+                _add_and_claim,
                 spec.to_wire(),
                 uid=os.getuid(),
                 priority=spec.job.priority if priority is None else priority,
                 submitted_at=time.time(),
-                job=field(request, "job", (str, type(None)), None),
+                job=job,
             )
         except InvalidJobId as error:
             raise WireError(ErrorCode.BAD_FIELD, str(error)) from None
@@ -203,9 +132,35 @@ class Service:
             self._driver.adopt(submission.row, attempt=1)
         return {"job": submission.row.job, "created": submission.is_new}
 
+    async def _refuse_impossible(self, spec: JobSpec, job: str | None) -> None:
+        """Errors: WireError for what can never run here. A job that is known, submitted again, is no news."""
+        kinds = (worker.kind for worker in self._core.workers.values())
+        problem = problem_of_spec(spec) or problem_of_crew(spec, kinds)
+        if problem and (job is None or await self._ledger.run(Ledger.job, job) is None):
+            raise WireError(ErrorCode.INVALID_SPEC, problem)
+
+    async def _remove(self, request: Message, stream: Stream) -> Message:
+        """First what the job left on disk, then its row: what fails half-way can be tried again."""
+        stop = threading.Event()
+        async with self._removing:
+            row = await self._ended_row(request, stream)
+            try:
+                await asyncio.to_thread(remove, Path(row.run_dir), row.job, self._settings.runs_path, stop)
+            except NotRemoved as error:
+                raise WireError(ErrorCode.NOT_REMOVED, f"{row.job} stays: {error}") from None
+            finally:
+                stop.set()  # the daemon ends, and waits for its threads
+            await self._ledger.run(Ledger.remove, row.job)
+        self._driver.any_change.notify()
+        return {"job": row.job}
+
     async def _ps(self, request: Message, stream: Stream) -> Message:
-        rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS_LISTED)
-        return {"jobs": [summary_of(row, self._driver) for row in rows]}
+        before = field(request, "ended_before", (int, float, type(None)), None)
+        if before is None:
+            rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS_LISTED)
+        else:
+            rows = await self._ledger.run(Ledger.ended_before, float(before), limit=MAX_JOBS_LISTED)
+        return {"jobs": [summary_of(row, self._driver) for row in rows], "ledger": self._ledger.health.to_wire()}
 
     async def _show(self, request: Message, stream: Stream) -> Message:
         row = await self._row(request)
@@ -297,6 +252,7 @@ class Service:
             ],
             "jobs": {str(state): count for state, count in counts.items()},
             "metrics": self._metrics_url,
+            "ledger": self._ledger.health.to_wire(),
         }
 
     # --- shared
@@ -308,17 +264,43 @@ class Service:
             raise WireError(ErrorCode.NO_SUCH_JOB, f"no job {name!r:.140}; `weft ps --all` lists them")
         return row
 
+    async def _ended_row(self, request: Message, stream: Stream) -> JobRow:
+        row = await self._row(request)
+        state = JobState(self._driver.states.get(row.job, row.state))
+        if not state.is_terminal:
+            raise WireError(
+                ErrorCode.NOT_ENDED, f"{row.job} is {state}; end it first with `weft cancel {row.job}`, then try again"
+            )
+        await self._until_ended(row.job, stream)  # its end may be on its way to the ledger
+        return await self._row(request)
 
-async def _send(writer: asyncio.StreamWriter, message: Message, *, suppress: bool = False) -> None:
-    try:
-        if writer.is_closing():  # the client is gone: uvloop raises RuntimeError for a write, not ConnectionError
-            raise ConnectionResetError
-        writer.write(encode(message))
-        async with asyncio.timeout(SEND_SECONDS):
-            await writer.drain()
-    except (ConnectionError, TimeoutError):
-        if not suppress:
-            raise
+
+def _told_of_the_ledger(verb: Verb) -> Verb:
+    """The same, where a ledger that fails is a refusal."""
+
+    async def told(request: Message, stream: Stream) -> Message:
+        try:
+            return await verb(request, stream)
+        except LedgerError as error:
+            raise WireError(ErrorCode.LEDGER_UNAVAILABLE, str(error)) from None
+
+    return told
+
+
+def _checked_spec(tables: Message) -> JobSpec:
+    spec = JobSpec.parse(tables)
+    spec.check_files()
+    return spec
+
+
+def _add_and_claim(ledger: Ledger, *args: Any, **kwargs: Any) -> Submission:
+    """`Ledger.add`, and the run directory of a new job: in the same thread, so that nobody sees the one without the
+    other. A directory that cannot be made is told when the job begins."""
+    submission = ledger.add(*args, **kwargs)
+    if submission.is_new:
+        with suppress(OSError):
+            claim(Path(submission.row.run_dir), submission.row.job)
+    return submission
 
 
 async def _send_log(path: Path, offset: int, stream: Stream) -> int:
@@ -338,24 +320,3 @@ async def _send_log(path: Path, offset: int, stream: Stream) -> int:
             data = data[: data.rindex(b"\n") + 1]
         offset += len(data)
         await stream.send({"log": data.decode("utf-8", "replace"), "offset": offset})
-
-
-def _check_hello(message: Message) -> None:
-    hello = message.get("hello")
-    if not isinstance(hello, dict):
-        raise WireError(ErrorCode.NO_HELLO, "the first frame must be {'hello': {'protocol': ...}}")
-    protocol = field(hello, "protocol", int)
-    if protocol != PROTOCOL:
-        raise WireError(
-            ErrorCode.WRONG_PROTOCOL,
-            f"the client speaks protocol {protocol} and this daemon {PROTOCOL}; use the same version of weft for both",
-        )
-
-
-def _check_peer(writer: asyncio.StreamWriter) -> None:
-    """Only the daemon's own user may talk to it (and root, whom nothing here could stop)."""
-    connection = writer.get_extra_info("socket")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", credentials)
-    if uid not in (os.getuid(), 0):
-        raise WireError(ErrorCode.NOT_YOURS, f"this daemon belongs to uid {os.getuid()}; start your own")

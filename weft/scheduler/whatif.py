@@ -8,7 +8,7 @@ The simulation knows what each task takes, what a lane loses between tasks to re
 lane sleeps on after what it waited for is there; all three are measured. What it does not know (tasks that take long at
 the same time, lanes that share a core) is in the measured iteration and not in the baseline. It is taken to be in the
 changed job in proportion, so the prediction is the measured time times the ratio of two simulations, never a
-simulation alone. How far the baseline is off is part of the answer.
+simulation alone. How far the baseline is off decides what is told: a number, a range or none (`whatif_doubt`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.simulator import WARMUP_ITERATIONS, Milestones, Simulation, simulate
 from weft.scheduler.whatif_changes import Speed, check_speeds, parse_changes
 from weft.scheduler.whatif_costs import NANOSECONDS, PlannedJob, RecordedCosts, recorded_seconds, resized
+from weft.scheduler.whatif_doubt import predict
 from weft.scheduler.whatif_notes import notes_of
 from weft.scheduler.whatif_overheads import Overheads, overheads_of
 from weft.spec import JobSpec, SpecError
@@ -54,20 +55,24 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """measured_seconds: the median recorded iteration. predicted_seconds: of the changed job. ratio: predicted ÷
-    measured. baseline_error: of the simulation of the recorded job, relative to what was measured."""
+    """measured_seconds: the median recorded iteration. predicted_*: of the changed job, with the ends of its range.
+    ratio: predicted ÷ measured. These are None, like `after`, where the simulation explains the recorded job too
+    badly; doubt: says so. baseline_error: of the simulation of the recorded job, relative to what was measured."""
 
     job: str
     settings: tuple[str, ...]
     iterations: int
     measured_seconds: float
-    predicted_seconds: float
-    ratio: float
+    predicted_seconds: float | None
+    predicted_low_seconds: float | None
+    predicted_high_seconds: float | None
+    ratio: float | None
+    doubt: str | None
     baseline_error: float
     wake_seconds: float
     dispatch_seconds: float
     before: Outlook
-    after: Outlook
+    after: Outlook | None
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -96,20 +101,24 @@ def what_if(recording: Recording, settings: Sequence[str] = (), *, machine: Mapp
         names = _names(changed.plan, names)
         check_speeds(changes.speeds, _lanes(changed.plan, names))
         after = _outlook(changed, costs.of(changed), changes.speeds, overheads, facts, names)
-    ratio = after.iteration_seconds / before.iteration_seconds
+    simulated = before.iteration_seconds, after.iteration_seconds
+    told = predict(measured, *simulated, changed=bool(settings))
     return Answer(
         job=recording.job,
         settings=tuple(settings),
         iterations=len(iterations),
         measured_seconds=measured,
-        predicted_seconds=measured * ratio,
-        ratio=ratio,
+        predicted_seconds=told.seconds,
+        predicted_low_seconds=told.low_seconds,
+        predicted_high_seconds=told.high_seconds,
+        ratio=told.ratio,
+        doubt=told.doubt,
         baseline_error=before.iteration_seconds / measured - 1,
         wake_seconds=overheads.wake_seconds,
         dispatch_seconds=overheads.dispatch_seconds,
         before=before,
-        after=after,
-        notes=notes_of(recording, inspection, job, changed, changes, machine, before.iteration_seconds / measured),
+        after=None if told.seconds is None else after,
+        notes=notes_of(recording, inspection, job, changed, changes, machine),
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from weft.presets import PRESETS
 from weft.scheduler.graph import Kind
 from weft.spec import JobSpec, SpecError, apply_override
+from weft.strategy import TRAINED_AXES
 
 MAX_SPEED: Final = 1e9  # a billion times as fast is as good as for nothing
 LINKS: Final[Mapping[str, frozenset[Kind]]] = {
@@ -111,7 +112,7 @@ def _suggestion(key: str) -> str:
 
 
 def _changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
-    """A preset counts before the job's own axes, as `weft compare` has it, and --set before both."""
+    """A preset replaces the job's own axes, as in `weft run`, and --set counts before both."""
     if not overrides:
         return spec
     given: dict[str, Any] = {}
@@ -120,8 +121,10 @@ def _changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
     tables = {**spec.to_wire()}
     axes = dict(tables["strategy"])
     asked = given.get("strategy", {})
-    preset = PRESETS.get(asked["preset"]) if isinstance(asked.get("preset"), str) else None
-    axes |= preset.axes if preset is not None else {}
+    if isinstance(asked.get("preset"), str):
+        preset = PRESETS.get(asked["preset"])
+        trained = {axis: value for axis, value in axes.items() if axis in TRAINED_AXES}
+        axes = trained | dict(preset.axes if preset is not None else {})
     if isinstance(asked.get("prefetch"), dict):
         asked = asked | {"prefetch": {**axes.get("prefetch", {}), **asked["prefetch"]}}
     axes |= asked

@@ -14,7 +14,6 @@ from weft.scheduler.whatif_changes import Changes
 from weft.scheduler.whatif_costs import PlannedJob
 
 FEW_ITERATIONS: Final = 8
-BASELINE_OFF: Final = 0.1
 UNMODELLED: Final = {
     "precision": "what it changes in a forward or backward was not measured: tasks take what they took",
     "window": "reports and dispatches take what they took",
@@ -30,15 +29,8 @@ def notes_of(
     changed: PlannedJob,
     changes: Changes,
     machine: Mapping[str, int] | None,
-    baseline_ratio: float,
 ) -> tuple[str, ...]:
-    """baseline_ratio: simulated ÷ measured, of the recorded job."""
     notes: list[str] = []
-    if abs(baseline_ratio - 1) > BASELINE_OFF:
-        notes.append(
-            f"simulated, the recorded job takes {baseline_ratio:.2f} times what was measured; other load on the "
-            "machine, lanes that share cores or uneven tasks make such a difference, and it is taken to stay"
-        )
     if len(recording.training) < FEW_ITERATIONS:
         notes.append(f"only {len(recording.training)} training iterations are recorded; medians of so few are rough")
     notes += _of_cores(changed)

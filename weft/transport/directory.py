@@ -8,12 +8,14 @@ maps it does. A worker that is killed takes nothing with it, since the directory
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import shutil
 import threading
 import time
-from collections.abc import Callable
-from multiprocessing.managers import BaseManager, DictProxy
+from collections.abc import Callable, Iterator
+from multiprocessing.managers import BaseManager, DictProxy, RemoteError
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,20 @@ import torch.multiprocessing  # registers how a shared tensor travels: as a file
 
 from weft.transport.arena import Arena, Layout
 
+HANDOVER = "handover"  # the folder, beside the directory's socket, of the sockets on which descriptors are handed over
+SHARED_MEMORY = Path("/dev/shm")
 CONNECT_SECONDS = 30.0  # for a directory that is being started again
 
 Calls = dict[str, int]
+
+
+class SharedMemoryGone(Exception):
+    """What another process should hold for this one is not there: the directory has died, or is a new one that knows
+    nothing of the job's blocks; or a worker that lends its GPU's memory has died. The job can be run again."""
+
+
+class SharedMemoryFull(Exception):
+    """A block cannot be made or mapped. The text has the sums and the remedy."""
 
 
 class Blocks:
@@ -44,11 +57,23 @@ class Blocks:
             self._calls[job] = self._calls.get(job, 0) + 1
             blocks = self._blocks.setdefault(job, {})
             if name not in blocks:
-                blocks[name] = _shared_block(num_bytes, fill)
+                blocks[name] = self._make(job, name, num_bytes, fill)
             block = blocks[name]
         if block.numel() != num_bytes:
             raise ValueError(f"{job}/{name} has {block.numel()} bytes, not {num_bytes}")
         return block
+
+    def _make(self, job: str, name: str, num_bytes: int, fill: int) -> torch.Tensor:
+        try:
+            return _shared_block(num_bytes, fill)
+        except RuntimeError as error:  # torch reserves the pages at once: later, nobody's store can fail
+            _forget_names()
+            held = sum(block.numel() for block in self._blocks[job].values())
+            raise SharedMemoryFull(
+                f"{num_bytes / 2**20:.1f} MiB more of shared memory for {job}/{name} cannot be had, beside the "
+                f"{held / 2**20:.1f} MiB that the job has: {error}; /dev/shm has {_free_bytes() / 2**20:.0f} MiB free. "
+                "Free some, use fewer microbatches or a smaller batch, or make /dev/shm larger"
+            ) from None
 
     def drop(self, job: str) -> int:
         """Forgets a job's blocks; returns their bytes."""
@@ -71,6 +96,18 @@ def _shared_block(num_bytes: int, fill: int) -> torch.Tensor:
     storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
     block = torch.empty(0, dtype=torch.uint8).set_(storage)
     return block.fill_(fill) if fill else block
+
+
+def _forget_names() -> None:
+    """Of this process's shared memory: torch leaves one, with what it has reserved so far, where there is not enough.
+    Whatever was made has none."""
+    for path in SHARED_MEMORY.glob(f"torch_{os.getpid()}_*"):
+        path.unlink(missing_ok=True)
+
+
+def _free_bytes() -> int:
+    status = os.statvfs(SHARED_MEMORY)
+    return status.f_bavail * status.f_frsize
 
 
 class DirectoryManager(BaseManager):
@@ -112,7 +149,7 @@ class DirectoryServer:
         Bound.register("blocks", callable=lambda: self._blocks, exposed=_BLOCKS_METHODS)
         Bound.register("layouts", callable=lambda: self._layouts, proxytype=DictProxy)
         Bound.register("handles", callable=lambda: self._handles, proxytype=DictProxy)
-        self._address.unlink(missing_ok=True)  # of a directory that was killed
+        _clear(self._address)
         server = Bound(address=str(self._address), authkey=self._authkey).get_server()
         on_ready()
         server.serve_forever()
@@ -126,44 +163,53 @@ class DirectoryServer:
 
 
 class Directory:
-    """A client of the directory, for one job. Set-up only: each call is a round trip and a pickle."""
+    """A client of the directory, for one job. Set-up only: each call is a round trip and a pickle.
+
+    Errors of every call: SharedMemoryGone, also where an owner has not made what its peer asks for; SharedMemoryFull.
+    """
 
     def __init__(
         self, address: Path, authkey: bytes, job: str, opened: Callable[[torch.Tensor], None] = lambda block: None
     ) -> None:
         """opened: called with every block, mapped here."""
-        _use_authkey(address, authkey)
-        manager = _connect(address, authkey)
         self._job = job
         self._opened = opened
-        self._blocks = manager.blocks()
-        self._layouts = manager.layouts()
-        self._handles = manager.handles()
+        with _asking(str(address)):
+            _use_authkey(address, authkey)
+            manager = _connect(address, authkey)
+            self._blocks = manager.blocks()
+            self._layouts = manager.layouts()
+            self._handles = manager.handles()
 
     def create(self, name: str, layout: Layout) -> Arena:
         """The owner's call: makes the arena and publishes its layout."""
         block = self.block(name, layout.num_bytes)
-        self._layouts[f"{self._job}/{name}"] = layout
+        with _asking(name):
+            self._layouts[f"{self._job}/{name}"] = layout
         return Arena(block, layout)
 
     def find(self, name: str) -> Arena:
-        """A peer's call for an arena that its owner has created; raises KeyError if it has not."""
-        layout = self._layouts[f"{self._job}/{name}"]
+        """A peer's call for an arena that its owner has created."""
+        with _asking(name):
+            layout = self._layouts[f"{self._job}/{name}"]
         return Arena(self.block(name, layout.num_bytes), layout)
 
     def block(self, name: str, num_bytes: int, fill: int = 0) -> torch.Tensor:
         """A block whose size every user knows from the plan; the first to ask makes it."""
-        block: torch.Tensor = self._blocks.open(self._job, name, num_bytes, fill)
+        with _asking(name):
+            block: torch.Tensor = self._blocks.open(self._job, name, num_bytes, fill)
         self._opened(block)
         return block
 
     def publish(self, name: str, handle: Any) -> None:
         """Tells peers what to open a block by that the directory does not own: plain data."""
-        self._handles[f"{self._job}/{name}"] = handle
+        with _asking(name):
+            self._handles[f"{self._job}/{name}"] = handle
 
     def published(self, name: str) -> Any:
-        """Raises KeyError where nobody has published it."""
-        return self._handles[f"{self._job}/{name}"]
+        """A peer's call for what its owner has published."""
+        with _asking(name):
+            return self._handles[f"{self._job}/{name}"]
 
     def num_bytes(self) -> dict[str, int]:
         sizes: dict[str, int] = self._blocks.num_bytes()
@@ -172,6 +218,21 @@ class Directory:
     def num_calls(self) -> Calls:
         calls: Calls = self._blocks.num_calls()
         return calls
+
+
+@contextlib.contextmanager
+def _asking(name: str) -> Iterator[None]:
+    """Around a call, of which the hand-over of a block's descriptor is a part: whatever breaks in it is no fault of the
+    job's."""
+    try:
+        yield
+    except (EOFError, OSError, KeyError, RemoteError, multiprocessing.AuthenticationError) as error:
+        told = "".join(str(error).splitlines()[-1:])  # of an error at the other side, the last line of its traceback
+        raise SharedMemoryGone(
+            f"the directory process does not have {name} ({type(error).__name__}: {told})"
+        ) from error
+    except RuntimeError as error:  # torch, which could not map what it was given
+        raise SharedMemoryFull(f"shared memory of {name} cannot be mapped: {error}") from error
 
 
 def _connect(address: Path, authkey: bytes) -> DirectoryManager:
@@ -187,11 +248,19 @@ def _connect(address: Path, authkey: bytes) -> DirectoryManager:
             time.sleep(0.01)  # it is on its way up: the fork server was asked for it before it was asked for us
 
 
+def _clear(address: Path) -> None:
+    """Takes away the sockets of directories that were killed: there is never more than one."""
+    address.unlink(missing_ok=True)
+    shutil.rmtree(address.parent / HANDOVER, ignore_errors=True)
+    (address.parent / HANDOVER).mkdir(mode=0o700, exist_ok=True)
+
+
 def _use_authkey(address: Path, authkey: bytes) -> None:
     # The thread that hands descriptors over (multiprocessing.resource_sharer) listens in the process's temporary
-    # directory under the process's key: both are put where the daemon cleans up and checks.
+    # directory under the process's key: both are put where the next directory cleans up and the daemon checks. Only the
+    # directory ever hands any over: what workers send it is plain data.
     process = multiprocessing.current_process()
     process.authkey = authkey
-    temporary = address.parent / "handover"
+    temporary = address.parent / HANDOVER
     temporary.mkdir(mode=0o700, exist_ok=True)
     process._config["tempdir"] = os.fspath(temporary)  # type: ignore[attr-defined]

@@ -26,8 +26,11 @@ import msgpack
 
 PROTOCOL = 1
 MAX_CLIENT_FRAME_BYTES = 1 << 20  # a job spec is a few kB; 1 MiB leaves room for large args
+MAX_REPLY_BYTES = 64 << 20  # `ps` of 1,000 finished jobs is some 300 kB; a client takes no more than this
 MAX_WORKER_FRAME_BYTES = 64 << 20  # an inspection or a plan of 256 stages × 1,024 microbatches is some 20 MB
 MAX_CONTAINER_ITEMS = 1 << 20
+MAX_CLIENT_ITEMS = 1 << 16  # values in a client's frame: each is looked at, and may be told of in an error
+MAX_ERROR_CHARS = 1 << 16  # of an error's message, which may quote what was sent
 MAX_CLIENT_DEPTH = 64  # what a request holds is passed on as JSON and msgpack, whose own limits lie far above
 _PREFIX_BYTES = 4
 
@@ -54,6 +57,10 @@ class ErrorCode(enum.StrEnum):
     DRAINING = "draining"
     TOO_MANY_CONNECTIONS = "too-many-connections"
     NOTHING_RECORDED = "nothing-recorded"
+    NOT_ENDED = "not-ended"
+    NOT_REMOVED = "not-removed"
+    INTERNAL_ERROR = "internal-error"
+    LEDGER_UNAVAILABLE = "ledger-unavailable"
 
 
 class WireError(Exception):
@@ -65,11 +72,13 @@ class WireError(Exception):
         self.message = message
 
     def to_wire(self) -> Message:
-        return {"code": str(self.code), "message": self.message}
+        """What any frame can hold: a message may quote a path with bytes that are no text."""
+        text = self.message[:MAX_ERROR_CHARS].encode("utf-8", "replace").decode()
+        return {"code": str(self.code), "message": text}
 
 
 def encode(message: Message) -> bytes:
-    """One frame. Raises ValueError or TypeError for what msgpack cannot hold."""
+    """One frame. Raises ValueError, TypeError or OverflowError for what msgpack cannot hold."""
     body: bytes = msgpack.packb(message, use_bin_type=True)
     return len(body).to_bytes(_PREFIX_BYTES, "big") + body
 
@@ -85,6 +94,11 @@ class FrameReader:
         self._max_frame_bytes = max_frame_bytes
         self._strict = strict
         self._buffer = bytearray()
+
+    @property
+    def holds_part(self) -> bool:
+        """A frame has begun and not ended."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
         self._buffer += data
@@ -107,7 +121,8 @@ class FrameReader:
         return messages
 
     def _decode(self, body: bytes) -> Message:
-        most_items = min(len(body), MAX_CONTAINER_ITEMS)  # an item is a byte at least; room for all is made at once
+        most_items = MAX_CLIENT_ITEMS if self._strict else MAX_CONTAINER_ITEMS
+        most_items = min(len(body), most_items)  # an item is a byte at least; room for all is made at once
         try:
             message = msgpack.unpackb(
                 body,
@@ -125,7 +140,7 @@ class FrameReader:
         if not isinstance(message, dict):
             raise WireError(ErrorCode.NOT_A_MAP, f"a frame that holds {type(message).__name__}; it must be a map")
         if self._strict:
-            _check_depth(message, MAX_CLIENT_DEPTH)
+            _count_items(message, MAX_CLIENT_DEPTH, 0)
         return message
 
 
@@ -150,14 +165,22 @@ def _map_without_repeats(pairs: list[tuple[Any, Any]]) -> Message:
     return message
 
 
-def _check_depth(value: Any, deeper: int) -> None:
-    if isinstance(value, (dict, list)):
-        if deeper == 0:
-            raise WireError(
-                ErrorCode.NOT_MSGPACK, f"a frame nested too deep; at most {MAX_CLIENT_DEPTH} containers stand in one"
-            )
-        for part in value.values() if isinstance(value, dict) else value:
-            _check_depth(part, deeper - 1)
+def _count_items(value: dict[str, Any] | list[Any], deeper: int, num_items: int) -> int:
+    """So many were counted before; raises WireError where there are too many of them, or too many in one another."""
+    if deeper == 0:
+        raise WireError(
+            ErrorCode.NOT_MSGPACK, f"a frame nested too deep; at most {MAX_CLIENT_DEPTH} containers stand in one"
+        )
+    num_items += len(value)
+    if num_items > MAX_CLIENT_ITEMS:
+        raise WireError(
+            ErrorCode.FRAME_TOO_LARGE,
+            f"a frame of more than {MAX_CLIENT_ITEMS} values, which are the most that are taken; keep data out of it",
+        )
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, (dict, list)):
+            num_items = _count_items(part, deeper - 1, num_items)
+    return num_items
 
 
 def field(message: Message, name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
@@ -165,7 +188,9 @@ def field(message: Message, name: str, kind: type | tuple[type, ...], default: A
     value = message.get(name, default)
     if value is ...:
         raise WireError(ErrorCode.BAD_FIELD, f"the field {name!r} is missing")
-    if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is int)):
-        wanted = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    is_wanted = bool in kinds if isinstance(value, bool) else isinstance(value, kinds)  # True is no number here
+    if value is not default and not is_wanted:
+        wanted = " or ".join(each.__name__ for each in kinds)
         raise WireError(ErrorCode.BAD_FIELD, f"the field {name!r} is {type(value).__name__}, not {wanted}")
     return value

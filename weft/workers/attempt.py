@@ -48,7 +48,8 @@ class Operation:
     update_needed: the iteration whose update to wait for, where that is no fixed distance. passes: does nothing, and
     waits for nothing, in validation iterations. takes: whether it is of the way that its bucket goes; None where that
     is no question. If it is not, it passes. skips: numbers of the waits that are not of that way; None where all count.
-    wakes: a task of another lane waits for it. is_milestone: a hook may end it from inside another task.
+    wakes: a task of another lane waits for it. place: what it does, for errors.
+    is_milestone: a hook may end it from inside another task.
     reads_on_host: what its inputs have computed, so they must be over before it is launched on a device.
     is_read_on_host: by such a task, which may be of the same lane and then has no wait for it."""
 
@@ -61,6 +62,7 @@ class Operation:
     update_needed: Callable[[Iteration], int] | None = None
     takes: Callable[[Iteration], bool] | None = None
     skips: Callable[[Iteration], Collection[int]] | None = None
+    place: str = ""
     is_milestone: bool = False
     reads_on_host: bool = False
     is_read_on_host: bool = False
@@ -68,6 +70,11 @@ class Operation:
     def runs(self, iteration: Iteration) -> bool:
         """Whether there is anything to do and to wait for."""
         return (iteration.learns or not self.passes) and (self.takes is None or self.takes(iteration))
+
+    def place_in(self, iteration: Iteration) -> str:
+        """Where in the job an error of it was."""
+        phase = "step" if iteration.training else "validation after step"
+        return f"in {self.place}, {phase} {iteration.step} (iteration {iteration.index})"
 
 
 class Attempt:
@@ -157,6 +164,7 @@ class Attempt:
                 update_needed=self._parts.update_needed(task),
                 takes=updates.takes(task) if updates is not None else None,
                 skips=self._skips(task),
+                place=_place_of(task, num_replicas=len(self.course.microbatches)),
                 is_milestone=task["kind"] == "grad",
                 reads_on_host=updates is not None and (updates.reads_norm(task) or updates.sums_on_host(task)),
                 is_read_on_host=self._bounded and task["kind"] == "sync",
@@ -236,6 +244,16 @@ def _bind_to_bucket(
         case "validate":
             return lambda iteration: updates.owners[r].validate(iteration, measured)
     raise AssertionError(task["kind"])
+
+
+def _place_of(task: Mapping[str, Any], *, num_replicas: int) -> str:
+    parts = [str(task["kind"])]
+    if task["stage"] >= 0 and task["kind"] != "load":
+        parts[0] += f" of stage {task['stage']}"
+    if num_replicas > 1 and task["stage"] >= 0:
+        parts.append(f"replica {task['replica']}")
+    parts += [f"{name} {task[name]}" for name in ("microbatch", "bucket") if task[name] >= 0]
+    return ", ".join(parts)
 
 
 _DATA = ("input", "target")

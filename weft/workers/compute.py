@@ -16,15 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from weft.division import Part
+from weft.error_places import add_place, function_place
 from weft.itinerary import Iteration
 from weft.workers.course import Course
+from weft.workers.data import sample_numbers
 from weft.workers.device import HostDevice
 from weft.workers.errors import NonFiniteLoss
 from weft.workers.gradients import StageGradients
 from weft.workers.handover import check_fits, scalar
 from weft.workers.measured import Measured
 from weft.workers.slots import SlotRing
-from weft.workers.stage import Stage, input_gradient
+from weft.workers.stage import HandBack, Stage
 from weft.workers.weights import Weights
 from weft.workload import BatchFunction, WorkloadError
 
@@ -96,7 +98,7 @@ class StageTasks:
         if not self._is_last:
             run = self._stage.forward if iteration.learns else self._stage.evaluate
             y = run(part.number, iteration.step, x)
-            self._pass_on(y, self._slot(f"activation-{self._number}", iteration, microbatch, part), part)
+            self._pass_on(y, iteration, microbatch, part)
             return
         target = self._slot("target", iteration, microbatch, part)
         if iteration.learns:
@@ -104,17 +106,17 @@ class StageTasks:
         else:
             self._measure(iteration, part, x, target, measured)
 
-    def _pass_on(self, y: object, slot: torch.Tensor, part: Part) -> None:
-        unit = self._stage.units[-1]
+    def _pass_on(self, y: object, iteration: Iteration, microbatch: int, part: Part) -> None:
+        unit, ring = self._stage.units[-1], self._rings[f"activation-{self._number}"]
         check_fits(
             y,
-            slot,
+            ring.slot(iteration.index, microbatch, part.size),
             what=f"{unit} passes on, for a microbatch of {part.size} samples,",
             remedy="between two stages a unit's output has one shape and dtype for all microbatches of a size, in "
             "training and in validation; pad it, or leave this place out of strategy.split (stages = 1 cuts nowhere)",
         )
         assert isinstance(y, torch.Tensor)
-        self._device.copy(slot, y.detach())
+        ring.write(iteration.index, microbatch, y.detach(), part.size)
 
     def _lose(
         self, iteration: Iteration, part: Part, x: torch.Tensor, target: torch.Tensor, measured: Measured
@@ -123,11 +125,14 @@ class StageTasks:
         if fraction == 0:  # nothing in it counts: a mean over nothing is nan
             self._stage.evaluate(part.number, iteration.step, x)
             return
-        loss = self._stage.forward(part.number, iteration.step, x, lambda y: self._functions["loss"](y, target))
+        loss = self._stage.forward(
+            part.number, iteration.step, x, functools.partial(_head, "loss", self._functions["loss"], target)
+        )
 
         def use(value: float) -> None:
             if not (math.isfinite(value) or self._skips_nonfinite):
-                raise NonFiniteLoss(iteration.step, value, part.number)
+                samples = sample_numbers(iteration, part, self._course.itinerary.num_train, self._stage.seed)
+                raise NonFiniteLoss(iteration.step, value, part.number, samples.tolist())
             measured.add(iteration.index, "loss", value, fraction)
 
         self._device.tell(scalar(loss, "Workload.loss"), use)
@@ -136,7 +141,7 @@ class StageTasks:
         self, iteration: Iteration, part: Part, x: torch.Tensor, target: torch.Tensor, measured: Measured
     ) -> None:
         fraction = self._weights.fraction(iteration, part)
-        heads = [functools.partial(_head, function, target) for function in self._functions.values() if fraction]
+        heads = [functools.partial(_head, name, own, target) for name, own in self._functions.items() if fraction]
         values = self._stage.measure(part.number, iteration.step, x, heads)
         for name, value in zip(self._functions, values, strict=False):
             add = functools.partial(_add, measured, iteration, name, fraction)
@@ -157,14 +162,22 @@ class StageTasks:
             self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
         x, y = self._stage.take(part.number)
         self._device.launching()
+        hand_back = self._hand_back(x, iteration, microbatch, part) if self._number else None
         with self._device.drawing:  # torch.utils.checkpoint sets the generators, and runs a part of forward again
             if self._is_last:
                 self._differentiate(y * self._weights.fraction(iteration, part), None)
             elif y.requires_grad:
                 self._differentiate(y, self._read(f"gradient-{self._number}", iteration, microbatch, part))
-        if self._number:
-            before = self._slot(f"gradient-{self._number - 1}", iteration, microbatch, part)
-            self._device.copy(before, input_gradient(x))
+        if hand_back is not None:
+            hand_back.finish(x)
+
+    def _hand_back(self, x: torch.Tensor, iteration: Iteration, microbatch: int, part: Part) -> HandBack:
+        ring = self._rings[f"gradient-{self._number - 1}"]
+
+        def use(gradient: torch.Tensor) -> None:
+            ring.write(iteration.index, microbatch, gradient, part.size)
+
+        return HandBack(x, use, at_once=not self._device.is_accelerator)
 
     def _differentiate(self, y: torch.Tensor, gradient: torch.Tensor | None) -> None:
         try:
@@ -217,8 +230,12 @@ class StageTasks:
         return ring.read(iteration.index, part.number if ring.by_number else microbatch, part.size)
 
 
-def _head(function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    return function(output, target)
+def _head(name: str, function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    try:
+        return function(output, target)
+    except Exception as error:
+        add_place(error, function_place(name))
+        raise
 
 
 def _add(measured: Measured, iteration: Iteration, name: str, fraction: float, value: float) -> None:

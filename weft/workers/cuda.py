@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.transport.directory import Directory
+from weft.transport.directory import Directory, SharedMemoryGone
 from weft.workers.device import Act, Event, HostDevice, Result, Stream
 from weft.workers.tiles import TILE_BYTES, Tiles, UnlockedMemory
 
@@ -176,7 +176,12 @@ class CudaDevice(HostDevice):
         """Of the event in the handle nothing is made: a task reads after the board has said that it was written."""
         _, handle, num_bytes, offset, counters, counter, event, _ = directory.published(name)
         own = self.torch.index
-        storage = torch.UntypedStorage._new_shared_cuda(own, handle, num_bytes, offset, counters, counter, event, False)
+        try:
+            storage = torch.UntypedStorage._new_shared_cuda(
+                own, handle, num_bytes, offset, counters, counter, event, False
+            )
+        except RuntimeError as error:
+            raise SharedMemoryGone(f"{name} of another worker's GPU cannot be opened: {error}") from error
         return torch.empty(0, dtype=torch.uint8, device=self.torch).set_(storage)
 
     def _take_back(self) -> None:

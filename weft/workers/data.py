@@ -6,14 +6,14 @@ cut by `torch.tensor_split`. Validation goes through its samples in their own or
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
 from weft.division import Part
+from weft.error_places import samples_place
 from weft.itinerary import Iteration
 from weft.workers.randomness import seed_unit
+from weft.workers.samples import collate, take_samples
 from weft.workload import Workload, WorkloadError, as_dataset
 
 LOADING = -1  # stands for the unit in the key of random numbers that a dataset draws (augmentation)
@@ -36,22 +36,23 @@ class Batches:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(input, target) of one microbatch; written to `into`, whose shapes and dtypes must be theirs, if given."""
         indices = self._indices(iteration, part)
-        dataset = self._train if iteration.training else self._validation
+        name, dataset = ("train", self._train) if iteration.training else ("validation", self._validation)
         assert dataset is not None
         if type(dataset) is TensorDataset and len(dataset.tensors) == 2:  # a subclass may change its items
             if into is not None:
                 for tensor, slot in zip(dataset.tensors, into, strict=True):
-                    # torch would give the slot another shape, over its neighbours
-                    _check_fits((part.size, *tensor.shape[1:]), tensor.dtype, slot)
+                    shape = (part.size, *tensor.shape[1:])
+                    _check_fits(name, indices, shape, tensor.dtype, slot)  # index_select resizes what it fills
                     torch.index_select(tensor, 0, indices, out=slot)
                 return into
             inputs, targets = (tensor.index_select(0, indices) for tensor in dataset.tensors)
             return inputs, targets
         seed_unit(self._seed, iteration.step, part.number, LOADING)
-        pair = _collate(dataset, indices)
+        numbers = indices.tolist()
+        pair = collate(name, numbers, take_samples(name, dataset, numbers))
         if into is not None:
             for value, slot in zip(pair, into, strict=True):
-                _check_fits(tuple(value.shape), value.dtype, slot)
+                _check_fits(name, indices, tuple(value.shape), value.dtype, slot)
                 slot.copy_(value)
         return pair
 
@@ -60,25 +61,27 @@ class Batches:
         if not iteration.training:
             return torch.arange(start, start + part.size)
         if iteration.epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self._seed + iteration.epoch)
-            self._order = torch.randperm(self.num_train, generator=generator)
+            self._order = _order(iteration.epoch, self.num_train, self._seed)
             self._epoch = iteration.epoch
         return self._order[start : start + part.size]
 
 
-def _check_fits(shape: tuple[int, ...], dtype: torch.dtype, slot: torch.Tensor) -> None:
+def _check_fits(
+    name: str, indices: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, slot: torch.Tensor
+) -> None:
     if shape != slot.shape or dtype is not slot.dtype:
+        where = samples_place(name, indices.tolist())
         raise WorkloadError(
-            f"a microbatch of the data is {shape} {dtype} and the first one was {tuple(slot.shape)} {slot.dtype}; "
+            f"{where}: a microbatch of {shape} {dtype}, and the first one was of {tuple(slot.shape)} {slot.dtype}; "
             "every sample must have the same shape and dtype"
         )
 
 
-def _collate(dataset: Dataset[Any], indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    samples = default_collate([dataset[index] for index in indices.tolist()])
-    if not (isinstance(samples, (tuple, list)) and len(samples) == 2):
-        raise WorkloadError("an item of the dataset is no (input, target) pair; make __getitem__ return two values")
-    if not all(isinstance(part, torch.Tensor) for part in samples):
-        raise WorkloadError("an item's input or target is no tensor or number; make __getitem__ return those")
-    inputs, targets = samples
-    return inputs, targets
+def sample_numbers(iteration: Iteration, part: Part, num_train: int, seed: int) -> torch.Tensor:
+    """Which samples of the training data a microbatch has."""
+    start = iteration.start + part.start
+    return _order(iteration.epoch, num_train, seed)[start : start + part.size]
+
+
+def _order(epoch: int, num_train: int, seed: int) -> torch.Tensor:
+    return torch.randperm(num_train, generator=torch.Generator().manual_seed(seed + epoch))

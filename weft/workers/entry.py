@@ -25,7 +25,7 @@ from torch import nn
 
 from weft.spec import JobSpec, SpecError
 from weft.workers.model_memory import settle
-from weft.workload import Workload, WorkloadError
+from weft.workload import Workload, WorkloadError, kind_of
 
 
 def load_workload(spec: JobSpec) -> Workload:
@@ -106,7 +106,7 @@ def _entry_function(spec: JobSpec, module: ModuleType) -> Callable[..., Any]:
         raise WorkloadError(f"job.entry: {spec.entry_file} has no {name!r}; {remedy}")
     if not callable(function):
         raise WorkloadError(
-            f"job.entry: {name!r} in {spec.entry_file} is {type(function).__name__}, not a function; "
+            f"job.entry: {name!r} in {spec.entry_file} is {kind_of(function)}, not a function; "
             "name a function that returns a weft.Workload"
         )
     return function  # type: ignore[no-any-return]  # callable() narrows Any to nothing that mypy could hold
@@ -130,23 +130,28 @@ def _check_arguments(function: Callable[..., Any], spec: JobSpec) -> None:
 def _checked(workload: object, spec: JobSpec) -> Workload:
     if not isinstance(workload, Workload):
         raise WorkloadError(
-            f"job.entry: {spec.entry_function} returned {type(workload).__name__}; it must return a weft.Workload"
+            f"job.entry: {spec.entry_function} returned {kind_of(workload)}; it must return a weft.Workload"
         )
     if not isinstance(workload.model, nn.Module):
-        raise WorkloadError(f"Workload.model is {type(workload.model).__name__}; give a torch.nn.Module")
+        raise WorkloadError(f"Workload.model is {kind_of(workload.model)}; give a torch.nn.Module")
     for name, value in (("loss", workload.loss), ("optimizer", workload.optimizer)):
         if not callable(value):
-            raise WorkloadError(f"Workload.{name} is {type(value).__name__}; give a function")
+            raise WorkloadError(f"Workload.{name} is {kind_of(value)}; give a function")
     for name, optional in (("weight", workload.weight), ("scheduler", workload.scheduler)):
         if optional is not None and not callable(optional):
-            raise WorkloadError(f"Workload.{name} is {type(optional).__name__}; give a function, or leave it out")
+            raise WorkloadError(f"Workload.{name} is {kind_of(optional)}; give a function, or leave it out")
     _check_metrics(workload.metrics)
     return workload
 
 
 def _check_metrics(metrics: object) -> None:
-    if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
-        raise WorkloadError("Workload.metrics: give a mapping from names to functions (output, target) -> scalar")
+    if not isinstance(metrics, Mapping):
+        raise WorkloadError(
+            f"Workload.metrics is {kind_of(metrics)}; give a mapping from names to functions (output, target) -> scalar"
+        )
+    for name, metric in metrics.items():
+        if not callable(metric):
+            raise WorkloadError(f"Workload.metrics[{name!r:.80}] is {kind_of(metric)}; give a function")
     if "loss" in metrics:
         raise WorkloadError("Workload.metrics: 'loss' is always reported; give the metric another name")
 

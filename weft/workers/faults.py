@@ -9,11 +9,18 @@ from pathlib import Path
 import torch
 
 import weft
+from weft.error_places import places_of
 from weft.spec import SpecError
+from weft.transport.directory import SharedMemoryFull
 from weft.workers.errors import NonFiniteLoss
+from weft.workers.origin import is_ours
+from weft.workers.saving import ResultNotSaved
 from weft.workload import WorkloadError
 
 MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybody reads
+
+CANNOT_WRITE, SOFTWARE = 74, 70  # exit codes, as in sysexits.h
+OURS = "a fault of Weft's own, not of the job's code; please report it\n"
 
 # What does not come from torch's allocator of a GPU: the host's, CUDA where it loads a kernel, libraries' workspaces.
 _OUT_OF_MEMORY = (
@@ -27,11 +34,13 @@ _OUR_FILES = str(Path(weft.__file__).parent)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """reason: as in a job's record. exit_code: what the followers of the job exit with."""
+    """reason: as in a job's record. exit_code: what the followers of the job exit with. exception: the name of what the
+    user's code raised, empty where an error of ours says all."""
 
     reason: str
     message: str
     exit_code: int
+    exception: str = ""
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -40,14 +49,25 @@ def fault_of(error: BaseException) -> Fault:
         case NonFiniteLoss():
             return Fault("non-finite-loss", str(error), 1)
         case WorkloadError() | SpecError():
-            return Fault("invalid-workload", encodable(str(error)), 2)
+            return Fault("invalid-workload", encodable(_with_places(error)), 2)
+        case SharedMemoryFull():
+            return Fault("shared-memory", encodable(str(error)), 1)
+        case ResultNotSaved():
+            return Fault("run-directory", encodable(str(error)), CANNOT_WRITE)
         case SystemExit():
             message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"
-            return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code))
+            return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code), "SystemExit")
     told = _text(error)
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in told for sign in _OUT_OF_MEMORY):
-        return Fault("out-of-memory", _traceback(error), 1)
-    return Fault("user-error", _traceback(error), 1)
+        return Fault("out-of-memory", _traceback(error), 1, type(error).__name__)
+    if is_ours(error):
+        return Fault("internal", OURS + _traceback(error), SOFTWARE)
+    return Fault("user-error", _traceback(error), 1, type(error).__name__)
+
+
+def _with_places(error: Exception) -> str:
+    places = ", ".join(places_of(error))
+    return f"{error} ({places})" if places else str(error)
 
 
 def _failing_exit_code(code: object) -> int:

@@ -1,20 +1,20 @@
 """The fork server: imports torch once, then forks workers that are ready in milliseconds.
 
-A process of its own, started by the daemon as `python -m weft.workers.forkserver FD`. It has one thread, runs no OpenMP
-region and makes no CUDA context, so its children are whole. Over the inherited socket:
+A process of its own, started by the daemon as `python -m weft.workers`. It has one thread, runs no OpenMP region and
+makes no CUDA context, so its children are whole. Over the inherited socket:
 
     daemon → {"fork": name, "role": "worker" | "directory", "config": {...}}   with the child's socket as a descriptor
-    server → {"forked": name, "pid": ...}, {"exited": name, "pid": ..., "code": ...}
+    server → {"forked": name, "pid": ...}, {"exited": name, "pid": ..., "code": ...}    a pid of 0: it was never forked
              {"stopped": name, "pid": ..., "at": ns of CLOCK_MONOTONIC}, and the same with "continued"
 
 The daemon's end closing, for whatever reason, ends every child by SIGKILL and then the server: nothing of ours outlives
-the daemon. Should the server itself be killed, the kernel kills its children.
+the daemon. Should the server itself be killed, the kernel kills its children. A child leads a process group, and what
+its job's code has started there is killed when the child has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import selectors
@@ -29,12 +29,11 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  (what the first optimizer of a process imports, for seconds)
 
-from weft.transport.directory import DirectoryServer
+from weft.transport.directory import SHARED_MEMORY, DirectoryServer
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.process import WorkerConfig, run_worker
+from weft.workers.tether import tie_to, untie
 
-_PR_SET_PDEATHSIG = 1
-SHARED_MEMORY = Path("/dev/shm")
 MAX_DESCRIPTORS_PER_MESSAGE = 16  # the daemon sends one with each fork; several may arrive together
 
 
@@ -79,9 +78,16 @@ class ForkServer:
         return bool(data)
 
     def _fork(self, message: Message, descriptor: int) -> None:
-        pid = os.fork()
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no more processes: the daemon asks again, later each time
+            print(f"{message['fork']} cannot be forked: {error.strerror}", file=sys.stderr, flush=True)
+            os.close(descriptor)
+            self._send({"exited": message["fork"], "pid": 0, "code": 1})
+            return
         if pid == 0:
-            _run_child(message, self._inherited(), descriptor)
+            _run_child(message, server, self._inherited(), descriptor)
         os.close(descriptor)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (message["fork"], pid)
@@ -97,6 +103,7 @@ class ForkServer:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         name, pid = self._children.pop(pidfd)
+        _end_group(pid)
         _, status = os.waitpid(pid, 0)
         _remove_counters(pid)
         self._send({"exited": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
@@ -113,12 +120,19 @@ class ForkServer:
         for _, pid in self._children.values():
             os.kill(pid, signal.SIGKILL)
         for _, pid in self._children.values():
+            _end_group(pid)
             os.waitpid(pid, 0)
             _remove_counters(pid)
 
     def _send(self, message: Message) -> None:
         with contextlib.suppress(ConnectionError):  # the daemon has gone: the end of its stream is the next to be read
             self._daemon.sendall(encode(message))
+
+
+def _end_group(leader: int) -> None:
+    """What a child has started and left behind. Before the child is reaped: its number is nobody else's until then."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it died before it led any; it holds another's
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _remove_counters(pid: int) -> None:
@@ -128,13 +142,14 @@ def _remove_counters(pid: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def _run_child(message: Message, inherited: list[int], descriptor: int) -> None:
+def _run_child(message: Message, server: int, inherited: list[int], descriptor: int) -> None:
     """Never returns."""
     code = 1
     try:
+        tie_to(server)
+        os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         for fd in inherited:
             os.close(fd)
         gc.enable()
@@ -157,23 +172,21 @@ def _run_directory(connection: socket.socket, config: dict[str, Any]) -> None:
 
     def obey() -> None:
         reader = FrameReader(MAX_WORKER_FRAME_BYTES)
-        while data := connection.recv(1 << 16):
-            for message in reader.feed(data):
-                directory.drop(message["arenas"])
+        with contextlib.suppress(ConnectionError):
+            while data := connection.recv(1 << 16):
+                for message in reader.feed(data):
+                    directory.drop(message["arenas"])
         os._exit(0)
 
     threading.Thread(target=obey, name="control", daemon=True).start()
     directory.serve(lambda: connection.sendall(encode({"type": "joined"})))
 
 
-def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
-    daemon = socket.socket(fileno=int(sys.argv[1]))
+def serve(descriptor: int) -> None:
+    """Until the daemon closes the socket at this descriptor, or dies."""
     gc.collect()
     gc.disable()
     gc.freeze()  # shared pages stay shared: the children's collector will not touch what is frozen
+    daemon = socket.socket(fileno=descriptor)
+    untie()  # the end of the socket is noticed at once from here on, and children leave files that a kill would not
     ForkServer(daemon).run()
-
-
-if __name__ == "__main__":
-    main()

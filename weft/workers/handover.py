@@ -1,8 +1,7 @@
 """Hand-over: a value that one unit leaves and another takes up, through a place that was planned for it.
 
 `Tensor.copy_` broadcasts and converts, so a value that does not fit its place would be trained on as something else.
-Whoever fills a place asks here first. What fits is a plain dense tensor of the place's shape and dtype; how its
-dimensions lie in memory is planned as well, since kernels add up in the order in which they find the numbers.
+Whoever fills a place asks here first. What fits is a plain dense tensor of the place's shape and dtype.
 """
 
 from __future__ import annotations
@@ -46,12 +45,6 @@ def described(value: object) -> str:
         return f"a {type(value).__name__}"
     kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
     return f"a {type(value).__name__} of its own kind ({kind})"
-
-
-def memory_order(tensor: torch.Tensor) -> list[int]:
-    """Its dimensions from the outermost in memory to the innermost, as a dense tensor like it has them."""
-    strides = torch.empty_like(tensor, device="meta").stride()
-    return sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension])  # stable: of a size of 1 as they come
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:

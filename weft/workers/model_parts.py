@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.error_places import step_place, within
 from weft.itinerary import Iteration
 from weft.spec import JobSpec
 from weft.transport.arena import Arena, Layout
@@ -44,13 +45,15 @@ class StageUpdate:
         model = workload.model.parameters()
         self._optimizer = make_optimizer(workload.optimizer, parameters, model=model)
         self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
+        self._stepping = within(step_place(self._optimizer))
         self._reports = reports
 
     def run(self, iteration: Iteration, measured: Measured) -> None:
         rate = 0.0
         if self._optimizer is not None:
             rate = float(self._optimizer.param_groups[0].get("lr", 0.0))
-            self._optimizer.step()
+            with self._stepping:
+                self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
         if self._scheduler is not None:
             step_scheduler(self._scheduler)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.workload import WorkloadError
+from weft.error_places import within
+from weft.workload import WorkloadError, kind_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -41,7 +42,8 @@ def make_optimizer(
     given = list(parameters)
     if not given:
         return None
-    optimizer = factory(given)
+    with within("in Workload.optimizer"):
+        optimizer = factory(given)
     _check(optimizer, given)
     trained = [parameter for parameter in (given if model is None else model) if parameter.requires_grad]
     if type(optimizer) in _FUSED_ON_CPU and all(map(_fits_fused_kernel, trained)):
@@ -87,7 +89,7 @@ def _begin_momentum(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) ->
 def _check(optimizer: object, given: list[nn.Parameter]) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(
-            f"Workload.optimizer returned {type(optimizer).__name__}; it must return a torch.optim.Optimizer, "
+            f"Workload.optimizer returned {kind_of(optimizer)}; it must return a torch.optim.Optimizer, "
             "for example lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
         )
     if isinstance(optimizer, torch.optim.LBFGS):

@@ -14,32 +14,34 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
-import io
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from weft.spec import JobSpec
-from weft.transport.directory import Directory
+from weft.transport.directory import Directory, SharedMemoryGone
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.attempt import Attempt
 from weft.workers.device import HostDevice, open_device
 from weft.workers.entry import load_workload, unload
 from weft.workers.faults import encodable, fault_of
 from weft.workers.inspection import inspect_job
+from weft.workers.job_output import job_output
 from weft.workers.lanes import Inbox, run_lanes
 from weft.workers.profiler import profiling
+from weft.workers.saving import save_state
 from weft.workers.torch_settings import TorchSettings
 from weft.workload import Workload
 
@@ -95,10 +97,15 @@ class _Worker:
 
     def read_messages(self) -> None:
         reader = FrameReader(MAX_WORKER_FRAME_BYTES)
-        with contextlib.suppress(ConnectionError):
+        try:
             while data := self._connection.recv(RECEIVE_BYTES):
                 for message in reader.feed(data):
                     self._route(message)
+        except ConnectionError:
+            pass
+        except Exception:  # a fault of ours, and a worker that hears no more: as if it had been killed from outside
+            traceback.print_exc(file=sys.__stderr__)
+            os.kill(os.getpid(), signal.SIGKILL)
         os._exit(0)  # the daemon is gone; the main thread may be deep in the user's code
 
     def _route(self, message: Message) -> None:
@@ -153,7 +160,7 @@ class _Worker:
         self._job = {"job": message["job"], "attempt": message["attempt"]}
 
         def run() -> None:
-            with _job_output(self._send_output):
+            with job_output(self._send_output):
                 handle(message)
 
         self._guard(run)
@@ -162,6 +169,10 @@ class _Worker:
         """Runs user code: whatever it raises fails the job and leaves the worker waiting for its release."""
         try:
             run()
+        except SharedMemoryGone as error:
+            self._send(
+                {"type": "directory-missed", **self._job, "message": encodable(f"{self._config.worker}: {error}")}
+            )
         except BaseException as error:  # user code may raise anything, SystemExit included
             self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
 
@@ -219,20 +230,7 @@ class _Worker:
             )
 
     def _save(self, message: Message) -> None:
-        """Writes every stage's state as one safetensors file, whole or not at all."""
-        directory = self._directory(message["arenas"])
-        state: dict[str, torch.Tensor] = {}
-        for arena in message["arenas_to_save"]:
-            state |= {
-                name: tensor.clone(memory_format=torch.contiguous_format)
-                for name, tensor in directory.find(arena).items().items()
-            }
-        path = Path(message["path"])
-        partial = path.with_name(f".{path.name}.partial")
-        save_file(state, partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.rename(path)
+        save_state(self._directory(message["arenas"]), message["arenas_to_save"], Path(message["path"]))
         self._send({"type": "saved", **self._job})
 
     def _release(self, message: Message) -> None:
@@ -299,34 +297,6 @@ def _peak_bytes() -> int | None:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-class _JobOutput(io.TextIOBase):
-    """Standard output of the user's code: whole lines go to the job's log."""
-
-    def __init__(self, send: Any) -> None:
-        self._send = send
-        self._line = ""
-
-    def write(self, text: str) -> int:
-        *lines, self._line = (self._line + text).split("\n")
-        if lines:
-            self._send("\n".join(lines) + "\n")
-        return len(text)
-
-    def writable(self) -> bool:
-        return True
-
-
-@contextlib.contextmanager
-def _job_output(send: Any) -> Iterator[None]:
-    output = _JobOutput(send)
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        try:
-            yield
-        finally:
-            if output._line:
-                output.write("\n")
 
 
 def _enter_job(message: Message) -> JobSpec:

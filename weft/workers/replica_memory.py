@@ -73,6 +73,8 @@ class ReplicaMemory:
             tensor = self._parameters[parameter]
             if writes:
                 shaped_like(tensor, self._memory.parameters(bucket), start).copy_(tensor.data)
+                if self._memory.num_versions:  # a stale replica comes back to the first one after a validation
+                    shaped_like(tensor, self._memory.version(bucket, 0), start).copy_(tensor.data)
             place = shaped_like(tensor, self.values[bucket.index], start)
             if not self._streams:
                 place.copy_(tensor.data)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.error_places import step_place, within
 from weft.workers.optimizer_state import (
     Part,
     Segment,
@@ -249,7 +250,8 @@ class _StepUpdate:
             return
         for part in parts:
             part.parameter.grad = _scaled(part.gradient, scale)
-        with torch.enable_grad():  # as in a training loop: each optimizer turns it off itself
+        # with gradients, as in a training loop: each optimizer turns it off itself
+        with torch.enable_grad(), within(step_place(self._optimizer)):
             self._optimizer.step()
         for part in parts:
             part.parameter.grad = None

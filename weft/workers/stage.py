@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from weft.error_places import add_place, unit_place
 from weft.transport.arena import Arena
 from weft.workers.device import HostDevice
 from weft.workers.forward_buffers import Began, ForwardBuffers
@@ -76,6 +77,10 @@ class Stage:
         )
         self._saved: dict[int, _Saved] = {}
 
+    @property
+    def seed(self) -> int:
+        return self._seed
+
     def train(self, training: bool) -> None:
         for unit in self.units:
             unit.module.train(training)
@@ -135,13 +140,52 @@ class Stage:
             for unit in self.units:
                 self._device.seed(unit_key(self._seed, step, microbatch, unit.index))
                 self._device.launching()
-                x = unit.module(x)
+                x = _through(unit, x)
             return x if head is None else head(x)
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
         if not self._autocasts:
             return contextlib.nullcontext()
         return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
+
+
+class HandBack:
+    """Calls `use`, once for each backward, with the gradient of a stage's input as autograd makes it.
+
+    `x.grad` would do but for its strides, which are x's own: the stage before would sum in another order than it does
+    in the whole model. at_once: from inside backward, where autograd then need not copy what it accumulates.
+    """
+
+    def __init__(self, x: torch.Tensor, use: Callable[[torch.Tensor], None], *, at_once: bool) -> None:
+        self._use = use
+        self._at_once = at_once
+        self._num_parts = 0
+        self._last: torch.Tensor | None = None
+        if x.requires_grad:
+            x.register_hook(self._came)  # type: ignore[no-untyped-call]
+
+    def _came(self, gradient: torch.Tensor) -> None:
+        self._num_parts += 1
+        if self._at_once and self._num_parts == 1:
+            self._use(gradient)
+        else:
+            self._last = gradient
+
+    def finish(self, x: torch.Tensor) -> None:
+        """After backward."""
+        if self._num_parts != 1:  # none, or several, which autograd has summed
+            self._use(input_gradient(x))
+        elif self._last is not None:
+            self._use(self._last)
+
+
+def _through(unit: Unit, x: torch.Tensor) -> torch.Tensor:
+    try:
+        output: torch.Tensor = unit.module(x)
+    except Exception as error:
+        add_place(error, unit_place(unit.index, unit.prefix, unit.module))
+        raise
+    return output
 
 
 def input_gradient(x: torch.Tensor) -> torch.Tensor:

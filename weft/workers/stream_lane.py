@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from weft.error_places import add_place
 from weft.transport.board import RUNNING, Aborted, Board, num_words
 from weft.transport.records import MODE_INDEX
 from weft.workers.attempt import Attempt, Operation
@@ -171,7 +172,11 @@ class StreamLane:
                 entry.launch_ns = self._device.take_launch_ns()
                 entry.acts = self._device.take_acts()
 
-            self._stream.launch(work)
+            try:
+                self._stream.launch(work)
+            except Exception as error:
+                add_place(error, operation.place_in(iteration))
+                raise
             entry.ended = self._latest = self._stream.record()
             if operation.is_read_on_host:
                 self._told = entry.ended
@@ -237,8 +242,12 @@ class StreamLane:
         operation = self._operations[entry.task]
         if entry.ended is not None:
             entry.ended.wait()
-        for act in entry.acts:
-            act()
+        try:
+            for act in entry.acts:
+                act()
+        except Exception as error:
+            add_place(error, operation.place_in(self._attempt.iteration(entry.iteration)))
+            raise
         (self._board.post if operation.wakes else self._board.post_quietly)(entry.task, entry.iteration)
         if entry.milestone:
             return

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.error_places import function_place, unit_place, within
 from weft.spec import JobSpec
 from weft.transport.arena import dtype_name
 from weft.workers.device import HostDevice
-from weft.workers.handover import can_have_gradient, described, is_plain, memory_order, scalar, tensors_of
+from weft.workers.handover import can_have_gradient, described, is_plain, scalar, tensors_of
 from weft.workload import Workload, units
 
 TIMED_RUNS = 3  # after one that warms up; the fastest counts
@@ -53,19 +54,22 @@ def inspect_units(
     _record_ties(modules, facts)
     runs = _Runs(workload, spec, samples, trained, device)
     span: list[nn.Module] = []
-    for number, (_, module) in enumerate(modules):
+    for number, (name, module) in enumerate(modules):
         is_last = number == len(modules) - 1
         if module not in span:
             device.adopt(module)
         span.append(module)
-        runs.record_shapes(module, facts[number])
+        place = f"{unit_place(number, name, module)}, tried before training"
+        with within(place, innermost=True):
+            runs.record_shapes(module, facts[number])
         if facts[number]["dtype"] is None and not is_last:
             continue
         needed = list({id(each): each for each in span}.values())
         if is_last and isinstance(workload.loss, nn.Module):
             needed.append(workload.loss)  # not before: it may hold units that have come and gone
             device.adopt(workload.loss)
-        runs.measure(span, facts[number + 1 - len(span) : number + 1], is_last=is_last)
+        with within(place, innermost=True):
+            runs.measure(span, facts[number + 1 - len(span) : number + 1], is_last=is_last)
         for each in needed:
             leave(each)
             device.give_back(each)
@@ -88,8 +92,6 @@ def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
         "dtype": None,
         "itemsize": 0,
         "shapes": [],
-        "order": [],
-        "gradient_order": [],
         "tied_to": [],
         "in_place": False,
         "small_forward_seconds": 0.0,
@@ -122,8 +124,6 @@ class _Runs:
         self._largest: Any = device.put(inputs)
         self._target = device.put(target)
         self._small: Any = self._largest[: self.small_size]
-        self._before: dict[str, Any] | None = None  # of the unit whose output is the next span's input
-        self._gradient_order: list[int] = []  # of a span's input
 
     def record_shapes(self, module: nn.Module, fact: dict[str, Any]) -> None:
         outputs = {}
@@ -136,7 +136,6 @@ class _Runs:
         if len(dtypes) == 1 and all(map(is_plain, outputs.values())):
             fact["dtype"], fact["itemsize"] = dtype_name(largest.dtype), largest.element_size()
             fact["shapes"] = [[size, list(y.shape)] for size, y in outputs.items()]
-            fact["order"] = fact["gradient_order"] = memory_order(largest)
         else:
             odd = [described(y) for y in outputs.values() if not is_plain(y)]
             fact["output"] = odd[0] if odd else "a tensor whose dtype depends on the microbatch"
@@ -147,12 +146,8 @@ class _Runs:
         module = span[0] if len(span) == 1 else nn.Sequential(*span)
         run = partial(self._run, partial(self._with_loss, module) if is_last else module)
         facts[0]["in_place"] = _writes_to(run, self._largest)
-        self._gradient_order = []
         fact = facts[-1]
         fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, self._largest, TIMED_RUNS)
-        if self._before is not None and self._gradient_order:
-            self._before["gradient_order"] = self._gradient_order
-        self._before = fact
         if self.small_size:
             self._measure_small(module, fact)
 
@@ -171,17 +166,11 @@ class _Runs:
         forward, backward = [], []
         for _ in range(1 + runs):
             given = (x := _leaf(x)).clone()  # a unit may work in place, which autograd forbids on a leaf
-            if given.requires_grad:
-                given.register_hook(self._see_gradient)  # type: ignore[no-untyped-call]  # torch's
             seconds, y = self._device.timed(partial(run, given))
             forward.append(seconds)
             seconds, _ = self._device.timed(partial(_backward, y))
             backward.append(seconds)
         return min(forward[1:]), min(backward[1:]), y
-
-    def _see_gradient(self, gradient: torch.Tensor) -> None:
-        if is_plain(gradient):
-            self._gradient_order = memory_order(gradient)
 
     def _run(self, call: Run, x: Any) -> Any:
         """As a stage does: under autocast, whose copies of parameters live until its end, for one forward at a time."""
@@ -189,7 +178,9 @@ class _Runs:
             return call(x)
 
     def _with_loss(self, module: nn.Module, x: Any) -> Any:
-        loss = self._loss(module(x), self._target)
+        y = module(x)
+        with within(f"{function_place('loss')}, tried before training"):
+            loss = self._loss(y, self._target)
         return scalar(loss, "Workload.loss")
 
 

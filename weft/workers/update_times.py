@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from weft.error_places import step_place, within
 from weft.workers.device import HostDevice
 from weft.workers.optimizer import make_optimizer
 from weft.workers.state_facts import optimizer_memory, sort_of
@@ -120,7 +121,8 @@ def device_update(workload: Workload, sample: GradientSample, device: HostDevice
 
 def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: HostDevice) -> UpdateTimes:
     scale = sample.whole_per_part()
-    optimizer.step()  # makes the optimizer's state
+    with within(f"{step_place(optimizer)}, tried before training"):
+        optimizer.step()  # makes the optimizer's state
     before = optimizer_memory(optimizer)
     seconds = min(device.timed(optimizer.step)[0] for _ in range(TIMED_RUNS))
     return UpdateTimes(seconds * scale, optimizer, optimizer_memory(optimizer) == before)

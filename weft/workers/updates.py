@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
+from weft.error_places import step_place, within
 from weft.itinerary import Iteration
 from weft.workers.bucket_memory import BucketView
 from weft.workers.device import HostDevice
@@ -157,7 +158,8 @@ class Updates:
 def step_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
     with warnings.catch_warnings():  # torch takes it for a mistake if the first step is one that was skipped
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
-        scheduler.step()
+        with within(step_place(scheduler)):
+            scheduler.step()
 
 
 def group_of(template: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> dict[int, int]:

@@ -1,0 +1,66 @@
+"""Every preset with every example: `weft run EXAMPLE --set strategy.preset=NAME` is that preset."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.presets import PRESETS
+from weft.scheduler.core import Core
+from weft.scheduler.events import JobSubmitted, RecordState
+from weft.scheduler.placement import workers_needed
+from weft.spec import JobSpec
+from weft.strategy import TRAINED_AXES, Strategy
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
+PROCESS_SECONDS = 120.0
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_a_preset_on_the_command_line_is_the_strategy(example: Path, preset: str) -> None:
+    """The examples fix `stages = 2`, beside which a list of replicas is refused."""
+    spec, replaced = JobSpec.load_replacing(example, [f"strategy.preset={preset}"])
+    own, row = JobSpec.load(example).strategy.model_dump(), Strategy(preset=preset).model_dump()
+    assert spec.strategy.model_dump() == row | {axis: own[axis] for axis in TRAINED_AXES}
+    assert set(replaced) == {axis for axis in ("schedule", "stages", "microbatches") if own[axis] != row.get(axis)}
+    assert workers_needed(spec.strategy) == workers_needed(Strategy(preset=preset))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_it_runs_or_the_machine_is_too_small(example: Path, preset: str) -> None:
+    spec = JobSpec.load(example, [f"strategy.preset={preset}"])
+    submitted = JobSubmitted(job="job-1", spec=spec, priority=0)
+    needs = workers_needed(spec.strategy)
+    enough = {f"{kind}-{number}": kind for kind, count in needs.items() for number in range(count)}
+    for workers in (enough, {worker: kind for worker, kind in enough.items() if not worker.endswith("-0")}):
+        states = [each for each in Core(workers).handle(submitted, 0.0) if isinstance(each, RecordState)]
+        if workers is enough:
+            assert [each.state for each in states] == ["queued"]
+            continue
+        (refused,) = states
+        assert (refused.state, refused.reason) == ("failed", "invalid-plan")
+        assert refused.message is not None
+        assert "workers and this daemon has" in refused.message
+
+
+@pytest.mark.slow
+def test_an_example_runs_under_a_preset_with_a_list_of_replicas_and_says_what_it_replaces(tmp_path: Path) -> None:
+    """As docs/gpu.md has it; on a stand-in."""
+    example = next(path for path in EXAMPLES if path.stem == "digits")
+    arguments = ["run", str(example), "--set", "strategy.preset=hybrid-fine", "--stand-ins", "1"]
+    arguments += ["--workers", "1", "--set", "job.epochs=1", "--runs-dir", str(tmp_path / "runs"), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"weft: preset hybrid-fine replaces stages, microbatches of {example}\n" in done.stderr
+    assert '"state": "completed"' in done.stdout

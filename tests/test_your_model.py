@@ -1,0 +1,106 @@
+"""The page on writing a job: every block of it runs, and every field of a workload and of a job is on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.spec import JobSection, JobSpec
+from weft.workload import Workload
+
+PAGE = (Path(__file__).parents[1] / "docs" / "your-model.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(python|toml)\n(.*?)```", PAGE, flags=re.DOTALL)
+SECONDS = 100.0
+
+
+def files() -> dict[str, str]:
+    """The blocks that open with the name of a file."""
+    named = ((re.match(r"# ([\w.]+)\n", text), text) for _, text in BLOCKS)
+    return {match[1]: text for match, text in named if match is not None}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    for name, text in files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def run(directory: Path, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_")}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_field_of_a_workload_and_of_a_job_is_on_the_page() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE)
+    assert rows == [*Workload.__dataclass_fields__, *JobSection.model_fields]
+
+
+def test_the_specs_of_the_page_are_taken(directory: Path) -> None:
+    assert [kind for kind, _ in BLOCKS].count("toml") == 1
+    spec = JobSpec.load(directory / "circle.toml")
+    spec.check_files()
+    assert tomllib.loads(files()["circle.toml"])["job"]["args"] == {"hidden": 64}
+
+
+@pytest.mark.slow
+def test_the_script_that_the_job_is_made_of_learns(directory: Path) -> None:
+    last = run(directory, "script.py").splitlines()[-1]
+    assert float(last.partition("accuracy ")[2]) > 0.9
+
+
+@pytest.mark.slow
+def test_the_job_trains_from_python_and_its_weights_load_into_plain_pytorch(directory: Path) -> None:
+    *_, ended, model = run(directory, "embedded.py").splitlines()
+    state, accuracy = ended.split()
+    assert state == "completed"
+    assert float(accuracy) > 0.9
+    assert run(directory, "load.py", model) == "the centre is inside: True\n"
+
+
+@pytest.mark.slow
+def test_the_job_trains_as_the_page_has_it_on_the_command_line(directory: Path) -> None:
+    assert "--reference" in PAGE
+    told = run(directory, "-m", "weft", "run", "circle.toml", "--reference", "--runs-dir", "runs")
+    assert float(told.partition("accuracy ")[2].split()[0].rstrip(",")) > 0.9
+
+
+def test_every_other_block_runs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after another, as a reader would paste them."""
+    monkeypatch.chdir(directory)
+    for name in ("WEFT_RUN_DIR", "WEFT_WORKER", "WEFT_JOB_ID"):
+        monkeypatch.setenv(name, str(directory) if name == "WEFT_RUN_DIR" else "cpu-0")
+    pasted: dict[str, Any] = {}
+    fragments = [text for kind, text in BLOCKS if kind == "python" and not re.match(r"# [\w.]+\n", text)]
+    assert len(fragments) >= 7
+    for text in fragments:
+        exec(compile(text, "your-model.md", "exec", dont_inherit=True), pasted)
+    assert (directory / "notes-cpu-0.txt").read_text() == "of cpu-0\n"
+    torch = pasted["torch"]
+    assert pasted["model"](torch.zeros(3, 8)).shape == (3, 2)
+    item, target = pasted["Augmented"]()[5]
+    assert (item.shape, target) == ((2,), 0)
+    assert pasted["metrics"]["mean_error"](torch.zeros(2, 3), torch.tensor([0, 2])).item() == 1.0
+    tokens = torch.tensor([[1, -100], [0, 2]])
+    assert pasted["num_tokens"](tokens) == 3
+    assert pasted["token_loss"](torch.zeros(2, 2, 3), tokens).shape == ()
+    optimizer = pasted["optimizer_of"](pasted["model"].parameters())
+    assert pasted["scheduler_of"](optimizer).optimizer is optimizer

@@ -1,0 +1,59 @@
+"""The trained weights reach their file whole, or not at all, and the job says why."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from weft.transport.arena import Layout
+from weft.transport.directory import Directory
+from weft.workers.faults import fault_of
+from weft.workers.saving import ResultNotSaved, save_state
+
+
+@pytest.fixture
+def trained(directory: Directory) -> Directory:
+    for name in ("first", "second"):
+        directory.create(f"state-{name}", Layout.of([(name, torch.zeros(500))]))[name].fill_(7)
+    return directory
+
+
+def test_every_arena_is_in_the_file_and_nothing_beside_it(trained: Directory, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_state(trained, ["state-first", "state-second"], path)
+    assert {name: float(tensor.sum()) for name, tensor in load_file(path).items()} == {"first": 3500, "second": 3500}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def no_room() -> Iterator[None]:
+    """Files of at most 1,000 bytes: a write beyond is refused, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # Python ignores the signal that would come with it
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_has_no_room_is_named_and_the_one_before_stays(
+    trained: Directory, tmp_path: Path, no_room: None
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("of the attempt before")
+    with pytest.raises(ResultNotSaved) as caught:
+        save_state(trained, ["state-first", "state-second"], path)
+    fault = fault_of(caught.value)
+    assert (fault.reason, fault.exit_code) == ("run-directory", 74)
+    assert fault.message.startswith(f"{path}: the trained weights (0.0 MiB) cannot be written: ")
+    assert "File too large" in fault.message
+    assert path.read_text() == "of the attempt before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_directory_that_has_gone_is_named(trained: Directory, tmp_path: Path) -> None:
+    with pytest.raises(ResultNotSaved, match="No such file or directory"):
+        save_state(trained, ["state-first"], tmp_path / "gone" / "model.safetensors")

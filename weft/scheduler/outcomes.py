@@ -1,0 +1,39 @@
+"""How an attempt of a job ends where its work did not: the outcome for each cause, and how many accidents are none.
+
+A process that was killed from outside is no fault of the job: the job starts again. The bounds are for the causes that
+look like it and come back with every attempt.
+"""
+
+from __future__ import annotations
+
+from weft.scheduler.events import WorkerLost
+from weft.scheduler.job import Job, Outcome
+
+MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
+MAX_DIRECTORY_LOSSES = 10  # in one job; arbitrary: it runs none of the job's code, and may die of what others do
+SIGKILL_EXIT = -9
+EXIT_SOFTWARE = 70  # sysexits.h: the fault is ours, not the job's
+
+CANCELLED = Outcome("cancelled", "cancelled", "cancelled on request", 143)
+
+
+def of_lost_worker(event: WorkerLost, job: Job) -> Outcome:
+    """SIGKILL comes from outside (the OOM killer, an operator): try again. Anything else the job's code did."""
+    code = event.exit_code
+    if code == SIGKILL_EXIT and job.losses <= MAX_LOSSES:
+        message = f"{event.worker} was killed; the job starts again (attempt {job.attempt + 1})"
+        return Outcome("", "worker-lost", message)
+    if code is not None and code < 0:
+        message = f"{event.worker} died of signal {-code} while it ran this job (attempt {job.attempt})"
+        return Outcome("failed", "worker-lost", message, 128 - code)
+    message = f"the job's code ended {event.worker} with exit code {code}; it must raise an exception instead"
+    return Outcome("failed", "worker-lost", message, code or 1)
+
+
+def of_lost_directory(message: str, job: Job) -> Outcome:
+    """message: what was lost, as whoever missed it tells."""
+    if job.directory_losses <= MAX_DIRECTORY_LOSSES:
+        return Outcome("", "directory-lost", f"{message}; the job starts again (attempt {job.attempt + 1})")
+    remedy = "see workers.log in the daemon's state directory"
+    message = f"{message}, for the {job.directory_losses}th time in this job; {remedy}"
+    return Outcome("failed", "directory-lost", message, EXIT_SOFTWARE)

@@ -1,0 +1,24 @@
+"""`python -m weft.workers FD PARENT`: how the daemon starts the fork server. FD: of its socket. PARENT: its own pid.
+
+The tether comes first. What is imported then takes seconds, or minutes on a machine that swaps, and nobody reads the
+daemon's socket meanwhile: a server whose daemon was killed went on for as long.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from weft.workers.tether import tie_to
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
+    tie_to(int(sys.argv[2]))
+    from weft.workers.forkserver import serve
+
+    serve(int(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()
