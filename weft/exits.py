@@ -5,7 +5,8 @@ a job's own code   run, wait, logs -f, submit -f (128 + N when signal N killed i
 4  no such job                             77   not yours
 69 no daemon answers                       124  wait timed out
 1  compare: no preset completed; doctor: a problem was found
-130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout, 74 stdout or a file cannot be written
+130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout
+74 stdout, a file or a new job's run directory cannot be written
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ _REFUSALS: dict[str, int] = {
     ErrorCode.TOO_MANY_CONNECTIONS: TRY_LATER,
     ErrorCode.NOT_YOURS: NOT_YOURS,
     ErrorCode.NOTHING_RECORDED: NO_SUCH_JOB,
+    ErrorCode.NO_ROOM: CANNOT_WRITE,
     ErrorCode.TIMED_OUT: TIMED_OUT,
 }
 

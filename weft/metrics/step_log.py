@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from weft.run_file import read, size
+
 FILE: Final = "metrics.jsonl"
+MAX_BYTES: Final = 1 << 30  # of the file: seven million steps
 
 
 class StepLogError(ValueError):
@@ -63,12 +66,10 @@ class StepLogReader:
 
         Errors: OSError, StepLogError.
         """
-        with self._path.open("rb") as file:
-            if file.seek(0, 2) < self._offset:
-                self._offset = self._num_lines = 0
-                return None
-            file.seek(self._offset)
-            data = file.read()
+        if size(self._path) < self._offset:
+            self._offset = self._num_lines = 0
+            return None
+        data = read(self._path, MAX_BYTES - self._offset, offset=self._offset)
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         return [self._parse(line) for line in whole.splitlines()]

@@ -54,6 +54,7 @@ class ErrorCode(enum.StrEnum):
     DRAINING = "draining"
     TOO_MANY_CONNECTIONS = "too-many-connections"
     NOTHING_RECORDED = "nothing-recorded"
+    NO_ROOM = "no-room"
 
 
 class WireError(Exception):

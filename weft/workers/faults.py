@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 import weft
+from weft.run_file import RunFileError
 from weft.spec import SpecError
 from weft.workers.errors import NonFiniteLoss
 from weft.workload import WorkloadError
@@ -41,6 +42,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("non-finite-loss", str(error), 1)
         case WorkloadError() | SpecError():
             return Fault("invalid-workload", encodable(str(error)), 2)
+        case RunFileError():
+            return Fault("run-directory", encodable(str(error)), 1)
         case SystemExit():
             message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"
             return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code))

@@ -17,19 +17,23 @@ import gc
 import io
 import os
 import queue
+import re
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from weft.run_file import make_directory, replace_by
 from weft.spec import JobSpec
 from weft.transport.directory import Directory
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
@@ -219,7 +223,7 @@ class _Worker:
             )
 
     def _save(self, message: Message) -> None:
-        """Writes every stage's state as one safetensors file, whole or not at all."""
+        """Writes every stage's state as one safetensors file, whole or not at all. Errors: RunFileError."""
         directory = self._directory(message["arenas"])
         state: dict[str, torch.Tensor] = {}
         for arena in message["arenas_to_save"]:
@@ -227,12 +231,7 @@ class _Worker:
                 name: tensor.clone(memory_format=torch.contiguous_format)
                 for name, tensor in directory.find(arena).items().items()
             }
-        path = Path(message["path"])
-        partial = path.with_name(f".{path.name}.partial")
-        save_file(state, partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.rename(path)
+        replace_by(Path(message["path"]), partial(_write_state, state))
         self._send({"type": "saved", **self._job})
 
     def _release(self, message: Message) -> None:
@@ -287,6 +286,17 @@ class _Footprint:
         return not grown and not threads and torch.get_default_dtype() is self.dtype
 
 
+def _write_state(state: dict[str, torch.Tensor], path: Path) -> None:
+    """Errors: OSError."""
+    try:
+        save_file(state, path)
+    except SafetensorError as error:  # what the system said is in its text alone
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(
+            int(number[1]) if number else None, os.strerror(int(number[1])) if number else str(error)
+        ) from error
+
+
 def _reset_peak() -> None:
     """Lets the kernel's high-water mark of this process begin anew (proc(5), clear_refs)."""
     with contextlib.suppress(OSError):  # a kernel that does not: the mark is then of the process's whole life
@@ -333,6 +343,8 @@ def _enter_job(message: Message) -> JobSpec:
     spec = JobSpec.parse(message["spec"])
     os.environ["WEFT_JOB_ID"] = message["job"]
     os.environ["WEFT_RUN_DIR"] = message["run_dir"]
+    with contextlib.suppress(OSError):  # the daemon makes it, too, and says what is wrong with it
+        make_directory(Path(message["run_dir"]))
     with contextlib.suppress(OSError):  # load_workload says what is wrong with it
         os.chdir(spec.directory)
     return spec
