@@ -148,7 +148,9 @@ def replace_by(path: Path, write: Callable[[Path], None]) -> None:
 def make_directory(path: Path) -> None:
     """A directory of ours, with those above it. Errors: RunFileError."""
     with _explained(path, "made"):
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode):
             raise _foreign(path, found.st_mode)

@@ -73,7 +73,8 @@ class RunDirectory:
     def keep(self, name: str, text: str) -> None:
         """A whole file, in the place of the one before."""
         with self._lock:
-            self._whole[name] = text.encode()
+            if not self._closed:
+                self._whole[name] = text.encode()
         self.flush()
 
     def flush(self) -> None:
@@ -139,19 +140,23 @@ class RunDirectory:
         try:
             self._write_lines(self._metrics, MAX_METRICS_BYTES)
         except FileFull as full:
-            self.log(f"{full}; later steps are not in it\n")
+            self._note(f"{full}; later steps are not in it\n")
         if lost := self._take_lost(self._metrics):
-            self.log(f"{lost} lines of {METRICS} are lost: they could not be written in time\n")
+            self._note(f"{lost} lines of {METRICS} are lost: they could not be written in time\n")
 
     def _write_log(self) -> None:
         try:
             self._write_lines(self._log, MAX_LOG_BYTES, _LOG_IS_FULL)
             if lost := self._take_lost(self._log):
-                with self._lock:
-                    self._log.add(f"{lost} lines of this log are lost: they could not be written in time\n".encode())
+                self._note(f"{lost} lines of this log are lost: they could not be written in time\n")
                 self._write_lines(self._log, MAX_LOG_BYTES, _LOG_IS_FULL)
         except FileFull:
             pass  # its last line says so
+
+    def _note(self, text: str) -> None:
+        """A line of ours for the log, however much waits there."""
+        with self._lock:
+            self._log.waiting += text.encode()
 
     def _write_lines(self, lines: _Lines, max_bytes: int, notice: bytes = b"") -> None:
         while True:
