@@ -11,10 +11,11 @@ CALLS = frozenset({"open", "fstat", "write", "ftruncate", "rename", "mkdir", "ls
 
 class FaultyOs:
     """fails: says, of the number of a call (from 0), the errno that it fails with, or 0. Half of a write that fails is
-    written."""
+    written. is_mended: no call fails any more."""
 
     def __init__(self, fails: Callable[[int], int]) -> None:
         self._fails = fails
+        self.is_mended = False
         self.num_calls = 0
         self.num_failed = 0
 
@@ -23,7 +24,7 @@ class FaultyOs:
         return real if name not in CALLS else lambda *args, **options: self._call(name, real, *args, **options)
 
     def _call(self, name: str, real: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        number = self._fails(self.num_calls)
+        number = 0 if self.is_mended else self._fails(self.num_calls)
         self.num_calls += 1
         if not number:
             return real(*args, **options)

@@ -65,23 +65,17 @@ def read(path: Path, max_bytes: int, *, offset: int = 0, owner: int | None = Non
     """At most max_bytes from the offset on; nothing from behind its end. owner: the uid that it must be of, None for
     anybody's. Errors: FileNotFoundError, RunFileError."""
     with _explained(path, "read"), _opened(path, os.O_RDONLY, owner) as file:
-        left = min(max_bytes, os.fstat(file).st_size - offset)
-        parts = []
-        while left > 0 and (part := os.pread(file, min(left, READ_BYTES), offset)):
-            parts.append(part)
-            offset += len(part)
-            left -= len(part)
-    return b"".join(parts)
+        return _read(file, offset, min(max_bytes, os.fstat(file).st_size - offset))
 
 
 def load(path: Path, max_bytes: int, *, owner: int | None = None) -> bytes:
     """The whole file. Errors: FileNotFoundError, RunFileError, also where it is larger than max_bytes."""
-    data = read(path, max_bytes + 1, owner=owner)
-    if len(data) > max_bytes:
-        raise FileFull(
-            errno.EFBIG, f"{path} cannot be read: it is larger than {max_bytes >> 20} MiB, as no file of ours"
-        )
-    return data
+    with _explained(path, "read"), _opened(path, os.O_RDONLY, owner) as file:
+        num_bytes = os.fstat(file).st_size
+        if num_bytes > max_bytes:
+            why = f"it is larger than {max_bytes >> 20} MiB, as no file of ours"
+            raise FileFull(errno.EFBIG, f"{path} cannot be read: {why}")
+        return _read(file, 0, num_bytes)
 
 
 def size(path: Path, *, owner: int | None = None) -> int:
@@ -172,9 +166,9 @@ def check_room(runs: Path) -> None:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether a file stands there, and not a link to one."""
+    """Whether a file stands there, and no link to one or to a directory with one."""
     try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
+        return stat.S_ISDIR(os.lstat(path.parent).st_mode) and stat.S_ISREG(os.lstat(path).st_mode)
     except OSError:
         return False
 
@@ -242,7 +236,17 @@ def _foreign(path: Path, mode: int) -> ForeignFile:
     return ForeignFile(errno.EINVAL, f"{path} is {what}, which Weft has not put there; remove it")
 
 
-# --- writing
+# --- reading and writing
+
+
+def _read(file: int, offset: int, num_bytes: int) -> bytes:
+    """As many, or up to the file's end."""
+    parts = []
+    while num_bytes > 0 and (part := os.pread(file, min(num_bytes, READ_BYTES), offset)):
+        parts.append(part)
+        offset += len(part)
+        num_bytes -= len(part)
+    return b"".join(parts)
 
 
 def _write(file: int, data: bytes) -> int:

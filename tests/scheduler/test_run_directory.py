@@ -76,17 +76,12 @@ def test_whichever_call_fails_all_is_there_once_the_disk_takes_it(
     """Each call of the disk in turn, until none is left to fail."""
     at = 0
     while True:
-        broken = True
-
-        def fails(call: int, at: int = at) -> int:
-            return number if broken and (call >= at if lasts else call == at) else 0
-
-        faulty = FaultyOs(fails)
+        faulty = FaultyOs(lambda call, at=at: number if (call >= at if lasts else call == at) else 0)
         monkeypatch.setattr(run_file, "os", faulty)
         writer = WriteAtOnce()
         directory = RunDirectory("digits-1", tmp_path / str(at) / "digits-1", writer)
         train(directory)
-        broken = False
+        faulty.is_mended = True
         directory.flush()
         assert files_in(directory.path) == WHOLE, (at, faulty.num_failed)
         assert counted(writer, "weft_run_directory_lost_lines_total", "file") == {}
@@ -99,15 +94,15 @@ def test_whichever_call_fails_all_is_there_once_the_disk_takes_it(
 
 
 def test_what_no_disk_takes_is_bounded_and_its_loss_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = True
-    monkeypatch.setattr(run_file, "os", FaultyOs(lambda call: errno.ENOSPC if broken else 0))
+    faulty = FaultyOs(lambda call: errno.ENOSPC)
+    monkeypatch.setattr(run_file, "os", faulty)
     monkeypatch.setattr(run_directory, "MAX_WAITING_BYTES", 100)
     writer = WriteAtOnce()
     directory = RunDirectory("digits-1", tmp_path / "digits-1", writer)
     for number in range(1000):
         directory.log(f"{number:09}\n")
         directory.step(f"{number:09}\n")
-    broken = False
+    faulty.is_mended = True
     directory.flush()
     kept = [f"{number:09}" for number in range(10)]
     lost = "990 lines of {} are lost: they could not be written in time"

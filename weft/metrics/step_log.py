@@ -11,6 +11,7 @@ from typing import Any, Final
 from weft.run_file import read, size
 
 FILE: Final = "metrics.jsonl"
+MAX_LINE_BYTES: Final = 1 << 20  # a step has some 200, with a metric more or less
 MAX_BYTES: Final = 1 << 30  # of the file: seven million steps
 
 
@@ -69,10 +70,17 @@ class StepLogReader:
         if size(self._path) < self._offset:
             self._offset = self._num_lines = 0
             return None
-        data = read(self._path, MAX_BYTES - self._offset, offset=self._offset)
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [self._parse(line) for line in whole.splitlines()]
+        entries: list[Step | Validation] = []
+        while self._offset < MAX_BYTES:
+            data = read(self._path, MAX_LINE_BYTES, offset=self._offset)
+            whole = data[: data.rfind(b"\n") + 1]
+            if not whole:
+                if len(data) == MAX_LINE_BYTES:
+                    raise StepLogError(f"{self._path}, line {self._num_lines + 1}, is no line of a step log (too long)")
+                break
+            self._offset += len(whole)
+            entries += map(self._parse, whole.splitlines())
+        return entries
 
     def _parse(self, line: bytes) -> Step | Validation:
         self._num_lines += 1
