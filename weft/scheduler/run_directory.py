@@ -26,7 +26,7 @@ from weft.scheduler.run_writer import Writer
 LOG: Final = "job.log"
 MAX_LOG_BYTES: Final = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
 MAX_WAITING_BYTES: Final = 1 << 20  # of lines of one file that no disk takes: a minute of a talkative job
-LOG_CHUNK_BYTES: Final = 1 << 18  # of a log that is read
+LOG_CHUNK_BYTES: Final = 1 << 16  # of a log in one event: hundreds of clients may each be sent one
 WRITE_BYTES: Final = 1 << 16  # of metrics, from which on they are written before the next flush
 _LOG_IS_FULL: Final = b"the log is full; nothing more is kept\n"
 

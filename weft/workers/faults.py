@@ -15,6 +15,7 @@ from weft.workers.errors import NonFiniteLoss
 from weft.workload import WorkloadError
 
 MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybody reads
+CANNOT_WRITE = 74  # an exit code, as in sysexits.h
 
 # What does not come from torch's allocator of a GPU: the host's, CUDA where it loads a kernel, libraries' workspaces.
 _OUT_OF_MEMORY = (
@@ -43,7 +44,7 @@ def fault_of(error: BaseException) -> Fault:
         case WorkloadError() | SpecError():
             return Fault("invalid-workload", encodable(str(error)), 2)
         case RunFileError():
-            return Fault("run-directory", encodable(str(error)), 1)
+            return Fault("run-directory", encodable(str(error)), CANNOT_WRITE)
         case SystemExit():
             message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"
             return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code))
