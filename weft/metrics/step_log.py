@@ -100,6 +100,19 @@ def read_step_log(path: Path) -> StepLog:
 
 def _entry(line: dict[str, Any]) -> Step | Validation:
     if "validation" in line:
-        return Validation(step=line["step"], epoch=line["epoch"], values=dict(line["validation"]))
+        values = dict(line["validation"])
+        _check_are(int, {"step": line["step"], "epoch": line["epoch"]})
+        _check_are((int, float, type(None)), values)
+        return Validation(step=line["step"], epoch=line["epoch"], values=values)
     names = ("step", "epoch", "loss", "lr", "grad_norm", "samples", "seconds")
-    return Step(**{name: line[name] for name in names})
+    step = {name: line[name] for name in names}
+    _check_are(int, {name: step[name] for name in ("step", "epoch", "samples")})
+    _check_are((int, float, type(None)), step)
+    return Step(**step)
+
+
+def _check_are(kind: type | tuple[type, ...], values: Mapping[str, Any]) -> None:
+    """Errors: TypeError for what no view can reckon with."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is {repr(value)[:40]}")
