@@ -37,6 +37,7 @@ from weft.scheduler.ledger import AsyncLedger, Ledger
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import make_plan
 from weft.scheduler.pool import SPIN_SECONDS, Child, Link, Pool
+from weft.scheduler.run_writer import RunWriter
 from weft.settings import Settings
 from weft.spec import JobSection, JobSpec, Strategy
 from weft.transport.board import SLEEP_SECONDS, Board, futex_wait, futex_wake
@@ -149,7 +150,7 @@ async def _serve_as_daemon(peer: socket.socket, home: Path, trips: int) -> None:
         def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
             return group.create_task(work, name=name)
 
-        driver = Driver(muster(settings), ledger, exporter, pool, spawn)
+        driver = Driver(muster(settings), ledger, exporter, pool, spawn, RunWriter())
         driver.start()
         spec = job_spec(steps=trips, window=1)
         submission = await ledger.run(

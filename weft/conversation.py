@@ -212,10 +212,12 @@ class Conversation:
         yield Deliver(reply["result"])
 
     def log(self, job: str) -> Script:
-        """Delivers the text of the log so far, in parts."""
+        """Delivers the text of the log so far, in parts. Refused with `nothing-recorded` where it cannot be read."""
         connection = yield from self._open()
         yield from connection.send("follow", {"job": job, "offset": 0, "progress": False, "live": False})
         while "event" in (message := _refused((yield from connection.next(self._timeout)))):
+            if "notice" in message["event"]:
+                raise RequestRefused(ErrorCode.NOTHING_RECORDED, message["event"]["notice"])
             yield Deliver(message["event"].get("log", ""))
 
     def follow(self, job: str, offset: int, progress: bool) -> Script:

@@ -38,7 +38,7 @@ def write_events(recorded: RecordedJob, directory: Path, *, follow: bool = False
         if follow:
             _follow(recorded, path)
         else:
-            entries = _read(StepLogReader(recorded.step_log_path), recorded)
+            entries = _read(StepLogReader(recorded.step_log_path))
             if not entries:
                 leave(
                     NO_SUCH_JOB, f"{recorded.job} has no step in {recorded.step_log_path} yet; try again, or --follow"
@@ -58,9 +58,10 @@ def _check_installed() -> None:
         leave(USAGE, "--tensorboard needs the package tensorboard; it comes with: pip install 'weft[tensorboard]'")
 
 
-def _read(reader: StepLogReader, recorded: RecordedJob) -> list[Entry]:
+def _read(reader: StepLogReader) -> list[Entry] | None:
+    """None where training has started over. Nothing where there is no file yet."""
     try:
-        return reader.read() or []
+        return reader.read()
     except FileNotFoundError:
         return []
 
@@ -75,12 +76,12 @@ def _follow(recorded: RecordedJob, path: Path) -> None:
         for event in recorded.client.follow(recorded.job):
             if "progress" not in event and "result" not in event:
                 continue
-            entries = reader.read()
+            entries = _read(reader)
             if entries is None:  # the job has begun again
                 file.close()
                 file = path.open("wb")
                 events = _EventFile(file)
-                entries = reader.read() or []
+                entries = _read(reader) or []
             events.add(entries, until(recorded))
             file.flush()
     finally:

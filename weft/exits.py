@@ -5,8 +5,8 @@ a job's own code   run, wait, logs -f, submit -f (128 + N when signal N killed i
 4  no such job                             77   not yours
 69 no daemon answers                       124  wait timed out
 1  compare: no preset completed; doctor: a problem was found
-130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout, 74 stdout, a file or the daemon's ledger cannot be written, or a job's
-files not removed
+130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout
+ 74 stdout, a file, the daemon's ledger or a new job's run directory cannot be written, or a job's files not removed
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ _REFUSALS: dict[str, int] = {
     ErrorCode.NOTHING_RECORDED: NO_SUCH_JOB,
     ErrorCode.NOT_ENDED: TRY_LATER,
     ErrorCode.NOT_REMOVED: CANNOT_WRITE,
+    ErrorCode.NO_ROOM: CANNOT_WRITE,
     ErrorCode.TIMED_OUT: TIMED_OUT,
     ErrorCode.LEDGER_UNAVAILABLE: CANNOT_WRITE,
 }

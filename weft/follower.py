@@ -36,6 +36,8 @@ def follow(events: Iterable[Message], log: TextIO, progress: TextIO = sys.stderr
             if "log" in event:
                 view.write(event["log"])
                 told_last = (told_last + event["log"])[-MAX_PARTIAL_CHARS:]
+            elif "notice" in event:
+                view.note(event["notice"])
             elif "progress" in event:
                 before, validation = validation, event["progress"]["validation"]
                 view.advance(event["progress"] | {"validation": None if validation == before else validation})
@@ -61,6 +63,9 @@ class _Lines:
     def write(self, text: str) -> None:
         self._log.write(text)
         self._log.flush()
+
+    def note(self, text: str) -> None:
+        print(f"weft: {text}", file=self._progress, flush=True)
 
     def advance(self, progress: Message) -> None:
         print(progress_line(progress), file=self._progress, flush=True)
@@ -101,6 +106,9 @@ class _Bar:
             lines, newline, self._partial = lines + newline + self._partial, "\n", ""
         if newline:
             self._bar.console.print(Text.from_ansi(lines))
+
+    def note(self, text: str) -> None:
+        self._bar.console.print(Text(f"weft: {text}"))
 
     def advance(self, progress: Message) -> None:
         if self._task is None:

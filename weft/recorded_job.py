@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def find_job(source: str) -> RecordedJob:
             directory=path.parent,
             recording=recording,
             limit_seconds=recording.facts.get("limit_seconds"),
-            ended_at=path.stat().st_mtime,  # a recording is written at its job's end, and whenever one is asked for
+            ended_at=_modified_at(path),  # a recording is written at its job's end, and whenever one is asked for
             client=None,
         )
     client = Client()
@@ -80,8 +81,8 @@ def with_profiled(recording: Recording, directory: Path, profiles: Sequence[Work
     if not profiles:
         leave(NO_SUCH_JOB, f"{recording.job} has no profile; ask for one with weft run --profile N, and see its log")
     first, last = min(each.first for each in profiles), max(each.last for each in profiles)
-    kept = directory / PROFILED_FILE
-    recordings = [recording, *([_load(kept)] if kept.exists() else ())]
+    kept = _load_if_there(directory / PROFILED_FILE)
+    recordings = [recording, *([kept] if kept is not None else ())]
     windows = [
         (each, iterations_between(each, first, last)) for each in recordings if each.attempt == recording.attempt
     ]
@@ -109,7 +110,7 @@ def step_log(directory: Path) -> StepLog:
         return read_step_log(directory / STEP_LOG)
     except FileNotFoundError:
         return StepLog()
-    except StepLogError as error:
+    except (StepLogError, OSError) as error:
         leave(USAGE, str(error))
 
 
@@ -139,23 +140,34 @@ def until(recorded: RecordedJob) -> float:
 
 def _file_of(source: str) -> Path | None:
     """None for what can only be a job's id."""
-    path = Path(source)
-    if "/" not in source and not path.is_file():
+    if "/" not in source and not os.path.isfile(source):
         return None
-    if path.is_dir():
-        path /= FILE
-    if not path.exists():
-        leave(USAGE, f"{path} is not there; give a job's id, or the path of a recording.msgpack")
-    return path
+    path = Path(os.path.realpath(source))  # a link that the user names is followed, one in a run directory is not
+    return path / FILE if path.is_dir() else path
 
 
 def _load(path: Path) -> Recording:
+    recording = _load_if_there(path)
+    if recording is None:
+        leave(USAGE, f"{path} is not there; give a job's id, or the path of a recording.msgpack")
+    return recording
+
+
+def _load_if_there(path: Path) -> Recording | None:
     try:
         return Recording.load(path)
-    except RecordingError as error:
+    except FileNotFoundError:
+        return None
+    except (RecordingError, OSError) as error:
         leave(USAGE, str(error))
-    except OSError as error:
-        leave(USAGE, f"{path} cannot be read: {error.strerror}")
+
+
+def _modified_at(path: Path) -> float | None:
+    """Unix seconds; None where it is gone meanwhile."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
 
 
 def _recording_if_any(client: Client, job: str) -> Recording | None:

@@ -19,9 +19,12 @@ from typing import Final
 
 import msgpack
 
+from weft.run_file import load, replace
+
 VERSION: Final = 1
 KINDS: Final = ("operator", "kernel", "copy", "fill")
 MAX_EVENTS: Final = 100_000  # of a file, which has then some 4 MB; more than that nobody looks at one by one
+MAX_BYTES: Final = 64 << 20  # of a file, where each event has a long name of its own
 MAX_NAME: Final = 160  # characters; a kernel's name tells its template's arguments, to several thousand
 _FIELDS: Final = 4
 _PREFIX: Final = "profile-"
@@ -82,16 +85,14 @@ class WorkerProfile:
     def save(self, directory: Path) -> Path:
         """Whole or not at all. Errors: OSError."""
         path = directory / f"{_PREFIX}{self.worker}.msgpack"
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(msgpack.packb({"weft_profile": VERSION, **asdict(self)}))
-        partial.replace(path)
+        replace(path, msgpack.packb({"weft_profile": VERSION, **asdict(self)}))
         return path
 
     @classmethod
     def load(cls, path: Path) -> WorkerProfile:
         """Errors: ProfileError, and OSError where it cannot be read."""
         try:
-            wire = msgpack.unpackb(path.read_bytes())
+            wire = msgpack.unpackb(load(path, MAX_BYTES))
             version = wire.pop("weft_profile")
             if version != VERSION:
                 raise ProfileError(f"{path} is of version {version} and this Weft reads {VERSION}; run the job again")

@@ -56,7 +56,15 @@ def test_a_reader_is_told_when_training_starts_over(tmp_path: Path) -> None:
     assert [entry.step for entry in reader.read() or ()] == [1]
 
 
-@pytest.mark.parametrize("bad", ["[]\n", "{}\n", "nonsense\n", '{"step": 1}\n', "\n"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *("[]\n", "{}\n", "nonsense\n", '{"step": 1}\n', "\n", "x" * (1 << 20)),
+        '{"step": 1, "epoch": 0, "loss": "low", "lr": 1, "grad_norm": null, "samples": 1, "seconds": null}\n',
+        '{"step": null, "epoch": 0, "loss": 1, "lr": 1, "grad_norm": null, "samples": 1, "seconds": null}\n',
+        '{"step": 1, "epoch": 0, "validation": {"loss": []}}\n',
+    ],
+)
 def test_a_file_of_something_else_is_refused_by_its_line(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(**step(1)) + bad)

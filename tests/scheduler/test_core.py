@@ -317,6 +317,17 @@ def test_a_job_that_can_never_fit_fails_at_once_with_the_remedy(rehearsal: Rehea
 # --- cancel and fault
 
 
+def test_a_job_that_waits_fails_where_it_can_have_no_directory_and_lets_those_behind_it_pass(
+    rehearsal: Rehearsal,
+) -> None:
+    rehearsal.submit("a")
+    rehearsal.submit("wide", stages=2)
+    rehearsal.submit("narrow")
+    fault = {"reason": "run-directory", "message": "runs/wide is a FIFO", "exit_code": 1}
+    commands = rehearsal.tell(JobFaulted(job="wide", attempt=1, **fault))  # type: ignore[arg-type]
+    assert commands == [state("wide", "failed", **fault), *start_of(rehearsal, "narrow", worker="cpu-1")]
+
+
 def test_a_queued_job_that_is_cancelled_is_gone_at_once(rehearsal: Rehearsal) -> None:
     rehearsal.submit("running", stages=2)
     rehearsal.submit("a")

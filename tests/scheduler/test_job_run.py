@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from weft.metrics.recording import Recording, packed_rows
-from weft.scheduler import job_run
+from weft.scheduler import run_directory
 from weft.scheduler.inspection import Inspection, UnitFacts
 from weft.scheduler.job_recording import keep_recording
 from weft.scheduler.job_run import JobRun
@@ -182,7 +182,7 @@ def test_text_that_is_no_unicode_reaches_the_log_all_the_same(run: JobRun) -> No
 
 
 def test_a_log_has_a_bound_and_says_so_once(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_run, "MAX_LOG_BYTES", 100)
+    monkeypatch.setattr(run_directory, "MAX_LOG_BYTES", 100)
     for _ in range(50):
         run.log_output("a print in an inner loop\n")
     text = run.log_path.read_text()

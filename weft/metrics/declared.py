@@ -252,6 +252,20 @@ METRICS: Final = (
         "or full (refused: all are busy).",
     ),
     Metric(
+        name="weft_run_directory_errors_total",
+        kind=MetricKind.COUNTER,
+        unit="errors",
+        labels=("reason",),
+        help="Writes below a run directory that failed: no-space, io, descriptors, foreign (no file of ours), other.",
+    ),
+    Metric(
+        name="weft_run_directory_lost_lines_total",
+        kind=MetricKind.COUNTER,
+        unit="lines",
+        labels=("file",),
+        help="Lines of jobs' logs and step logs that were given up after their writes had failed for too long.",
+    ),
+    Metric(
         name="weft_shared_memory_bytes",
         kind=MetricKind.GAUGE,
         unit="bytes",

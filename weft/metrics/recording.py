@@ -21,11 +21,13 @@ import msgpack
 
 from weft.itinerary import Itinerary
 from weft.metrics.accounting import BUSY_MODES
+from weft.run_file import load, replace
 
 FILE: Final = "recording.msgpack"
 PROFILED_FILE: Final = "profiled.msgpack"  # as it was when the iterations that were to be profiled were over
 VERSION: Final = 1
 RECORDED_BYTES: Final = 8 << 20  # of a running job's rows: 175,000 of them; a daemon runs few jobs at a time
+MAX_BYTES: Final = 256 << 20  # of a file: the rows, and some 100 MB of a graph of 256 stages and 1,024 microbatches
 NUM_BUSY: Final = len(BUSY_MODES)
 BACKWARD: Final = BUSY_MODES.index("backward")
 _FIELDS: Final = 6
@@ -176,9 +178,7 @@ class Recording:
 
     def save(self, path: Path) -> None:
         """Whole or not at all. Errors: OSError."""
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(self.encode())
-        partial.replace(path)
+        replace(path, self.encode())
 
     @classmethod
     def decode(cls, data: bytes, name: str = "the data") -> Recording:
@@ -204,9 +204,10 @@ class Recording:
             raise RecordingError(f"{name} is no recording ({type(error).__name__}: {str(error)[:200]})") from error
 
     @classmethod
-    def load(cls, path: Path) -> Recording:
-        """Errors: RecordingError, and OSError where it cannot be read."""
-        return cls.decode(path.read_bytes(), str(path))
+    def load(cls, path: Path, *, owner: int | None = None) -> Recording:
+        """owner: the uid that the file must be of, None for anybody's. Errors: RecordingError, and OSError where it
+        cannot be read."""
+        return cls.decode(load(path, MAX_BYTES, owner=owner), str(path))
 
 
 class Recorder:

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from weft.run_file import read, size
+
 FILE: Final = "metrics.jsonl"
+MAX_LINE_BYTES: Final = 1 << 20  # a step has some 200, with a metric more or less
+MAX_BYTES: Final = 1 << 30  # of the file: seven million steps
 
 
 class StepLogError(ValueError):
@@ -63,15 +67,20 @@ class StepLogReader:
 
         Errors: OSError, StepLogError.
         """
-        with self._path.open("rb") as file:
-            if file.seek(0, 2) < self._offset:
-                self._offset = self._num_lines = 0
-                return None
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [self._parse(line) for line in whole.splitlines()]
+        if size(self._path) < self._offset:
+            self._offset = self._num_lines = 0
+            return None
+        entries: list[Step | Validation] = []
+        while self._offset < MAX_BYTES:
+            data = read(self._path, MAX_LINE_BYTES, offset=self._offset)
+            whole = data[: data.rfind(b"\n") + 1]
+            if not whole:
+                if len(data) == MAX_LINE_BYTES:
+                    raise StepLogError(f"{self._path}, line {self._num_lines + 1}, is no line of a step log (too long)")
+                break
+            self._offset += len(whole)
+            entries += map(self._parse, whole.splitlines())
+        return entries
 
     def _parse(self, line: bytes) -> Step | Validation:
         self._num_lines += 1
@@ -91,6 +100,19 @@ def read_step_log(path: Path) -> StepLog:
 
 def _entry(line: dict[str, Any]) -> Step | Validation:
     if "validation" in line:
-        return Validation(step=line["step"], epoch=line["epoch"], values=dict(line["validation"]))
+        values = dict(line["validation"])
+        _check_are(int, {"step": line["step"], "epoch": line["epoch"]})
+        _check_are((int, float, type(None)), values)
+        return Validation(step=line["step"], epoch=line["epoch"], values=values)
     names = ("step", "epoch", "loss", "lr", "grad_norm", "samples", "seconds")
-    return Step(**{name: line[name] for name in names})
+    step = {name: line[name] for name in names}
+    _check_are(int, {name: step[name] for name in ("step", "epoch", "samples")})
+    _check_are((int, float, type(None)), step)
+    return Step(**step)
+
+
+def _check_are(kind: type | tuple[type, ...], values: Mapping[str, Any]) -> None:
+    """Errors: TypeError for what no view can reckon with."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is {repr(value)[:40]}")

@@ -207,9 +207,13 @@ class Core:
 
     def _job_faulted(self, event: JobFaulted, now: float) -> list[Command]:
         job = self.jobs.get(event.job)
-        if job is None or job.attempt != event.attempt or job.phase in (Phase.QUEUED, Phase.RELEASING):
+        if job is None or job.attempt != event.attempt or job.phase is Phase.RELEASING:
             return []
-        return self._release(job, Outcome("failed", event.reason, event.message, event.exit_code), now)
+        outcome = Outcome("failed", event.reason, event.message, event.exit_code)
+        if job.phase is Phase.QUEUED:  # nothing of its own has failed yet: it can have no directory
+            job.outcome = outcome
+            return [*self._end(job), *self._start_jobs()]
+        return self._release(job, outcome, now)
 
     def _cancel_requested(self, event: CancelRequested, now: float) -> list[Command]:
         job = self.jobs.get(event.job)

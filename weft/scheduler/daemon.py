@@ -36,6 +36,7 @@ from weft.scheduler.ledger import AsyncLedger, Ledger, LedgerError
 from weft.scheduler.ledger_metrics import publish
 from weft.scheduler.observatory import Observatory
 from weft.scheduler.pool import Pool, PoolError
+from weft.scheduler.run_writer import RunWriter
 from weft.scheduler.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
 from weft.scheduler.service import Service
 from weft.settings import Settings
@@ -122,6 +123,8 @@ class _Daemon:
 
     async def _serve(self, runtime: RuntimeDirectory, ledger: AsyncLedger, stack: contextlib.AsyncExitStack) -> None:
         crew = muster(self._settings)
+        writer = RunWriter()
+        stack.push_async_callback(writer.close)
         pool = Pool(
             self._settings,
             crew,
@@ -139,7 +142,7 @@ class _Daemon:
                 driver.feed(DirectoryLost())
                 background.append(spawn(pool.start_directory(), "restart directory"))
 
-            driver = Driver(crew, ledger, self._exporter, pool, spawn)
+            driver = Driver(crew, ledger, self._exporter, pool, spawn, writer)
             service = Service(self._settings, driver, ledger, self._exporter, pool)
             stack.push_async_callback(pool.stop)
             await pool.start(self._settings.state_dir / "workers.log")

@@ -17,6 +17,7 @@ from typing import Any, assert_never
 from weft.metrics.exporter import Exporter
 from weft.scheduler import replica_commands
 from weft.scheduler.admission import doubt_of_batch
+from weft.scheduler.changed import Changed as Changed  # of `Driver.changed`, for those who wait on it
 from weft.scheduler.core import Core
 from weft.scheduler.crew import Crew
 from weft.scheduler.device_facts import DeviceFacts
@@ -62,38 +63,19 @@ from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.pool import DIRECTORY, Pool
+from weft.scheduler.run_writer import RunWriter
 from weft.spec import JobSpec, SpecError
 from weft.transport.wire import Message
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
-class Changed:
-    """Something to wait on that happens again and again: each `notify` ends every `wait` that has begun.
-
-    num_times: that it has happened, for those who only look now and then.
-    """
-
-    def __init__(self) -> None:
-        self.num_times = 0
-        self._next: asyncio.Future[None] | None = None
-
-    def notify(self) -> None:
-        self.num_times += 1
-        if self._next is not None:
-            self._next.set_result(None)
-            self._next = None
-
-    async def wait(self) -> None:
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._next)
-
-
 class Driver:
     """runs: of jobs that have not ended; others are in the ledger. changed[job] fires on its state, log or progress."""
 
-    def __init__(self, crew: Crew, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn) -> None:
+    def __init__(
+        self, crew: Crew, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn, writer: RunWriter
+    ) -> None:
         self.crew = crew
         self.core = Core(crew.kinds())
         self.runs: dict[str, JobRun] = {}
@@ -105,6 +87,7 @@ class Driver:
         self._metrics = JobMetrics(exporter)
         self._pool = pool
         self._spawn = spawn
+        self.writer = writer
         self._submitted_at: dict[str, float] = {}
         self._started_at: dict[str, float] = {}
         self._progress: dict[str, Message] = {}
@@ -138,18 +121,24 @@ class Driver:
         """
         try:
             spec = JobSpec.parse(row.spec)
-            run = JobRun(row.job, Path(row.run_dir), row.spec)
-        except (OSError, SpecError) as error:
-            changes = could_not_begin(row, error)
-            self._spawn(self._ledger.run(Ledger.record, row.job, **changes), f"end {row.job}")
+        except SpecError as error:
+            self._spawn(self._ledger.run(Ledger.record, row.job, **could_not_begin(error)), f"end {row.job}")
             return
+        run = JobRun(row.job, Path(row.run_dir), row.spec, self.writer)
         self.changed[row.job] = Changed()
         self.runs[row.job] = run
+        self._spawn(self._make_directory(run), f"directory of {row.job}")
         self._submitted_at[row.job] = row.submitted_at
         if attempt > 1:
             self._exporter.add("weft_recoveries_total", cause="daemon-restart")
             run.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
         self.feed(JobSubmitted(job=row.job, spec=spec, priority=row.priority, attempt=attempt))
+
+    async def _make_directory(self, run: JobRun) -> None:
+        error = await self.writer.make_directory(run.directory)
+        job = self.core.jobs.get(run.job)
+        if error is not None and job is not None and not error.is_shortage:
+            self._fail(run.job, job.attempt, "run-directory", error, exit_code=1)
 
     def worker_lost(self, worker: str, exit_code: int | None) -> None:
         self._exporter.set("weft_worker_up", 0, worker=worker)
@@ -231,9 +220,12 @@ class Driver:
                 make_plan, job.spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
             )
         except PlanError as error:
-            self.feed(JobFaulted(job=name, attempt=attempt, reason="invalid-plan", message=str(error), exit_code=2))
+            self._fail(name, attempt, "invalid-plan", error, exit_code=2)
         else:
             self.feed(JobPlanned(job=name, attempt=attempt, plan=plan))
+
+    def _fail(self, job: str, attempt: int, reason: str, error: Exception, *, exit_code: int) -> None:
+        self.feed(JobFaulted(job=job, attempt=attempt, reason=reason, message=str(error), exit_code=exit_code))
 
     # --- out of the core
 
@@ -371,9 +363,10 @@ class Driver:
         """Once a second: brings the live numbers of each running job to the metrics, its files and its followers."""
         self.feed(Ticked())
         self._metrics.tick(self.runs, time.monotonic())
+        self.writer.troubles.publish(self._exporter)
         for name, run in self.runs.items():
+            run.flush()
             if run.plan is not None:
-                run.flush()
                 self._progress[name] = run.take_progress() or self._progress.get(name, {})
                 self._measure_replicas(name)
                 self.changed[name].notify()
@@ -385,6 +378,7 @@ class Driver:
     async def _end(self, name: str, changes: dict[str, Any]) -> None:
         run = self.runs[name]
         run.close()
+        await run.written()
         await conclude(run, changes["result"])
         await self._ledger.run(Ledger.record, name, **changes)
         del self.runs[name], self.states[name]

@@ -33,7 +33,8 @@ async def keep_recording(run: JobRun, file: str = FILE) -> None:
         recording = make_recording(run)
         assert recording is not None
         run.flush()  # whoever reads it finds the losses of its iterations in metrics.jsonl
-        await asyncio.to_thread(recording.save, run.directory / file)
+        await run.written()
+        await asyncio.to_thread(run.files.save, file, recording.encode)
 
 
 def make_recording(run: JobRun) -> Recording | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.metrics.time_report import path_report, time_report
+from weft.run_file import is_regular
 from weft.scheduler.job_recording import keep_recording, lane_name, make_recording
 from weft.scheduler.job_run import MODEL, JobRun
 from weft.scheduler.job_state import JobState
@@ -62,7 +63,7 @@ async def conclude(run: JobRun, details: dict[str, Any]) -> None:
     await add_critical_path(run, details)
 
 
-def result_of(row: JobRow) -> Message:
+async def result_of(row: JobRow) -> Message:
     details = row.result or {}
     return {
         "job": row.job,
@@ -78,24 +79,22 @@ def result_of(row: JobRow) -> Message:
         "limit_seconds": details.get("limit_seconds"),
         "peak_bytes": details.get("peak_bytes", {}),
         "run_dir": row.run_dir,
-        "model": model_of(row),
+        "model": await model_of(row),
         "exit_code": row.exit_code,
         "error": row.error,
     }
 
 
-def could_not_begin(row: JobRow, error: OSError | SpecError) -> JobChanges:
+def could_not_begin(error: SpecError) -> JobChanges:
     """The end of a job without a run."""
-    reason, text = "invalid-spec", str(error)
-    if isinstance(error, OSError):
-        reason = "run-directory"
-        text = f"{row.run_dir}: cannot be made ({error.strerror}); give another --runs-dir"
-    return {"state": JobState.FAILED, "reason": reason, "error": text, "exit_code": 1, "ended_at": time.time()}
+    changes: JobChanges = {"state": JobState.FAILED, "reason": "invalid-spec", "error": str(error)}
+    return changes | {"exit_code": 1, "ended_at": time.time()}
 
 
-def model_of(row: JobRow) -> str | None:
+async def model_of(row: JobRow) -> str | None:
+    """Its path; None where there is none, or something else in its place."""
     path = Path(row.run_dir, MODEL)
-    return str(path) if row.state == "completed" and path.exists() else None
+    return str(path) if row.state == "completed" and await asyncio.to_thread(is_regular, path) else None
 
 
 def time_of(run: JobRun) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""One job's run as the daemon sees it: its directory (log, metrics.jsonl, plan.json) and its live numbers.
+"""One job's run as the daemon sees it: its live numbers, and what of them goes to its directory.
 
 RUNS/digits-1/
   job.log              what happened, and the user's own output, in words
@@ -6,20 +6,19 @@ RUNS/digits-1/
   plan.json            the resolved plan
   spec.json            what was submitted
   model.safetensors    the trained weights, there only when the job is completed
+
+How these files are written is the business of weft/scheduler/run_directory.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from weft.itinerary import Iteration
 from weft.metrics.history import History
@@ -30,14 +29,12 @@ from weft.scheduler.iteration_pace import IterationPace, Pace
 from weft.scheduler.job_books import JobBooks
 from weft.scheduler.plan import Plan
 from weft.scheduler.replica_shares import ReplicaShares
+from weft.scheduler.run_directory import LOG, RunDirectory
+from weft.scheduler.run_writer import WriteAtOnce, Writer
 from weft.scheduler.transfers import Transfers
 from weft.transport.records import FIRST_STALL, MODE_OF_KIND, last_ends, unpack
 
 MODEL = "model.safetensors"
-MAX_LOG_BYTES = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
-
-
-_log = logging.getLogger("weft.job_run")
 
 
 @dataclass(slots=True)
@@ -54,9 +51,9 @@ class _Values:
 
 
 class JobRun:
-    """Errors: OSError from the constructor, where the run directory cannot be made."""
+    """writer: of its files; without one they are written at once, in the caller's thread."""
 
-    def __init__(self, job: str, directory: Path, spec: dict[str, Any]) -> None:
+    def __init__(self, job: str, directory: Path, spec: dict[str, Any], writer: Writer | None = None) -> None:
         self.job = job
         self.directory = directory
         self.spec = spec
@@ -84,27 +81,20 @@ class JobRun:
         self.peak_bytes: dict[str, int] = {}  # by worker: its greatest resident size, known once it is released
         self.device_peak_bytes: dict[str, int] = {}  # of GPU workers: the most that was allocated on the GPU
         self._taken_ns = time.monotonic_ns()
-        self._write_has_failed = False
         self.recording = asyncio.Lock()  # held by who writes the recording
         self._to_profile: set[str] | None = None  # workers that have not told of their profile yet; None: no question
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (directory / "spec.json").write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
-        self._log: IO[bytes] = (directory / "job.log").open("ab")
-        self._metrics: IO[str] | None = (directory / "metrics.jsonl").open("a", encoding="utf-8")  # None once closed
+        self.files = RunDirectory(job, directory, writer or WriteAtOnce())
+        self.closed = False  # nothing more comes
         self._values: dict[int, _Values] = {}
         self._ends: dict[int, int] = {}
         self._last_end: tuple[int, int] | None = None  # iteration and the time at which it ended
         self._validating: dict[str, float] = {}
         self._weighed = 0.0  # of the validation that is on its way
+        self.files.keep("spec.json", json.dumps(spec, indent=2) + "\n")
 
     @property
     def log_path(self) -> Path:
-        return self.directory / "job.log"
-
-    @property
-    def closed(self) -> bool:
-        """Nothing more comes."""
-        return self._metrics is None
+        return self.directory / LOG
 
     @property
     def model_path(self) -> Path:
@@ -113,11 +103,11 @@ class JobRun:
     def log(self, text: str) -> None:
         """Appends lines, each with the time of day."""
         stamp = time.strftime("%H:%M:%S")
-        self._append("".join(f"{stamp} {line}\n" for line in text.rstrip("\n").split("\n")))
+        self.files.log("".join(f"{stamp} {line}\n" for line in text.rstrip("\n").split("\n")))
 
     def log_output(self, text: str) -> None:
         """Appends what the user's code printed, as it is."""
-        self._append(text)
+        self.files.log(text)
 
     def begin(self, plan: Plan, worker_names: tuple[str, ...], attempt: int = 1) -> None:
         """A new attempt: numbers and metrics.jsonl start over, since training does."""
@@ -136,12 +126,8 @@ class JobRun:
         self._last_end = None
         asked = "profile" in self.spec
         self._to_profile = {worker_names[lane.worker] for lane in plan.graph.programs} if asked else None
-        self.flush()
-        with self._keeping_on():
-            text = json.dumps(plan.describe(worker_names), indent=1)
-            (self.directory / "plan.json").write_text(text + "\n", encoding="utf-8")
-        assert self._metrics is not None
-        self._metrics.truncate(0)
+        self.files.start_over()
+        self.files.keep("plan.json", json.dumps(plan.describe(worker_names), indent=1) + "\n")
 
     def note_peak(self, worker: str, peak_bytes: int | None, device_peak_bytes: int | None) -> None:
         """The greatest resident size of a worker that has let go of the job; None where it never prepared it."""
@@ -293,39 +279,19 @@ class JobRun:
         return self._pace.of(self.books.times, self.routes.local, self.routes.since)
 
     def flush(self) -> None:
-        with self._keeping_on():
-            if self._metrics is not None:
-                self._metrics.flush()
+        """Hands the lines that wait to the writer."""
+        self.files.flush()
+
+    async def written(self) -> None:
+        """Returns when what has been logged so far, and flushed, stands in the files."""
+        await self.files.written()
 
     def close(self) -> None:
-        for file in (self._metrics, self._log):
-            with self._keeping_on():
-                if file is not None:
-                    file.close()
-        self._metrics = None
-
-    def _append(self, text: str) -> None:
-        with self._keeping_on():
-            if self._log.tell() < MAX_LOG_BYTES:
-                self._log.write(text.encode("utf-8", "replace"))
-                if self._log.tell() >= MAX_LOG_BYTES:
-                    self._log.write(b"the log is full; nothing more is kept\n")
-                self._log.flush()
+        self.closed = True
+        self.files.close()
 
     def _write(self, **fields: Any) -> None:
-        assert self._metrics is not None
-        with self._keeping_on():
-            self._metrics.write(json.dumps(_finite(fields)) + "\n")
-
-    @contextmanager
-    def _keeping_on(self) -> Iterator[None]:
-        """A full disk costs lines of a log, never the training or the daemon; the daemon's own log says so once."""
-        try:
-            yield
-        except OSError as error:
-            if not self._write_has_failed:
-                self._write_has_failed = True
-                _log.warning("%s: lines of its log or metrics are lost: %s", self.job, error)
+        self.files.step(json.dumps(_finite(fields)) + "\n")
 
 
 def _modes_of_lanes(plan: Plan, worker_names: tuple[str, ...]) -> dict[str, set[str]]:

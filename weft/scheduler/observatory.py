@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -205,17 +206,17 @@ def _timeline_of_reports(frame: Recording, reports: Sequence[tuple[str, bytes]],
 
 def _timeline_of_file(path: Path, job: str, iterations: int) -> bytes:
     try:
-        recording = Recording.load(path)
+        recording = Recording.load(path, owner=os.geteuid())
     except FileNotFoundError:
         return _encoded(_nothing(job))
     except (OSError, RecordingError) as error:
-        return _encoded({**_nothing(job), "error": f"{path} cannot be read: {error}"})
+        return _encoded({**_nothing(job), "error": str(error)})
     return _joined(recording, iterations)
 
 
 def _with_history(told: Json, path: Path) -> bytes:
     try:
-        told["history"] = Recording.load(path).facts.get("history")
+        told["history"] = Recording.load(path, owner=os.geteuid()).facts.get("history")
     except (OSError, RecordingError):
         told["history"] = None  # the job never ran, or its recording is lost
     return _encoded(told)

@@ -14,6 +14,7 @@ from weft import __version__
 from weft.descriptors import are_short
 from weft.metrics.exporter import Exporter
 from weft.metrics.recording import FILE
+from weft.run_file import RunFileError, size
 from weft.scheduler.admission import problem_of_crew, problem_of_spec
 from weft.scheduler.core import Core
 from weft.scheduler.driver import Driver, Spawn
@@ -27,12 +28,12 @@ from weft.scheduler.ledger import AsyncLedger, IdTaken, JobRow, Ledger, LedgerEr
 from weft.scheduler.pool import Pool
 from weft.scheduler.reception import Reception, Stream, Verb
 from weft.scheduler.removal import NotRemoved, claim, remove
+from weft.scheduler.run_directory import read_log
 from weft.settings import Settings
 from weft.spec import JobSpec, SpecError
 from weft.transport.wire import ErrorCode, Message, WireError, field
 
 PROGRESS_SECONDS = 1.0
-LOG_CHUNK_BYTES = 1 << 16  # of a job's log in one event: hundreds of clients may each be sent one
 MAX_JOBS_LISTED = 1000
 MAX_WAIT_SECONDS = 86_400.0  # of one `wait` request; event loops refuse times far above
 MAX_PRIORITY = 1000  # as in a spec, and below
@@ -116,6 +117,7 @@ class Service:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
         await self._refuse_impossible(spec, job)
         try:
+            await self._driver.writer.check_room(self._settings.runs_path)
             submission = await self._ledger.run(
                 _add_and_claim,
                 spec.to_wire(),
@@ -128,6 +130,8 @@ class Service:
             raise WireError(ErrorCode.BAD_FIELD, str(error)) from None
         except IdTaken as error:
             raise WireError(ErrorCode.ID_TAKEN, str(error)) from None
+        except RunFileError as error:
+            raise WireError(ErrorCode.NO_ROOM, f"{error}; the job was not taken: make room and submit again") from None
         if submission.is_new:
             self._driver.adopt(submission.row, attempt=1)
         return {"job": submission.row.job, "created": submission.is_new}
@@ -176,7 +180,7 @@ class Service:
             "exit_code": row.exit_code,
             "spec": row.spec,
             "run_dir": row.run_dir,
-            "model": model_of(row),
+            "model": await model_of(row),
             "error": row.error,
         }
 
@@ -189,9 +193,15 @@ class Service:
             try:
                 await keep_recording(run)
             except OSError as error:
-                raise WireError(ErrorCode.NOTHING_RECORDED, f"{path} cannot be written: {error.strerror}") from None
-        elif not await asyncio.to_thread(path.exists):
-            raise WireError(ErrorCode.NOTHING_RECORDED, f"{row.job} has run no iteration; there is nothing to look at")
+                raise WireError(ErrorCode.NOTHING_RECORDED, str(error)) from None
+            return {"path": str(path)}
+        try:
+            await asyncio.to_thread(size, path, owner=os.geteuid())
+        except FileNotFoundError:
+            nothing = f"{row.job} has run no iteration; there is nothing to look at"
+            raise WireError(ErrorCode.NOTHING_RECORDED, nothing) from None
+        except OSError as error:
+            raise WireError(ErrorCode.NOTHING_RECORDED, str(error)) from None
         return {"path": str(path)}
 
     async def _wait(self, request: Message, stream: Stream) -> Message:
@@ -204,7 +214,7 @@ class Service:
                 await self._until_ended(row.job, stream)
         except TimeoutError:
             raise WireError(ErrorCode.TIMED_OUT, f"{row.job} has not ended within {timeout} s") from None
-        return {"result": result_of(await self._row(request))}
+        return {"result": await result_of(await self._row(request))}
 
     async def _until_ended(self, job: str, stream: Stream) -> None:
         while (changed := self._driver.changed.get(job)) is not None:
@@ -216,16 +226,21 @@ class Service:
         live = field(request, "live", bool, True)
         with_progress = field(request, "progress", bool, False)
         sent_at = 0.0
+        log = _FollowedLog(Path(row.run_dir), offset)
         while True:
             changed = self._driver.changed.get(row.job)
-            offset = await _send_log(Path(row.run_dir, "job.log"), offset, stream)
+            seen = changed.num_times if changed else 0
+            if (run := self._driver.runs.get(row.job)) is not None:
+                await run.written()
+            await log.send_new(stream)
             if changed is None or not live:
-                return {"result": result_of(await self._row(request))}
+                return {"result": await result_of(await self._row(request))}
             if with_progress and time.monotonic() - sent_at >= PROGRESS_SECONDS:
                 sent_at = time.monotonic()
                 if (progress := self._driver.progress(row.job)) is not None:
                     await stream.send({"progress": progress})
-            await stream.wait_for(changed)
+            if changed.num_times == seen:  # nothing has come while this was sent
+                await stream.wait_for(changed)
 
     async def _cancel(self, request: Message, stream: Stream) -> Message:
         row = await self._row(request)
@@ -303,20 +318,23 @@ def _add_and_claim(ledger: Ledger, *args: Any, **kwargs: Any) -> Submission:
     return submission
 
 
-async def _send_log(path: Path, offset: int, stream: Stream) -> int:
-    """Sends the log from a byte offset to its end, in chunks of whole lines where it can. Returns the new offset."""
-    if not 0 <= offset <= MAX_OFFSET:
-        raise WireError(ErrorCode.BAD_FIELD, f"offset is {offset}; it counts the bytes of the log from 0")
-    while True:
+class _FollowedLog:
+    """A job's log from a byte offset on, as a follower has it."""
+
+    def __init__(self, directory: Path, offset: int) -> None:
+        if not 0 <= offset <= MAX_OFFSET:
+            raise WireError(ErrorCode.BAD_FIELD, f"offset is {offset}; it counts the bytes of the log from 0")
+        self._directory = directory
+        self._offset = offset
+        self._noticed = ""
+
+    async def send_new(self, stream: Stream) -> None:
+        """To its end. Where it cannot be read the follower is told so once, and still gets what comes after it."""
         try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read(LOG_CHUNK_BYTES)
-        except FileNotFoundError:
-            return offset
-        if not data:
-            return offset
-        if len(data) == LOG_CHUNK_BYTES and b"\n" in data:
-            data = data[: data.rindex(b"\n") + 1]
-        offset += len(data)
-        await stream.send({"log": data.decode("utf-8", "replace"), "offset": offset})
+            while data := await asyncio.to_thread(read_log, self._directory, self._offset):
+                self._offset += len(data)
+                await stream.send({"log": data.decode("utf-8", "replace"), "offset": self._offset})
+        except RunFileError as error:
+            if self._noticed != str(error):
+                self._noticed = str(error)
+                await stream.send({"notice": self._noticed})

@@ -61,6 +61,7 @@ class ErrorCode(enum.StrEnum):
     NOT_REMOVED = "not-removed"
     INTERNAL_ERROR = "internal-error"
     LEDGER_UNAVAILABLE = "ledger-unavailable"
+    NO_ROOM = "no-room"
 
 
 class WireError(Exception):

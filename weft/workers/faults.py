@@ -10,11 +10,11 @@ import torch
 
 import weft
 from weft.error_places import places_of
+from weft.run_file import RunFileError
 from weft.spec import SpecError
 from weft.transport.directory import SharedMemoryFull
 from weft.workers.errors import NonFiniteLoss
 from weft.workers.origin import is_ours
-from weft.workers.saving import ResultNotSaved
 from weft.workload import WorkloadError
 
 MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybody reads
@@ -52,7 +52,7 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("invalid-workload", encodable(_with_places(error)), 2)
         case SharedMemoryFull():
             return Fault("shared-memory", encodable(str(error)), 1)
-        case ResultNotSaved():
+        case RunFileError():
             return Fault("run-directory", encodable(str(error)), CANNOT_WRITE)
         case SystemExit():
             message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"

@@ -30,6 +30,7 @@ import psutil
 import torch
 from torch import nn
 
+from weft.run_file import make_directory
 from weft.spec import JobSpec
 from weft.transport.directory import Directory, SharedMemoryGone
 from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
@@ -303,6 +304,8 @@ def _enter_job(message: Message) -> JobSpec:
     spec = JobSpec.parse(message["spec"])
     os.environ["WEFT_JOB_ID"] = message["job"]
     os.environ["WEFT_RUN_DIR"] = message["run_dir"]
+    with contextlib.suppress(OSError):  # the daemon makes it, too, and says what is wrong with it
+        make_directory(Path(message["run_dir"]))
     with contextlib.suppress(OSError):  # load_workload says what is wrong with it
         os.chdir(spec.directory)
     return spec

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from weft.run_file import replace_by
 from weft.transport.directory import Directory
 
 
-class ResultNotSaved(Exception):
-    """The file cannot be written. The text names it, with the reason and the remedy."""
-
-
 def save_state(directory: Directory, arenas: Iterable[str], path: Path) -> None:
-    """The tensors of every arena, whole or not at all. Errors: ResultNotSaved, and the directory's."""
+    """The tensors of every arena, whole or not at all. Errors: RunFileError, and the directory's."""
     state = {
         name: tensor.clone(memory_format=torch.contiguous_format)
         for arena in arenas
         for name, tensor in directory.find(arena).items().items()
     }
-    partial = path.with_name(f".{path.name}.partial")
+    replace_by(path, partial(_write, state))
+
+
+def _write(state: dict[str, torch.Tensor], path: Path) -> None:
+    """Errors: OSError."""
     try:
-        _write(state, partial, path)
-    except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        num_bytes = sum(tensor.nbytes for tensor in state.values())
-        raise ResultNotSaved(
-            f"{path}: the trained weights ({num_bytes / 2**20:.1f} MiB) cannot be written: {_told(error)}; make room, "
-            "or give another runs_dir, and submit the job again"
+        save_file(state, path)
+    except SafetensorError as error:  # what the system said is in its text alone
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(
+            int(number[1]) if number else None, os.strerror(int(number[1])) if number else str(error)
         ) from error
-
-
-def _write(state: dict[str, torch.Tensor], partial: Path, path: Path) -> None:
-    save_file(state, partial)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.rename(path)
-
-
-def _told(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
