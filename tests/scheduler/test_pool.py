@@ -58,7 +58,7 @@ async def test_a_process_that_has_ended_is_heard_to_the_end_though_another_has_i
     said: list[Message] = []
     closed = asyncio.Event()
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_connection(lambda: Link(ours, said.append, closed.set), sock=ours)
+    _, link = await loop.create_connection(lambda: Link(ours, said.append, closed.set, pytest.fail), sock=ours)
     with theirs, theirs.dup():  # the other's copy is never closed
         messages = [{"type": "output", "text": "x" * 1000, "number": number} for number in range(100)]
         theirs.sendall(b"".join(map(encode, messages)))
@@ -75,7 +75,7 @@ async def test_a_process_that_reads_nothing_is_let_go_with_what_was_to_be_writte
     ours, theirs = socket.socketpair()
     closed = asyncio.Event()
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_connection(lambda: Link(ours, lambda message: None, closed.set), sock=ours)
+    _, link = await loop.create_connection(lambda: Link(ours, lambda message: None, closed.set, pytest.fail), sock=ours)
     with theirs:
         for _ in range(100):
             link.send({"type": "dispatch", "work": "x" * 100_000})

@@ -12,9 +12,9 @@ Two conversations use it. Clients speak requests and replies over the daemon's s
     daemon  {"id": 1, "ok": {...}}  or  {"id": 1, "error": {"code": "no-such-job", "message": "..."}}
     daemon  {"id": 1, "event": {...}} any number of times before the `ok`, for verbs that stream
 
-Workers speak one-way messages over a socket pair that they inherit: {"type": "dispatch", ...}. Both sides are ours, so
-a bad frame there is a bug and ends the worker; a bad frame from a client is the client's fault and ends its connection
-with one of `ErrorCode`.
+Workers speak one-way messages over a socket pair that they inherit: {"type": "dispatch", ...}. Both sides are ours, but
+the job's code runs in the worker's process and may write to its socket: a bad frame from there ends the worker and its
+job. A bad frame from a client is the client's fault and ends its connection with one of `ErrorCode`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ MAX_CONTAINER_ITEMS = 1 << 20
 MAX_CLIENT_ITEMS = 1 << 16  # values in a client's frame: each is looked at, and may be told of in an error
 MAX_ERROR_CHARS = 1 << 16  # of an error's message, which may quote what was sent
 MAX_CLIENT_DEPTH = 64  # what a request holds is passed on as JSON and msgpack, whose own limits lie far above
+LINK_GONE_EXIT = 76  # as EX_PROTOCOL in sysexits.h: of a worker that finds something else where its socket was
 _PREFIX_BYTES = 4
 
 Message = dict[str, Any]
