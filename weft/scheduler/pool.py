@@ -23,7 +23,7 @@ from typing import IO, Any, cast
 from weft.scheduler.back_off import back_off
 from weft.scheduler.crew import Crew
 from weft.settings import Settings
-from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, WireError, encode
+from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 
 # A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
 SPIN_SECONDS = 4e-3
@@ -91,16 +91,14 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
-        try:
-            messages = self._reader.feed(data)
-        except WireError as error:
-            self.deafen()
-            self._on_broken(error.message)
-            return
+        messages, error = self._reader.take(data)
         self._has_told = self._has_told or bool(messages)
         for message in messages:
             if not self._is_deaf:
                 self._on_message(message)
+        if error is not None and not self._is_deaf:
+            self.deafen()
+            self._on_broken(error.message)
 
     def deafen(self) -> None:
         """What the child still says is not heard: it is being killed."""

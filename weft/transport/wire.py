@@ -103,24 +103,38 @@ class FrameReader:
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
-        self._buffer += data
-        messages = []
-        start = 0
-        while len(self._buffer) - start >= _PREFIX_BYTES:
-            length = int.from_bytes(self._buffer[start : start + _PREFIX_BYTES], "big")
-            if length == 0:
-                raise WireError(ErrorCode.EMPTY_FRAME, "a frame of length 0; a frame holds one msgpack map")
-            if length > self._max_frame_bytes:
-                raise WireError(
-                    ErrorCode.FRAME_TOO_LARGE, f"a frame of {length} bytes; at most {self._max_frame_bytes} are taken"
-                )
-            end = start + _PREFIX_BYTES + length
-            if len(self._buffer) < end:
-                break
-            messages.append(self._decode(bytes(self._buffer[start + _PREFIX_BYTES : end])))
-            start = end
-        del self._buffer[:start]
+        messages, error = self.take(data)
+        if error is not None:
+            raise error
         return messages
+
+    def take(self, data: bytes) -> tuple[list[Message], WireError | None]:
+        """As `feed`, with the messages before the first bad frame."""
+        self._buffer += data
+        messages: list[Message] = []
+        start = 0
+        try:
+            while (body := self._body_at(start)) is not None:
+                messages.append(self._decode(body))
+                start += _PREFIX_BYTES + len(body)
+        except WireError as error:
+            return messages, error
+        del self._buffer[:start]
+        return messages, None
+
+    def _body_at(self, start: int) -> bytes | None:
+        """Of the frame that begins there; None while it has not come whole."""
+        if len(self._buffer) - start < _PREFIX_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[start : start + _PREFIX_BYTES], "big")
+        if length == 0:
+            raise WireError(ErrorCode.EMPTY_FRAME, "a frame of length 0; a frame holds one msgpack map")
+        if length > self._max_frame_bytes:
+            raise WireError(
+                ErrorCode.FRAME_TOO_LARGE, f"a frame of {length} bytes; at most {self._max_frame_bytes} are taken"
+            )
+        end = start + _PREFIX_BYTES + length
+        return bytes(self._buffer[start + _PREFIX_BYTES : end]) if len(self._buffer) >= end else None
 
     def _decode(self, body: bytes) -> Message:
         most_items = MAX_CLIENT_ITEMS if self._strict else MAX_CONTAINER_ITEMS
