@@ -286,6 +286,7 @@ class Core:
         job = self.jobs[worker.job] if worker.job is not None else None
         if job is None or job.phase is Phase.RELEASING:
             return commands
+        worker.failures = 0  # the job's doing: those behind it need not wait longer for the next start
         return commands + self._release(job, outcomes.of_garbled_worker(event), now)
 
     def _worker_released(self, event: WorkerReleased) -> list[Command]:
