@@ -107,7 +107,7 @@ class Link(asyncio.Protocol):
     def is_stuck(self) -> bool:
         """Since the last look no frame has ended, and one has begun. One that never ends would swallow all others."""
         has_told, self._has_told = self._has_told, False
-        return self._reader.holds_part and not has_told
+        return self._reader.holds_part and not has_told and not self._is_deaf
 
     def abort(self) -> None:
         if self._transport is not None:
