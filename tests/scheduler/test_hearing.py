@@ -277,7 +277,8 @@ async def say(home: Path, kind: str, num_tried: int) -> None:
                 if job:
                     await stage.end(job)
                 job = await stage.submit_for(kind)
-            worker = stage.driver.core.jobs[job].workers[0]
+            holders = [each.name for each in stage.driver.core.workers.values() if each.job == job]
+            worker = holders[0]
             stage.driver.hearing.said(worker, mutated | {"job": job} if mutated.get("job") == JOB else mutated)
         await stage.end(job)
         assert stage.phase(other) is Phase.RUNNING
