@@ -36,7 +36,7 @@ from weft.scheduler.inspection import Inspection, TensorFacts, UnitFacts
 from weft.scheduler.ledger import AsyncLedger, Ledger
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import make_plan
-from weft.scheduler.pool import SPIN_SECONDS, Child, Link, Pool
+from weft.scheduler.pool import SPIN_SECONDS, Child, Pool
 from weft.scheduler.run_writer import RunWriter
 from weft.settings import Settings
 from weft.spec import JobSection, JobSpec, Strategy
@@ -116,7 +116,9 @@ class PeerPool(Pool):
             settings,
             muster(settings),
             {},
-            lambda worker, message: driver().worker_said(worker, message),
+            lambda worker, message: driver().hearing.said(worker, message),
+            lambda worker, problem: None,
+            lambda worker, what, at: None,
             lambda worker, code: None,
             lambda: None,
             lambda: None,
@@ -127,7 +129,7 @@ class PeerPool(Pool):
         child = self._children[worker] = Child(worker, "worker")
         connection = self._sockets[worker]
         _, child.link = await asyncio.get_running_loop().create_connection(
-            lambda: Link(connection, lambda message: self._child_said(child, message), lambda: None),
+            lambda: self._link(child, connection),
             sock=connection,
         )
 
@@ -301,7 +303,7 @@ def _round_trip_results(
         "two processes on a core each: a worker's stand-in sends a report frame of one task "
         f"({sent} bytes, built beforehand, with its stamped rows) and blocks until the whole dispatch frame "
         f"({received} bytes) is there. On the daemon's side everything of the real path: uvloop, Link and its frame "
-        "reader, Driver.worker_said, Core with window 1, Pool.send, JobRun.add_report with the accounting; every ninth "
+        "reader, Hearing.said, Core with window 1, Pool.send, JobRun.add_report with the accounting; every ninth "
         "trip ends an iteration, with its line in metrics.jsonl and its metrics. Not included: the worker's own thread "
         "hand-over, building its report and decoding the dispatch. Against a process that blocks in recv and answers "
         "with a frame of the same size"

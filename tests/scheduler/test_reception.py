@@ -21,7 +21,8 @@ import uvloop
 
 from weft.metrics.exporter import Exporter
 from weft.scheduler.driver import Changed
-from weft.scheduler.reception import MAX_TRACEBACKS, Bounds, Reception, Stream
+from weft.scheduler.guard import MAX_TRACEBACKS
+from weft.scheduler.reception import Bounds, Reception, Stream
 from weft.transport.wire import (
     MAX_CLIENT_FRAME_BYTES,
     MAX_ERROR_CHARS,

@@ -49,6 +49,7 @@ from weft.scheduler.events import (
     StartWorker,
     TasksFinished,
     Ticked,
+    WorkerGarbled,
     WorkerJoined,
     WorkerLost,
     WorkerPrepared,
@@ -90,6 +91,8 @@ class Core:
                 return self._worker_joined(event)
             case WorkerLost():
                 return self._worker_lost(event, now)
+            case WorkerGarbled():
+                return self._worker_garbled(event, now)
             case JobPlanned():
                 return self._job_planned(event)
             case WorkerPrepared():
@@ -273,6 +276,19 @@ class Core:
         job.losses += 1
         return commands + self._release(job, outcomes.of_lost_worker(event, job), now)
 
+    def _worker_garbled(self, event: WorkerGarbled, now: float) -> list[Command]:
+        """The job holds the worker until that is lost, which is soon."""
+        worker = self.workers[event.worker]
+        worker.up = False
+        commands: list[Command] = [
+            KillWorker(worker=worker.name, cause=f"it sent what no worker sends: {event.message}")
+        ]
+        job = self.jobs[worker.job] if worker.job is not None else None
+        if job is None or job.phase is Phase.RELEASING:
+            return commands
+        worker.failures = 0  # the job's doing: those behind it need not wait longer for the next start
+        return commands + self._release(job, outcomes.of_garbled_worker(event), now)
+
     def _worker_released(self, event: WorkerReleased) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.RELEASING)
         worker = self.workers[event.worker]
@@ -293,15 +309,7 @@ class Core:
         job.waiting_for = set(job.workers)
         commands: list[Command] = []
         if outcome.state == "":
-            commands.append(
-                RecordState(
-                    job=job.name,
-                    state="recovering",
-                    attempt=job.attempt,
-                    reason=outcome.reason,
-                    message=outcome.message,
-                )
-            )
+            commands.append(outcomes.record_of(outcome, job))
         if not job.waiting_for:
             return commands + self._released(job)
         return commands + [Release(worker=worker, job=job.name, attempt=job.attempt) for worker in job.workers]
@@ -329,19 +337,9 @@ class Core:
 
     def _end(self, job: Job) -> list[Command]:
         self._move(job, Phase.ENDED, "")
-        outcome = job.outcome
-        assert outcome is not None
+        assert job.outcome is not None
         del self.jobs[job.name]
-        return [
-            RecordState(
-                job=job.name,
-                state=outcome.state,
-                attempt=job.attempt,
-                reason=outcome.reason,
-                message=outcome.message,
-                exit_code=outcome.exit_code,
-            )
-        ]
+        return [outcomes.record_of(job.outcome, job)]
 
     # --- time and shutdown
 

@@ -129,8 +129,10 @@ class _Daemon:
             self._settings,
             crew,
             notify.child_environment(self._environment),
-            lambda worker, message: driver.worker_said(worker, message),
-            lambda worker, code: driver.worker_lost(worker, code),
+            lambda worker, message: driver.hearing.said(worker, message),
+            lambda worker, problem: driver.hearing.garbled(worker, problem),
+            lambda worker, what, at: driver.hearing.stopped(worker, what, at),
+            lambda worker, code: driver.hearing.lost(worker, code),
             lambda: restart_directory(),
             self._server_lost,
         )
@@ -140,7 +142,14 @@ class _Daemon:
 
             def restart_directory() -> None:
                 driver.feed(DirectoryLost())
-                background.append(spawn(pool.start_directory(), "restart directory"))
+                background.append(spawn(start_directory(), "restart directory"))
+
+            def restart_soon(bug: Exception) -> None:
+                asyncio.get_running_loop().call_later(TICK_SECONDS, restart_directory)
+
+            async def start_directory() -> None:
+                with driver.guard.around("the start of the directory", restart_soon):
+                    await pool.start_directory()
 
             driver = Driver(crew, ledger, self._exporter, pool, spawn, writer)
             service = Service(self._settings, driver, ledger, self._exporter, pool)
@@ -186,14 +195,16 @@ class _Daemon:
 
     async def _adopt_unfinished(self, driver: Driver, ledger: AsyncLedger) -> None:
         for row in await ledger.run(Ledger.unfinished):
-            driver.adopt(row, attempt=row.attempt + 1)
+            with driver.guard.around(f"the return of {row.job}"):  # it stays as it is in the ledger
+                driver.adopt(row, attempt=row.attempt + 1)
 
     async def _tick(self, driver: Driver, ledger: AsyncLedger) -> None:
         watchdog = notify.watchdog_seconds(self._environment, os.getpid())
         interval = min(TICK_SECONDS, watchdog) if watchdog else TICK_SECONDS
         while True:
             driver.tick()
-            publish(await ledger.run(Ledger.look), ledger.health, self._exporter)
+            with driver.guard.around("the look at the ledger"):
+                publish(await ledger.run(Ledger.look), ledger.health, self._exporter)
             if watchdog:
                 notify.notify_watchdog(self._environment)
             await asyncio.sleep(interval)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -20,10 +21,8 @@ from weft.scheduler.admission import doubt_of_batch
 from weft.scheduler.changed import Changed as Changed  # of `Driver.changed`, for those who wait on it
 from weft.scheduler.core import Core
 from weft.scheduler.crew import Crew
-from weft.scheduler.device_facts import DeviceFacts
 from weft.scheduler.events import (
     Command,
-    DirectoryMissed,
     Dispatch,
     DropArenas,
     Event,
@@ -38,20 +37,16 @@ from weft.scheduler.events import (
     RecordState,
     RecordVerdict,
     Release,
-    ResultSaved,
     SaveResult,
     SetRoutes,
     SetShares,
     SetTimer,
     StartWorker,
-    TasksFinished,
     Ticked,
-    WorkerJoined,
-    WorkerLost,
-    WorkerPrepared,
-    WorkerReleased,
 )
 from weft.scheduler.free_memory import free_memory
+from weft.scheduler.guard import Guard
+from weft.scheduler.hearing import Hearing
 from weft.scheduler.inspection import Inspection
 from weft.scheduler.job import Phase
 from weft.scheduler.job_metrics import JobMetrics
@@ -60,6 +55,7 @@ from weft.scheduler.job_result import conclude, could_not_begin, details_of
 from weft.scheduler.job_run import JobRun
 from weft.scheduler.job_state import JobState
 from weft.scheduler.ledger import AsyncLedger, JobRow, Ledger
+from weft.scheduler.outcomes import EXIT_SOFTWARE
 from weft.scheduler.plan import Plan
 from weft.scheduler.planner import PlanError, make_plan
 from weft.scheduler.pool import DIRECTORY, Pool
@@ -68,6 +64,8 @@ from weft.spec import JobSpec, SpecError
 from weft.transport.wire import Message
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+
+MAX_BUG_CHARS = 500  # of an exception's text, in the reason that a job's owner reads
 
 
 class Driver:
@@ -92,18 +90,34 @@ class Driver:
         self._started_at: dict[str, float] = {}
         self._progress: dict[str, Message] = {}
         self._starting: set[asyncio.Task[None]] = set()
-        self._device_facts = DeviceFacts()
+        self.guard = Guard()
+        self._failing: set[str] = set()  # jobs that are being failed for a bug of ours
+        self.hearing = Hearing(
+            self.core,
+            self.runs,
+            self.changed,
+            exporter,
+            self.guard,
+            feed=self.feed,
+            perform=self._perform_guarded,
+            plan=lambda message: self._begin_task("plan", message["job"], self._plan(message)),
+            fail=self._fail_for_bug,
+        )
 
     # --- into the core
 
     def feed(self, event: Event) -> None:
-        """Tells the core what happened and does what it says."""
-        for command in self.core.handle(event, time.monotonic()):
-            self._perform(command)
+        """Tells the core what happened and does what it says. Never raises: a bug of ours costs the job it is about."""
+        commands: list[Command] = []
+        job = self._job_of(event)
+        with self.guard.around(f"what the core does about {type(event).__name__}", partial(self._fail_for_bug, job)):
+            commands = self.core.handle(event, time.monotonic())
+        for command in commands:
+            self._perform_guarded(command)
 
     def start(self) -> None:
         for command in self.core.start():
-            self._perform(command)
+            self._perform_guarded(command)
 
     def close(self) -> None:
         """Workers that are about to start no longer do."""
@@ -122,12 +136,12 @@ class Driver:
         try:
             spec = JobSpec.parse(row.spec)
         except SpecError as error:
-            self._spawn(self._ledger.run(Ledger.record, row.job, **could_not_begin(error)), f"end {row.job}")
+            self._begin_task("end", row.job, self._ledger.run(Ledger.record, row.job, **could_not_begin(error)))
             return
         run = JobRun(row.job, Path(row.run_dir), row.spec, self.writer)
         self.changed[row.job] = Changed()
         self.runs[row.job] = run
-        self._spawn(self._make_directory(run), f"directory of {row.job}")
+        self._begin_task("directory", row.job, self._make_directory(run))
         self._submitted_at[row.job] = row.submitted_at
         if attempt > 1:
             self._exporter.add("weft_recoveries_total", cause="daemon-restart")
@@ -140,79 +154,13 @@ class Driver:
         if error is not None and job is not None and not error.is_shortage:
             self._fail(run.job, job.attempt, "run-directory", error, exit_code=1)
 
-    def worker_lost(self, worker: str, exit_code: int | None) -> None:
-        self._exporter.set("weft_worker_up", 0, worker=worker)
-        self._exporter.add("weft_worker_restarts_total", reason=_reason_of_exit(exit_code))
-        self.feed(WorkerLost(worker=worker, exit_code=exit_code))
-
-    def worker_said(self, worker: str, message: Message) -> None:
-        arrived = time.monotonic()
-        match message["type"]:
-            case "report":
-                self._report(worker, message, arrived)
-            case "joined":
-                self._exporter.set("weft_worker_up", 1, worker=worker)
-                self._device_facts.add(worker, message)
-                self.feed(WorkerJoined(worker=worker, kind=self.core.workers[worker].kind))
-            case "stopped" | "continued" as what:
-                self._exporter.set("weft_worker_up", what == "continued", worker=worker)
-                if (run := self.runs.get(self.core.workers[worker].job or "")) is not None:
-                    (run.books.stops.stop if what == "stopped" else run.books.stops.resume)(worker, message["at"])
-            case "inspected":
-                self._spawn(self._plan(message), f"plan {message['job']}")
-            case "prepared":
-                self.feed(WorkerPrepared(job=message["job"], attempt=message["attempt"], worker=worker))
-            case "saved":
-                self.feed(ResultSaved(job=message["job"], attempt=message["attempt"]))
-            case "released":
-                if message["job"] in self.runs:
-                    self.runs[message["job"]].note_peak(worker, message["peak_bytes"], message["device_peak_bytes"])
-                self.feed(
-                    WorkerReleased(
-                        worker=worker, job=message["job"], attempt=message["attempt"], clean=message["clean"]
-                    )
-                )
-            case "fault":
-                fields = {key: message[key] for key in ("job", "attempt", "reason", "message", "exit_code")}
-                if (run := self.runs.get(message["job"])) is not None:
-                    run.note_exception(message["exception"])
-                self.feed(JobFaulted(**fields))
-            case "directory-missed":
-                self.feed(DirectoryMissed(job=message["job"], attempt=message["attempt"], message=message["message"]))
-            case "output":
-                if message["job"] in self.runs:
-                    self.runs[message["job"]].log_output(message["text"])
-                    self.changed[message["job"]].notify()
-            case "profiled":
-                if message["job"] in self.runs:
-                    self.runs[message["job"]].note_profile(worker, message["attempt"], message["text"])
-                    self.changed[message["job"]].notify()
-            case other:
-                raise AssertionError(f"worker {worker} sent {other!r}")
-
-    def _report(self, worker: str, message: Message, arrived: float) -> None:
-        name, attempt, lane = message["job"], message["attempt"], message["lane"]
-        job, run = self.core.jobs.get(name), self.runs.get(name)
-        if job is None or run is None or job.attempt != attempt:
-            return  # late: the attempt has ended
-        commands = self.core.handle(TasksFinished(name, attempt, worker, lane, message["count"]), arrived)
-        dispatches = [command for command in commands if isinstance(command, (Grant, Dispatch))]
-        for dispatch in dispatches:  # before the books are kept: a lane may wait for it
-            self._perform(dispatch)
-        if dispatches:
-            self._exporter.observe("weft_dispatch_latency_seconds", time.monotonic() - arrived)
-        run.add_report(worker, lane, message["records"], message["values"])
-        for command in commands:
-            if not isinstance(command, (Grant, Dispatch)):
-                self._perform(command)
-
     async def _plan(self, message: Message) -> None:
         name, attempt = message["job"], message["attempt"]
         job = self.core.jobs.get(name)
         if job is None or job.attempt != attempt:
             return
         try:
-            told = message["inspection"] | self._device_facts.of(job.workers)
+            told = message["inspection"] | self.hearing.device_facts.of(job.workers)
             told["peer_access"] = self.crew.has_peer_access(job.workers)
             inspection, self.runs[name].inspection = Inspection.from_wire(told), told
             free = free_memory()
@@ -224,8 +172,40 @@ class Driver:
         else:
             self.feed(JobPlanned(job=name, attempt=attempt, plan=plan))
 
-    def _fail(self, job: str, attempt: int, reason: str, error: Exception, *, exit_code: int) -> None:
+    def _fail(self, job: str, attempt: int, reason: str, error: Exception | str, *, exit_code: int) -> None:
         self.feed(JobFaulted(job=job, attempt=attempt, reason=reason, message=str(error), exit_code=exit_code))
+
+    # --- the boundary: what goes wrong about one job is that job's end, and nobody else's
+
+    def _begin_task(self, what: str, job: str, work: Coroutine[Any, Any, None]) -> None:
+        """A task about one job."""
+
+        async def guarded() -> None:
+            with self.guard.around(f"{what} of {job}", partial(self._fail_for_bug, job)):
+                await work
+
+        self._spawn(guarded(), f"{what} {job}")
+
+    def _perform_guarded(self, command: Command) -> None:
+        with self.guard.around(f"{type(command).__name__}", partial(self._fail_for_bug, self._job_of(command))):
+            self._perform(command)
+
+    def _fail_for_bug(self, name: str | None, bug: Exception) -> None:
+        """Nothing where the job has ended, or where failing it is what went wrong."""
+        job = self.core.jobs.get(name or "")
+        if job is None or job.name in self._failing:
+            return
+        self._failing.add(job.name)
+        told = f"{type(bug).__name__}: {bug}"[:MAX_BUG_CHARS]
+        message = f"a fault of Weft's own ({told}), not of the job's code; please report it, with the daemon's log"
+        self._fail(job.name, job.attempt, "internal", message, exit_code=EXIT_SOFTWARE)
+        self._failing.discard(job.name)
+
+    def _job_of(self, what: Event | Command) -> str | None:
+        """That it is about, or that the worker holds which it is about."""
+        job: str | None = getattr(what, "job", None)
+        worker = self.core.workers.get(getattr(what, "worker", ""))
+        return worker.job if job is None and worker is not None else job
 
     # --- out of the core
 
@@ -314,13 +294,14 @@ class Driver:
 
     async def _start_worker(self, command: StartWorker) -> None:
         await asyncio.sleep(command.delay_seconds)
-        await self._pool.start_worker(command.worker)
+        with self.guard.around(f"the start of {command.worker}", lambda bug: self.hearing.lost(command.worker, None)):
+            await self._pool.start_worker(command.worker)
 
     def _record_iteration(self, command: RecordIteration) -> None:
         run = self.runs[command.job]
         self._metrics.iteration(run, run.finish_iteration(command.iteration))
         if run.take_profiled():
-            self._spawn(keep_profiled(run), f"profile of {run.job}")
+            self._begin_task("profile", run.job, keep_profiled(run))
         if run.plan is not None and run.plan.share == "stealing":
             self._measure_replicas(command.job)
 
@@ -340,11 +321,9 @@ class Driver:
         if state is JobState.RECOVERING:
             self._exporter.add("weft_recoveries_total", cause=command.reason or "other")
         if not state.is_terminal:
-            self._spawn(self._ledger.run(Ledger.record, name, **changes), f"record {name}")
+            self._begin_task("record", name, self._ledger.run(Ledger.record, name, **changes))
             self.changed[name].notify()
             return
-        run.books.overlap.flush()
-        self._metrics.end(run, time.monotonic())
         self._exporter.add("weft_jobs_ended_total", state=state, reason=command.reason or "")
         changes |= {
             "reason": command.reason,
@@ -353,34 +332,44 @@ class Driver:
             "ended_at": now,
             "step": run.step,
             "loss": run.loss,
-            "result": details_of(run, now - self._started_at[name] if name in self._started_at else 0.0),
         }
-        self._spawn(self._end(name, changes), f"end {name}")
+        self._begin_task("end", name, self._end(name, changes))
 
     # --- what is looked at now and then
 
     def tick(self) -> None:
         """Once a second: brings the live numbers of each running job to the metrics, its files and its followers."""
         self.feed(Ticked())
-        self._metrics.tick(self.runs, time.monotonic())
-        self.writer.troubles.publish(self._exporter)
+        with self.guard.around("the tick"):
+            self._pool.look()
+            self._metrics.tick(self.runs, time.monotonic())
+            self.writer.troubles.publish(self._exporter)
         for name, run in self.runs.items():
-            run.flush()
-            if run.plan is not None:
-                self._progress[name] = run.take_progress() or self._progress.get(name, {})
-                self._measure_replicas(name)
-                self.changed[name].notify()
+            with self.guard.around(f"the tick of {name}", partial(self._fail_for_bug, name)):
+                run.flush()
+                if run.plan is not None:
+                    self._progress[name] = run.take_progress() or self._progress.get(name, {})
+                    self._measure_replicas(name)
+                    self.changed[name].notify()
 
     def progress(self, name: str) -> Message | None:
         """The newest progress of a running job."""
         return self._progress.get(name) or None
 
     async def _end(self, name: str, changes: dict[str, Any]) -> None:
+        """Whatever goes wrong on the way, the job's end reaches the ledger; its figures may be missing."""
         run = self.runs[name]
+        with self.guard.around(f"the figures of {name}"):
+            run.books.overlap.flush()
+            self._metrics.end(run, time.monotonic())
+            changes["result"] = details_of(run, changes["ended_at"] - self._started_at.get(name, changes["ended_at"]))
         run.close()
-        await run.written()
-        await conclude(run, changes["result"])
-        await self._ledger.run(Ledger.record, name, **changes)
+        with self.guard.around(f"the recording of {name}"):
+            await run.written()
+            if "result" in changes:
+                await conclude(run, changes["result"])
+        with self.guard.around(f"the end of {name}"):
+            await self._ledger.run(Ledger.record, name, **changes)
         del self.runs[name], self.states[name]
         self._progress.pop(name, None)
         self._started_at.pop(name, None)
@@ -392,7 +381,3 @@ class Driver:
 def arenas_name(job: str, attempt: int) -> str:
     """A job's name in the directory: an attempt never meets the blocks of the one before."""
     return f"{job}@{attempt}"
-
-
-def _reason_of_exit(exit_code: int | None) -> str:
-    return f"signal-{-exit_code}" if exit_code is not None and exit_code < 0 else "exit"

@@ -41,6 +41,14 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGarbled:
+    """What came over the worker's link no worker sends; nothing more is heard of it but its end. message: what came."""
+
+    worker: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlanned:
     job: str
     attempt: int
@@ -147,6 +155,7 @@ Event = (
     JobSubmitted
     | WorkerJoined
     | WorkerLost
+    | WorkerGarbled
     | JobPlanned
     | WorkerPrepared
     | TasksFinished

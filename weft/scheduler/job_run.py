@@ -29,6 +29,7 @@ from weft.scheduler.iteration_pace import IterationPace, Pace
 from weft.scheduler.job_books import JobBooks
 from weft.scheduler.plan import Plan
 from weft.scheduler.replica_shares import ReplicaShares
+from weft.scheduler.reported_rows import ReportedRows
 from weft.scheduler.run_directory import LOG, RunDirectory
 from weft.scheduler.run_writer import WriteAtOnce, Writer
 from weft.scheduler.transfers import Transfers
@@ -58,6 +59,7 @@ class JobRun:
         self.directory = directory
         self.spec = spec
         self.attempt = 1
+        self.inspected_attempt = 0  # the newest of which an inspection has come
         self.inspection: dict[str, Any] = {}
         self.plan: Plan | None = None
         self.planned: tuple[PlannedSpan, ...] | None = None  # simulated when somebody first looks
@@ -76,6 +78,7 @@ class JobRun:
         self.grad_norm: float | None = None
         self.validation: dict[str, float] | None = None
         self._pace: IterationPace | None = None  # of a job that has a plan
+        self._rows: ReportedRows | None = None  # the same
         self.first_iteration_seconds: float | None = None  # from here to the end of the first one, by its stamps
         self.exception: str | None = None  # the name of the user's that has ended the job
         self.peak_bytes: dict[str, int] = {}  # by worker: its greatest resident size, known once it is released
@@ -113,7 +116,7 @@ class JobRun:
         """A new attempt: numbers and metrics.jsonl start over, since training does."""
         self.plan, self.worker_names, self.attempt, self.planned = plan, worker_names, attempt, None
         self.books = JobBooks(_modes_of_lanes(plan, worker_names), plan.itinerary)
-        self._pace = IterationPace(plan)
+        self._pace, self._rows = IterationPace(plan), ReportedRows(plan)
         self.progress = Progress(plan.itinerary.steps)
         self.history = History()
         self.replicas, self.routes = ReplicaShares(plan), BucketRoutes(plan, worker_names)
@@ -157,16 +160,20 @@ class JobRun:
         return True
 
     def add_report(self, worker: str, lane: str, packed: bytes, values: list[dict[str, Any]]) -> None:
-        """What a lane stamped, as its report has it, and measured."""
+        """What a lane stamped, as its report has it, and measured. Raises ValueError for rows that cannot be."""
+        assert self._rows is not None
+        self._rows.check(worker, lane, packed)
         self.books.put(worker, lane, packed)
         for iteration, end in last_ends(packed).items():
-            self._ends[iteration] = max(end, self._ends.get(iteration, 0))
+            if iteration >= self.finished_iterations:
+                self._ends[iteration] = max(end, self._ends.get(iteration, 0))
         if self.replicas is not None and self.routes is not None and (self.replicas.measures or self.routes.measures):
             ran = [row for row in unpack(packed) if row[0] < FIRST_STALL]
             self.replicas.add(ran)
             self.routes.add(ran)
         for fragment in values:
-            self._values.setdefault(fragment["iteration"], _Values()).add(fragment)
+            if fragment["iteration"] >= self.finished_iterations:  # what comes after its end is asked for by nobody
+                self._values.setdefault(fragment["iteration"], _Values()).add(fragment)
 
     def finish_iteration(self, index: int) -> Iteration:
         """Every lane has finished the iteration: its numbers are complete."""

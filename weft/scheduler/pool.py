@@ -30,6 +30,7 @@ SPIN_SECONDS = 4e-3
 DIRECTORY = "directory"
 RETRY_SECONDS = 0.1  # the least between two tries to get a pair of sockets
 RECEIVE_BYTES = 1 << 16
+MAX_LOOKS = 10  # a second apart, at a link on which nothing goes on: a frame of 64 MiB takes one on a busy machine
 
 # Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
 # one heap that is kept serves them from warm pages, and transparent huge pages the ones above 32 MiB.
@@ -62,23 +63,55 @@ def _opened(log: Path) -> IO[bytes]:
 
 
 class Link(asyncio.Protocol):
-    """The daemon's end of one child's socket: `connection`, of which the event loop makes the transport."""
+    """The daemon's end of one child's socket: `connection`, of which the event loop makes the transport.
+
+    on_broken: told once, of what is no frame; nothing is heard after it. An exception in here would only be logged by
+    the loop, and the child would look alive.
+    """
 
     def __init__(
-        self, connection: socket.socket, on_message: Callable[[Message], None], on_closed: Callable[[], None]
+        self,
+        connection: socket.socket,
+        on_message: Callable[[Message], None],
+        on_closed: Callable[[], None],
+        on_broken: Callable[[str], None],
     ) -> None:
         self._connection = connection
         self._reader = FrameReader(MAX_WORKER_FRAME_BYTES)
         self._on_message = on_message
         self._on_closed = on_closed
+        self._on_broken = on_broken
+        self._is_deaf = False
+        self._has_told = False  # a whole frame has come since the last look
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
-        for message in self._reader.feed(data):
-            self._on_message(message)
+        if self._is_deaf:
+            return
+        messages, error = self._reader.take(data)
+        self._has_told = self._has_told or bool(messages)
+        for message in messages:
+            if not self._is_deaf:
+                self._on_message(message)
+        if error is not None and not self._is_deaf:
+            self.deafen()
+            self._on_broken(error.message)
+
+    def deafen(self) -> None:
+        """What the child still says is not heard: it is being killed."""
+        self._is_deaf = True
+
+    def is_stuck(self) -> bool:
+        """Since the last look no frame has ended, and one has begun. One that never ends would swallow all others."""
+        has_told, self._has_told = self._has_told, False
+        return self._reader.holds_part and not has_told and not self._is_deaf
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -113,13 +146,13 @@ class Link(asyncio.Protocol):
         with contextlib.suppress(OSError):
             while self._transport is not None and (data := self._connection.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)):
                 self.data_received(data)
-        if self._transport is not None:
-            self._transport.abort()  # nobody takes what is still to be written
+        self.abort()  # nobody takes what is still to be written
 
 
 @dataclass(slots=True)
 class Child:
-    """pid is 0 until it is forked. It has ended once exit_code is set and closed is True."""
+    """pid is 0 until it is forked. It has ended once exit_code is set and closed is True. num_looks: in a row that
+    found nothing going on at its link."""
 
     name: str
     role: str
@@ -128,10 +161,14 @@ class Child:
     exit_code: int | None = None
     exited: bool = False
     closed: bool = False
+    is_stopped: bool = False
+    num_looks: int = 0
 
 
 class Pool:
-    """on_message(worker, message), on_lost(worker, exit_code) and the others are called from the event loop."""
+    """on_message(worker, message), on_lost(worker, exit_code) and the others are called from the event loop, and raise
+    nothing. on_garbled(worker, problem): its link is of no use any more. on_stop(worker, what, at): its process was
+    stopped, or goes on."""
 
     def __init__(
         self,
@@ -139,6 +176,8 @@ class Pool:
         crew: Crew,
         environment: Mapping[str, str],
         on_message: Callable[[str, Message], None],
+        on_garbled: Callable[[str, str], None],
+        on_stop: Callable[[str, str, int], None],
         on_lost: Callable[[str, int | None], None],
         on_directory_lost: Callable[[], None],
         on_server_lost: Callable[[], None],
@@ -146,6 +185,8 @@ class Pool:
         self._settings = settings
         self._environment = environment
         self._on_message = on_message
+        self._on_garbled = on_garbled
+        self._on_stop = on_stop
         self._on_lost = on_lost
         self._on_directory_lost = on_directory_lost
         self._on_server_lost = on_server_lost
@@ -193,7 +234,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         connection = self._socket.dup()
         _, self._server = await loop.create_connection(
-            lambda: Link(connection, self._server_said, self._server_closed), sock=connection
+            lambda: Link(connection, self._server_said, self._server_closed, self._server_broken), sock=connection
         )
         await self.start_directory()
 
@@ -231,8 +272,20 @@ class Pool:
         child = self._children.get(worker)
         if child is not None and child.pid and not child.exited and not self._closing:
             _log.info("%s (pid %d) is killed: %s", worker, child.pid, cause)
+            if child.link is not None:
+                child.link.deafen()
             with contextlib.suppress(ProcessLookupError):  # reaped this moment, and the server's word is on its way
                 os.kill(child.pid, signal.SIGKILL)
+
+    def look(self) -> None:
+        """Once a second: a child whose frame does not end, or whose link is gone while it lives, will never be heard of
+        again. Looks are counted, not seconds: a daemon that comes late has not looked."""
+        for child in list(self._children.values()):
+            if child.link is None or child.exited or child.is_stopped:
+                continue
+            child.num_looks = child.num_looks + 1 if child.closed or child.link.is_stuck() else 0
+            if child.num_looks == MAX_LOOKS:
+                self._broken(child, "the end of its link" if child.closed else "a frame without an end")
 
     async def stop(self) -> None:
         """Ends every child and the fork server, and waits until they are gone."""
@@ -259,10 +312,7 @@ class Pool:
         ours, theirs = await _socket_pair(name)
         with theirs:
             loop = asyncio.get_running_loop()
-            _, child.link = await loop.create_connection(
-                lambda: Link(ours, lambda message: self._child_said(child, message), lambda: self._child_closed(child)),
-                sock=ours,
-            )
+            _, child.link = await loop.create_connection(lambda: self._link(child, ours), sock=ours)
             try:
                 socket.send_fds(
                     self._socket, [encode({"fork": name, "role": role, "config": config})], [theirs.fileno()]
@@ -276,19 +326,40 @@ class Pool:
         if child is None or (child.pid and child.pid != message["pid"]):
             return
         child.pid = message["pid"]
+        child.is_stopped = what == "stopped"
         if what == "exited":
             child.exited, child.exit_code = True, message["code"]
             if child.link is not None:
                 child.link.finish()
             self._ended(child)
-        elif what != "forked":
-            self._child_said(child, {"type": what, "at": message["at"]})
+        elif what != "forked" and child.role != DIRECTORY:
+            self._on_stop(child.name, what, message["at"])
+
+    def _server_broken(self, problem: str) -> None:
+        """It runs nobody's code: a bug of ours, and what it said of its children is lost."""
+        _log.error("the fork server sent %s", problem)
+        assert self._server is not None
+        self._server.abort()
 
     def _server_closed(self) -> None:
         """The fork server is gone and the kernel has killed its children: nothing can run any more."""
         if not self._closing:
             self._closing = True
             self._on_server_lost()
+
+    def _link(self, child: Child, connection: socket.socket) -> Link:
+        return Link(
+            connection,
+            lambda message: self._child_said(child, message),
+            lambda: self._child_closed(child),
+            lambda problem: self._broken(child, problem),
+        )
+
+    def _broken(self, child: Child, problem: str) -> None:
+        if child.role == DIRECTORY:  # a new one is started once it is gone
+            self.kill(DIRECTORY, f"it sent what no directory sends: {problem}")
+        else:
+            self._on_garbled(child.name, problem)
 
     def _child_said(self, child: Child, message: Message) -> None:
         if child.role != DIRECTORY:

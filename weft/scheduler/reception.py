@@ -20,7 +20,6 @@ import select
 import socket
 import struct
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from weft import __version__
 from weft.descriptors import is_among_the_last
 from weft.metrics.exporter import Exporter
 from weft.scheduler.driver import Changed, Spawn
+from weft.scheduler.guard import Complaints
 from weft.transport.wire import (
     MAX_CLIENT_FRAME_BYTES,
     MAX_REPLY_BYTES,
@@ -45,8 +45,6 @@ from weft.transport.wire import (
 LOOK_SECONDS = 1.0  # between two looks at whether a client that waits is still there
 READ_BYTES = 1 << 16
 BUFFERED_BYTES = 1 << 16  # that wait to be sent to a client before it has to read
-MAX_TRACEBACKS = 5  # in the daemon's log, of so many seconds: a client may ask for the same bug a thousand times
-TRACEBACK_SECONDS = 60.0
 
 T = TypeVar("T")
 _log = logging.getLogger("weft.reception")
@@ -182,7 +180,7 @@ class Reception:
         self._bounds = bounds or Bounds()
         self._visits: dict[asyncio.Task[None], Visit] = {}
         self._talking: set[Visit] = set()
-        self._complaints = _Complaints()
+        self._complaints = Complaints(_log)
 
     def accept(self, spawn: Spawn, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Begins to serve a new connection, in a task of the daemon's group."""
@@ -230,7 +228,7 @@ class Reception:
         except ClientGone:
             raise
         except Exception as bug:
-            self._complaints.add(bug)
+            self._complaints.add("a conversation", bug)
             name = type(bug).__name__
             return WireError(
                 ErrorCode.INTERNAL_ERROR, f"a fault of the daemon's own ({name}); its log says where, and it goes on"
@@ -306,24 +304,6 @@ class Reception:
     def _count(self, code: ErrorCode) -> None:
         if code is not ErrorCode.TIMED_OUT:  # a client that waits long is told so every half minute
             self._exporter.add("weft_control_rejected_frames_total", reason=str(code))
-
-
-class _Complaints:
-    """The daemon's log of bugs that a conversation met, and no more of it than anybody reads."""
-
-    def __init__(self) -> None:
-        self._began_at = 0.0
-        self._num = 0
-
-    def add(self, bug: Exception) -> None:
-        now = time.monotonic()
-        if self._num == 0 or now - self._began_at > TRACEBACK_SECONDS:
-            if self._num > MAX_TRACEBACKS:
-                _log.error("%d more faults in conversations were not logged", self._num - MAX_TRACEBACKS)
-            self._began_at, self._num = now, 0
-        self._num += 1
-        if self._num <= MAX_TRACEBACKS:
-            _log.error("a fault in a conversation; it goes on:\n%s", "".join(traceback.format_exception(bug)))
 
 
 def _check_hello(message: Message) -> None:

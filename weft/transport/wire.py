@@ -12,9 +12,9 @@ Two conversations use it. Clients speak requests and replies over the daemon's s
     daemon  {"id": 1, "ok": {...}}  or  {"id": 1, "error": {"code": "no-such-job", "message": "..."}}
     daemon  {"id": 1, "event": {...}} any number of times before the `ok`, for verbs that stream
 
-Workers speak one-way messages over a socket pair that they inherit: {"type": "dispatch", ...}. Both sides are ours, so
-a bad frame there is a bug and ends the worker; a bad frame from a client is the client's fault and ends its connection
-with one of `ErrorCode`.
+Workers speak one-way messages over a socket pair that they inherit: {"type": "dispatch", ...}. Both sides are ours, but
+the job's code runs in the worker's process and may write to its socket: a bad frame from there ends the worker and its
+job. A bad frame from a client is the client's fault and ends its connection with one of `ErrorCode`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ MAX_CONTAINER_ITEMS = 1 << 20
 MAX_CLIENT_ITEMS = 1 << 16  # values in a client's frame: each is looked at, and may be told of in an error
 MAX_ERROR_CHARS = 1 << 16  # of an error's message, which may quote what was sent
 MAX_CLIENT_DEPTH = 64  # what a request holds is passed on as JSON and msgpack, whose own limits lie far above
+LINK_GONE_EXIT = 76  # as EX_PROTOCOL in sysexits.h: of a worker that finds something else where its socket was
 _PREFIX_BYTES = 4
 
 Message = dict[str, Any]
@@ -102,24 +103,38 @@ class FrameReader:
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
-        self._buffer += data
-        messages = []
-        start = 0
-        while len(self._buffer) - start >= _PREFIX_BYTES:
-            length = int.from_bytes(self._buffer[start : start + _PREFIX_BYTES], "big")
-            if length == 0:
-                raise WireError(ErrorCode.EMPTY_FRAME, "a frame of length 0; a frame holds one msgpack map")
-            if length > self._max_frame_bytes:
-                raise WireError(
-                    ErrorCode.FRAME_TOO_LARGE, f"a frame of {length} bytes; at most {self._max_frame_bytes} are taken"
-                )
-            end = start + _PREFIX_BYTES + length
-            if len(self._buffer) < end:
-                break
-            messages.append(self._decode(bytes(self._buffer[start + _PREFIX_BYTES : end])))
-            start = end
-        del self._buffer[:start]
+        messages, error = self.take(data)
+        if error is not None:
+            raise error
         return messages
+
+    def take(self, data: bytes) -> tuple[list[Message], WireError | None]:
+        """As `feed`, with the messages before the first bad frame."""
+        self._buffer += data
+        messages: list[Message] = []
+        start = 0
+        try:
+            while (body := self._body_at(start)) is not None:
+                messages.append(self._decode(body))
+                start += _PREFIX_BYTES + len(body)
+        except WireError as error:
+            return messages, error
+        del self._buffer[:start]
+        return messages, None
+
+    def _body_at(self, start: int) -> bytes | None:
+        """Of the frame that begins there; None while it has not come whole."""
+        if len(self._buffer) - start < _PREFIX_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[start : start + _PREFIX_BYTES], "big")
+        if length == 0:
+            raise WireError(ErrorCode.EMPTY_FRAME, "a frame of length 0; a frame holds one msgpack map")
+        if length > self._max_frame_bytes:
+            raise WireError(
+                ErrorCode.FRAME_TOO_LARGE, f"a frame of {length} bytes; at most {self._max_frame_bytes} are taken"
+            )
+        end = start + _PREFIX_BYTES + length
+        return bytes(self._buffer[start + _PREFIX_BYTES : end]) if len(self._buffer) >= end else None
 
     def _decode(self, body: bytes) -> Message:
         most_items = MAX_CLIENT_ITEMS if self._strict else MAX_CONTAINER_ITEMS

@@ -44,7 +44,7 @@ class ForkServer:
         self._daemon = daemon
         self._reader = FrameReader(MAX_WORKER_FRAME_BYTES)
         self._descriptors: list[int] = []
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._children: dict[int, tuple[str, int]] = {}  # pidfd -> name, pid
         self._changed, self._wakeup = socket.socketpair()  # a byte for each SIGCHLD
 
@@ -95,9 +95,10 @@ class ForkServer:
         self._send({"forked": message["fork"], "pid": pid})
 
     def _inherited(self) -> list[int]:
-        """Descriptors that are not the child's business: it must not keep the daemon's socket open."""
+        """Descriptors that are not the child's business: it must not keep the daemon's socket open, nor may the job's
+        code find another process's in its own."""
         ours = (self._daemon, self._changed, self._wakeup)
-        return [*(each.fileno() for each in ours), *self._children, *self._descriptors]
+        return [*(each.fileno() for each in ours), self._selector.fileno(), *self._children, *self._descriptors]
 
     def _reap(self, pidfd: int) -> None:
         self._selector.unregister(pidfd)
@@ -153,6 +154,7 @@ def _run_child(message: Message, server: int, inherited: list[int], descriptor: 
         for fd in inherited:
             os.close(fd)
         gc.enable()
+        os.set_inheritable(descriptor, False)  # no program that the job's code starts has it
         connection = socket.socket(fileno=descriptor)
         config = message["config"]
         if message["role"] == "directory":

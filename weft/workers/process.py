@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import torch
@@ -33,7 +33,7 @@ from torch import nn
 from weft.run_file import make_directory
 from weft.spec import JobSpec
 from weft.transport.directory import Directory, SharedMemoryGone
-from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
+from weft.transport.wire import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, FrameReader, Message, WireError, encode
 from weft.workers.attempt import Attempt
 from weft.workers.device import HostDevice, open_device
 from weft.workers.entry import load_workload, unload
@@ -104,6 +104,8 @@ class _Worker:
                     self._route(message)
         except ConnectionError:
             pass
+        except (OSError, WireError):
+            _leave_without_link()
         except Exception:  # a fault of ours, and a worker that hears no more: as if it had been killed from outside
             traceback.print_exc(file=sys.__stderr__)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -257,6 +259,8 @@ class _Worker:
                 self._connection.sendall(encode(message))
             except ConnectionError:
                 os._exit(0)  # the daemon is gone
+            except OSError:
+                _leave_without_link()
 
     def _send_output(self, text: str) -> None:
         self._send({"type": "output", **self._job, "text": encodable(text)})
@@ -283,7 +287,13 @@ class _Footprint:
     def is_clean(self) -> bool:
         grown = psutil.Process().memory_info().rss - self.num_bytes > GROWTH_BYTES
         threads = threading.active_count() > self.num_threads + 1  # the control thread has come since
-        return not grown and not threads and torch.get_default_dtype() is self.dtype
+        children = bool(psutil.Process().children())  # forked, they have our descriptors
+        return not grown and not threads and not children and torch.get_default_dtype() is self.dtype
+
+
+def _leave_without_link() -> NoReturn:
+    """The job's code has closed the socket, put something else in its place or read from it."""
+    os._exit(LINK_GONE_EXIT)
 
 
 def _reset_peak() -> None:
