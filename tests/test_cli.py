@@ -472,6 +472,16 @@ def test_reference_of_a_workload_that_raises_is_a_failed_result(runtime: Path, s
     assert "no data here" in done.stderr
 
 
+def test_reference_of_a_workload_that_exits_is_a_failed_result(runtime: Path, spec: Path, tmp_path: Path) -> None:
+    """`sys.exit(3)` in the job's code ended the command without a word."""
+    pytest.importorskip("weft.reference")
+    (tmp_path / "digits.py").write_text("import sys\n\ndef workload():\n    sys.exit(3)\n")
+    done = weft(runtime, "run", spec, "--reference", "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 3
+    assert "the job's code called exit(3); it must return, or raise an exception" in done.stderr
+    assert "failed (user-error)" in done.stdout
+
+
 WORKLOAD = """
 import torch, weft
 
