@@ -183,6 +183,10 @@ def test_a_job_in_its_first_iteration_has_lanes_and_no_path_yet() -> None:
             "digits-1 failed before a training step was reported: ValueError: no data",
         ),
         (
+            {"state": "failed", "error": '  File "job.py", line 1\n    def f(:\nSyntaxError: no\n', "step": 0},
+            "digits-1 failed before a training step was reported: SyntaxError: no",
+        ),
+        (
             {"state": "cancelled", "reason": "cancelled", "step": 0},
             "digits-1 cancelled before a training step was reported.",
         ),

@@ -170,8 +170,9 @@ def show_page(console: Console, shown: Message, now: float) -> None:
     console.print(_facts(_history(shown, now)))
     if shown["plan"]:
         plan = shown["plan"]
+        count = plan["microbatches"]
         console.print(
-            f"\n{plan['schedule']}, {plan['microbatches']} microbatches, "
+            f"\n{plan['schedule']}, {count} {'microbatch' if count == 1 else 'microbatches'}, "
             f"{duration(plan['predicted_iteration_seconds'])} an iteration predicted"
         )
         console.print(stages_table(plan["stages"]))

@@ -50,7 +50,7 @@ def why_nothing(shown: Message) -> str:
     if shown.get("step"):
         return f"{job} was recorded by an older Weft, which kept no times; run it again."
     lines = without_places((shown.get("error") or "").strip().splitlines())
-    error = lines[-1 if lines[0].startswith("Traceback") else 0] if lines else ""
+    error = lines[-1 if lines[0].startswith(("Traceback", "File ")) else 0] if lines else ""
     reason = f" ({shown['reason']})" if shown.get("reason") not in (None, shown["state"]) else ""
     return f"{job} {state}{reason} before a training step was reported" + (f": {error}" if error else ".")
 
