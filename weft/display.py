@@ -202,6 +202,9 @@ def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[s
     console.print(_facts(_outcome(result)))
 
 
+_WHY_NOT_AGREED = "agrees, no: other microbatches draw other dropout and see other batch statistics, and rounding grows with the steps"
+
+
 def comparison_page(console: Console, comparison: Message, *, check: bool) -> None:
     """`weft compare`: a row for each preset, then the reasons of those that have not completed."""
     rows = comparison["rows"]
@@ -215,6 +218,8 @@ def comparison_page(console: Console, comparison: Message, *, check: bool) -> No
         agrees = {True: "yes", False: "no", None: _NONE}[row["agrees"]]
         table.add_row(*_comparison_cells(row, causes), *([agrees] if check else []))
     console.print(table)
+    if check and any(row["agrees"] is False for row in rows):
+        console.print(_WHY_NOT_AGREED, soft_wrap=True)
     for row in rows:
         if row["state"] != "completed":
             reason = f" ({row['reason']})" if row["reason"] else ""
