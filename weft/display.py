@@ -202,7 +202,10 @@ def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[s
     console.print(_facts(_outcome(result)))
 
 
-_WHY_NOT_AGREED = "agrees, no: other microbatches draw other dropout and see other batch statistics, and rounding grows with the steps"
+_WHY_NOT_AGREED = (
+    "agrees, no: other microbatches draw other dropout and see other batch statistics; "
+    "in long jobs rounding adds up, too"
+)
 
 
 def comparison_page(console: Console, comparison: Message, *, check: bool) -> None:
