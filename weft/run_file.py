@@ -142,7 +142,11 @@ def replace_by(path: Path, write: Callable[[Path], None]) -> None:
 def make_directory(path: Path) -> None:
     """A directory of ours, with those above it. Errors: RunFileError."""
     with _explained(path, "made"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            problem = f"what stands at {path.parent} is no directory; remove it, or give another --runs-dir"
+            raise RunFileError(error.errno, f"{path} cannot be made: {problem}") from error
         with suppress(FileExistsError):
             os.mkdir(path, 0o700)
         found = os.lstat(path)

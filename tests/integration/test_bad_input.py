@@ -335,6 +335,8 @@ def test_a_run_directory_that_cannot_be_made_fails_the_job_and_not_the_daemon(ow
     (daemon.state / "runs").write_text("a file stands where the runs should be")
     result = daemon.run(daemon.spec())
     assert (result["state"], result["reason"]) == ("failed", "run-directory")
-    assert "cannot be made (Not a directory); give another --runs-dir" in result["error"]
+    told = "/runs is no directory; remove it, or give another --runs-dir"
+    assert "cannot be made: what stands at" in result["error"]
+    assert told in result["error"]
     (daemon.state / "runs").unlink()
     assert daemon.run(daemon.spec())["state"] == "completed"

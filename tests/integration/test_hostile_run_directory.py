@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from weft.client import RequestRefused
 from weft.exits import of_result
 from weft.follower import follow
+from weft.scheduler.removal import MARK
 from weft.verbs import app
 from weft.worker_profile import WorkerProfile
 
@@ -57,7 +58,9 @@ def ended_job(shared_daemon: Any) -> Any:
     about = {"job": result["job"], "attempt": 1, "worker": "cpu-0", "first": 1, "last": 1, "names": (), "tracks": ()}
     WorkerProfile(**about, start_ns=0, end_ns=1, clock_error_ns=0, dropped=0).save(directory)
     shutil.copy(directory / "recording.msgpack", directory / "profiled.msgpack")
-    assert {path.name for path in directory.iterdir()} == VERBS_OF_FILE.keys()
+    assert {path.name for path in directory.iterdir()} == VERBS_OF_FILE.keys() | {
+        MARK
+    }  # tests of removal have the mark
     made = directory.with_name("made.svg")  # matplotlib keeps its fonts open from its first picture on
     assert CliRunner().invoke(app, ["plot", str(directory), "-o", str(made)]).exit_code == 0
     made.unlink()

@@ -14,6 +14,7 @@ from torch import nn
 import weft
 from weft.division import Part
 from weft.itinerary import Iteration
+from weft.run_file import RunFileError
 from weft.transport.board import Board
 from weft.transport.directory import SharedMemoryFull
 from weft.transport.wire import encode
@@ -21,7 +22,6 @@ from weft.workers import attempt, origin
 from weft.workers.data import Batches
 from weft.workers.faults import OURS, fault_of
 from weft.workers.optimizer import make_optimizer
-from weft.workers.saving import ResultNotSaved
 from weft.workers.stage import Stage, Unit
 from weft.workload import Workload
 
@@ -126,7 +126,7 @@ def test_what_a_gpu_reports_late_is_of_a_kernel_of_the_users() -> None:
     ("error", "reason", "exit_code"),
     [
         (SharedMemoryFull("9 MiB more of shared memory cannot be had"), "shared-memory", 1),
-        (ResultNotSaved("/runs/a/model.safetensors: cannot be written"), "run-directory", 74),
+        (RunFileError(5, "/runs/a/model.safetensors: cannot be written"), "run-directory", 74),
     ],
 )
 def test_what_the_machine_lacks_is_a_reason_of_its_own_without_traceback(
