@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from weft import cli
+from weft.exits import INTERRUPTED
 from weft.result import RESULT_KEYS
 
 _SCRIPTED = runpy.run_path(str(Path(__file__).with_name("scripted_daemon.py")))
@@ -480,6 +482,16 @@ def test_reference_of_a_workload_that_exits_is_a_failed_result(runtime: Path, sp
     assert done.returncode == 3
     assert "the job's code called exit(3); it must return, or raise an exception" in done.stderr
     assert "failed (user-error)" in done.stdout
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == INTERRUPTED
 
 
 WORKLOAD = """

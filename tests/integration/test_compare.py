@@ -93,8 +93,9 @@ def test_an_interrupt_cancels_the_running_job_and_prints_the_rows_so_far(line: P
         assert process.stderr is not None
         assert any(text.startswith("step ") for text in iter(process.stderr.readline, ""))
         process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=SECONDS)
+        stdout, told = process.communicate(timeout=SECONDS)
     assert process.returncode == 130
+    assert f"weft: line-2-as-is cancelled; its files stay in {line.parent}/runs/line-2-as-is\n" in told
     compared = json.loads(stdout)
     assert compared["presets"] == ["1f1b", "as-is"]
     assert [(row["preset"], row["reason"]) for row in compared["rows"]] == [("1f1b", "invalid-plan")]
