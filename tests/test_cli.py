@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from weft import cli
+from weft.exits import INTERRUPTED
 from weft.result import RESULT_KEYS
 
 _SCRIPTED = runpy.run_path(str(Path(__file__).with_name("scripted_daemon.py")))
@@ -470,6 +472,26 @@ def test_reference_of_a_workload_that_raises_is_a_failed_result(runtime: Path, s
     result = json.loads(done.stdout)
     assert (result["state"], result["reason"], result["model"]) == ("failed", "user-error", None)
     assert "no data here" in done.stderr
+
+
+def test_reference_of_a_workload_that_exits_is_a_failed_result(runtime: Path, spec: Path, tmp_path: Path) -> None:
+    """`sys.exit(3)` in the job's code ended the command without a word."""
+    pytest.importorskip("weft.reference")
+    (tmp_path / "digits.py").write_text("import sys\n\ndef workload():\n    sys.exit(3)\n")
+    done = weft(runtime, "run", spec, "--reference", "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 3
+    assert "the job's code called exit(3); it must return, or raise an exception" in done.stderr
+    assert "failed (user-error)" in done.stdout
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == INTERRUPTED
 
 
 WORKLOAD = """

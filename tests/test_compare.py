@@ -241,7 +241,8 @@ def test_reasons_of_failures_stand_below_the_table(spec: Path) -> None:
 
 @pytest.mark.parametrize(("agrees", "word"), [(True, "yes"), (False, "no"), (None, "-")])
 def test_a_check_adds_a_column(spec: Path, agrees: bool | None, word: str) -> None:
-    header, row = page(spec, [a_row(spec) | {"agrees": agrees}], check=True)
+    header, row, *why = page(spec, [a_row(spec) | {"agrees": agrees}], check=True)
+    assert [line.startswith("agrees, no: ") for line in why] == ([True] if agrees is False else [])
     assert (header.split()[-1], row.split()[-1]) == ("agrees", word)
 
 

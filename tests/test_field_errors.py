@@ -158,6 +158,7 @@ def test_a_setting_tells_what_to_write_in_place_of_any_value(
     field: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    named = {"flag": f"--{field.replace('_', '-')}", "environment": f"WEFT_{field.upper()}", "file": field}
     for value in VALUES.values():
         flags, environment = ({field: value}, {}) if source == "flag" else ({}, {f"WEFT_{field.upper()}": str(value)})
         if source == "file":
@@ -169,7 +170,7 @@ def test_a_setting_tells_what_to_write_in_place_of_any_value(
             load_settings(flags, environment, None)
         except SpecError as error:
             for line in str(error).splitlines():
-                assert_told(line, field)
+                assert_told(line, named[source])
 
 
 # --- the workload, which is Python

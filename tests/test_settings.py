@@ -90,10 +90,15 @@ def test_a_bad_value_is_named_with_its_source_its_field_and_a_remedy(
 ) -> None:
     flags, environment, text = given_in(field, value, source)
     write(text)
-    named = {"flag": f"--{field.replace('_', '-')}", "environment": f"WEFT_{field.upper()}", "file": "weft.toml"}
+    named = {
+        "flag": f"--{field.replace('_', '-')}",
+        "environment": f"WEFT_{field.upper()}",
+        "file": f"weft.toml: {field}",
+    }
     with pytest.raises(SpecError) as caught:
         load_settings(flags, environment, None)
-    assert str(caught.value).startswith(f"{named[source]}: {field}: ")
+    assert str(caught.value).startswith(f"{named[source]}: ")
+    assert (f": {field}: " in str(caught.value)) == (source == "file")  # it said "--workers: workers: -1 is ..."
     assert problem in str(caught.value)
 
 

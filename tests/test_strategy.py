@@ -137,6 +137,12 @@ def test_a_split_that_does_not_fit_the_stages_is_refused(split: list[int]) -> No
     assert refusal(replicas=[{}, {"stages": 2, "split": split}]).startswith("strategy.replicas.1: split = ")
 
 
+def test_a_split_of_one_stage_is_refused() -> None:
+    assert refusal(split=[1]).endswith(
+        "split = [1] cuts the model, and stages = 1 does not; give more stages, or no split"
+    )
+
+
 @pytest.mark.parametrize("split", [[1, 1], [2, 1]])
 def test_a_split_that_does_not_grow_is_refused(split: list[int]) -> None:
     assert "does not begin 3 stages; give stages - 1 growing numbers" in refusal(stages=3, split=split)

@@ -176,9 +176,21 @@ def test_a_job_in_its_first_iteration_has_lanes_and_no_path_yet() -> None:
                 "error": "Traceback ...\n  line 1\nValueError: no data\n",
                 "step": 0,
             },
-            "digits-1 failed (user-error) before it ran anything: ValueError: no data",
+            "digits-1 failed (user-error) before a training step was reported: ValueError: no data",
         ),
-        ({"state": "cancelled", "step": None}, "digits-1 cancelled before it ran anything."),
+        (
+            {"state": "failed", "error": "Traceback ...\nValueError: no data\nweft: in unit 2 (Linear)\n", "step": 0},
+            "digits-1 failed before a training step was reported: ValueError: no data",
+        ),
+        (
+            {"state": "failed", "error": '  File "job.py", line 1\n    def f(:\nSyntaxError: no\n', "step": 0},
+            "digits-1 failed before a training step was reported: SyntaxError: no",
+        ),
+        (
+            {"state": "cancelled", "reason": "cancelled", "step": 0},
+            "digits-1 cancelled before a training step was reported.",
+        ),
+        ({"state": "cancelled", "step": None}, "digits-1 cancelled before a training step was reported."),
         ({"state": "completed"}, "digits-1 was recorded by an older Weft, which kept no times; run it again."),
     ],
 )

@@ -48,7 +48,7 @@ REFUSED = replace(SURE, **NONE, after=None, doubt="it takes 0.35 times: it canno
         (SURE, "predicted: 25 ms an iteration, 50 ms as it ran"),
         (DOUBTFUL, "predicted: 20 ms to 25 ms an iteration, 50 ms as it ran: simulated, it takes 0.8 times"),
         (REFUSED, "no prediction: it takes 0.35 times: it cannot be told"),
-        (replace(SURE, settings=()), "the simulation of the job as it ran is off by +0.0 %"),
+        (replace(SURE, settings=()), "the simulation is off by +0.0 %, and so explains the job"),
     ],
 )
 def test_the_headline_is_as_sure_as_the_simulation(

@@ -8,9 +8,18 @@ from __future__ import annotations
 
 import sys
 
+INTERRUPTED = 130  # as `weft.exits` has it, which is not imported yet
+
 
 def main() -> None:
-    """Runs the command that is in sys.argv."""
+    """Runs the command that is in sys.argv. Ctrl-C before a verb can answer it, while modules are imported, ends it."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+
+
+def _run() -> None:
     verb, options = sys.argv[1:2], sys.argv[2:]
     if verb == ["ps"] and {"--all", "--json"}.issuperset(options):
         from weft.exits import guarded

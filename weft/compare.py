@@ -6,6 +6,7 @@ wherever `weft run` would give them theirs, and nothing that one trial leaves be
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -42,7 +43,7 @@ class Machine:
     threads: int | None = None
     stand_ins: int | None = None
     gpus: int = 0
-    runs_dir: Path | None = None
+    runs_dir: Path = Path("runs")
 
     @classmethod
     def of(cls, *, workers: int | None, threads: int | None, stand_ins: int | None, runs_dir: Path | None) -> Machine:
@@ -55,7 +56,7 @@ class Machine:
             threads=threads,
             stand_ins=settings.stand_ins if "stand_ins" in given else None,
             gpus=_num_gpus(settings),
-            runs_dir=runs_dir,
+            runs_dir=settings.runs_dir or Path("runs"),
         )
 
     def sized_for(self, trial: Trial) -> tuple[int, int]:
@@ -66,6 +67,11 @@ class Machine:
         if self.stand_ins is not None:
             return workers, self.stand_ins
         return workers, devices if devices > self.gpus else 0
+
+    def free_id(self, job: str) -> str:
+        """The id, or one with a number where a comparison before has left a run directory of that name."""
+        ids = itertools.chain([job], (f"{job}-{again}" for again in itertools.count(2)))
+        return next(each for each in ids if not os.path.lexists(self.runs_dir / each))
 
     def daemon_for(self, trial: Trial) -> Daemon:
         workers, stand_ins = self.sized_for(trial)
@@ -88,7 +94,7 @@ def run_trials(trials: Sequence[Trial], machine: Machine, rows: list[Message]) -
     """
     for number, trial in enumerate(trials, start=1):
         _say(f"{number} of {len(trials)}: {trial.preset}")
-        job = f"{stem_of(trial.spec.job.entry)}-{number}-{trial.preset}"
+        job = machine.free_id(f"{stem_of(trial.spec.job.entry)}-{number}-{trial.preset}")
         try:
             with machine.daemon_for(trial) as client:
                 _, shown = run_in_foreground(client, trial.spec, job=job)

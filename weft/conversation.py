@@ -43,13 +43,14 @@ LAST_PAUSE_SECONDS = 2.0
 _TRANSIENT = (ErrorCode.DRAINING, ErrorCode.TOO_MANY_CONNECTIONS)  # of a daemon that is about to restart, or busy
 
 
+START = "start the daemon with `weft daemon` or `systemctl --user start weft`"
+
+
 class DaemonUnreachable(Exception):
     """No daemon answers at the socket. The text names the socket and the remedy."""
 
-    def __init__(self, socket_path: Path, problem: str) -> None:
-        super().__init__(
-            f"{socket_path}: {problem}; start the daemon with `weft daemon` or `systemctl --user start weft`"
-        )
+    def __init__(self, socket_path: Path, problem: str, remedy: str = START) -> None:
+        super().__init__(f"{socket_path}: {problem}; {remedy}")
         self.socket_path = socket_path
 
 
@@ -318,7 +319,8 @@ class _Connection:
         while not self._messages:
             data = yield from self._step(Receive(deadline - self._clock()))
             if not data:
-                raise self._unreachable("the daemon closed the connection")
+                remedy = "it is stopping, or has too few descriptors for one more client: try again"
+                raise DaemonUnreachable(self._socket_path, "the daemon closed the connection", remedy)
             try:
                 self._messages.extend(self._reader.feed(data))
             except WireError as error:
@@ -338,9 +340,10 @@ class _Connection:
         try:
             return (yield step)
         except TimeoutError:
-            raise _Unanswered(self._socket_path, "the daemon does not answer in time") from None
+            remedy = "it is stopped or very busy: try again, or start it anew"
+            raise _Unanswered(self._socket_path, "the daemon does not answer in time", remedy) from None
         except BlockingIOError:
-            raise _Crowded(self._socket_path, "too many clients connect at once; try again") from None
+            raise _Crowded(self._socket_path, "too many clients connect at once", "try again") from None
         except FileNotFoundError:
             raise self._unreachable("no such socket") from None
         except ConnectionRefusedError:

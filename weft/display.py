@@ -119,7 +119,8 @@ def jobs_table(jobs: Sequence[Message], now: float) -> Table:
 
 def reason_text(job: Message) -> str:
     """Why it ended as it did: the reason, and the name of the exception that the user's code raised."""
-    return " ".join(filter(None, (job["reason"], job.get("exception"))))
+    reason = None if job["reason"] == job["state"] else job["reason"]  # "cancelled" says all
+    return " ".join(filter(None, (reason, job.get("exception"))))
 
 
 def lanes_table(lanes: Mapping[str, Mapping[str, float]]) -> Table:
@@ -158,7 +159,7 @@ def state_sentence(shown: Message) -> str:
     """Why the job waits, or what it does, in one sentence."""
     if shown["why"]:
         return str(shown["why"])
-    reason = f" ({reason_text(shown)})" if shown["reason"] else ""
+    reason = f" ({told})" if (told := reason_text(shown)) else ""
     step = steps_text(shown["step"], shown["steps"])
     return f"{shown['state']}{reason}" + ("" if step == _NONE else f", step {step}")
 
@@ -169,8 +170,9 @@ def show_page(console: Console, shown: Message, now: float) -> None:
     console.print(_facts(_history(shown, now)))
     if shown["plan"]:
         plan = shown["plan"]
+        count = plan["microbatches"]
         console.print(
-            f"\n{plan['schedule']}, {plan['microbatches']} microbatches, "
+            f"\n{plan['schedule']}, {count} {'microbatch' if count == 1 else 'microbatches'}, "
             f"{duration(plan['predicted_iteration_seconds'])} an iteration predicted"
         )
         console.print(stages_table(plan["stages"]))
@@ -191,13 +193,19 @@ def show_page(console: Console, shown: Message, now: float) -> None:
 
 def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[str, float]]) -> None:
     """The end of `weft run`: state, validation metrics, where the time went, and the files."""
-    reason = f" ({reason_text(result)})" if result["reason"] else ""
+    reason = f" ({told})" if (told := reason_text(result)) else ""
     console.print(plain_text(f"{result['job']} {result['state']}{reason} after {duration(result['seconds'])}"))
     if result.get("error"):
         console.print(plain_text(result["error"]))
     if lanes:
         console.print(lanes_table(lanes))
     console.print(_facts(_outcome(result)))
+
+
+_WHY_NOT_AGREED = (
+    "agrees, no: other microbatches draw other dropout and see other batch statistics; "
+    "in long jobs rounding adds up, too"
+)
 
 
 def comparison_page(console: Console, comparison: Message, *, check: bool) -> None:
@@ -213,6 +221,8 @@ def comparison_page(console: Console, comparison: Message, *, check: bool) -> No
         agrees = {True: "yes", False: "no", None: _NONE}[row["agrees"]]
         table.add_row(*_comparison_cells(row, causes), *([agrees] if check else []))
     console.print(table)
+    if check and any(row["agrees"] is False for row in rows):
+        console.print(_WHY_NOT_AGREED, soft_wrap=True)
     for row in rows:
         if row["state"] != "completed":
             reason = f" ({row['reason']})" if row["reason"] else ""

@@ -27,6 +27,11 @@ def places_of(error: BaseException) -> list[str]:
     return [note.removeprefix(_MARK) for note in told if note.startswith(_MARK)]
 
 
+def without_places(lines: Sequence[str]) -> list[str]:
+    """Of an error that was told in lines."""
+    return [line for line in lines if not line.startswith(_MARK)]
+
+
 class within:  # read as a statement, as contextlib.suppress is
     """Adds a place to whatever error leaves the block. May be entered again and again."""
 

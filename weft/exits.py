@@ -2,9 +2,10 @@
 
 a job's own code   run, wait, logs -f, submit -f (128 + N when signal N killed it)
 2  usage, or a spec that is not valid      75   try again later: the queue is full, the daemon drains, the job runs
-4  no such job                             77   not yours
-69 no daemon answers                       124  wait timed out
-1  compare: no preset completed; doctor: a problem was found
+4  no such job, or nothing recorded of it  77   not yours
+69 no daemon answers, or run's own         124  wait timed out
+   does not start
+1  compare: no preset completed; doctor: a problem was found; daemon: it could not start, or its fork server was lost
 130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout
  74 stdout, a file, the daemon's ledger or a new job's run directory cannot be written, or a job's files not removed
 """

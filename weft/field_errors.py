@@ -72,15 +72,15 @@ class SpecError(ValueError):
 def explain(error: ValidationError, model: type[BaseModel], source: str | Callable[[str], str]) -> str:
     """One line for each problem: the field's path, what is wrong, what to write instead.
 
-    source: where all values come from, or a function of a top-level field that says where that one does.
+    source: where all values come from, or a function of a top-level field that names it and where it comes from.
     """
     lines = []
     problems = error.errors(include_url=False)
     for problem in problems[:MAX_PROBLEMS]:
         path = [part for part in problem["loc"] if part not in _NO_NAMES]
         where = ".".join(map(shown_key, path))
-        origin = source if isinstance(source, str) else source(where)
-        lines.append(": ".join(filter(None, (origin, where, _sentence(problem, path, model)))))
+        place = [source, where] if isinstance(source, str) else [source(where)]
+        lines.append(": ".join(filter(None, (*place, _sentence(problem, path, model)))))
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"and {len(problems) - MAX_PROBLEMS} more problems; mend these first")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from weft.client import Client, DaemonUnreachable, RequestRefused
@@ -24,10 +25,16 @@ def run_in_foreground(client: Client, spec: JobSpec, job: str | None = None) -> 
     except DaemonUnreachable:
         raise
     except (KeyboardInterrupt, OSError):  # OSError: nobody reads what is shown any more
-        try:
-            client.cancel(job)
-            client.wait(job, CANCEL_SECONDS)
-        except RequestRefused:
-            pass  # it has just ended, or does not end in time
+        _cancel(client, job)
         raise
     return result, client.show(job)
+
+
+def _cancel(client: Client, job: str) -> None:
+    try:
+        client.cancel(job)
+        ended = client.wait(job, CANCEL_SECONDS)
+    except RequestRefused:
+        return  # it has just ended, or does not end in time
+    with contextlib.suppress(OSError):  # who reads stderr may be why it was cancelled
+        print(f"weft: {job} {ended['state']}; its files stay in {ended['run_dir']}", file=sys.stderr, flush=True)

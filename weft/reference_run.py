@@ -36,7 +36,7 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path) -> Message:
     start = time.monotonic()
     try:
         trained = reference.train(spec, threads=threads, on_step=_reporter())
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         fault = fault_of(error)
         print(fault.message, file=sys.stderr)
         steps, loss = 0, None

@@ -101,7 +101,7 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file
     path = file or Path("weft.toml")
     if file is not None or path.is_file():
         values |= _daemon_table(path)
-        sources |= dict.fromkeys(values, str(path))
+        sources |= {name: f"{path}: {name}" for name in values}
     for name in Settings.model_fields:
         variable = f"WEFT_{name.upper()}"
         if variable in environment:
@@ -112,7 +112,7 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        raise SpecError(explain(error, Settings, lambda name: sources.get(name, "settings"))) from None
+        raise SpecError(explain(error, Settings, lambda name: sources.get(name, f"settings: {name}"))) from None
 
 
 def _daemon_table(path: Path) -> dict[str, Any]:

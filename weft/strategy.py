@@ -86,6 +86,10 @@ def _check_split(split: list[int] | None, stages: int) -> None:
     if split is not None and (
         len(split) != stages - 1 or any(not a < b <= MAX_COUNT for a, b in pairwise([0, *split]))
     ):
+        if stages == 1:
+            raise ValueError(
+                f"split = {split!s:.80} cuts the model, and stages = 1 does not; give more stages, or no split"
+            )
         raise ValueError(
             f"split = {split!s:.80} does not begin {stages} stages; give stages - 1 growing numbers of units above 0"
         )

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from weft.diagnosis import Times, diagnose, is_compute, is_wait
+from weft.error_places import without_places
 from weft.transport.wire import Message
 
 VERSION: Final = 1
@@ -48,10 +49,10 @@ def why_nothing(shown: Message) -> str:
         return f"{job} has run nothing yet: it is {state}."
     if shown.get("step"):
         return f"{job} was recorded by an older Weft, which kept no times; run it again."
-    lines = (shown.get("error") or "").strip().splitlines()
-    error = lines[-1 if lines[0].startswith("Traceback") else 0] if lines else ""
-    reason = f" ({shown['reason']})" if shown.get("reason") else ""
-    return f"{job} {state}{reason} before it ran anything" + (f": {error}" if error else ".")
+    lines = without_places((shown.get("error") or "").strip().splitlines())
+    error = lines[-1 if lines[0].startswith(("Traceback", "File ")) else 0] if lines else ""
+    reason = f" ({shown['reason']})" if shown.get("reason") not in (None, shown["state"]) else ""
+    return f"{job} {state}{reason} before a training step was reported" + (f": {error}" if error else ".")
 
 
 def _diagnosis(shown: Message, lanes: Mapping[str, Message], time: Message) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from rich.layout import Layout
 from rich.table import Table
 from rich.text import Text
 
-from weft.display import duration, make_table, number, percent, plain_text, state_text, steps_text
+from weft.display import duration, make_table, number, percent, plain_text, reason_text, state_text, steps_text
 from weft.lane_bar import lane_bar
 from weft.path_chart import path_chart
 from weft.time_display import LEAST_PERCENT, iteration_sentence
@@ -127,7 +127,7 @@ def _jobs_table(jobs: Sequence[Message], name: str | None, num_rows: int) -> Tab
             state_text(job),
             steps_text(job["step"], job["steps"]),
             number(job["loss"]),
-            _cut(job["why"] or (job["reason"] if job["reason"] != job["state"] else None) or ""),
+            _cut(job["why"] or reason_text(job)),
         )
     return table
 

@@ -83,7 +83,7 @@ def headline(answer: Answer) -> str:
 
     doubt = f": {answer.doubt}" if answer.doubt else ""
     if not answer.settings:
-        return f"the simulation of the job as it ran is off by {100 * answer.baseline_error:+.1f} %{doubt}"
+        return answer.doubt or f"the simulation is off by {100 * answer.baseline_error:+.1f} %, and so explains the job"
     if answer.predicted_seconds is None:
         return f"no prediction{doubt}"
     return f"predicted: {_predicted(answer)} an iteration, {duration(answer.measured_seconds)} as it ran{doubt}"

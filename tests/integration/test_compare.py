@@ -47,12 +47,14 @@ def command(line: Path, *arguments: str) -> list[str]:
 
 @pytest.mark.slow
 def test_each_preset_is_a_row_with_where_its_time_and_memory_went(line: Path) -> None:
+    (line.parent / "runs" / "line-1-ddp").mkdir(parents=True)  # of a comparison before, whose log this one continued
     arguments = ["--presets", "ddp,zero-offload", "--steps", "5", "--check", "--json"]
     done = subprocess.run(command(line, *arguments), capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     compared = json.loads(done.stdout)
     rows = compared["rows"]
     assert [(row["preset"], row["state"]) for row in rows] == [(name, "completed") for name in compared["presets"]]
+    assert [row["job"] for row in rows] == ["line-1-ddp-2", "line-2-zero-offload"]
     assert [row["workers"] for row in rows] == [{"cpu": 2}, {"cpu": 1, "gpu": 1}]
     for row in rows:
         assert (row["steps"], row["agrees"]) == (5, True)
@@ -91,8 +93,9 @@ def test_an_interrupt_cancels_the_running_job_and_prints_the_rows_so_far(line: P
         assert process.stderr is not None
         assert any(text.startswith("step ") for text in iter(process.stderr.readline, ""))
         process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=SECONDS)
+        stdout, told = process.communicate(timeout=SECONDS)
     assert process.returncode == 130
+    assert f"weft: line-2-as-is cancelled; its files stay in {line.parent}/runs/line-2-as-is\n" in told
     compared = json.loads(stdout)
     assert compared["presets"] == ["1f1b", "as-is"]
     assert [(row["preset"], row["reason"]) for row in compared["rows"]] == [("1f1b", "invalid-plan")]

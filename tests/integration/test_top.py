@@ -122,5 +122,5 @@ def test_show_time_of_a_job_that_never_ran_says_why(daemon: RealDaemon) -> None:
     job = daemon.run(daemon.spec("def workload():\n    raise ValueError('no data here')\n"))["job"]
     done = daemon.weft("show", job, "--time")
     assert done.returncode == 0
-    assert done.stdout.startswith(f"{job} failed (user-error) before it ran anything")
+    assert done.stdout.startswith(f"{job} failed (user-error) before a training step was reported")
     assert "no data here" in done.stdout

@@ -441,11 +441,15 @@ def test_a_job_that_starts_again_keeps_its_place_in_the_queue(rehearsal: Rehears
     assert rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu")) == start_of(rehearsal, "a", 2)
 
 
+OF_NATIVE_CODE = "native code that the job calls does so; workers.log in the daemon's state directory may say more"
+
+
 @pytest.mark.parametrize(
     ("exit_code", "message", "told"),
     [
-        (-11, "cpu-0 died of signal 11 while it ran this job (attempt 1)", 139),
-        (-6, "cpu-0 died of signal 6 while it ran this job (attempt 1)", 134),
+        (-11, "cpu-0 died of signal 11 (SIGSEGV) while it ran this job (attempt 1); " + OF_NATIVE_CODE, 139),
+        (-40, "cpu-0 died of signal 40 while it ran this job (attempt 1); " + OF_NATIVE_CODE, 168),
+        (-6, "cpu-0 died of signal 6 (SIGABRT) while it ran this job (attempt 1); " + OF_NATIVE_CODE, 134),
         (17, "the job's code ended cpu-0 with exit code 17; it must raise an exception instead", 17),
         (0, "the job's code ended cpu-0 with exit code 0; it must raise an exception instead", 1),
     ],

@@ -110,6 +110,7 @@ def test_a_plan_says_in_a_line_where_the_model_is(plan_of: PlanOf, layers_of: Ca
     assert (
         plan.summary(("cpu-3", "gpu-1", "loader-0")) == "units 0-7 on cpu-3, a working window of 2 of 8 layers on gpu-1"
     )
+    assert plan_of(layers_of(1e-3, num_layers=1)).summary(("cpu-3", "loader-0")) == "unit 0 on cpu-3"
 
 
 def test_what_layers_hand_on_stays_on_the_gpu(plan_of: PlanOf, layers_of: Callable[..., Inspection]) -> None:

@@ -162,6 +162,12 @@ def test_an_entry_that_names_no_function_is_refused_with_a_remedy(write: Write, 
         load_workload(write(entry=entry))
 
 
+def test_of_many_functions_a_line_is_told(write: Write) -> None:
+    functions = "".join(f"def step_{number}(): pass\n" for number in range(20))
+    with pytest.raises(WorkloadError, match=r"it defines: step_0, .*, step_7 and 12 more$"):
+        load_workload(write(functions, entry="job.py:xyz"))
+
+
 def test_arguments_that_do_not_fit_are_told_with_the_signature(write: Write) -> None:
     with pytest.raises(WorkloadError, match=r"job\.args: got an unexpected keyword argument 'hiden'.*workload\(hidden"):
         load_workload(write(SOURCE.replace(", **changes", "").replace("{**parts, **changes}", "parts"), hiden=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 import weft.workers.stage
-from weft.spec import SpecError
+from weft.spec import JobSpec, SpecError
+from weft.workers.entry import load_workload
 from weft.workers.errors import NonFiniteLoss
 from weft.workers.faults import MAX_MESSAGE_CHARS, Fault, fault_of
 from weft.workload import WorkloadError
@@ -63,6 +65,55 @@ def test_the_traceback_begins_at_the_users_first_frame() -> None:
     assert "weft/workers/stage.py" not in message
     assert "the user's mistake" in message
     assert "in forward" in message
+
+
+def test_a_traceback_has_no_way_through_libraries_to_the_users_first_line() -> None:
+    """Torch's calls of a module, or the import system's of a file, stood before it."""
+
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("the user's mistake")
+
+    with pytest.raises(RuntimeError) as caught:
+        Broken()(torch.zeros(1))
+    error = caught.value
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next  # from torch's frames on
+    assert "_wrapped_call_impl" not in fault_of(error).message
+    assert "in forward" in fault_of(error).message
+
+
+def test_where_no_line_is_the_users_the_librarys_stand() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        nn.Linear(2, 2)(torch.zeros(1, 3))
+    error = caught.value
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next
+    assert "linear.py" in fault_of(error).message
+
+
+def test_a_syntax_error_stands_without_the_import_systems_frames(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("def workload(:\n")
+    spec = JobSpec(job={"entry": "job.py:workload", "epochs": 1, "batch_size": 1}, directory=str(tmp_path))
+    with pytest.raises(SyntaxError) as caught:
+        load_workload(spec)
+    error = caught.value
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next  # from our frames on
+    message = fault_of(error).message
+    assert "importlib" not in message
+    assert f'File "{tmp_path}/job.py", line 1' in message
+
+
+def test_code_that_exits_is_told_with_its_place(tmp_path: Path) -> None:
+    class Exits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise SystemExit(3)
+
+    stage = weft.workers.stage.Stage([weft.workers.stage.Unit(0, "0.", Exits())], seed=0, recompute=False)
+    with pytest.raises(SystemExit) as caught:
+        stage.forward(0, 0, torch.zeros(1))
+    assert fault_of(caught.value).message.endswith("weft: in unit 0 (Exits)\n")
 
 
 @pytest.mark.parametrize(

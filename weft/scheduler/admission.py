@@ -43,9 +43,10 @@ def problem_of_crew(spec: JobSpec, kinds: Iterable[str]) -> str | None:
     for kind, flag, name in _FLAGS:
         needed = workers_needed(spec.strategy).get(kind, 0)
         if needed > have.count(kind):
+            workers = "worker" if needed == 1 else "workers"
             axis = "stages" if spec.strategy.replicas is None else "replicas"
             return (
-                f"strategy.{axis} = {_asked(spec.strategy)} needs {needed} {name} workers and this daemon has "
+                f"strategy.{axis} = {_asked(spec.strategy)} needs {needed} {name} {workers} and this daemon has "
                 f"{have.count(kind)}; use fewer {axis}, or start the daemon with {flag} {needed}"
             )
     return None

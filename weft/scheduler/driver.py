@@ -270,8 +270,9 @@ class Driver:
         self._metrics.publish(run)  # what the attempt before has left
         run.begin(plan, self.core.jobs[name].workers, self.core.jobs[name].attempt)
         self._metrics.begin(run)
+        parts = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
         run.log(
-            f"plan: {plan.schedule}, {plan.microbatches} microbatches, {plan.summary(run.worker_names)}; "
+            f"plan: {plan.schedule}, {parts}, {plan.summary(run.worker_names)}; "
             f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
             f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
         )

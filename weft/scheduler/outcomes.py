@@ -6,6 +6,8 @@ look like it and come back with every attempt.
 
 from __future__ import annotations
 
+import signal
+
 from weft.scheduler.events import RecordState, WorkerGarbled, WorkerLost
 from weft.scheduler.job import Job, Outcome
 from weft.transport.wire import LINK_GONE_EXIT
@@ -26,7 +28,9 @@ def of_lost_worker(event: WorkerLost, job: Job) -> Outcome:
         message = f"{event.worker} was killed; the job starts again (attempt {job.attempt + 1})"
         return Outcome("", "worker-lost", message)
     if code is not None and code < 0:
-        message = f"{event.worker} died of signal {-code} while it ran this job (attempt {job.attempt})"
+        message = (
+            f"{event.worker} died of {_signal(-code)} while it ran this job (attempt {job.attempt}); {_remedy(code)}"
+        )
         return Outcome("failed", "worker-lost", message, 128 - code)
     if code == LINK_GONE_EXIT:
         return Outcome("failed", "worker-lost", f"{event.worker} found its link closed or replaced; {LINK_REMEDY}", 1)
@@ -38,6 +42,19 @@ def of_garbled_worker(event: WorkerGarbled) -> Outcome:
     """The link is the daemon's and the worker's alone, but the job's code runs in the worker's process."""
     message = f"{event.worker} sent what no worker sends ({event.message}); {LINK_REMEDY}"
     return Outcome("failed", "worker-lost", message, 1)
+
+
+def _signal(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
+
+
+def _remedy(code: int) -> str:
+    if code == SIGKILL_EXIT:
+        return "where memory ran out, give smaller microbatches, more stages or recompute"
+    return "native code that the job calls does so; workers.log in the daemon's state directory may say more"
 
 
 def of_lost_directory(message: str, job: Job) -> Outcome:

@@ -230,7 +230,7 @@ class Plan:
     def summary(self, worker_names: Sequence[str]) -> str:
         """Where the model is, in a line."""
         parts = [
-            f"units {stage.first}-{stage.last - 1} on {worker_names[stage.worker]}"
+            f"{_units(stage.first, stage.last - 1)} on {worker_names[stage.worker]}"
             for stage in self.stages
             if self.replicas[stage.replica].working_window is None
         ]
@@ -311,3 +311,7 @@ class Plan:
             }
             for part in self.synchronisation.buckets
         ]
+
+
+def _units(first: int, last: int) -> str:
+    return f"unit {first}" if first == last else f"units {first}-{last}"

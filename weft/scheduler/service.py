@@ -213,7 +213,9 @@ class Service:
             async with asyncio.timeout(timeout):
                 await self._until_ended(row.job, stream)
         except TimeoutError:
-            raise WireError(ErrorCode.TIMED_OUT, f"{row.job} has not ended within {timeout} s") from None
+            raise WireError(
+                ErrorCode.TIMED_OUT, f"{row.job} has not ended within {round(timeout or 0, 1):g} s"
+            ) from None
         return {"result": await result_of(await self._row(request))}
 
     async def _until_ended(self, job: str, stream: Stream) -> None:

@@ -17,8 +17,8 @@ from typing import Final
 EXPLAINED: Final = 0.1  # of the measured time: two runs of a job differ by as much
 MOST: Final = 1.5  # times more, or less, than was measured; arbitrary, between what runs showed to be near and not
 _WHY: Final = (
-    "other load on the machine, lanes that share cores, or tasks that are short beside what passes between them, make "
-    "such a difference"
+    "it may be other load on the machine, lanes that share cores, or tasks that are short beside what passes between "
+    "them"
 )
 
 
@@ -38,14 +38,14 @@ def predict(measured: float, before: float, after: float, *, changed: bool) -> P
     """Seconds of an iteration: measured, and simulated as it ran and changed. A job that is not changed takes what it
     took, however badly it is explained."""
     if not changed:
-        doubt = _doubt(before / measured, "the simulation does not explain it, and would predict no change")
+        doubt = _doubt(before / measured, "the simulation does not explain it")
         return Prediction(seconds=measured, ratio=1.0, low_seconds=measured, high_seconds=measured, doubt=doubt)
     ratio = after / before
     seconds = measured * ratio
     low, high = sorted((seconds, after))
     if is_explained(before / measured):
         return Prediction(seconds=seconds, ratio=ratio, low_seconds=seconds, high_seconds=seconds, doubt=None)
-    doubt = _doubt(before / measured, "what the change would bring cannot be told from that")
+    doubt = _doubt(before / measured, "what the change would bring cannot be told")
     if is_beyond(before / measured):
         return Prediction(seconds=None, ratio=None, low_seconds=None, high_seconds=None, doubt=doubt)
     return Prediction(seconds=seconds, ratio=ratio, low_seconds=low, high_seconds=high, doubt=doubt)
@@ -65,5 +65,5 @@ def _doubt(ratio: float, beyond: str) -> str | None:
         return None
     off = f"simulated, the job as it ran takes {ratio:.2f} times what was measured"
     if is_beyond(ratio):
-        return f"{off}: {beyond}; {_WHY}"
-    return f"{off}, and a change may lie anywhere between; {_WHY}"
+        return f"{off}, and {beyond} ({_WHY})"
+    return f"{off}, and a change may lie anywhere between ({_WHY})"

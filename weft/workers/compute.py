@@ -233,7 +233,7 @@ class StageTasks:
 def _head(name: str, function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     try:
         return function(output, target)
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too
         add_place(error, function_place(name))
         raise
 

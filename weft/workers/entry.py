@@ -27,6 +27,8 @@ from weft.spec import JobSpec, SpecError
 from weft.workers.model_memory import settle
 from weft.workload import Workload, WorkloadError, kind_of
 
+MAX_NAMES = 8  # of functions, in a message: a line's worth
+
 
 def load_workload(spec: JobSpec) -> Workload:
     """Imports the entry's file and calls its function with `job.args`; `unload` it when the job ends.
@@ -102,7 +104,7 @@ def _entry_function(spec: JobSpec, module: ModuleType) -> Callable[..., Any]:
     if function is None:
         own = [key for key, value in vars(module).items() if _is_function_of(value, module)]
         close = difflib.get_close_matches(name, own, n=1)
-        remedy = f"did you mean {close[0]}?" if close else f"it defines: {', '.join(own) or 'no function'}"
+        remedy = f"did you mean {close[0]}?" if close else f"it defines: {_listed(own)}"
         raise WorkloadError(f"job.entry: {spec.entry_file} has no {name!r}; {remedy}")
     if not callable(function):
         raise WorkloadError(
@@ -110,6 +112,11 @@ def _entry_function(spec: JobSpec, module: ModuleType) -> Callable[..., Any]:
             "name a function that returns a weft.Workload"
         )
     return function  # type: ignore[no-any-return]  # callable() narrows Any to nothing that mypy could hold
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES]) or 'no function'}{more}"
 
 
 def _is_function_of(value: object, module: ModuleType) -> bool:

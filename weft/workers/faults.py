@@ -14,7 +14,7 @@ from weft.run_file import RunFileError
 from weft.spec import SpecError
 from weft.transport.directory import SharedMemoryFull
 from weft.workers.errors import NonFiniteLoss
-from weft.workers.origin import is_ours
+from weft.workers.origin import is_ours, is_users
 from weft.workload import WorkloadError
 
 MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybody reads
@@ -29,6 +29,7 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
+_IMPORT_SYSTEM = "<frozen importlib"
 _OUR_FILES = str(Path(weft.__file__).parent)
 
 
@@ -87,8 +88,12 @@ def encodable(text: str) -> str:
 
 def _traceback(error: BaseException) -> str:
     told = traceback.TracebackException.from_exception(error)
-    theirs = [number for number, frame in enumerate(told.stack) if not frame.filename.startswith(_OUR_FILES)]
-    if theirs:
-        told.stack = traceback.StackSummary.from_list(told.stack[theirs[0] :])
+    files = [frame.filename for frame in told.stack]
+    theirs = [number for number, file in enumerate(files) if is_users(file)]
+    libraries = [number for number, file in enumerate(files) if not file.startswith((_OUR_FILES, _IMPORT_SYSTEM))]
+    if begin := theirs or libraries:
+        told.stack = traceback.StackSummary.from_list(told.stack[begin[0] :])
+    elif isinstance(error, SyntaxError):  # its place is in its text, and the way there is the import system's
+        told.stack = traceback.StackSummary()
     text = encodable("".join(told.format()))
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS // 2] + "\n...\n" + text[-8000:]

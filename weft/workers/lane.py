@@ -121,7 +121,7 @@ class Lane:
                     self._stamp_row(self._stalls[task][number], task, index, source)
             try:
                 operation.run(iteration)
-            except Exception as error:
+            except BaseException as error:  # SystemExit, too
                 add_place(error, operation.place_in(iteration))
                 raise
         if operation.wakes:

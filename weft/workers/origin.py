@@ -33,14 +33,14 @@ def is_ours(error: BaseException) -> bool:
         return False
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     ours = [file for file in files if Path(file).is_relative_to(_ROOT)]
-    if not ours or any(_is_users(file) for file in files):
+    if not ours or any(is_users(file) for file in files):
         return False
     if isinstance(error, AssertionError) and ours[-1] == files[-1]:
         return True
     return str(Path(ours[-1]).relative_to(_ROOT)).startswith(_OURS_ALONE)
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
     """A file that is neither ours, nor Python's, nor a library's. What is none, such as "<string>", says nothing."""
     path = Path(file)
     if not path.is_absolute() or path.is_relative_to(_ROOT):

@@ -22,7 +22,7 @@ def take_samples(field: str, dataset: Dataset[Any], numbers: Sequence[int]) -> l
     try:
         for number in numbers:
             items.append(dataset[number])  # noqa: PERF401  # what a comprehension has so far is lost with the error
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too
         add_place(error, f"in {samples_place(field, [numbers[len(items)]])}")
         raise
     return items

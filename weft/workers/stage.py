@@ -182,7 +182,7 @@ class HandBack:
 def _through(unit: Unit, x: torch.Tensor) -> torch.Tensor:
     try:
         output: torch.Tensor = unit.module(x)
-    except Exception as error:
+    except BaseException as error:  # SystemExit, too
         add_place(error, unit_place(unit.index, unit.prefix, unit.module))
         raise
     return output

@@ -174,7 +174,7 @@ class StreamLane:
 
             try:
                 self._stream.launch(work)
-            except Exception as error:
+            except BaseException as error:  # SystemExit, too
                 add_place(error, operation.place_in(iteration))
                 raise
             entry.ended = self._latest = self._stream.record()
@@ -245,7 +245,7 @@ class StreamLane:
         try:
             for act in entry.acts:
                 act()
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too
             add_place(error, operation.place_in(self._attempt.iteration(entry.iteration)))
             raise
         (self._board.post if operation.wakes else self._board.post_quietly)(entry.task, entry.iteration)
