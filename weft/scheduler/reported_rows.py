@@ -1,8 +1,8 @@
 """Reported rows: whether what a lane has stamped can be its history. Pure.
 
 Every account of the job relies on it: rows name tasks and iterations of the plan, are in order and do not overlap. The
-rows come from a process that runs the job's code, so they are looked at as they arrive, by columns: a tenth of what a
-row costs the accounts.
+rows come from a process that runs the job's code, so they are looked at as they arrive, by columns: well under a
+microsecond a row.
 """
 
 from __future__ import annotations
