@@ -45,7 +45,7 @@ def test_it_runs_or_the_machine_is_too_small(example: Path, preset: str) -> None
         (refused,) = states
         assert (refused.state, refused.reason) == ("failed", "invalid-plan")
         assert refused.message is not None
-        assert "workers and this daemon has" in refused.message
+        assert " and this daemon has " in refused.message
 
 
 @pytest.mark.slow
