@@ -286,6 +286,7 @@ async def test_a_job_that_waits_says_why(daemon: RealDaemon, browser: Any) -> No
     await browser.until("document.querySelector('#job-notice h3')?.textContent === 'It waits'", "a reason")
     assert first in await text(browser, "#job-notice p")
     assert not await browser.evaluate("document.getElementById('canvas').checkVisibility()")
+    await browser.until(f"document.querySelector('#jobs a[data-job={first}]') !== null", "the list of jobs")
     await browser.evaluate(f"document.querySelector('#jobs a[data-job={first}]').click()")
     await browser.until(f"document.getElementById('job-name').textContent === '{first}'", "the other job")
     await browser.until("document.getElementById('canvas').checkVisibility()", "its timeline")
