@@ -14,6 +14,7 @@ It knows nothing of what a verb does.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import select
@@ -42,6 +43,7 @@ from weft.transport.wire import (
     field,
 )
 
+MANY = 64  # visits at once, after which what they took is worth giving back: up to a mebibyte each
 LOOK_SECONDS = 1.0  # between two looks at whether a client that waits is still there
 READ_BYTES = 1 << 16
 BUFFERED_BYTES = 1 << 16  # that wait to be sent to a client before it has to read
@@ -180,6 +182,7 @@ class Reception:
         self._bounds = bounds or Bounds()
         self._visits: dict[asyncio.Task[None], Visit] = {}
         self._talking: set[Visit] = set()
+        self._most = 0  # visits at once, since memory was last given back
         self._complaints = Complaints(_log)
 
     def accept(self, spawn: Spawn, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -200,7 +203,11 @@ class Reception:
             task.cancel()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
+        self._most = max(self._most, len(self._visits))
         self._visits.pop(task).cut()
+        if self._most >= MANY and len(self._visits) <= self._most // 8:
+            self._most = len(self._visits)
+            _give_back_memory()
         self._exporter.set("weft_control_connections", len(self._visits))
 
     async def _serve(self, visit: Visit) -> None:
@@ -304,6 +311,13 @@ class Reception:
     def _count(self, code: ErrorCode) -> None:
         if code is not ErrorCode.TIMED_OUT:  # a client that waits long is told so every half minute
             self._exporter.add("weft_control_rejected_frames_total", reason=str(code))
+
+
+def _give_back_memory() -> None:
+    """glibc keeps what lies below something that is still used; asked, it returns whole pages, in milliseconds."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    if trim is not None:
+        trim(0)
 
 
 def _check_hello(message: Message) -> None:
