@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,21 +32,22 @@ def test_every_arena_is_in_the_file_and_nothing_beside_it(trained: Directory, tm
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.fixture
+@contextmanager
 def no_room() -> Iterator[None]:
-    """Files of at most 1,000 bytes: a write beyond is refused, as on a full disk."""
+    """Files of at most 1,000 bytes: a write beyond is refused, as on a full disk. Also of what pytest says, if that
+    goes to a file, so not for longer than it takes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # Python ignores the signal that would come with it
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_that_has_no_room_is_named_and_the_one_before_stays(
-    trained: Directory, tmp_path: Path, no_room: None
-) -> None:
+def test_a_file_that_has_no_room_is_named_and_the_one_before_stays(trained: Directory, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_text("of the attempt before")
-    with pytest.raises(RunFileError) as caught:
+    with no_room(), pytest.raises(RunFileError) as caught:
         save_state(trained, ["state-first", "state-second"], path)
     fault = fault_of(caught.value)
     assert (fault.reason, fault.exit_code) == ("run-directory", 74)
