@@ -16,6 +16,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
@@ -356,10 +357,9 @@ class _AsyncLine:
 
 def _connected(path: Path) -> socket.socket:
     """A Unix socket connects at once or not at all; asyncio takes a full queue (EAGAIN) for a connection on its way."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    try:
+    with ExitStack() as undoing:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        undoing.callback(connection.close)
         connection.connect(str(path))
-    except BaseException:
-        connection.close()
-        raise
+        undoing.pop_all()
     return connection

@@ -6,7 +6,7 @@ the error passes. Nothing is written down while all is well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 MAX_SAMPLES = 8
@@ -33,11 +33,14 @@ def without_places(lines: Sequence[str]) -> list[str]:
 
 
 class within:  # read as a statement, as contextlib.suppress is
-    """Adds a place to whatever error leaves the block. May be entered again and again."""
+    """Adds a place to whatever error leaves the block, SystemExit included. May be entered again and again.
+
+    place: as `add_place` takes it, or a function that makes it once there is an error: a lane enters for every task.
+    """
 
     __slots__ = ("_innermost", "_place")
 
-    def __init__(self, place: str, *, innermost: bool = False) -> None:
+    def __init__(self, place: str | Callable[[], str], *, innermost: bool = False) -> None:
         self._place = place
         self._innermost = innermost
 
@@ -48,7 +51,8 @@ class within:  # read as a statement, as contextlib.suppress is
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
-            add_place(error, self._place, innermost=self._innermost)
+            place = self._place if isinstance(self._place, str) else self._place()
+            add_place(error, place, innermost=self._innermost)
 
 
 def unit_place(index: int, prefix: str, module: object) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from weft.division import Part
-from weft.error_places import add_place, function_place
+from weft.error_places import function_place, within
 from weft.itinerary import Iteration
 from weft.workers.course import Course
 from weft.workers.data import sample_numbers
@@ -231,11 +231,8 @@ class StageTasks:
 
 
 def _head(name: str, function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    try:
+    with within(function_place(name)):
         return function(output, target)
-    except BaseException as error:  # SystemExit, too
-        add_place(error, function_place(name))
-        raise
 
 
 def _add(measured: Measured, iteration: Iteration, name: str, fraction: float, value: float) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from weft.error_places import add_place
+from weft.error_places import within
 from weft.transport.board import Aborted
 from weft.transport.records import MODE_INDEX, pack
 from weft.workers.attempt import Attempt, Operation
@@ -119,11 +119,8 @@ class Lane:
                 if words[1 + source] < needed:
                     board.wait(source, needed)
                     self._stamp_row(self._stalls[task][number], task, index, source)
-            try:
+            with within(lambda: operation.place_in(iteration)):
                 operation.run(iteration)
-            except BaseException as error:  # SystemExit, too
-                add_place(error, operation.place_in(iteration))
-                raise
         if operation.wakes:
             self._board.post(task, index)
         else:

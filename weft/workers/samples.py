@@ -12,19 +12,16 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, default_collate
 
-from weft.error_places import add_place, samples_place
+from weft.error_places import add_place, samples_place, within
 from weft.workload import WorkloadError, kind_of
 
 
 def take_samples(field: str, dataset: Dataset[Any], numbers: Sequence[int]) -> list[Any]:
     """field: the Workload's that has the data set. What __getitem__ raises passes, with the sample's number."""
     items: list[Any] = []
-    try:
+    with within(lambda: f"in {samples_place(field, [numbers[len(items)]])}"):
         for number in numbers:
             items.append(dataset[number])  # noqa: PERF401  # what a comprehension has so far is lost with the error
-    except BaseException as error:  # SystemExit, too
-        add_place(error, f"in {samples_place(field, [numbers[len(items)]])}")
-        raise
     return items
 
 

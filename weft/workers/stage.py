@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from weft.error_places import add_place, unit_place
+from weft.error_places import unit_place, within
 from weft.transport.arena import Arena
 from weft.workers.device import HostDevice
 from weft.workers.forward_buffers import Began, ForwardBuffers
@@ -66,6 +66,7 @@ class Stage:
         precision: "bf16" runs units and heads under autocast. device: which has the units; by default the host. heads:
         those that are modules."""
         self.units = tuple(units)
+        self._places = [within(unit_place(unit.index, unit.prefix, unit.module)) for unit in units]
         self._is_first = units[0].index == 0
         self._copies_input = copies_input
         self._seed = seed
@@ -137,10 +138,11 @@ class Stage:
         if self._copies_input:
             x = x.clone()
         with self._device.drawing, self._precision():  # autocast's cache is the process's, too
-            for unit in self.units:
+            for unit, place in zip(self.units, self._places, strict=True):
                 self._device.seed(unit_key(self._seed, step, microbatch, unit.index))
                 self._device.launching()
-                x = _through(unit, x)
+                with place:
+                    x = unit.module(x)
             return x if head is None else head(x)
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
@@ -177,15 +179,6 @@ class HandBack:
             self._use(input_gradient(x))
         elif self._last is not None:
             self._use(self._last)
-
-
-def _through(unit: Unit, x: torch.Tensor) -> torch.Tensor:
-    try:
-        output: torch.Tensor = unit.module(x)
-    except BaseException as error:  # SystemExit, too
-        add_place(error, unit_place(unit.index, unit.prefix, unit.module))
-        raise
-    return output
 
 
 def input_gradient(x: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.error_places import add_place
+from weft.error_places import within
 from weft.transport.board import RUNNING, Aborted, Board, num_words
 from weft.transport.records import MODE_INDEX
 from weft.workers.attempt import Attempt, Operation
@@ -172,11 +172,8 @@ class StreamLane:
                 entry.launch_ns = self._device.take_launch_ns()
                 entry.acts = self._device.take_acts()
 
-            try:
+            with within(lambda: operation.place_in(iteration)):
                 self._stream.launch(work)
-            except BaseException as error:  # SystemExit, too
-                add_place(error, operation.place_in(iteration))
-                raise
             entry.ended = self._latest = self._stream.record()
             if operation.is_read_on_host:
                 self._told = entry.ended
@@ -242,12 +239,9 @@ class StreamLane:
         operation = self._operations[entry.task]
         if entry.ended is not None:
             entry.ended.wait()
-        try:
+        with within(lambda: operation.place_in(self._attempt.iteration(entry.iteration))):
             for act in entry.acts:
                 act()
-        except BaseException as error:  # SystemExit, too
-            add_place(error, operation.place_in(self._attempt.iteration(entry.iteration)))
-            raise
         (self._board.post if operation.wakes else self._board.post_quietly)(entry.task, entry.iteration)
         if entry.milestone:
             return
