@@ -187,7 +187,7 @@ class Driver:
         self._spawn(guarded(), f"{what} {job}")
 
     def _perform_guarded(self, command: Command) -> None:
-        with self.guard.around(f"{type(command).__name__}", partial(self._fail_for_bug, self._job_of(command))):
+        with self.guard.around(type(command).__name__, partial(self._fail_for_bug, self._job_of(command))):
             self._perform(command)
 
     def _fail_for_bug(self, name: str | None, bug: Exception) -> None:
