@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,8 +26,9 @@ import psutil
 
 from weft.client import Client, DaemonUnreachable
 from weft.spec import JobSpec
-from weft.transport.wire import MAX_CLIENT_FRAME_BYTES, PROTOCOL, FrameReader, encode
+from weft.transport.wire import PROTOCOL
 
+RawClient = runpy.run_path(str(Path(__file__).parents[1] / "raw_client.py"))["RawClient"]
 SECONDS = 60.0  # for anything that is awaited: far above what it takes, below the test's own limit
 POLL_SECONDS = 0.02
 WORKERS = 3
@@ -296,51 +297,13 @@ class RealDaemon:
     # --- the socket
 
     @contextmanager
-    def connected(self, *, hello: bool = True) -> Iterator[RawClient]:
+    def connected(self, *, hello: bool = True) -> Iterator[Any]:
         """A connection on which a test sends what it likes."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(SECONDS)
-            connection.connect(str(self.socket))
-            client = RawClient(connection)
+        with RawClient(self.socket) as client:
             if hello:
                 client.send({"hello": {"protocol": PROTOCOL, "version": "0"}})
                 assert "hello" in client.receive()
             yield client
-
-
-class RawClient:
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self._reader = FrameReader(64 * MAX_CLIENT_FRAME_BYTES)
-        self._messages: list[dict[str, Any]] = []
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        self.socket.sendall(encode(dict(message)))
-
-    def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
-        """The answer, events passed over."""
-        self.send({"id": 1, "verb": verb, **fields})
-        while "event" in (message := self.receive()):
-            pass
-        return message
-
-    def receive(self) -> dict[str, Any]:
-        """The next message; {} at the end of the stream."""
-        while not self._messages:
-            data = self.socket.recv(1 << 16)
-            if not data:
-                return {}
-            self._messages += self._reader.feed(data)
-        return self._messages.pop(0)
-
-    def is_closed(self) -> bool:
-        """Waits for the daemon to close, whatever it says before."""
-        try:
-            while self.socket.recv(1 << 16):
-                pass
-        except ConnectionResetError:
-            pass
-        return True
 
 
 TERMINAL = ("completed", "failed", "cancelled")
