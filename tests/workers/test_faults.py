@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import weft.workers.stage
+from weft.scheduler.worker_messages import checked
 from weft.spec import JobSpec, SpecError
 from weft.workers.entry import load_workload
 from weft.workers.errors import NonFiniteLoss
@@ -137,6 +139,7 @@ def test_code_that_exits_has_failed_and_its_code_is_kept_where_it_can_be(code: A
     """A job whose code called exit(0) was failed, and its follower ended with 0 as after a success."""
     fault = fault_of(raised(SystemExit(code)))
     assert (fault.reason, fault.exit_code) == ("user-error", exit_code)
+    checked({"type": "fault", "job": "a", "attempt": 1, **asdict(fault)})  # or the daemon would blame the worker
     assert fault.message.startswith(f"the job's code called exit({code!r}); it must return, or raise an exception\n")
 
 

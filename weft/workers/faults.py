@@ -73,7 +73,7 @@ def _with_places(error: Exception) -> str:
 
 def _failing_exit_code(code: object) -> int:
     """The code of the user's exit() where a follower can end with it; a job that has ended early has not succeeded."""
-    return code if isinstance(code, int) and 0 < code < 256 else 1
+    return int(code) if isinstance(code, int) and 0 < code < 256 else 1  # True is an int, and no exit code on the wire
 
 
 def _text(error: BaseException) -> str:
