@@ -45,7 +45,7 @@ class JobSection(Section):
     @classmethod
     def _entry_has_two_parts(cls, value: str) -> str:
         path, colon, function = value.rpartition(":")
-        plain = value.isprintable() and _is_unicode(value)
+        plain = value.isprintable() and is_unicode(value)
         if not colon or not path.endswith(".py") or not function.isidentifier() or not plain:
             raise ValueError(f"{value!r} is not FILE.py:FUNCTION; write for example 'digits.py:workload'")
         return value
@@ -86,7 +86,7 @@ class JobSpec(Section):
     @field_validator("directory")
     @classmethod
     def _directory_is_absolute(cls, value: str) -> str:
-        if not value.startswith("/") or "\0" in value or not _is_unicode(value):
+        if not value.startswith("/") or "\0" in value or not is_unicode(value):
             raise ValueError(f"{value!r:.80} is not absolute; leave it out, and load sets it to the spec's own")
         return value
 
@@ -187,7 +187,7 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """No lone surrogates, which no encoding takes."""
     return text.isascii() or text == text.encode("utf-8", "replace").decode()
 
@@ -199,7 +199,7 @@ def _check_plain(value: Any, where: str, deeper: int) -> None:
             return
         case int() if -MAX_ARGS_INTEGER <= value < MAX_ARGS_INTEGER:
             return
-        case str() if _is_unicode(value):
+        case str() if is_unicode(value):
             return
         case dict() | list() if deeper == 0:
             raise ValueError(f"{where} is nested too deep; at most {MAX_ARGS_DEPTH} levels are taken")

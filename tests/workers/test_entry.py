@@ -191,6 +191,8 @@ def test_a_type_error_inside_the_users_code_passes_unchanged(write: Write) -> No
         ("made(scheduler='cosine')", "Workload.scheduler is str; give a function, or leave it out"),
         ("made(metrics=['accuracy'])", "Workload.metrics is list; give a mapping from names to functions"),
         ("made(metrics={'accuracy': 1})", r"Workload.metrics\['accuracy'\] is int; give a function"),
+        ("made(metrics={1: abs})", "Workload.metrics: the name 1 is no text; give one in UTF-8"),
+        ("made(metrics={'a\\udc00': abs})", r"Workload.metrics: the name 'a.udc00' is no text; give one in UTF-8"),
         ("made(metrics={'loss': abs})", "Workload.metrics: 'loss' is always reported; give the metric another name"),
     ],
 )

@@ -54,3 +54,10 @@ def test_what_the_saved_model_cannot_hold_is_refused_by_its_name() -> None:
 
 def test_parameters_that_are_made_by_the_first_forward_have_no_memory_yet() -> None:
     settle(nn.LazyLinear(3))
+
+
+def test_a_name_that_no_file_and_no_message_takes_is_refused() -> None:
+    model = nn.Module()
+    model.add_module("a\udc00", nn.Tanh())
+    with pytest.raises(WorkloadError, match=r"Workload.model: the name 'a.udc00' is no text; give one in UTF-8"):
+        settle(model)

@@ -151,3 +151,10 @@ def test_what_an_optimizer_remembers_beside_its_state_is_seen() -> None:
     vars(optimizer)["inner"] = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     assert optimizer_memory(optimizer) != before
     assert optimizer_memory(optimizer) != optimizer_memory(optimizer), "nobody knows whether that has changed"
+
+
+def test_state_under_a_key_that_is_no_text_does_not_move() -> None:
+    """An optimizer of the user's may keep it under any; no message to the daemon has such a name."""
+    optimizer, parameters = stepped(lambda given: torch.optim.Adam(given), (2, 3), (3,))
+    optimizer.state[parameters[0]][0] = torch.ones(2, 3)
+    assert state_facts(optimizer, parameters[0]) is None

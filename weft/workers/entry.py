@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.spec import JobSpec, SpecError
+from weft.spec import JobSpec, SpecError, is_unicode
 from weft.workers.model_memory import settle
 from weft.workload import Workload, WorkloadError, kind_of
 
@@ -157,6 +157,8 @@ def _check_metrics(metrics: object) -> None:
             f"Workload.metrics is {kind_of(metrics)}; give a mapping from names to functions (output, target) -> scalar"
         )
     for name, metric in metrics.items():
+        if not isinstance(name, str) or not is_unicode(name):
+            raise WorkloadError(f"Workload.metrics: the name {name!r:.80} is no text; give one in UTF-8")
         if not callable(metric):
             raise WorkloadError(f"Workload.metrics[{name!r:.80}] is {kind_of(metric)}; give a function")
     if "loss" in metrics:

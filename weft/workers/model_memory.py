@@ -13,6 +13,7 @@ from safetensors.torch import save
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from weft.spec import is_unicode
 from weft.workload import WorkloadError
 
 
@@ -48,6 +49,9 @@ def _check_apart(named: list[tuple[str, nn.Parameter]]) -> None:
 
 
 def _check_saved(model: nn.Module) -> None:
+    for name in (*model.state_dict(), *(name for name, _ in model.named_modules())):
+        if not is_unicode(name):
+            raise WorkloadError(f"Workload.model: the name {name!r:.80} is no text; give one in UTF-8")
     dtypes = {tensor.dtype: name for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
     for dtype, name in dtypes.items():
         try:

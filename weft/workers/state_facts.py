@@ -75,7 +75,9 @@ def _group_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> list[Tenso
     return next((group for group in groups if any(each is parameter for each in group)), [])
 
 
-def _entry(name: str, value: Any, parameter: Tensor) -> Entry | None:
+def _entry(name: object, value: Any, parameter: Tensor) -> Entry | None:
+    if not isinstance(name, str):  # an optimizer of the user's may keep its state under any key
+        return None
     if type(value) in _NUMBERS:
         return (name, type(value).__name__, "", 8)
     if not isinstance(value, Tensor):
