@@ -242,26 +242,26 @@ def count_answered(victim: Victim, seed: int, wanted: int) -> int:
     answered = 0
     valid = valid_requests(victim)
     while answered < wanted:
-        random_ = random.Random(seed)
-        done = _one_plan(victim, random_, valid)
+        answered += _one_plan(victim, seed, valid)
         victim.restart_if_dead(f"requests of seed {seed}")
-        answered += done
         seed += 1
     return answered
 
 
-def _one_plan(victim: Victim, random_: random.Random, valid: tuple[Message, ...]) -> int:
-    answered, conversation = 0, None
+def _one_plan(victim: Victim, seed: int, valid: tuple[Message, ...]) -> int:
+    random_ = random.Random(seed)
+    answered, conversation, request = 0, None, b""
     try:
         for _ in range(SEED_REQUESTS):
             conversation = conversation or Conversation(victim.home / "r" / "weft.sock")
-            was_answered, goes_on = conversation.ask(broken(random_, random_.choice(valid)))
+            request = broken(random_, random_.choice(valid))
+            was_answered, goes_on = conversation.ask(request)
             answered += was_answered
             if not goes_on:
                 conversation.close()
                 conversation = None
     except (OSError, WireError) as error:
-        print(f"a conversation broke off: {error!r}", file=sys.stderr)
+        print(f"a conversation of seed {seed} broke off at {request[:200]!r}: {error!r}", file=sys.stderr)
         until(victim.is_over_or_answers, "the daemon answers again, or is over")
     finally:
         if conversation is not None:

@@ -79,7 +79,7 @@ def start_again(daemon: Any) -> None:
 def answers(daemon: Any) -> bool:
     try:
         daemon.client.status()
-    except DaemonUnreachable:  # it is starting
+    except (DaemonUnreachable, RequestRefused):  # it is starting, or has not closed yet what others have left
         return False
     return True
 
@@ -142,6 +142,7 @@ def test_when_descriptors_are_short_clients_and_submits_are_refused_and_what_run
             daemon.client.status()
         gate.open()
         assert first.ask("wait", job=job)["ok"]["result"]["state"] == "completed"
+    until(lambda: answers(daemon), "an answer to a newcomer")
     daemon.until_idle()
     until(lambda: not daemon.footprint() - before, "its descriptors")  # one that just closes may be among the first
     assert daemon.run(daemon.spec(steps=1))["state"] == "completed"
