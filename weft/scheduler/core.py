@@ -346,7 +346,8 @@ class Core:
     def _drain_requested(self, event: DrainRequested, now: float) -> list[Command]:
         self.draining = True
         again = Outcome("", "shutdown", "the daemon is shutting down")
-        return [command for job in self._active() if event.now for command in self._release(job, again, now)]
+        stopping = self._active() if event.now else []
+        return [command for job in stopping for command in self._release(job, again, now)]
 
     def _ticked(self, now: float) -> list[Command]:
         commands: list[Command] = []
