@@ -18,9 +18,9 @@ from pathlib import Path
 from measure import Result, interleave, main, value_result
 from pipeline import CASES, Case
 
-import weft.embedded
-from weft.client import Client
-from weft.spec import JobSpec
+import weft.client.embedded
+from weft.client.client import Client
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 MICROBATCHES = 8
@@ -67,7 +67,9 @@ def _daemon(accounting: str) -> Iterator[Client]:
     before = os.environ.get("WEFT_ACCOUNTING")
     os.environ["WEFT_ACCOUNTING"] = accounting
     try:
-        with weft.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
+        with weft.client.embedded.Daemon(
+            workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")
+        ) as client:
             yield client
     finally:
         os.environ.pop("WEFT_ACCOUNTING")

@@ -28,7 +28,7 @@ from pathlib import Path
 from measure import Result, interleave, main, ratio_result, value_result
 from party import party
 
-from weft.transport.board import INITIAL_BYTE, num_words
+from weft.transport.memory.board import INITIAL_BYTE, num_words
 
 NUM_TASKS = 6  # of the board: three words for each rank
 TURNS = 11

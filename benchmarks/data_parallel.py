@@ -28,9 +28,9 @@ from measure import Result, interleave, main, ratio_result, value_result
 from party import Party, party
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, if not in __all__
 
-import weft.embedded
-from weft.client import Client
-from weft.spec import JobSpec
+import weft.client.embedded
+from weft.client.client import Client
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 NUM_CORES = 2
@@ -87,7 +87,7 @@ CASES = (
 def collect(quick: bool) -> list[Result]:
     with (
         tempfile.TemporaryDirectory(prefix="weft-bench-") as runs,  # it goes: each job of the MLP leaves 200 MB
-        weft.embedded.Daemon(workers=NUM_CORES, threads=1, runs_dir=runs) as client,
+        weft.client.embedded.Daemon(workers=NUM_CORES, threads=1, runs_dir=runs) as client,
     ):
         return [result for case in CASES for result in _measure(client, case, 2 if quick else case.turns)]
 

@@ -27,29 +27,30 @@ import torch
 import uvloop
 from measure import Result, interleave, main, pin, ratio_result, value_result
 
-from weft.metrics.exporter import Exporter
-from weft.scheduler.core import Core
-from weft.scheduler.crew import muster
-from weft.scheduler.driver import Driver
-from weft.scheduler.events import JobPlanned, JobSubmitted, TasksFinished, WorkerJoined, WorkerPrepared
-from weft.scheduler.inspection import Inspection, TensorFacts, UnitFacts
-from weft.scheduler.ledger import AsyncLedger, Ledger
-from weft.scheduler.plan import Plan
-from weft.scheduler.planner import make_plan
-from weft.scheduler.pool import SPIN_SECONDS, Child, Pool
-from weft.scheduler.run_writer import RunWriter
-from weft.settings import Settings
-from weft.spec import JobSection, JobSpec, Strategy
-from weft.transport.board import SLEEP_SECONDS, Board, futex_wait, futex_wake
-from weft.transport.records import MODE_INDEX, pack
-from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, encode
+from weft.machine.crew import muster
+from weft.metrics.prometheus.exporter import Exporter
+from weft.plan.inspection import Inspection, TensorFacts, UnitFacts
+from weft.plan.kinds import MODE_INDEX
+from weft.plan.plan import Plan
+from weft.plan.rows import pack
+from weft.scheduler.core.core import Core
+from weft.scheduler.core.events import JobPlanned, JobSubmitted, TasksFinished, WorkerJoined, WorkerPrepared
+from weft.scheduler.daemon.driver import Driver
+from weft.scheduler.daemon.pool import SPIN_SECONDS, Child, Pool
+from weft.scheduler.ledger.ledger import AsyncLedger, Ledger
+from weft.scheduler.planning.planner import make_plan
+from weft.scheduler.runs.run_writer import RunWriter
+from weft.spec.job_spec import JobSection, JobSpec, Strategy
+from weft.spec.settings import Settings
+from weft.transport.memory.board import SLEEP_SECONDS, Board, futex_wait, futex_wake
+from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, encode
 
 JOB = "bench-1"
 MICROBATCHES = 4
 WARM_UP = 50
 TASK_SECONDS = 100e-6  # between two round trips: a short task, and time for the other side to finish its own work
 RECEIVE_BYTES = 1 << 16
-SPINS_PER_CLOCK = 32  # as in weft.transport.board
+SPINS_PER_CLOCK = 32  # as in weft.transport.memory.board
 
 _fork = get_context("fork")
 

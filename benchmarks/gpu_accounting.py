@@ -2,9 +2,9 @@
 
 A job trains a GPT by a strategy for GPUs and profiles some iterations. Then that time is accounted for twice: by the
 rows that lanes have stamped from CUDA events, and by the kernels and copies that CUPTI has recorded of their streams
-(`weft.metrics.profile_account` says how the two are made comparable). Stall is that of the GPU's compute lane, overlap
-all sync, transfer and update of its lanes that ran beside it. A difference is a part of the greater of both, or of
-5 % of the wall time where they are less: nobody asks whether a stall of 0.1 % was 0.11 %.
+(`weft.metrics.recording.profile_account` says how the two are made comparable). Stall is that of the GPU's compute
+lane, overlap all sync, transfer and update of its lanes that ran beside it. A difference is a part of the greater of
+both, or of 5 % of the wall time where they are less: nobody asks whether a stall of 0.1 % was 0.11 %.
 
 With --stand-in the rows are held against the profiler's operators. There a row has all that a task does in its thread:
 before its first operator and after its last one too (the seeds of its random numbers, slots, hooks), and waits for
@@ -22,11 +22,11 @@ from typing import Any
 from gpu_session import Session, main
 from measure import Result, value_result
 
-from weft.client import Client
-from weft.metrics.profile_account import Comparison, Pair, compare
-from weft.metrics.recording import Recording
-from weft.spec import JobSpec
-from weft.worker_profile import profiles_in
+from weft.client.client import Client
+from weft.metrics.recording.profile_account import Comparison, Pair, compare
+from weft.metrics.recording.recording import Recording
+from weft.plan.worker_profile import profiles_in
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 GPU, CPU = {"device": "gpu"}, {"device": "cpu"}

@@ -21,9 +21,9 @@ import psutil
 from gpu_session import GIB, Session, answer
 from party import party
 
-from weft.client import Client, RequestRefused
-from weft.metrics.step_log import FILE
-from weft.spec import JobSpec
+from weft.client.client import Client, RequestRefused
+from weft.metrics.recording.step_log import FILE
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 MANY_STEPS = 1_000_000  # of a job that is cancelled

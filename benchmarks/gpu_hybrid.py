@@ -23,7 +23,7 @@ from gpu_models import SIZES, TINY
 from gpu_session import Session, main
 from measure import Result, value_result
 
-from weft.client import Client
+from weft.client.client import Client
 
 ALONE: Mapping[str, Any] = {"replicas": [{"device": "gpu"}], "update": "local"}
 PRESETS = ("hybrid-fine", "hybrid-coarse", "hyscale")

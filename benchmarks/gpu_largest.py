@@ -21,7 +21,7 @@ from gpu_session import GIB, Session, main
 from measure import Result, value_result
 from size_search import Found, largest
 
-from weft.client import Client
+from weft.client.client import Client
 
 MODEL = Gpt(layers=1, dim=3072, heads=24)  # 113 million parameters for each layer
 STEP = 2  # layers

@@ -29,7 +29,7 @@ from gpu_models import SIZES, TINY, Gpt
 from gpu_session import GIB, Session, main
 from measure import Result, ratio_result, value_result
 
-from weft.client import Client
+from weft.client.client import Client
 
 OURS: Mapping[str, Mapping[str, Any]] = {
     "zero-offload": {"preset": "zero-offload"},

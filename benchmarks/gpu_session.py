@@ -25,8 +25,8 @@ import torch
 from measure import CANNOT_RUN_HERE, STAND_IN, Result, make_parser, report, text_table
 from party import party
 
-import weft.embedded
-from weft.gpu_inventory import read_inventory
+import weft.client.embedded
+from weft.machine.gpus import read_inventory
 
 SECONDS = 500.0  # under ten minutes with a last run that ends late: what people wait for
 GIB = 1 << 30
@@ -69,9 +69,9 @@ class Session:
     def seconds_left(self) -> float:
         return self.ends - time.monotonic()
 
-    def daemon(self, runs_dir: str) -> weft.embedded.Daemon:
+    def daemon(self, runs_dir: str) -> weft.client.embedded.Daemon:
         """With the one GPU, or its stand-in, and one CPU worker, which is the host or a replica."""
-        return weft.embedded.Daemon(
+        return weft.client.embedded.Daemon(
             workers=1,
             threads=self.threads,
             stand_ins=1 if self.stand_in else None,

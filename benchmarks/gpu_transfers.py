@@ -25,9 +25,9 @@ from gpu_session import Session, answer, main
 from measure import Result, ratio_result, value_result
 from party import party
 
-from weft.client import Client
-from weft.metrics.recording import FILE, Recording
-from weft.transport.records import MODES
+from weft.client.client import Client
+from weft.metrics.recording.recording import FILE, Recording
+from weft.plan.kinds import MODES
 
 MODEL = Gpt(layers=8, dim=2048, heads=16, context=128)  # 0.44 billion parameters: 1.7 GB each way in an iteration
 WARM, MEASURED = 10, 30

@@ -24,9 +24,9 @@ from typing import Any
 
 from measure import Result, main, number, value_result
 
-import weft.embedded
-from weft.client import Client
-from weft.spec import JobSpec
+import weft.client.embedded
+from weft.client.client import Client
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 GPT = {"layers": 8, "dim": 256, "heads": 4, "context": 32, "vocabulary": 4096, "samples": 256}  # 32 MiB of gradients
@@ -111,7 +111,7 @@ def _measure(setting: Setting, *, quick: bool) -> list[Result]:
     order = list(setting.cases)
     with (
         tempfile.TemporaryDirectory(prefix="weft-bench-") as runs_dir,
-        weft.embedded.Daemon(
+        weft.client.embedded.Daemon(
             workers=setting.workers, stand_ins=setting.stand_ins, threads=1, runs_dir=runs_dir
         ) as client,
     ):

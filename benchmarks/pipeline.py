@@ -26,14 +26,14 @@ from typing import Any
 from measure import Result, main, ratio_result
 from party import Party, party
 
-import weft.embedded
-from weft.client import Client
-from weft.scheduler.inspection import Inspection
-from weft.scheduler.limit import speed_limit
-from weft.scheduler.plan import Plan
-from weft.scheduler.planner import make_plan
-from weft.scheduler.pool import ALLOCATOR
-from weft.spec import JobSpec
+import weft.client.embedded
+from weft.client.client import Client
+from weft.plan.inspection import Inspection
+from weft.plan.plan import Plan
+from weft.scheduler.daemon.pool import ALLOCATOR
+from weft.scheduler.planning.limit import speed_limit
+from weft.scheduler.planning.planner import make_plan
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 WARM_ITERATIONS = 10
@@ -74,7 +74,7 @@ CASES = (
 
 def collect(quick: bool) -> list[Result]:
     results = []
-    with weft.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
+    with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
         for case in CASES:
             for schedule in ("gpipe", "1f1b"):
                 results += _measure(client, case, schedule, 2 if quick else case.turns)
@@ -129,8 +129,8 @@ def _plan(case: Case, schedule: str) -> tuple[Plan, list[list[int]]]:
     spec = _spec(case, schedule, steps=1000)
     script = (
         "import json, sys, torch; torch.set_num_threads(1);"
-        "from weft.spec import JobSpec; from weft.workers.entry import load_workload;"
-        "from weft.workers.inspection import inspect;"
+        "from weft.spec.job_spec import JobSpec; from weft.workload.entry import load_workload;"
+        "from weft.workers.inspection.inspection import inspect;"
         "spec = JobSpec.parse(json.loads(sys.argv[1])); print(json.dumps(inspect(load_workload(spec), spec)))"
     )
     output = subprocess.run(

@@ -30,9 +30,9 @@ from typing import Any
 
 from measure import Result, main, value_result
 
-import weft.embedded
-from weft.client import Client
-from weft.spec import JobSpec
+import weft.client.embedded
+from weft.client.client import Client
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "observability"))
@@ -135,7 +135,7 @@ def collect(quick: bool) -> list[Result]:
 def _observed() -> Iterator[tuple[Client, str, PrometheusServer | None]]:
     """A daemon, the address of its metrics, and a Prometheus that scrapes it where one is installed."""
     runs = tempfile.mkdtemp(prefix="weft-bench-")
-    with weft.embedded.Daemon(workers=2, threads=1, runs_dir=runs, metrics="127.0.0.1:0") as client:
+    with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=runs, metrics="127.0.0.1:0") as client:
         _until(lambda: all(worker["state"] == "free" for worker in client.status()["workers"]), "every worker")
         url = client.status()["metrics"]
         try:

@@ -17,18 +17,19 @@ from pathlib import Path
 
 from measure import Result, main, value_result
 
-from weft.metrics.declared import MAX_SERIES
-from weft.metrics.exporter import Exporter
-from weft.metrics.http import MetricsServer
-from weft.metrics.recording import packed_rows
-from weft.scheduler.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
-from weft.scheduler.job_metrics import JobMetrics
-from weft.scheduler.job_run import JobRun
-from weft.scheduler.job_state import JobState
-from weft.scheduler.plan import Plan
-from weft.scheduler.planner import make_plan
-from weft.spec import JobSection, JobSpec, Strategy
-from weft.transport.records import MODE_INDEX, MODE_OF_KIND, Row
+from weft.metrics.prometheus.declared import MAX_SERIES
+from weft.metrics.prometheus.exporter import Exporter
+from weft.metrics.recording.recording import packed_rows
+from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
+from weft.plan.kinds import MODE_INDEX, MODE_OF_KIND
+from weft.plan.plan import Plan
+from weft.plan.rows import Row
+from weft.scheduler.daemon.http.server import MetricsServer
+from weft.scheduler.planning.planner import make_plan
+from weft.scheduler.runs.run import JobRun
+from weft.scheduler.runs.series import JobMetrics
+from weft.spec.job_spec import JobSection, JobSpec, Strategy
+from weft.spec.job_state import JobState
 
 NUM_JOBS, NUM_STAGES, MICROBATCHES = 32, 16, 16
 MAX_MILLISECONDS = 100

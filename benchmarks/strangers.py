@@ -29,9 +29,9 @@ from typing import Any
 import psutil
 from measure import Result, main, value_result
 
-from weft.client import Client, DaemonUnreachable
-from weft.spec import JobSpec
-from weft.transport.wire import MAX_CLIENT_FRAME_BYTES, PROTOCOL, FrameReader, Message, WireError, encode
+from weft.client.client import Client, DaemonUnreachable
+from weft.spec.job_spec import JobSpec
+from weft.transport.wire.frames import MAX_CLIENT_FRAME_BYTES, PROTOCOL, FrameReader, Message, WireError, encode
 
 SEED = 11
 REQUESTS, QUICK_REQUESTS = 200_000, 5_000

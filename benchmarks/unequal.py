@@ -20,9 +20,9 @@ from typing import Any
 
 from measure import Result, interleave, main, ratio_result
 
-import weft.embedded
-from weft.client import Client
-from weft.spec import JobSpec
+import weft.client.embedded
+from weft.client.client import Client
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 BATCH_SIZE = 240
@@ -36,7 +36,7 @@ def collect(quick: bool) -> list[Result]:
     fast: list[float] = []
     slow: list[float] = []
     half = {"replicas": 2, "microbatches": MICROBATCHES // 2}
-    with weft.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
+    with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
         sums, fixed, adaptive, stealing = interleave(
             1 if quick else TURNS,
             lambda: _apart(client, fast, slow),

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from measure import Result, interleave, main, ratio_result, value_result
 
-from weft.client import Client
-from weft.embedded import Daemon
-from weft.spec import JobSection, JobSpec, Strategy
+from weft.client.client import Client
+from weft.client.embedded import Daemon
+from weft.spec.job_spec import JobSection, JobSpec, Strategy
 
 FOLDER = Path(__file__).resolve().parent
 BATCH_SIZE = 100  # as in peers/torchrun_mlp.py

@@ -14,11 +14,11 @@ from typing import Any
 
 from measure import Result, main, value_result
 
-import weft.embedded
-from weft.client import Client
-from weft.metrics.recording import Recording
-from weft.scheduler.whatif import what_if
-from weft.spec import JobSpec
+import weft.client.embedded
+from weft.client.client import Client
+from weft.metrics.recording.recording import Recording
+from weft.scheduler.whatif.answer import what_if
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 GOAL = "<= 0.10"
@@ -85,7 +85,7 @@ def collect(quick: bool) -> list[Result]:
     errors: dict[str, list[float]] = {case.name: [] for case in CASES}
     baselines: list[float] = []
     unpredicted = 0
-    with weft.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
+    with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
         for _ in range(1 if quick else TURNS):
             for case in CASES:
                 answer = what_if(_record(client, case, case.strategy, case.args), case.settings)

@@ -1,4 +1,6 @@
-"""Writes the pages that are made from the code: cli.md and job.schema.json (`weft.metrics.declared` makes metrics.md).
+"""Writes the pages that are made from the code: cli.md and job.schema.json.
+
+`python -m weft.metrics.prometheus.declared` makes metrics.md.
 
 python docs/generate.py            writes them
 python docs/generate.py --check    exits with 1 and names those that are not current
@@ -13,9 +15,9 @@ from typing import Any
 
 import typer.main
 
-from weft import exits
-from weft.spec import JobSpec
-from weft.verbs import app
+from weft.cli import exits
+from weft.cli.verbs.app import app
+from weft.spec.job_spec import JobSpec
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -30,7 +32,7 @@ def cli_page() -> str:
     lines = [
         "# The `weft` command",
         "",
-        "Made by `python docs/generate.py` from `weft/verbs.py` and `weft/exits.py`.",
+        "Made by `python docs/generate.py` from `weft/cli/verbs/app.py` and `weft/cli/exits.py`.",
         "",
     ]
     lines += [

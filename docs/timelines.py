@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.division import divide
-from weft.metrics.timeline import Bar, bar_label, timeline_svg
-from weft.presets import PRESETS
-from weft.scheduler.graph import Kind, Lane, Task
-from weft.scheduler.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
-from weft.scheduler.placement import COMPUTE, DOWN, FETCH, LOAD, SYNC, UP
-from weft.scheduler.plan import Plan
-from weft.scheduler.planner import make_plan
-from weft.scheduler.simulator import Milestones, Simulation, Span, simulate
-from weft.spec import JobSpec
-from weft.transport.records import MODE_OF_KIND
+from weft.metrics.views.timeline import Bar, bar_label, timeline_svg
+from weft.plan.division import divide
+from weft.plan.graph import Lane, Task
+from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
+from weft.plan.kinds import MODE_OF_KIND, Kind
+from weft.plan.placement import COMPUTE, DOWN, FETCH, LOAD, SYNC, UP
+from weft.plan.plan import Plan
+from weft.scheduler.planning.planner import make_plan
+from weft.scheduler.planning.simulator import Milestones, Simulation, Span, simulate
+from weft.spec.job_spec import JobSpec
+from weft.spec.presets import PRESETS
 
 FOLDER = Path(__file__).resolve().parent / "timelines"
 

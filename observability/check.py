@@ -25,9 +25,9 @@ from urllib.parse import urlsplit
 from panels import Window, empty_panels
 from prometheus_server import SHIPPED, PrometheusError, PrometheusServer, tool, until
 
-from weft.client import Client, DaemonUnreachable
+from weft.client.client import Client, DaemonUnreachable
 from weft.metrics.grafana.boards import BOARDS
-from weft.spec import JobSpec
+from weft.spec.job_spec import JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "examples" / "digits.toml"

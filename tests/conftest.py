@@ -1,9 +1,147 @@
-"""What every test relies on."""
+"""What every test relies on; and plans of made-up models: so many units, so long each."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import pytest
+from hypothesis import strategies as st
+
+from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
+from weft.plan.plan import Plan
+from weft.scheduler.planning.planner import make_plan
+from weft.spec.job_spec import JobSpec
+from weft.spec.strategy import Prefetch, Replica, Strategy
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+PLENTY = 1 << 40
+
+
+def make_unit(number: int, forward: float = 1.0, backward: float = 2.0, **changes: Any) -> UnitFacts:
+    facts: dict[str, Any] = {
+        "name": f"{number}.",
+        "parameter_bytes": 100,
+        "buffer_bytes": 10,
+        "forward_seconds": forward,
+        "backward_seconds": backward,
+        "dtype": "float32",
+        "itemsize": 4,
+        "shapes": {1: (1, 8), 2: (2, 8)},
+    }
+    return UnitFacts(**facts | changes)
+
+
+def make_parameter(*units: int, num_elements: int = 25, **changes: Any) -> ParameterFacts:
+    facts: dict[str, Any] = {"dtype": "float32", "itemsize": 4, "trained": True, "group": 0}
+    return ParameterFacts(units=units, num_elements=num_elements, **facts | changes)
+
+
+def make_inspection(units: Sequence[UnitFacts], **changes: Any) -> Inspection:
+    """Each unit has one parameter of its own, unless `parameters` are given."""
+    facts: dict[str, Any] = {
+        "parameters": tuple(make_parameter(n, num_elements=u.parameter_bytes // 4) for n, u in enumerate(units)),
+        "units": tuple(units),
+        "input": TensorFacts(dtype="float32", itemsize=4, shapes={1: (1, 3), 2: (2, 3)}),
+        "target": TensorFacts(dtype="int64", itemsize=8, shapes={1: (1,), 2: (2,)}),
+        "num_train": 8,
+        "num_validation": 0,
+        "load_seconds": 0.0,
+        "update_seconds": 0.0,
+        "metrics": (),
+    }
+    return Inspection(**facts | changes)
+
+
+def make_spec(
+    *, batch_size: int = 840, steps: int = 3, priority: int = 0, mode: str = "train", **strategy: Any
+) -> JobSpec:
+    job = {"entry": "job.py:workload", "batch_size": batch_size, "steps": steps, "priority": priority, "mode": mode}
+    return JobSpec.parse({"job": job, "strategy": strategy, "directory": "/jobs"})
+
+
+@st.composite
+def replicas(draw: st.DrawFn, num_units: int) -> Replica:
+    split = sorted(draw(st.sets(st.integers(1, num_units - 1), max_size=2)))
+    device = draw(st.sampled_from(["cpu", "gpu"]))
+    return Replica(
+        device=device,
+        stages=len(split) + 1,
+        gpus=draw(st.integers(1, len(split) + 1)) if device == "gpu" else None,
+        split=split,
+        microbatches=draw(st.integers(1, 4)),
+    )
+
+
+@st.composite
+def strategies(draw: st.DrawFn, num_units: int) -> Strategy:
+    """Of one to three replicas, for a model of so many units that can be cut anywhere."""
+    listed = draw(st.lists(replicas(num_units), min_size=1, max_size=3))
+    num_replicas = len(listed)
+    shares: list[float] | None = draw(
+        st.tuples(*[st.sampled_from([0.0, 1.0, 2.0])] * num_replicas).filter(any).map(list)
+    )
+    staleness = draw(st.just([0] * num_replicas) | st.tuples(*[st.integers(0, 2)] * num_replicas).map(list))
+    share: Literal["fixed", "stealing"] = draw(st.sampled_from(["fixed", "fixed", "stealing"]))
+    if share == "stealing":  # of what is the same for all
+        shares, staleness = None, [staleness[0]] * num_replicas
+        listed = [replica.model_copy(update={"microbatches": listed[0].microbatches}) for replica in listed]
+    return Strategy(
+        schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
+        replicas=listed,
+        microbatches=listed[0].microbatches or 1,
+        recompute=draw(st.booleans()),
+        sync=draw(st.sampled_from(["coarse", "fine"])),
+        update=draw(st.sampled_from(["local", "cpu", "balanced"])),
+        staleness=staleness,
+        staleness_warmup=draw(st.sampled_from([0, 0, 1, 3])),
+        share=share,
+        shares=shares,
+        bucket_mib=draw(st.sampled_from([0.001, 0.01, 1.0])),
+        clip_norm=draw(st.none() | st.just(1.0)),
+        prefetch=Prefetch(load=draw(st.integers(1, 2)), transfer=draw(st.integers(1, 3))),
+    )
+
+
+@pytest.fixture(scope="session")
+def strategies_of() -> Callable[[int], st.SearchStrategy[Strategy]]:
+    """By the number of the model's units."""
+    return strategies
+
+
+@pytest.fixture(scope="session")
+def unit_of() -> Callable[..., UnitFacts]:
+    return make_unit
+
+
+@pytest.fixture(scope="session")
+def parameter_of() -> Callable[..., ParameterFacts]:
+    """By the units that use it."""
+    return make_parameter
+
+
+@pytest.fixture(scope="session")
+def inspection_of() -> Callable[..., Inspection]:
+    return make_inspection
+
+
+@pytest.fixture(scope="session")
+def spec_of() -> Callable[..., JobSpec]:
+    return make_spec
+
+
+@pytest.fixture(scope="session")
+def plan_of() -> Callable[..., Plan]:
+    """The plan of a spec of these settings for a model of as many like units as stages, or for the inspection given."""
+
+    def plan(inspection: Inspection | None = None, **settings: Any) -> Plan:
+        listed = settings.get("replicas")
+        stages = [replica.get("stages", 1) for replica in listed] if isinstance(listed, list) else []
+        units = [make_unit(number) for number in range(max(settings.get("stages", 1), *stages, 1))]
+        return make_plan(make_spec(**settings), inspection or make_inspection(units), shared_bytes_free=PLENTY)
+
+    return plan

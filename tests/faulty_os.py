@@ -1,4 +1,4 @@
-"""The os module as weft.run_file has it, some of whose calls fail as a disk's do. Modules take it with `runpy`."""
+"""The os module as `weft.machine.run_file` has it, some of whose calls fail as a disk's do. Taken with `runpy`."""
 
 from __future__ import annotations
 

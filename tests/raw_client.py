@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.transport.wire import MAX_REPLY_BYTES, FrameReader, encode
+from weft.transport.wire.frames import MAX_REPLY_BYTES, FrameReader, encode
 
 SECONDS = 60.0  # for an answer
 

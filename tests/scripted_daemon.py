@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.transport.wire import MAX_CLIENT_FRAME_BYTES, PROTOCOL, FrameReader, encode
+from weft.transport.wire.frames import MAX_CLIENT_FRAME_BYTES, PROTOCOL, FrameReader, encode
 
 HANG_UP = object()
 HOLD = object()

@@ -9,15 +9,15 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from weft.cgroup_limits import CgroupLimits
-from weft.daemon_facts import DaemonFacts, RuntimeDirectoryFacts, StorageFacts
-from weft.doctor_facts import Facts
-from weft.finding import Finding
-from weft.gpu_inventory import Gpu, Inventory
-from weft.machine_facts import Limits, Machine, MemoryPolicy, NumaNode, SharedMemory
-from weft.machine_findings import findings
-from weft.preset_fit import fit_presets
-from weft.software_versions import EXTRAS, PACKAGES, Software
+from weft.cli.doctor.daemon_facts import DaemonFacts, RuntimeDirectoryFacts, StorageFacts
+from weft.cli.doctor.facts import Facts
+from weft.cli.doctor.finding import Finding
+from weft.cli.doctor.machine_findings import findings
+from weft.cli.doctor.preset_fit import fit_presets
+from weft.machine.cgroups import CgroupLimits
+from weft.machine.facts import Limits, Machine, MemoryPolicy, NumaNode, SharedMemory
+from weft.machine.gpus import Gpu, Inventory
+from weft.machine.versions import EXTRAS, PACKAGES, Software
 
 GIB = 1 << 30
 CPUS = tuple(range(8))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from weft.exits import of_refusal
-from weft.presets import PRESETS, presets_table
-from weft.settings import Settings
-from weft.strategy import Prefetch, Strategy
-from weft.transport.wire import ErrorCode
-from weft.verbs import app
+from weft.cli.exits import of_refusal
+from weft.cli.verbs.app import app
+from weft.spec.presets import PRESETS, presets_table
+from weft.spec.settings import Settings
+from weft.spec.strategy import Prefetch, Strategy
+from weft.transport.wire.frames import ErrorCode
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks" / "README.md"]
@@ -88,7 +88,7 @@ def test_what_is_made_from_the_code_is_current(script: str) -> None:
 
 
 def test_the_protocol_page_has_every_verb_of_the_service() -> None:
-    served = re.findall(r'^ {12}"([a-z]+)": self\._\1,', text("weft/scheduler/service.py"), flags=re.MULTILINE)
+    served = re.findall(r'^ {12}"([a-z]+)": self\._\1,', text("weft/scheduler/daemon/service.py"), flags=re.MULTILINE)
     assert list(table("docs/protocol.md", "| verb |")) == served
 
 
@@ -103,7 +103,7 @@ def test_the_operations_page_has_every_setting_with_its_variable() -> None:
 
 
 def test_the_strategies_page_has_the_current_table_of_presets() -> None:
-    _, _, behind = text("docs/strategies.md").partition("<!-- presets: python -m weft.presets -->\n")
+    _, _, behind = text("docs/strategies.md").partition("<!-- presets: python -m weft.spec.presets -->\n")
     assert behind.partition("<!-- end of presets -->")[0] == presets_table()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.scheduler.runtime_directory import SOCKET_NAME
-from weft.settings import Settings
+from weft.spec.settings import Settings
+from weft.transport.wire.runtime_directory import SOCKET_NAME
 
 UNITS = Path(__file__).parents[1] / "systemd"
 SERVICES = ("weft.service", "weft@.service")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from weft.spec import JobSection, JobSpec
-from weft.workload import Workload
+from weft.spec.job_spec import JobSection, JobSpec
+from weft.workload.workload import Workload
 
 PAGE = (Path(__file__).parents[1] / "docs" / "your-model.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(python|toml)\n(.*?)```", PAGE, flags=re.DOTALL)

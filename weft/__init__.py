@@ -10,22 +10,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from weft.client import AsyncClient as AsyncClient
-    from weft.client import Client as Client
-    from weft.spec import JobSpec as JobSpec
-    from weft.spec import SpecError as SpecError
-    from weft.workload import Workload as Workload
+from weft.version import __version__ as __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from weft.client.client import AsyncClient as AsyncClient
+    from weft.client.client import Client as Client
+    from weft.spec.field_errors import SpecError as SpecError
+    from weft.spec.job_spec import JobSpec as JobSpec
+    from weft.workload.workload import Workload as Workload
+
 __all__ = ["AsyncClient", "Client", "JobSpec", "SpecError", "Workload"]
 
 _HOMES = {
-    "AsyncClient": "weft.client",
-    "Client": "weft.client",
-    "JobSpec": "weft.spec",
-    "SpecError": "weft.spec",
-    "Workload": "weft.workload",
+    "AsyncClient": "weft.client.client",
+    "Client": "weft.client.client",
+    "JobSpec": "weft.spec.job_spec",
+    "SpecError": "weft.spec.field_errors",
+    "Workload": "weft.workload.workload",
 }
 
 

@@ -22,9 +22,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import pin
 
-from weft.scheduler.pool import SPIN_SECONDS
-from weft.transport.board import Board
-from weft.transport.collectives import Reduction
+from weft.scheduler.daemon.pool import SPIN_SECONDS
+from weft.transport.memory.board import Board
+from weft.transport.memory.collectives import Reduction
 
 MEETING, READY, DONE = 0, 2, 4  # words of the board, one for each rank
 PATIENCE = datetime.timedelta(seconds=60)

@@ -30,11 +30,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from training_loop import Samples
 
-from weft.spec import JobSpec
-from weft.workers.entry import load_workload
-from weft.workers.faults import fault_of
-from weft.workers.optimizer import make_optimizer
-from weft.workload import Workload, units
+from weft.spec.job_spec import JobSpec
+from weft.workload.entry import load_workload
+from weft.workload.faults import fault_of
+from weft.workload.optimizer import make_optimizer
+from weft.workload.units import units
+from weft.workload.workload import Workload
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
 

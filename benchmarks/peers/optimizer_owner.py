@@ -18,9 +18,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from weft.transport.board import Board
-from weft.workers.optimizer import make_optimizer
-from weft.workers.sharded_optimizer import Segment, Shard, ShardedOptimizer
+from weft.transport.memory.board import Board
+from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
+from weft.workload.optimizer import make_optimizer
 
 BUCKET_ELEMENTS = 25 * 2**20 // 4
 SPIN_SECONDS = 4e-3  # as in Weft's workers

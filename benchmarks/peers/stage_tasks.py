@@ -18,10 +18,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import pin
 
-from weft.spec import JobSpec
-from weft.transport.arena import Arena, Layout
-from weft.workers.attempt import Attempt
-from weft.workers.entry import load_workload
+from weft.spec.job_spec import JobSpec
+from weft.transport.memory.arena import Arena, Layout
+from weft.workers.lanes.attempt import Attempt
+from weft.workload.entry import load_workload
 
 
 class PrivateDirectory:

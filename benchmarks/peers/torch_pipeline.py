@@ -20,10 +20,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import pin
 
-from weft.spec import JobSpec
-from weft.workers.entry import load_workload
-from weft.workers.optimizer import make_optimizer
-from weft.workload import units
+from weft.spec.job_spec import JobSpec
+from weft.workload.entry import load_workload
+from weft.workload.optimizer import make_optimizer
+from weft.workload.units import units
 
 
 def main() -> None:

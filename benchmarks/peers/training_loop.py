@@ -24,9 +24,9 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, if not in __all__
 from torch.nn.parallel import DistributedDataParallel
 
-from weft.spec import JobSpec
-from weft.workers.entry import load_workload
-from weft.workers.optimizer import make_optimizer
+from weft.spec.job_spec import JobSpec
+from weft.workload.entry import load_workload
+from weft.workload.optimizer import make_optimizer
 
 PATIENCE = datetime.timedelta(seconds=60)  # a rank whose peer is gone ends, and the benchmark with it
 

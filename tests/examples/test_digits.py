@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.reference import train
-from weft.spec import JobSpec
-from weft.workers.entry import load_workload, unload
-from weft.workload import Workload, units
+from weft.reference.loop import train
+from weft.spec.job_spec import JobSpec
+from weft.workload.entry import load_workload, unload
+from weft.workload.units import units
+from weft.workload.workload import Workload
 
 SPEC = Path(__file__).parents[2] / "examples" / "digits.toml"
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from weft.reference import train
-from weft.spec import JobSpec
-from weft.workload import units
+from weft.reference.loop import train
+from weft.spec.job_spec import JobSpec
+from weft.workload.units import units
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "examples" / "gpt.toml"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.reference import train
-from weft.spec import JobSpec
+from weft.reference.loop import train
+from weft.spec.job_spec import JobSpec
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "examples" / "mnist.toml"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from weft.presets import PRESETS
-from weft.scheduler.core import Core
-from weft.scheduler.events import JobSubmitted, RecordState
-from weft.scheduler.placement import workers_needed
-from weft.spec import JobSpec
-from weft.strategy import TRAINED_AXES, Strategy
+from weft.scheduler.core.core import Core
+from weft.scheduler.core.events import JobSubmitted, RecordState
+from weft.spec.job_spec import JobSpec
+from weft.spec.presets import PRESETS
+from weft.spec.strategy import TRAINED_AXES, Strategy
+from weft.spec.workers_needed import workers_needed
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 PROCESS_SECONDS = 120.0

@@ -1,4 +1,4 @@
-"""Lanes on the streams of a real GPU, without a daemon: the harness of tests/workers/test_stream_lanes.py."""
+"""Lanes on the streams of a real GPU, without a daemon: the harness of tests/workers/lanes/test_stream_lanes.py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from weft import reference
-from weft.workers import cuda
-from weft.workers.cuda import CudaDevice
-from weft.workers.tiles import TILE_BYTES
+from weft.reference import loop as reference
+from weft.workers.devices import cuda
+from weft.workers.devices.cuda import CudaDevice
+from weft.workers.devices.tiles import TILE_BYTES
 
 _WORKERS = Path(__file__).parents[1] / "workers"
-_LANES = runpy.run_path(str(_WORKERS / "test_stream_lanes.py"))
+_LANES = runpy.run_path(str(_WORKERS / "lanes" / "test_stream_lanes.py"))
 Workers, STRATEGIES, source_of = _LANES["Workers"], _LANES["STRATEGIES"], _LANES["source_of"]
 planned_workload = _LANES["planned_workload"]
 ASKS_THE_DEVICE = "x[0, 0] < 0"  # what the model of test_attempt.py does in its forward: it makes the host wait

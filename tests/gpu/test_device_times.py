@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from weft.scheduler.inspection import Inspection
-from weft.spec import JobSpec
-from weft.workers import update_times
-from weft.workers.cuda import CudaDevice
-from weft.workers.inspection import inspect_job
-from weft.workload import Workload
+from weft.plan.inspection import Inspection
+from weft.spec.job_spec import JobSpec
+from weft.workers.devices.cuda import CudaDevice
+from weft.workers.inspection import update_times
+from weft.workers.inspection.inspection import inspect_job
+from weft.workload.workload import Workload
 
 CPU, GPU = {"device": "cpu"}, {"device": "gpu"}
 WIDTH = 1024

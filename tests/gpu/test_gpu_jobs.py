@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from weft import reference
-from weft.metrics.accounting import BUSY_MODES
-from weft.strategy import Strategy
-from weft.workers.torch_settings import TorchSettings
+from weft.metrics.accounts.accounting import BUSY_MODES
+from weft.reference import loop as reference
+from weft.spec.strategy import Strategy
+from weft.workers.process.torch_settings import TorchSettings
 
 _REAL = runpy.run_path(str(Path(__file__).parents[1] / "integration" / "real_daemon.py"))
 metrics_rows = _REAL["metrics_rows"]

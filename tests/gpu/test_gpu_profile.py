@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.profile_account import compare
-from weft.metrics.recording import NUM_BUSY, Recording
-from weft.spec import JobSpec
-from weft.worker_profile import KINDS, WorkerProfile, outermost, profiles_in
+from weft.metrics.recording.profile_account import compare
+from weft.metrics.recording.recording import NUM_BUSY, Recording
+from weft.plan.worker_profile import KINDS, WorkerProfile, outermost, profiles_in
+from weft.spec.job_spec import JobSpec
 
 SOURCE = runpy.run_path(str(Path(__file__).with_name("test_gpu_jobs.py")))["SOURCE"]
 FIRST, NUM = 10, 5

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from weft import reference
+from weft.reference import loop as reference
 
 _REAL = runpy.run_path(str(Path(__file__).parents[1] / "integration" / "real_daemon.py"))
 metrics_rows = _REAL["metrics_rows"]
@@ -30,15 +30,15 @@ KEY = b"k" * 32
 SERVER = f"""
 import sys
 from pathlib import Path
-from weft.transport.directory import DirectoryServer
+from weft.transport.memory.directory import DirectoryServer
 DirectoryServer(Path(sys.argv[1]), {KEY!r}).serve(lambda: print("ready", flush=True))
 """
 WORKER = f"""
 import sys
 from pathlib import Path
 import torch
-from weft.transport.directory import Directory
-from weft.workers.cuda import CudaDevice
+from weft.transport.memory.directory import Directory
+from weft.workers.devices.cuda import CudaDevice
 device, directory = CudaDevice(), Directory(Path(sys.argv[1]), {KEY!r}, "job")
 print("ready", flush=True)
 for line in sys.stdin:

@@ -24,9 +24,9 @@ from typing import Any
 
 import psutil
 
-from weft.client import Client, DaemonUnreachable
-from weft.spec import JobSpec
-from weft.transport.wire import PROTOCOL
+from weft.client.client import Client, DaemonUnreachable
+from weft.spec.job_spec import JobSpec
+from weft.transport.wire.frames import PROTOCOL
 
 RawClient = runpy.run_path(str(Path(__file__).parents[1] / "raw_client.py"))["RawClient"]
 SECONDS = 60.0  # for anything that is awaited: far above what it takes, below the test's own limit

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from weft.client import RequestRefused
+from weft.client.client import RequestRefused
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, LINE, SECONDS = _REAL["RealDaemon"], _REAL["LINE"], _REAL["SECONDS"]

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from weft.transport.wire import PROTOCOL, encode
+from weft.transport.wire.frames import PROTOCOL, encode
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon = _REAL["RealDaemon"]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.embedded import Daemon
-from weft.spec import JobSpec
+from weft.client.embedded import Daemon
+from weft.spec.job_spec import JobSpec
 
 MiB = 1 << 20
 SECONDS = 100.0

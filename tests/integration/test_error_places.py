@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft import reference
-from weft.workers.faults import fault_of
+from weft.reference import loop as reference
+from weft.workload.faults import fault_of
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, SECONDS = _REAL["RealDaemon"], _REAL["SECONDS"]

@@ -21,10 +21,10 @@ import msgpack
 import psutil
 import pytest
 
-from weft.client import Client, RequestRefused
-from weft.spec import JobSection, ProfileSection
-from weft.strategy import Strategy
-from weft.transport.wire import MAX_CLIENT_FRAME_BYTES, PROTOCOL, encode
+from weft.client.client import Client, RequestRefused
+from weft.spec.job_spec import JobSection, ProfileSection
+from weft.spec.strategy import Strategy
+from weft.transport.wire.frames import MAX_CLIENT_FRAME_BYTES, PROTOCOL, encode
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, until = _REAL["RealDaemon"], _REAL["until"]

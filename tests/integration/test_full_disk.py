@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from weft.client import RequestRefused
+from weft.client.client import RequestRefused
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, until = _REAL["RealDaemon"], _REAL["until"]

@@ -19,12 +19,12 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from weft.client import RequestRefused
-from weft.exits import of_result
-from weft.follower import follow
-from weft.scheduler.removal import MARK
-from weft.verbs import app
-from weft.worker_profile import WorkerProfile
+from weft.cli.exits import of_result
+from weft.cli.screens.follower import follow
+from weft.cli.verbs.app import app
+from weft.client.client import RequestRefused
+from weft.plan.worker_profile import WorkerProfile
+from weft.scheduler.runs.removal import MARK
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, until, SECONDS, LINE = (_REAL[name] for name in ("RealDaemon", "until", "SECONDS", "LINE"))

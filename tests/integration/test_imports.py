@@ -12,9 +12,13 @@ import pytest
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon = _REAL["RealDaemon"]
 
-VERB = (
-    "import sys; from weft.cli import main\ntry: main()\nexcept SystemExit: pass\nprint(*sys.modules, file=sys.stderr)"
-)
+VERB = """
+import sys
+from weft.cli.main import main
+try: main()
+except SystemExit: pass
+print(*sys.modules, file=sys.stderr)
+"""
 
 
 def maps_torch(pid: int) -> bool:
@@ -42,5 +46,5 @@ def test_no_verb_that_asks_the_daemon_imports_torch(daemon: RealDaemon, verb: st
         check=True,
     )
     modules = set(done.stderr.splitlines()[-1].split())
-    assert "weft.client" in modules
+    assert "weft.client.client" in modules
     assert not {module for module in modules if module.partition(".")[0] == "torch"}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.recording import FILE, Recording
-from weft.scheduler.inspection import Inspection
+from weft.metrics.recording.recording import FILE, Recording
+from weft.plan.inspection import Inspection
 
 _REAL = runpy.run_path(str(Path(__file__).parent / "real_daemon.py"))
 RealDaemon = _REAL["RealDaemon"]

@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from weft import reference
-from weft.client import Client, DaemonUnreachable, RequestRefused
-from weft.result import RESULT_KEYS
-from weft.spec import JobSpec
+from weft.client.client import Client, DaemonUnreachable, RequestRefused
+from weft.client.result import RESULT_KEYS
+from weft.reference import loop as reference
+from weft.spec.job_spec import JobSpec
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, Gate, until, SECONDS = (_REAL[name] for name in ("RealDaemon", "Gate", "until", "SECONDS"))

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.exporter import Exporter
-from weft.metrics.http import MetricsServer
-from weft.metrics.page_data import timeline
-from weft.metrics.recording import NUM_BUSY, Recording
+from weft.metrics.prometheus.exporter import Exporter
+from weft.metrics.recording.recording import NUM_BUSY, Recording
+from weft.metrics.views.page_data import timeline
+from weft.scheduler.daemon.http.server import MetricsServer
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 _BROWSER = runpy.run_path(str(Path(__file__).with_name("browser.py")))
-_RECORDED = runpy.run_path(str(Path(__file__).parents[1] / "metrics" / "recorded.py"))
+_RECORDED = runpy.run_path(str(Path(__file__).parents[1] / "metrics" / "views" / "recorded.py"))
 RealDaemon, until, SECONDS = _REAL["RealDaemon"], _REAL["until"], _REAL["SECONDS"]
 Browser, CHROMIUM = _BROWSER["Browser"], _BROWSER["CHROMIUM"]
 wide_recording, TASK_NS = _RECORDED["wide_recording"], _RECORDED["TASK_NS"]

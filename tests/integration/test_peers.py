@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from weft import reference
+from weft.reference import loop as reference
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, metrics_rows, until = (_REAL[name] for name in ("RealDaemon", "metrics_rows", "until"))

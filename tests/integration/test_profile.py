@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.accounting import MODES
-from weft.metrics.recording import PROFILED_FILE, Recording
-from weft.spec import JobSpec
-from weft.worker_profile import Track, WorkerProfile, outermost, profiles_in
+from weft.metrics.accounts.accounting import MODES
+from weft.metrics.recording.recording import PROFILED_FILE, Recording
+from weft.plan.worker_profile import Track, WorkerProfile, outermost, profiles_in
+from weft.spec.job_spec import JobSpec
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, until = _REAL["RealDaemon"], _REAL["until"]
-_CHECKS = runpy.run_path(str(Path(__file__).parents[1] / "metrics" / "trace_format.py"))
+_CHECKS = runpy.run_path(str(Path(__file__).parents[1] / "metrics" / "views" / "trace_format.py"))
 check_format = _CHECKS["check_format"]
 
 pytestmark = pytest.mark.slow

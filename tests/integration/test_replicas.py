@@ -20,8 +20,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from weft import reference
-from weft.spec import JobSpec
+from weft.reference import loop as reference
+from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).parent
 _REAL = runpy.run_path(str(HERE / "real_daemon.py"))

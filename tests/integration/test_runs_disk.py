@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from weft.client import RequestRefused
+from weft.client.client import RequestRefused
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, until, SECONDS, LINE = (_REAL[name] for name in ("RealDaemon", "until", "SECONDS", "LINE"))
@@ -36,7 +36,7 @@ home, faulty = Path(sys.argv[1]), sys.argv[2]
 FaultyOs = runpy.run_path(faulty)["FaultyOs"]
 chance = random.Random(11)
 numbers = (errno.ENOSPC, errno.EIO, errno.EMFILE)
-from weft import run_file
+from weft.machine import run_file
 run_file.os = FaultyOs(lambda call: numbers[call % 3] if (home / "faults").exists() and chance.random() < 0.2 else 0)
 FILES = {"job.log", "metrics.jsonl", "plan.json", "spec.json", "recording.msgpack", "model.safetensors"}
 FILES |= {f".{name}.partial" for name in FILES}

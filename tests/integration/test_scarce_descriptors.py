@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from weft.client import DaemonUnreachable, RequestRefused
+from weft.client.client import DaemonUnreachable, RequestRefused
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, until = _REAL["RealDaemon"], _REAL["until"]

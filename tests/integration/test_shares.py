@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from weft import reference
-from weft.spec import JobSpec
+from weft.reference import loop as reference
+from weft.spec.job_spec import JobSpec
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, metrics_rows = _REAL["RealDaemon"], _REAL["metrics_rows"]

@@ -14,7 +14,7 @@ import pytest
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon = _REAL["RealDaemon"]
-_CHECKS = runpy.run_path(str(Path(__file__).parents[1] / "metrics" / "trace_format.py"))
+_CHECKS = runpy.run_path(str(Path(__file__).parents[1] / "metrics" / "views" / "trace_format.py"))
 check_format = _CHECKS["check_format"]
 
 PIPELINE = {"stages": 2, "microbatches": 4}
@@ -130,5 +130,5 @@ def test_the_verbs_of_recordings_import_no_torch(daemon: RealDaemon, tmp_path: P
         check=True,
     )
     modules = set(done.stderr.splitlines()[-1].split())
-    assert "weft.metrics.trace" in modules
+    assert "weft.metrics.views.trace" in modules
     assert not {module for module in modules if module.partition(".")[0] in ("torch", "numpy")}

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from weft.transport.directory import Directory
+from weft.transport.memory.directory import Directory
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, SECONDS = _REAL["RealDaemon"], _REAL["SECONDS"]
 
 KEY = b"k" * 32
 DAEMON_WITH_A_KNOWN_KEY = (
-    f"import secrets, sys; secrets.token_bytes = lambda n: {KEY!r}; from weft.cli import main; main()"
+    f"import secrets, sys; secrets.token_bytes = lambda n: {KEY!r}; from weft.cli.main import main; main()"
 )
 COUNTING = """
 import multiprocessing.reduction as reduction, os, pickle

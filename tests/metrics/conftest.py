@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.accounting import MODES
-from weft.metrics.recording import RecordedEdge, Recording, Row, packed_rows
-from weft.scheduler.graph import Lane
-from weft.scheduler.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
-from weft.scheduler.job_recording import lane_name, planned_spans, recorded_programs, recorded_tasks
-from weft.scheduler.plan import Plan
-from weft.scheduler.planner import make_plan
-from weft.scheduler.simulator import Span, simulate
-from weft.spec import JobSpec
-from weft.transport.records import MODE_OF_KIND
+from weft.metrics.accounts.accounting import MODES
+from weft.metrics.recording.recording import RecordedEdge, Recording, Row, packed_rows
+from weft.plan.graph import Lane
+from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
+from weft.plan.kinds import MODE_OF_KIND
+from weft.plan.plan import Plan
+from weft.scheduler.planning.planner import make_plan
+from weft.scheduler.planning.simulator import Span, simulate
+from weft.scheduler.runs.recording import lane_name, planned_spans, recorded_programs, recorded_tasks
+from weft.spec.job_spec import JobSpec
 
 BEGIN_NS = 5_000_000_000
 RecordingOf = Callable[..., Recording]

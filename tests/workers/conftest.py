@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from weft.scheduler.inspection import Inspection
-from weft.scheduler.plan import Plan
-from weft.scheduler.planner import make_plan
-from weft.spec import JobSpec
-from weft.transport.directory import Blocks, Directory
-from weft.transport.wire import MAX_WORKER_FRAME_BYTES, FrameReader, encode
-from weft.workers import inspection as inspection_module
-from weft.workers.bucket_memory import BucketMemory
-from weft.workers.course import Course
-from weft.workload import Workload
+from weft.plan.course import Course
+from weft.plan.inspection import Inspection
+from weft.plan.plan import Plan
+from weft.scheduler.planning.planner import make_plan
+from weft.spec.job_spec import JobSpec
+from weft.transport.memory.directory import Blocks, Directory
+from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, encode
+from weft.workers.inspection import inspection as inspection_module
+from weft.workers.memory.bucket_memory import BucketMemory
+from weft.workload.workload import Workload
 
 PLENTY = 1 << 40
 ONE_EACH = 1e-6  # MiB: no bucket has room for a second parameter

@@ -9,13 +9,13 @@ from __future__ import annotations
 import signal
 import sys
 
-from weft.workers.tether import tie_to
+from weft.workers.process.tether import tie_to
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's to handle
     tie_to(int(sys.argv[2]))
-    from weft.workers.forkserver import serve
+    from weft.workers.process.fork_server import serve
 
     serve(int(sys.argv[1]))
 

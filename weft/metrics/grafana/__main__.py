@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from weft.metrics.grafana.boards import files
-from weft.metrics.queries import QueryError
+from weft.metrics.grafana.queries import QueryError
 
 
 def main() -> int:

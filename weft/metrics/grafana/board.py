@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from weft.metrics.queries import QueryError, check_query
+from weft.metrics.grafana.queries import QueryError, check_query
 
 SCHEMA_VERSION: Final = 39  # of Grafana 10.4 and later; older ones are migrated by Grafana itself
 WIDTH: Final = 24  # of a board, in Grafana's units

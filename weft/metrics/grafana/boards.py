@@ -9,7 +9,7 @@ from weft.metrics.grafana.board import Board, board_json, check_board
 from weft.metrics.grafana.jobs import JOB_BOARD, OVERVIEW
 from weft.metrics.grafana.node import NODE
 from weft.metrics.grafana.pipeline import PIPELINE
-from weft.metrics.rules import alert_rules, check_rules, families, recording_rules
+from weft.metrics.grafana.rules import alert_rules, check_rules, families, recording_rules
 
 BOARDS: Final[tuple[Board, ...]] = (OVERVIEW, JOB_BOARD, PIPELINE, NODE)
 

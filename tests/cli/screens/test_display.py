@@ -1,0 +1,354 @@
+"""What people read: durations, tables, the follower's lines and its bar."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from weft.cli.screens.display import (
+    duration,
+    jobs_table,
+    lanes_table,
+    make_console,
+    metrics,
+    number,
+    percent,
+    progress_line,
+    result_page,
+    show_page,
+    size,
+    state_sentence,
+    status_page,
+)
+from weft.cli.screens.follower import MAX_PARTIAL_CHARS, MIN_BAR_CELLS, bar_text, follow
+from weft.client.result import RESULT_KEYS, result_json, to_json
+
+NOW = 1_700_000_000.0
+JOB = {
+    "job": "digits-1",
+    "state": "running",
+    "reason": None,
+    "priority": 0,
+    "step": 120,
+    "steps": 480,
+    "loss": 0.4312,
+    "submitted_at": NOW - 100.0,
+    "started_at": NOW - 90.0,
+    "ended_at": None,
+    "why": None,
+}
+RESULT = {
+    "job": "digits-1",
+    "state": "completed",
+    "reason": None,
+    "steps": 480,
+    "loss": 0.25,
+    "validation": {"accuracy": 0.98, "loss": 0.07},
+    "seconds": 12.0,
+    "iteration_seconds": 0.025,
+    "limit_seconds": 0.020,
+    "run_dir": "/runs/digits-1",
+    "model": "/runs/digits-1/model.safetensors",
+}
+PROGRESS = {
+    "step": 120,
+    "steps": 480,
+    "epoch": 2,
+    "loss": 0.4312,
+    "lr": 0.001,
+    "grad_norm": 1.5,
+    "samples_per_second": 8123.0,
+    "data_percent": 0.3,
+    "stall_percent": 4.1,
+    "overlap_percent": 87.0,
+    "eta_seconds": 75.0,
+    "validation": None,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (float("nan"), "-"),
+        (0.0, "0 µs"),
+        (12e-6, "12 µs"),
+        (999.4e-6, "999 µs"),
+        (999.6e-6, "1 ms"),
+        (0.0045, "4.5 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (245.0, "4 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (7380.0, "2 h 03 min"),
+        (86400.0 * 3 + 3600.0 * 4, "3 d 04 h"),
+    ],
+)
+def test_a_duration_is_told_in_the_unit_that_people_would_use(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (None, "-"),
+        (512, "512 B"),
+        (1536, "1.5 KiB"),
+        (24 << 20, "24.0 MiB"),
+        (3 << 30, "3.0 GiB"),
+        (2 << 40, "2.0 TiB"),
+    ],
+)
+def test_a_size_is_told_in_binary_units(num_bytes: int | None, text: str) -> None:
+    assert size(num_bytes) == text
+
+
+def test_what_is_not_known_is_a_dash() -> None:
+    assert (number(None), percent(None), metrics(None)) == ("-", "-", "")
+
+
+def printed(renderable: Any) -> str:
+    stream = io.StringIO()
+    make_console(stream).print(renderable)
+    return stream.getvalue()
+
+
+def test_a_table_in_a_pipe_is_plain_and_never_cut() -> None:
+    long = JOB | {"job": "x" * 128, "why": "It waits. " * 30}
+    text = printed(jobs_table([long], NOW))
+    assert "x" * 128 in text
+    assert ("It waits. " * 30).strip() in text
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == 2
+
+
+def test_a_jobs_name_is_never_read_as_markup() -> None:
+    assert "[red]x[/red] :smile:" in printed(jobs_table([JOB | {"job": "[red]x[/red] :smile:"}], NOW))
+
+
+def test_the_list_of_jobs_tells_step_loss_and_time() -> None:
+    header, row = printed(jobs_table([JOB], NOW)).splitlines()
+    assert header.split() == ["job", "state", "priority", "step", "loss", "submitted", "took", "why"]
+    assert row.split()[:5] == ["digits-1", "running", "0", "120/480", "0.4312"]
+    assert row.split("0.4312")[1].split("ago") == ["  1 min 40 s ", "  1 min 30 s       "]
+
+
+def test_the_time_of_a_job_that_has_ended_stands_still() -> None:
+    assert "30.0 s" in printed(jobs_table([JOB | {"ended_at": NOW - 60.0}], NOW))
+
+
+def test_each_lane_is_told_in_percent_of_its_own_time() -> None:
+    lanes = {
+        "cpu-0/compute": {"forward": 1.0, "backward": 2.0, "idle": 1.0},
+        "cpu-0/update": {"update": 1.0, "stall_gradient": 4.0, "made_up": 0.0},
+    }
+    header, first, second = printed(lanes_table(lanes)).splitlines()
+    assert header.split() == ["lane", "forward", "backward", "update", "stall", "gradient", "idle", "made", "up"]
+    assert first.split() == ["cpu-0/compute", "25.0", "%", "50.0", "%", "-", "-", "25.0", "%", "-"]
+    assert second.split() == ["cpu-0/update", "-", "-", "20.0", "%", "80.0", "%", "-", "0.0", "%"]
+
+
+def test_a_lane_without_any_time_is_all_zero() -> None:
+    assert "0.0 %" in printed(lanes_table({"cpu-0/load": {"idle": 0.0}}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"why": "It waits for a worker."}, "It waits for a worker."),
+        ({}, "running, step 120/480"),
+        ({"state": "failed", "reason": "timeout", "steps": None}, "failed (timeout), step 120/-"),
+        ({"state": "planning", "step": None}, "planning"),
+    ],
+)
+def test_a_job_is_told_in_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    assert state_sentence(JOB | changes) == sentence
+
+
+def test_show_tells_the_partition_the_lanes_and_the_files() -> None:
+    stage = {"units": [0, 3], "worker": "cpu-0", "parameter_bytes": 2 << 20, "memory_bytes": None}
+    plan = {
+        "stages": [stage, stage | {"units": [3, 4], "worker": "cpu-1"}],
+        "schedule": "1f1b",
+        "microbatches": 4,
+        "predicted_iteration_seconds": 0.025,
+        "limit_seconds": 0.020,
+        "windows": ["a working window of 2 of 9 layers on gpu-0"],
+        "notes": ["batch statistics: 1 (BatchNorm2d) take means of each microbatch"],
+    }
+    shown = JOB | RESULT | {"plan": plan, "lanes": {"cpu-0/compute": {"forward": 1.0}}, "error": "what went wrong"}
+    stream = io.StringIO()
+    show_page(make_console(stream), shown, NOW)
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert lines[0] == "digits-1: completed, step 120/480"
+    assert "1f1b, 4 microbatches, 25 ms an iteration predicted" in lines
+    assert "    0  0 to 2  cpu-0      2.0 MiB       -" in lines
+    assert "    1  3       cpu-1      2.0 MiB       -" in lines
+    assert "a working window of 2 of 9 layers on gpu-0" in lines
+    assert "batch statistics: 1 (BatchNorm2d) take means of each microbatch" in lines
+    assert "iteration      25 ms (1.25 × the limit of 20 ms)" in lines
+    assert "model          /runs/digits-1/model.safetensors" in lines
+    assert "cpu-0/compute  100.0 %" in lines
+    assert lines[-1] == "what went wrong"
+
+
+def test_show_of_a_job_that_has_not_been_planned_is_short() -> None:
+    unknown = dict.fromkeys(("iteration_seconds", "limit_seconds", "model", "run_dir", "plan", "lanes", "error"))
+    stream = io.StringIO()
+    show_page(make_console(stream), JOB | unknown | {"validation": None, "started_at": None}, NOW)
+    assert "lane" not in stream.getvalue()
+    assert "started" not in stream.getvalue()
+
+
+def test_the_end_of_a_run_tells_state_metrics_lanes_and_files() -> None:
+    stream = io.StringIO()
+    result_page(make_console(stream), RESULT | {"error": "a sentence"}, {"cpu-0/compute": {"forward": 1.0}})
+    text = stream.getvalue()
+    for part in ("digits-1 completed after 12.0 s", "a sentence", "accuracy 0.98, loss 0.07", "cpu-0/compute", "/runs"):
+        assert part in text
+
+
+def test_a_failed_run_tells_what_is_known_of_it_and_no_more() -> None:
+    unknown = dict.fromkeys(("iteration_seconds", "limit_seconds", "model", "loss", "validation"))
+    stream = io.StringIO()
+    failed = RESULT | unknown | {"state": "failed", "reason": "user-error", "error": None, "run_dir": "/runs/digits-1"}
+    result_page(make_console(stream), failed, {})
+    assert [line.rstrip() for line in stream.getvalue().splitlines()] == [
+        "digits-1 failed (user-error) after 12.0 s",
+        "run directory  /runs/digits-1",
+    ]
+
+
+def test_the_jobs_table_names_the_exception() -> None:
+    job = JOB | {"state": "failed", "reason": "user-error", "exception": "ZeroDivisionError", "why": None}
+    assert printed(jobs_table([job], NOW)).splitlines()[1].rstrip().endswith("user-error ZeroDivisionError")
+    assert state_sentence(job).startswith("failed (user-error ZeroDivisionError)")
+
+
+def test_an_error_that_the_log_has_told_is_not_told_again() -> None:
+    error = "Traceback (most recent call last):\n  line 3\nValueError: no"
+    log = [{"log": "".join(f"12:00:00 {line}\n" for line in error.splitlines()), "offset": 9}]
+    ended = {"result": RESULT | {"state": "failed", "error": error}}
+    assert follow([*log, ended], io.StringIO(), io.StringIO())["error"] is None
+    assert follow([{"log": "12:00:00 failed\n", "offset": 3}, ended], io.StringIO(), io.StringIO())["error"] == error
+
+
+def test_the_status_tells_workers_and_jobs() -> None:
+    worker = {"worker": "cpu-0", "kind": "cpu", "device": "CPU", "state": "busy", "pid": 7, "job": "digits-1"}
+    stream = io.StringIO()
+    status = {"pid": 6, "version": "0.1.0", "workers": [worker], "jobs": {"running": 1, "failed": 0}, "metrics": None}
+    status_page(make_console(stream), status)
+    assert "jobs     1 running  " in stream.getvalue()
+    assert "failed" not in stream.getvalue()
+    assert "cpu-0   cpu   CPU     busy     7  digits-1" in stream.getvalue()
+
+
+def test_a_line_of_progress_tells_all_of_an_interval() -> None:
+    assert progress_line(PROGRESS) == (
+        "step 120/480  epoch 3  loss 0.4312  lr 0.001  grad norm 1.5  8123 samples/s  data 0.3 %  stall 4.1 %  "
+        "overlap 87.0 %  ETA 1 min 15 s"
+    )
+    assert progress_line(PROGRESS | {"validation": {"accuracy": 0.9}}).endswith("  validation accuracy 0.9")
+
+
+def test_a_result_line_has_the_documented_keys_in_their_order_and_no_other() -> None:
+    line = result_json(RESULT | {"exit_code": 0, "error": None, "loss": float("inf")})
+    assert tuple(json.loads(line)) == RESULT_KEYS
+    assert json.loads(line)["loss"] is None
+    assert "\n" not in line
+
+
+def test_json_has_null_for_what_is_not_finite_at_any_depth() -> None:
+    assert to_json({"a": [1.0, float("nan")], "b": {"c": float("-inf")}}) == '{"a": [1.0, null], "b": {"c": null}}'
+
+
+def events(*shown: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*shown, {"result": RESULT}]
+
+
+def test_a_follower_in_a_pipe_writes_lines_and_leaves_the_log_unchanged() -> None:
+    log, progress = io.StringIO(), io.StringIO()
+    shown = events({"log": "a\nb", "offset": 3}, {"progress": PROGRESS}, {"log": "c", "offset": 4})
+    assert follow(shown, log, progress) == RESULT
+    assert log.getvalue() == "a\nbc"
+    assert progress.getvalue() == progress_line(PROGRESS) + "\n"
+
+
+@pytest.fixture
+def _on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def test_a_follower_tells_each_validation_once_though_every_event_carries_the_newest() -> None:
+    progress = io.StringIO()
+    first, second = {"validation": {"accuracy": 0.9}}, {"validation": {"accuracy": 0.95}}
+    told = [{"progress": PROGRESS | each} for each in ({}, first, first, second, second)]
+    follow(events(*told), io.StringIO(), progress)
+    validations = [line.partition("validation ")[2] for line in progress.getvalue().splitlines()]
+    assert validations == ["", "accuracy 0.9", "", "accuracy 0.95", ""]
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
+def test_a_follower_on_a_terminal_draws_a_bar() -> None:
+    terminal = Terminal()
+    shown = events({"progress": PROGRESS}, {"progress": PROGRESS | {"step": 240, "validation": {"accuracy": 0.9}}})
+    assert follow(shown, terminal, terminal) == RESULT
+    assert "step 240/480" in terminal.getvalue()
+    assert bar_text(PROGRESS, 120 - len("step 120/480") - MIN_BAR_CELLS - 2) in terminal.getvalue()
+    assert "validation" not in terminal.getvalue()
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
+def test_a_validation_stands_above_the_bar_where_the_log_goes_elsewhere() -> None:
+    terminal = Terminal()
+    follow(events({"progress": PROGRESS | {"validation": {"accuracy": 0.9}}}), io.StringIO(), terminal)
+    assert terminal.getvalue().count("validation accuracy 0.9") == 1
+
+
+@pytest.mark.parametrize("cells", [10, 40, 60, 80, 200])
+def test_what_stands_beside_a_bar_fits_and_begins_with_when_it_ends(cells: int) -> None:
+    text = bar_text(PROGRESS, cells)
+    assert text.startswith("ETA 1 min 15 s")
+    assert len(text) <= max(cells, len("ETA 1 min 15 s"))
+    assert (text.split("  ")[-1] == "grad norm 1.5") == (cells == 200)
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
+def test_beside_a_bar_only_whole_lines_of_the_log_are_drawn_until_the_end() -> None:
+    terminal = Terminal()
+    shown = events({"log": "one\ntw", "offset": 6}, {"progress": PROGRESS}, {"log": "o\nthree", "offset": 13})
+    follow(shown, terminal, terminal)
+    assert "two" in terminal.getvalue()
+    assert terminal.getvalue().endswith("three")
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
+def test_a_line_that_never_ends_is_not_kept_for_ever() -> None:
+    terminal = Terminal()
+    follow(events({"log": "x" * (MAX_PARTIAL_CHARS + 1), "offset": 1}), terminal, terminal)
+    assert terminal.getvalue().count("x") == MAX_PARTIAL_CHARS + 1
+
+
+@pytest.mark.usefixtures("_on_a_terminal")
+def test_a_log_that_is_no_terminal_is_left_unchanged_beside_a_bar() -> None:
+    log = io.StringIO()
+    follow(events({"log": "a\nb", "offset": 3}, {"progress": PROGRESS}), log, Terminal())
+    assert log.getvalue() == "a\nb"
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    follow(events({"progress": PROGRESS}), io.StringIO(), terminal)
+    assert terminal.getvalue() == progress_line(PROGRESS) + "\n"

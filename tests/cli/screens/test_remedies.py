@@ -1,0 +1,137 @@
+"""A remedy changes something: what it advises is not set already, and makes a spec that is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from weft.cli.screens import remedies
+from weft.cli.screens.remedies import Remedy, Setup
+from weft.spec.job_spec import JobSpec, SpecError, apply_override
+from weft.spec.strategy import MAX_PREFETCH, Strategy
+
+UNITS = 6
+
+KINDS: dict[str, Callable[[Setup, int], Remedy]] = {
+    "data": lambda setup, _: remedies.of_data(setup, from_device=False, source_is_busy=False),
+    "data of a device": lambda setup, _: remedies.of_data(setup, from_device=True, source_is_busy=False),
+    "data of a busy loader": lambda setup, _: remedies.of_data(setup, from_device=False, source_is_busy=True),
+    "small-tasks": remedies.of_small_tasks,
+    "bubble": remedies.of_bubble,
+    "slow-stage, the first": lambda setup, number: remedies.of_slow_stage(setup, number, 0, 1),
+    "slow-stage, the second": lambda setup, number: remedies.of_slow_stage(setup, number, 1, 0),
+    "slow-stage, unknown": lambda setup, number: remedies.of_slow_stage(setup, number, None, 0),
+    "slow-replica": lambda setup, number: remedies.of_slow_replica(setup, number, 0),
+    "uneven-replicas": lambda setup, _: remedies.of_uneven_replicas(setup),
+    "sync": lambda setup, _: remedies.of_sync(setup),
+    "slot": remedies.of_slot,
+    "dispatch": remedies.of_dispatch,
+    "update": remedies.of_update,
+    "busy": lambda *_: remedies.of_busy(),
+    "recovery": lambda *_: remedies.of_recovery(),
+    "idle": lambda *_: remedies.of_idle(),
+}
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> dict[str, Any]:
+    stages = draw(st.integers(1, 4))
+    split = draw(st.none() | st.sets(st.integers(1, UNITS - 1), min_size=stages - 1, max_size=stages - 1).map(sorted))
+    return {"stages": stages} | ({} if split is None else {"split": split})
+
+
+@st.composite
+def listed(draw: st.DrawFn) -> dict[str, Any]:
+    replica = draw(cuts())
+    if draw(st.booleans()):
+        replica["device"] = "gpu"
+        if draw(st.booleans()):
+            replica["gpus"] = draw(st.integers(1, replica["stages"]))
+    if draw(st.booleans()):
+        replica["microbatches"] = draw(st.sampled_from([1, 3, 8]))
+    return replica
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> tuple[JobSpec, Setup]:
+    several = draw(st.none() | st.integers(1, 3) | st.lists(listed(), min_size=1, max_size=3))
+    cut = {} if isinstance(several, list) else draw(cuts())
+    given_axes: dict[str, st.SearchStrategy[Any]] = {
+        "microbatches": st.sampled_from([1, 2, 5, 16]),
+        "schedule": st.sampled_from(["gpipe", "1f1b"]),
+        "window": st.integers(1, 100),
+        "sync": st.sampled_from(["coarse", "fine"]),
+        "update": st.sampled_from(["local", "cpu", "balanced"]),
+        "share": st.sampled_from(["fixed", "adaptive", "stealing"]),
+        "staleness": st.integers(0, 2),
+        "prefetch": st.sampled_from([{"load": MAX_PREFETCH, "transfer": MAX_PREFETCH}, {"load": 3, "transfer": 1}]),
+    }
+    strategy = (
+        draw(st.fixed_dictionaries({}, optional=given_axes)) | cut | ({} if several is None else {"replicas": several})
+    )
+    batch_size, num_train = draw(st.sampled_from([(1, 1), (8, 8), (32, 1000), (100, 120)]))
+    try:
+        spec = JobSpec.parse(
+            {"job": {"entry": "a.py:b", "steps": 1, "batch_size": batch_size}, "strategy": strategy, "directory": "/"}
+        )
+    except SpecError:
+        assume(False)
+        raise
+    stages = []
+    for number, replica in enumerate(spec.strategy.replica_list):
+        bounds = [0, *(replica.split or range(1, replica.stages)), UNITS]
+        for place in range(replica.stages):
+            units = [bounds[place], bounds[place + 1]]
+            stages.append({"replica": number, "worker": f"cpu-{len(stages)}", "units": units})
+    plan = {
+        "strategy": spec.to_wire()["strategy"],
+        "stages": stages,
+        "batch_size": batch_size,
+        "num_train": num_train,
+    }
+    setup = Setup.of(plan)
+    assert setup is not None
+    return spec, setup
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_every_alternative_of_every_remedy_is_another_spec_that_is_one(kind: str, data: st.DataObject) -> None:
+    """Leaving split unset was advised where it was unset."""
+    spec, setup = data.draw(setups())
+    number = data.draw(st.integers(0, len(spec.strategy.replica_list) - 1))
+    if kind.startswith("slow-stage"):  # of a replica that has several
+        assume(setup.replica(number).stages > 1)
+    remedy = KINDS[kind](setup, number)
+    assert remedy.text.endswith(".")
+    assert remedy.text[0].isupper() or remedy.text.startswith("strategy.")
+    for alternative in remedy.alternatives:
+        tables = spec.to_wire()
+        for setting in alternative:
+            apply_override(tables, setting)
+            assert setting.partition("=")[0] in remedy.text
+        changed = JobSpec.parse(tables)
+        assert changed != spec, remedy
+        for replica in changed.strategy.replica_list:
+            assert (replica.split or [0])[-1] < UNITS
+        assert max(changed.strategy.microbatch_counts) <= max(spec.job.batch_size, *spec.strategy.microbatch_counts)
+        assert changed.job.batch_size <= max(setup.num_train, spec.job.batch_size)
+    for axis in ("split", "window"):
+        if f"{axis} unset" in remedy.text:
+            assert any(getattr(each, axis, None) is not None for each in (spec.strategy, setup.replica(number)))
+
+
+def test_a_stage_gives_a_unit_to_the_neighbour_that_computes_less() -> None:
+    stages = [{"worker": f"cpu-{n}", "units": units} for n, units in enumerate(([0, 1], [1, 5], [5, 6]))]
+    setup = Setup(strategy=Strategy(stages=3), stages=stages, batch_size=8, num_train=8)
+    assert remedies.of_slow_stage(setup, 0, 1, 0).alternatives == (("strategy.split=[2, 5]",),)
+    assert remedies.of_slow_stage(setup, 0, 1, 2).alternatives == (("strategy.split=[1, 4]",),)
+    assert remedies.of_slow_stage(setup, 0, 0, 1).alternatives == (("strategy.stages=2",),)
+    assert "unset" not in remedies.of_slow_stage(setup, 0, 1, 2).text
+    given_split = Setup(strategy=Strategy(stages=3, split=[1, 5]), stages=stages, batch_size=8, num_train=8)
+    assert remedies.of_slow_stage(given_split, 0, 1, 2).text.endswith("or leave split unset to balance measured times.")
+    assert remedies.of_slow_stage(given_split, 0, 0, 1).alternatives == (("strategy.stages=2", "strategy.split=[1]"),)

@@ -1,0 +1,136 @@
+"""The course of a job: whose part of a batch is which, and which parameters a stale replica computes with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.plan.course import Course
+from weft.plan.division import divide
+from weft.plan.itinerary import Itinerary
+from weft.reference.replicas import updates_seen
+
+
+def course_of(
+    itinerary: Itinerary,
+    *,
+    staleness: tuple[int, ...] = (0,),
+    warmup: int = 0,
+    shares: tuple[float, ...] = (1.0,),
+) -> Course:
+    replicas: list[dict[str, Any]] = [{"microbatches": 1 + r, "staleness": k} for r, k in enumerate(staleness)]
+    return Course(
+        {
+            "itinerary": asdict(itinerary),
+            "replicas": replicas,
+            "shares": shares,
+            "synchronisation": {"warmup": warmup},
+        }
+    )
+
+
+itineraries = st.builds(
+    Itinerary,
+    num_train=st.integers(1, 12),
+    num_validation=st.integers(0, 12),
+    batch_size=st.integers(1, 5),
+    steps=st.integers(1, 30),
+)
+
+
+@given(itinerary=itineraries, staleness=st.integers(0, 4), warmup=st.integers(0, 8))
+def test_a_stale_replica_computes_with_the_version_that_the_reference_does(
+    itinerary: Itinerary, staleness: int, warmup: int
+) -> None:
+    course = course_of(itinerary, staleness=(0, staleness), warmup=warmup, shares=(1.0, 1.0))
+    for index in range(itinerary.num_iterations):
+        iteration = itinerary.at(index)
+        if iteration.training:
+            assert course.version(index, 0) == iteration.step
+            assert course.version(index, 1) == updates_seen(iteration.step, staleness, warmup)
+        else:
+            assert course.version(index, 0) == course.version(index, 1) == iteration.step, "validation has every update"
+
+
+def test_versions_lag_after_a_warm_up_and_catch_up_for_validation() -> None:
+    """Epochs of three steps and one validation (V), staleness 2 after a warm-up of 3."""
+    itinerary = Itinerary(num_train=3, num_validation=1, batch_size=1, steps=6)
+    course = course_of(itinerary, staleness=(2,), warmup=3)
+    #                                                             step 0  1  2  V  3  4  5  V
+    assert [course.version(index, 0) for index in range(8)] == [0, 1, 2, 3, 3, 3, 3, 6]
+    assert [course.update_of(version) for version in range(7)] == [-1, 0, 1, 2, 4, 5, 6]
+
+
+@given(itinerary=itineraries)
+def test_each_version_is_made_by_the_update_of_one_training_iteration(itinerary: Itinerary) -> None:
+    course = course_of(itinerary)
+    assert course.update_of(0) == -1
+    for version in range(1, itinerary.steps + 1):
+        iteration = course.iteration(course.update_of(version))
+        assert iteration.training
+        assert iteration.step == version - 1
+
+
+@given(size=st.integers(1, 40), shares=st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=4))
+def test_every_sample_of_a_batch_is_in_one_part(size: int, shares: list[float]) -> None:
+    if not any(shares):
+        return
+    itinerary = Itinerary(num_train=size, num_validation=0, batch_size=size, steps=1)
+    course = course_of(itinerary, staleness=(0,) * len(shares), shares=tuple(shares))
+    iteration = course.iteration(0)
+    parts = course.parts(iteration)
+    assert parts == divide(size, shares, range(1, 1 + len(shares)))
+    assert [sample for own in parts for part in own for sample in range(part.start, part.start + part.size)] == list(
+        range(size)
+    )
+    for replica, own in enumerate(parts):
+        assert [course.part(iteration, replica, m) for m in range(len(own))] == own
+        assert course.contributes(iteration, replica) == any(part.size for part in own)
+
+
+def test_a_replica_without_a_share_contributes_nothing() -> None:
+    itinerary = Itinerary(num_train=8, num_validation=0, batch_size=8, steps=1)
+    course = course_of(itinerary, staleness=(0, 0), shares=(1.0, 0.0))
+    assert [course.contributes(course.iteration(0), replica) for replica in (0, 1)] == [True, False]
+
+
+def test_answers_stay_right_over_more_iterations_than_are_kept() -> None:
+    itinerary = Itinerary(num_train=100, num_validation=100, batch_size=1, steps=400)
+    course = course_of(itinerary)
+    for index in [*range(itinerary.num_iterations), 0, 5]:
+        assert course.iteration(index) == itinerary.at(index)
+
+
+def test_shares_change_from_the_iteration_that_is_told() -> None:
+    course = course_of(
+        Itinerary(num_train=8, num_validation=0, batch_size=8, steps=4), staleness=(0, 0), shares=(1.0, 1.0)
+    )
+    course.set_shares(2, [3.0, 1.0])
+    sizes = [[sum(part.size for part in own) for own in course.parts(course.iteration(index))] for index in range(4)]
+    assert sizes == [[4, 4], [4, 4], [6, 2], [6, 2]]
+
+
+def test_where_replicas_steal_a_position_has_the_microbatch_that_was_granted_for_it() -> None:
+    itinerary = Itinerary(num_train=8, num_validation=0, batch_size=8, steps=2)
+    course = Course(
+        {
+            "itinerary": asdict(itinerary),
+            "replicas": [{"microbatches": 4, "staleness": 0}] * 2,
+            "share": "stealing",
+            "shares": (1.0, 1.0),
+            "synchronisation": None,
+        }
+    )
+    first, second = course.iteration(0), course.iteration(1)
+    course.grant(1, [(0, 0, 2), (0, 1, 0), (0, 2, -1)])
+    course.grant(0, [(0, 0, 1), (1, 0, 3)])
+    assert [course.part(first, 1, position).number for position in (0, 1)] == [2, 0]
+    assert [course.part(first, 1, 0).start, course.part(first, 1, 0).size] == [4, 2]
+    assert course.part(first, 1, 2).size == 0, "nothing was left for it"
+    assert (course.part(first, 0, 0).number, course.part(second, 0, 0).number) == (1, 3)
+    assert [course.loaded_part(first, 0, m).number for m in range(4)] == [0, 1, 2, 3]
+    assert course.contributes(first, 0)
+    assert course.contributes(first, 1)

@@ -1,0 +1,69 @@
+"""Division: every sample of a batch goes to one microbatch, in order, and shares are kept to within one sample."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.plan.division import Part, divide, replica_sizes
+from weft.plan.itinerary import microbatch_sizes
+
+SHARES = st.lists(st.floats(0, 1e6), min_size=1, max_size=6).filter(any)
+
+
+def test_a_batch_is_divided_as_the_module_draws_it() -> None:
+    assert divide(10, [0.7, 0.3], [2, 1]) == [[Part(0, 0, 4), Part(1, 4, 3)], [Part(2, 7, 3)]]
+
+
+@given(size=st.integers(0, 10_000), shares=SHARES)
+def test_shares_are_kept_to_within_one_sample(size: int, shares: list[float]) -> None:
+    sizes = replica_sizes(size, shares)
+    assert sum(sizes) == size
+    for part, share in zip(sizes, shares, strict=True):
+        exact = size * share / sum(shares)
+        assert abs(part - exact) < 1 + 1e-6 * size
+        assert part == 0 or share > 0
+
+
+@given(size=st.integers(0, 1000), weights=st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any))
+def test_shares_need_not_add_up_to_one(size: int, weights: list[int]) -> None:
+    shares = [float(weight) for weight in weights]
+    assert replica_sizes(size, shares) == replica_sizes(size, [share * 8 for share in shares])
+
+
+def test_who_lacks_most_of_a_sample_gets_the_next_one_and_the_first_of_equals() -> None:
+    assert replica_sizes(10, [0.54, 0.26, 0.2]) == [5, 3, 2]
+    assert replica_sizes(2, [1, 1, 1]) == [1, 1, 0]
+
+
+def test_equal_shares_of_a_number_that_divides_are_equal() -> None:
+    """Tenths are no binary fractions; largest remainders in floats would depend on their rounding."""
+    assert replica_sizes(1000, [0.1] * 10) == [100] * 10
+    assert replica_sizes(30, [0.1, 0.2, 0.3]) == [5, 10, 15]
+
+
+@pytest.mark.parametrize("shares", [[], [0.0, 0.0], [1.0, -0.5]])
+def test_shares_that_give_nobody_work_are_refused(shares: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"give numbers of 0 or more, at least one of them above 0"):
+        replica_sizes(4, shares)
+
+
+@given(data=st.data(), size=st.integers(0, 1000), shares=SHARES)
+def test_every_sample_is_in_one_microbatch_and_in_order(data: st.DataObject, size: int, shares: list[float]) -> None:
+    counts = data.draw(st.tuples(*[st.integers(1, 8)] * len(shares)))
+    parts = divide(size, shares, counts)
+    assert [len(own) for own in parts] == list(counts)
+    flat = [part for own in parts for part in own]
+    assert [part.number for part in flat] == list(range(sum(counts)))
+    start = 0
+    for part in flat:
+        assert part.start == start
+        start += part.size
+    assert start == size
+    for own, whole in zip(parts, replica_sizes(size, shares), strict=True):
+        assert [part.size for part in own] == microbatch_sizes(whole, len(own))
+
+
+def test_one_replica_has_the_microbatches_of_the_plain_loop() -> None:
+    assert [part.size for part in divide(10, [3.0], [4])[0]] == [3, 3, 2, 2]

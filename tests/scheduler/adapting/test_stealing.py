@@ -1,0 +1,167 @@
+"""Who takes which microbatch, with lanes that come along at will."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.plan.kinds import Kind
+from weft.plan.plan import Plan
+from weft.scheduler.adapting.lane_state import LaneState
+from weft.scheduler.adapting.shares import Measurement
+from weft.scheduler.adapting.stealing import IDLE_ITERATIONS, NO_MORE, Granted, Stealing
+from weft.scheduler.planning.simulator import simulate
+
+PlanOf = Callable[..., Plan]
+
+
+class Play:
+    """The grants of a plan, and lanes that run whatever they may."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        iterations = plan.itinerary.num_iterations
+        self.lanes = {
+            lane: LaneState(str(lane.worker), lane.name, program, iterations * len(program))
+            for lane, program in plan.graph.programs.items()
+        }
+        self.stealing = Stealing(plan, self.lanes)
+        self.granted: list[list[Granted]] = [[] for _ in plan.replicas]
+
+    def ask(self, replica: int) -> list[Granted]:
+        made = self.stealing.grant_more(replica)
+        self.granted[replica] += made
+        return made
+
+    def run(self, replica: int, positions: int) -> None:
+        """Every lane of the replica runs the tasks of so many more positions, or of as many as it may."""
+        for lane in self.stealing.lanes_of(replica):
+            assert lane.allowed is not None
+            lane.finished = min(lane.finished + 2 * positions, lane.allowed)
+
+    def numbers(self, iteration: int) -> list[list[int]]:
+        """Of each replica's microbatches."""
+        return [[n for i, _, n in granted if i == iteration and n != NO_MORE] for granted in self.granted]
+
+
+@pytest.fixture
+def play(plan_of: PlanOf) -> Play:
+    return Play(plan_of(replicas=2, microbatches=6, share="stealing", steps=3))
+
+
+def measurement(*seconds: float | None) -> Measurement:
+    return Measurement(unit_seconds=seconds, iteration_seconds=1.0, fixed_seconds=0.0)
+
+
+def test_everybody_has_one_microbatch_to_work_on_and_one_more_at_first(play: Play) -> None:
+    assert play.ask(0) == [(0, 0, 0), (0, 1, 1)]
+    assert play.ask(1) == [(0, 0, 2), (0, 1, 3)]
+    assert play.ask(0) == play.ask(1) == []
+
+
+def test_a_lane_may_be_sent_no_task_of_a_position_that_is_not_decided(play: Play) -> None:
+    """The program of one stage is FORWARD, BACKWARD of each position, then GRAD."""
+    (lane,) = play.stealing.lanes_of(0)
+    assert lane.allowed == 0
+    play.ask(0)
+    assert lane.allowed == 4
+    assert [play.plan.graph.tasks[task].microbatch for task in lane.program[:4]] == [0, 0, 1, 1]
+
+
+def test_whoever_ends_one_gets_the_next(play: Play) -> None:
+    play.ask(0)
+    play.ask(1)
+    play.run(1, positions=1)
+    assert play.ask(1) == [(0, 2, 4)]
+    assert play.ask(0) == []
+
+
+def test_who_gets_no_more_goes_on_to_the_next_iteration_at_once(play: Play) -> None:
+    play.ask(0)
+    play.ask(1)
+    play.run(0, positions=2)
+    assert play.ask(0) == [(0, 2, 4), (0, 3, 5), (0, 4, NO_MORE)]
+    play.run(0, positions=1)
+    assert play.ask(0) == [(1, 0, 0)]
+    (lane,) = play.stealing.lanes_of(0)
+    assert lane.allowed == len(lane.program) + 2
+
+
+def test_nobody_is_more_than_an_iteration_ahead_of_what_it_works_on(play: Play) -> None:
+    for _ in range(2):
+        play.stealing.measured(measurement(1.0, 50.0))
+    assert play.ask(1) == [(0, 0, NO_MORE), (1, 0, NO_MORE)]
+    (lane,) = play.stealing.lanes_of(1)
+    lane.finished = len(lane.program)
+    assert play.ask(1) == [(2, 0, NO_MORE)]
+
+
+def test_a_replica_that_would_always_be_last_gets_nothing_for_good(play: Play, plan_of: PlanOf) -> None:
+    play = Play(plan_of(replicas=2, microbatches=4, share="stealing", steps=40))
+    verdicts = []
+    for _ in range(40):
+        for replica in (0, 1):
+            play.ask(replica)
+            play.run(replica, positions=10)
+            play.ask(replica)
+        verdict = play.stealing.measured(measurement(1.0, 50.0))
+        verdicts += [verdict] if verdict else []
+    (verdict,) = verdicts
+    assert (verdict.replica, verdict.with_seconds, verdict.without_seconds) == (1, 50.0, 4.0)
+    iterations = [iteration for iteration, _, number in play.granted[1] if number != NO_MORE]
+    assert max(iterations, default=0) < 40 - IDLE_ITERATIONS
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    replicas=st.integers(1, 4),
+    microbatches=st.integers(1, 9),
+    schedule=st.sampled_from(["1f1b", "gpipe"]),
+)
+def test_every_microbatch_of_every_iteration_is_taken_once(
+    plan_of: PlanOf, data: st.DataObject, replicas: int, microbatches: int, schedule: str
+) -> None:
+    steps = 4
+    plan = plan_of(
+        replicas=max(2, replicas), microbatches=microbatches, share="stealing", steps=steps, schedule=schedule
+    )
+    play = Play(plan)
+    for replica in range(len(plan.replicas)):
+        play.ask(replica)
+    for _ in range(2000):
+        able = [
+            r
+            for r in range(len(plan.replicas))
+            if any(lane.finished < (lane.allowed or 0) for lane in play.stealing.lanes_of(r))
+        ]
+        if not able:
+            break
+        replica = data.draw(st.sampled_from(able))
+        play.run(replica, data.draw(st.integers(1, 4)))
+        play.ask(replica)
+        if data.draw(st.booleans()):
+            play.stealing.measured(measurement(*(data.draw(st.floats(1e-3, 1.0)) for _ in plan.replicas)))
+    assert all(lane.finished == lane.total for r in range(len(plan.replicas)) for lane in play.stealing.lanes_of(r))
+    for iteration in range(steps):
+        taken = play.numbers(iteration)
+        assert Counter(n for numbers in taken for n in numbers) == Counter(range(microbatches))
+        assert all(numbers == sorted(numbers) for numbers in taken)
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 4, 30])
+def test_replicas_of_unequal_speed_reach_nearly_their_throughput_together(plan_of: PlanOf, ratio: float) -> None:
+    """In virtual time, with a batch of 40 microbatches."""
+    plan = plan_of(replicas=2, microbatches=40, share="stealing")
+    work = {Kind.FORWARD, Kind.BACKWARD}
+    seconds = [
+        plan.task_seconds[task.id] * (ratio if task.replica == 1 and task.kind in work else 1)
+        for task in plan.graph.tasks
+    ]
+    alone = sum(seconds[task.id] for task in plan.graph.tasks if task.replica == 0 and task.kind in work)
+    simulated = simulate(plan, seconds, iterations=16).iteration_seconds
+    assert simulated <= alone / (1 + 1 / ratio) / 0.95

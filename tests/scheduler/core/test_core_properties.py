@@ -1,0 +1,440 @@
+"""The core under random workers and clients: whatever comes in whatever order, its invariants hold and every job ends.
+
+A small world answers the core's commands as a daemon and its workers would, late and in any order that a socket allows
+(a worker's answers stay in order). A model of a few words for each job says which ends are possible.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from weft.plan.plan import Plan
+from weft.scheduler.core.core import CANCEL_SECONDS, RELEASE_SECONDS, Core
+from weft.scheduler.core.events import (
+    CancelRequested,
+    Command,
+    DirectoryLost,
+    DirectoryMissed,
+    Dispatch,
+    DrainRequested,
+    DropArenas,
+    Event,
+    JobFaulted,
+    JobPlanned,
+    JobSubmitted,
+    KillWorker,
+    PlanJob,
+    Prepare,
+    RecordIteration,
+    RecordState,
+    Release,
+    ResultSaved,
+    SaveResult,
+    StartWorker,
+    TasksFinished,
+    Ticked,
+    WorkerJoined,
+    WorkerLost,
+    WorkerPrepared,
+    WorkerReleased,
+)
+from weft.scheduler.core.job import Phase
+from weft.scheduler.core.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES
+from weft.spec.job_spec import JobSpec
+from weft.spec.workers_needed import workers_needed
+
+TERMINAL = {"completed", "failed", "cancelled"}
+NEXT = {
+    "": {"queued", "failed"},
+    "queued": {"planning", "cancelled"},
+    "planning": {"running", "recovering"} | TERMINAL - {"completed"},
+    "running": {"recovering"} | TERMINAL,
+    "recovering": {"queued", "cancelled"},
+}
+NUM_CPUS = 3  # and as many GPUs and loaders
+EXIT_CODES = [-9, -11, -6, 17, 0]
+KINDS = ("cpu", "gpu", "both")  # of replicas
+
+
+def strategy_of(stages: int, kind: str) -> dict[str, Any]:
+    """A pipeline of CPU workers; one of devices, with a host; or one of devices beside a CPU worker."""
+    if kind == "cpu":
+        return {"stages": stages}
+    others = [{"device": "cpu"}] if kind == "both" else []
+    return {"replicas": [{"device": "gpu", "stages": stages}, *others], "update": "cpu"}
+
+
+@dataclass
+class Worker:
+    """One process. answers: what it will still say, in order. doomed: it was told to be killed."""
+
+    alive: bool = False
+    starting: bool = False
+    answers: deque[Event] = field(default_factory=deque)
+    lanes: dict[tuple[str, int, str], int] = field(default_factory=dict)  # (job, attempt, lane) -> tasks to do
+    doomed: bool = False
+
+
+@dataclass
+class Model:
+    """What a client knows of its job. kind: of KINDS. possible: the states in which it may end; the last one that is
+    left is how it did."""
+
+    stages: int
+    kind: str
+    states: list[tuple[str, int]] = field(default_factory=list)
+    iterations: dict[int, list[int]] = field(default_factory=dict)  # of each attempt
+    possible: set[str] = field(default_factory=lambda: {"completed"})
+    cancelled: bool = False
+    releasing: bool = False
+    recovers: bool = False
+    losses: int = 0
+    directory_losses: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.states) and self.states[-1][0] in TERMINAL
+
+
+class Play(RuleBasedStateMachine):
+    def __init__(self, plan_of: Callable[..., Plan], spec_of: Callable[..., JobSpec]) -> None:
+        super().__init__()
+        self._plans = {
+            (stages, kind, w): plan_of(**strategy_of(stages, kind), steps=2, window=w)
+            for stages in (1, 2, 3)
+            for kind in KINDS
+            for w in (1, 3, 7)
+        }
+        self._spec_of = spec_of
+        kinds = {f"{kind}-{number}": kind for kind in ("cpu", "gpu", "loader") for number in range(NUM_CPUS)}
+        self.core = Core(kinds)
+        self.now = 0.0
+        self.draining = False
+        self.workers = {name: Worker() for name in kinds}
+        self.models: dict[str, Model] = {}
+        self.arenas: set[tuple[str, int]] = set()
+        self.late: list[Any] = []  # what lost workers had begun to say: a plan is made in a thread of the daemon
+
+    # --- the world
+
+    def tell(self, event: Event) -> None:
+        for command in self.core.handle(event, self.now):
+            self.perform(command)
+
+    def perform(self, command: Command) -> None:
+        match command:
+            case StartWorker():
+                worker = self.workers[command.worker]
+                assert not worker.alive, f"{command.worker} was started twice"
+                assert not worker.starting, f"{command.worker} was started twice"
+                worker.starting = True
+            case KillWorker():
+                self.workers[command.worker].doomed = True
+            case PlanJob():
+                model = self.models[command.job]
+                assert self.core.workers[command.worker].kind == ("cpu" if model.kind == "cpu" else "gpu")
+                assert self.core.workers[command.worker].job == command.job
+                plan = self._plans[model.stages, model.kind, 1 + 2 * (command.attempt % 2)]
+                self.answer(command.worker, JobPlanned(job=command.job, attempt=command.attempt, plan=plan))
+            case Prepare():
+                self.arenas.add((command.job, command.attempt))
+                prepared = WorkerPrepared(job=command.job, attempt=command.attempt, worker=command.worker)
+                self.answer(command.worker, prepared)
+            case Dispatch():
+                lanes = self.workers[command.worker].lanes
+                key = command.job, command.attempt, command.lane
+                lanes[key] = lanes.get(key, 0) + sum(len(tasks) for _, tasks in command.work)
+            case SaveResult():
+                self.answer(command.worker, ResultSaved(job=command.job, attempt=command.attempt))
+            case Release():
+                self.models[command.job].releasing = True
+                released = WorkerReleased(worker=command.worker, job=command.job, attempt=command.attempt, clean=True)
+                self.answer(command.worker, released)
+            case DropArenas():
+                self.arenas.discard((command.job, command.attempt))
+                self.models[command.job].releasing = False
+            case RecordState():
+                self.record(command)
+            case RecordIteration():
+                self.models[command.job].iterations.setdefault(command.attempt, []).append(command.iteration)
+
+    def answer(self, worker: str, event: Event) -> None:
+        if self.workers[worker].alive:
+            self.workers[worker].answers.append(event)
+
+    def record(self, command: RecordState) -> None:
+        model = self.models[command.job]
+        before, attempt = model.states[-1] if model.states else ("", 1)
+        assert command.state in NEXT.get(before, ()), f"{command.job}: {before} → {command.state}"
+        assert command.attempt == attempt + (before == "recovering" and command.state == "queued")
+        model.states.append((command.state, command.attempt))
+        model.recovers = command.state == "recovering"
+        if command.state in TERMINAL:
+            assert command.state in model.possible, f"{command.job} {command.state}, and only {model.possible} could be"
+            assert (command.reason is None) == (command.state == "completed")
+            if command.state == "completed":
+                assert model.iterations[command.attempt] == list(range(2))
+
+    def lose(self, name: str, exit_code: int | None) -> None:
+        worker = self.workers[name]
+        holder = self.core.workers[name].job
+        if holder is not None and not self.models[holder].releasing:
+            model = self.models[holder]
+            model.losses += 1
+            if exit_code != -9 or model.losses > MAX_LOSSES:
+                model.possible = {"failed"}
+        worker.alive = worker.starting = worker.doomed = False
+        self.late += [event for event in worker.answers if not isinstance(event, WorkerReleased)]
+        worker.answers.clear()
+        worker.lanes.clear()
+        self.tell(WorkerLost(worker=name, exit_code=exit_code))
+
+    def busy(self) -> list[str]:
+        """Workers that have something to say, or to do."""
+        return [name for name, worker in self.workers.items() if worker.answers or worker.lanes]
+
+    def step(self, name: str, count: int) -> None:
+        """The worker's next message: a report of its lane first, since its other answers wait for the lane to stop."""
+        worker = self.workers[name]
+        if worker.lanes and not (worker.answers and count % 2):
+            key, left = next(iter(worker.lanes.items()))
+            job, attempt, lane = key
+            done = min(count, left)
+            worker.lanes[key] = left - done
+            if left == done:
+                del worker.lanes[key]
+            self.tell(TasksFinished(job, attempt, name, lane, done))
+        elif worker.answers:
+            event = worker.answers.popleft()
+            if isinstance(event, WorkerReleased):
+                worker.lanes.clear()
+            self.tell(event)
+
+    # --- what may happen
+
+    @initialize()
+    def start(self) -> None:
+        for command in self.core.start():
+            self.perform(command)
+
+    @rule(stages=st.integers(1, NUM_CPUS + 1), kind=st.sampled_from(KINDS), priority=st.integers(-1, 1))
+    def submit(self, stages: int, kind: str, priority: int) -> None:
+        name = f"job-{len(self.models)}"
+        self.models[name] = Model(stages, kind, possible={"completed"} if stages <= NUM_CPUS else {"failed"})
+        spec = self._spec_of(**strategy_of(stages, kind))
+        self.tell(JobSubmitted(job=name, spec=spec, priority=priority))
+
+    @precondition(lambda self: self.models)
+    @rule(data=st.data())
+    def cancel(self, data: Any) -> None:
+        name = data.draw(st.sampled_from(sorted(self.models)))
+        model = self.models[name]
+        if not model.ended and (not model.releasing or model.recovers):
+            model.possible, model.cancelled = {"cancelled"}, True
+        self.tell(CancelRequested(job=name))
+
+    @precondition(lambda self: any(worker.starting for worker in self.workers.values()))
+    @rule(data=st.data())
+    def join(self, data: Any) -> None:
+        name = data.draw(st.sampled_from([name for name, worker in self.workers.items() if worker.starting]))
+        self.workers[name].starting, self.workers[name].alive = False, True
+        self.tell(WorkerJoined(worker=name, kind=self.core.workers[name].kind))
+
+    @precondition(lambda self: self.busy())
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def hear(self, data: Any, count: int) -> None:
+        self.step(data.draw(st.sampled_from(self.busy())), count)
+
+    @precondition(lambda self: any(worker.answers for worker in self.workers.values()))
+    @rule(data=st.data(), unclean=st.booleans())
+    def hear_of_a_fault(self, data: Any, unclean: bool) -> None:
+        """Instead of its next answer, a worker says that the user's code failed, or that it was left unclean."""
+        name = data.draw(st.sampled_from([name for name, worker in self.workers.items() if worker.answers]))
+        event: Any = self.workers[name].answers.popleft()
+        if isinstance(event, WorkerReleased):
+            self.workers[name].lanes.clear()
+            self.tell(WorkerReleased(worker=name, job=event.job, attempt=event.attempt, clean=not unclean))
+            return
+        model = self.models[event.job]
+        if not model.ended and model.states[-1][1] == event.attempt and not model.releasing:
+            model.possible = {"failed"}
+        self.tell(JobFaulted(job=event.job, attempt=event.attempt, reason="user-error", message="", exit_code=1))
+
+    @precondition(lambda self: self.busy_with_more_than_release())
+    @rule(data=st.data())
+    def hear_that_the_directory_was_missed(self, data: Any) -> None:
+        """Instead of its next answer, a worker says that the directory did not have what it should."""
+        name = data.draw(st.sampled_from(self.busy_with_more_than_release()))
+        event: Any = self.workers[name].answers.popleft()
+        model = self.models[event.job]
+        if not model.ended and model.states[-1][1] == event.attempt and not model.releasing:
+            self.lose_for(event.job)
+        self.tell(DirectoryMissed(job=event.job, attempt=event.attempt, message="it is not there"))
+
+    def busy_with_more_than_release(self) -> list[str]:
+        return [
+            name
+            for name, worker in self.workers.items()
+            if worker.answers and not isinstance(worker.answers[0], WorkerReleased)
+        ]
+
+    def lose_for(self, job: str) -> None:
+        model = self.models[job]
+        model.directory_losses += 1
+        if model.directory_losses > MAX_DIRECTORY_LOSSES:
+            model.possible = {"failed"}
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data(), fault=st.booleans())
+    def hear_of_a_lost_worker(self, data: Any, fault: bool) -> None:
+        event = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
+        model = self.models[event.job]
+        if not fault:
+            self.tell(event)
+            return
+        if not model.ended and model.states[-1] != ("queued", event.attempt) and model.states[-1][1] == event.attempt:
+            assert model.releasing, "its worker is gone"
+        self.tell(JobFaulted(job=event.job, attempt=event.attempt, reason="user-error", message="", exit_code=1))
+
+    @precondition(lambda self: any(worker.alive or worker.starting for worker in self.workers.values()))
+    @rule(data=st.data(), exit_code=st.sampled_from(EXIT_CODES))
+    def lose_a_worker(self, data: Any, exit_code: int) -> None:
+        there = [name for name, worker in self.workers.items() if worker.alive or worker.starting]
+        name = data.draw(st.sampled_from(there))
+        self.lose(name, exit_code if self.workers[name].alive else None)
+
+    @rule(seconds=st.sampled_from([0.0, CANCEL_SECONDS, RELEASE_SECONDS]))
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.tell(Ticked())
+
+    @precondition(lambda self: any(worker.doomed for worker in self.workers.values()))
+    @rule()
+    def kill(self) -> None:
+        for name, worker in self.workers.items():
+            if worker.doomed:
+                self.lose(name, -9)
+
+    @rule()
+    def lose_the_directory(self) -> None:
+        self.arenas.clear()
+        for job in self.core.jobs.values():
+            if job.phase in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
+                self.lose_for(job.name)
+        self.tell(DirectoryLost())
+
+    @precondition(lambda self: len(self.models) > 2)
+    @rule(now=st.booleans())
+    def drain(self, now: bool) -> None:
+        self.draining = True
+        self.tell(DrainRequested(now=now))
+
+    # --- what always holds
+
+    @invariant()
+    def a_job_holds_all_its_workers_or_none(self) -> None:
+        for job in self.core.jobs.values():
+            held = {worker.name for worker in self.core.workers.values() if worker.job == job.name}
+            needed = workers_needed(job.spec.strategy)
+            match job.phase:
+                case Phase.QUEUED:
+                    assert held == set(job.workers) == set()
+                case Phase.RELEASING:
+                    assert held == job.waiting_for
+                    assert held
+                case _:
+                    assert held == set(job.workers)
+                    kinds = [self.core.workers[name].kind for name in job.workers]
+                    assert {kind: kinds.count(kind) for kind in needed} == needed
+                    assert all(self.core.workers[name].up for name in held)
+
+    @invariant()
+    def no_worker_is_in_two_jobs_or_in_one_that_has_ended(self) -> None:
+        """The core's view of a worker is one job; no other job may list it among those that it waits for or runs on."""
+        for worker in self.core.workers.values():
+            assert worker.job is None or worker.job in self.core.jobs
+            claims = [
+                job.name
+                for job in self.core.jobs.values()
+                if worker.name in (job.waiting_for if job.phase is Phase.RELEASING else job.workers)
+            ]
+            assert claims == ([worker.job] if worker.job else [])
+
+    @invariant()
+    def no_lane_has_more_outstanding_than_its_window(self) -> None:
+        for job in self.core.jobs.values():
+            for lane in job.lanes.values():
+                assert job.plan is not None
+                assert 0 <= lane.finished <= lane.sent <= lane.total
+                assert lane.sent - lane.finished <= job.plan.window
+                if job.phase is Phase.RUNNING:
+                    assert lane.sent > lane.finished or lane.sent == lane.total, "a lane that could work has work"
+
+    @invariant()
+    def a_job_is_known_to_the_core_until_its_end_is_recorded(self) -> None:
+        assert {name for name, model in self.models.items() if not model.ended} == self.core.jobs.keys()
+        for name, model in self.models.items():
+            for iterations in model.iterations.values():
+                assert iterations == list(range(len(iterations))), name
+
+    @invariant()
+    def the_first_in_the_queue_starts_as_soon_as_it_can(self) -> None:
+        """A job that starts again keeps its place: while its workers let go, nobody takes those that have."""
+        queue = self.core.queue()
+        recovering = any(model.recovers and not model.cancelled for model in self.models.values())
+        if queue and not self.draining and not recovering:
+            free = self.core.free()
+            needed = workers_needed(queue[0].spec.strategy)
+            assert any(len(free.get(kind, ())) < count for kind, count in needed.items()), queue[0].story
+
+    # --- and how it ends
+
+    def teardown(self) -> None:
+        """All workers come up and say all they have to say: then every job ends, or waits for the next daemon."""
+        for _ in range(2000):
+            if any(worker.doomed for worker in self.workers.values()):
+                self.kill()
+            starting = [name for name, worker in self.workers.items() if worker.starting]
+            for name in starting:
+                self.workers[name].starting, self.workers[name].alive = False, True
+                self.tell(WorkerJoined(worker=name, kind=self.core.workers[name].kind))
+            busy = self.busy()
+            for name in busy:
+                self.step(name, 2)
+                self.no_worker_is_in_two_jobs_or_in_one_that_has_ended()
+            if not busy and not starting:
+                break
+        else:
+            raise AssertionError("the world does not come to rest")
+        for job in self.core.jobs.values():
+            assert self.draining, job.story
+            assert job.phase is Phase.QUEUED
+        assert not {(job, attempt) for job, attempt in self.arenas if job not in self.core.jobs}, "arenas that stay"
+        for model in self.models.values():
+            assert model.ended or self.draining
+            assert sum(state in TERMINAL for state, _ in model.states) == model.ended
+
+
+@pytest.mark.slow
+def test_whatever_happens_the_invariants_hold_and_every_job_ends(
+    plan_of: Callable[..., Plan], spec_of: Callable[..., JobSpec]
+) -> None:
+    run_state_machine_as_test(
+        lambda: Play(plan_of, spec_of),
+        settings=settings(max_examples=60, stateful_step_count=60, deadline=None),
+    )

@@ -1,0 +1,227 @@
+"""The daemon's side of its processes, with real sockets: what it does while the machine is short of something."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.machine.crew import make_crew
+from weft.scheduler.core import back_off
+from weft.scheduler.daemon import pool
+from weft.scheduler.daemon.pool import DIRECTORY, MAX_LOOKS, Child, Link, Pool
+from weft.spec.settings import Settings
+from weft.transport.wire.frames import Message, encode
+
+SECONDS = 60.0  # for anything that is awaited
+POLL_SECONDS = 0.001
+
+
+class Told(logging.Handler):
+    """is_enough: set once there are two lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.is_enough = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        if len(self.lines) > 1:
+            self.is_enough.set()
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    handler = Told()
+    logging.getLogger("weft.pool").addHandler(handler)
+    yield handler
+    logging.getLogger("weft.pool").removeHandler(handler)
+
+
+async def test_a_process_that_finds_no_descriptor_waits_for_one(told: Told) -> None:
+    """The daemon ended with an OSError where a worker had to be started and it had no descriptor left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # those that are open stay
+    try:
+        waiting = asyncio.create_task(pool._socket_pair("cpu-0"))
+        await told.is_enough.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    ours, theirs = await waiting
+    ours.close()
+    theirs.close()
+    assert told.lines[0] == "cpu-0 cannot be started yet, and is tried again: Too many open files"
+
+
+async def test_a_process_that_has_ended_is_heard_to_the_end_though_another_has_its_socket() -> None:
+    """One that the job's code had forked kept the stream open: its end never came, nor the next attempt."""
+    ours, theirs = socket.socketpair()
+    said: list[Message] = []
+    closed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    _, link = await loop.create_connection(lambda: Link(ours, said.append, closed.set, pytest.fail), sock=ours)
+    with theirs, theirs.dup():  # the other's copy is never closed
+        messages = [{"type": "output", "text": "x" * 1000, "number": number} for number in range(100)]
+        theirs.sendall(b"".join(map(encode, messages)))
+        link.finish()
+        await closed.wait()
+        assert said == messages
+        link.finish()
+        link.send({"type": "release"})
+        assert said == messages
+
+
+async def test_a_process_that_reads_nothing_is_let_go_with_what_was_to_be_written() -> None:
+    """Stopped, it took nothing; what waited for it was not to be written after its end."""
+    ours, theirs = socket.socketpair()
+    closed = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    _, link = await loop.create_connection(lambda: Link(ours, lambda message: None, closed.set, pytest.fail), sock=ours)
+    with theirs:
+        for _ in range(100):
+            link.send({"type": "dispatch", "work": "x" * 100_000})
+        link.finish()
+        await closed.wait()
+
+
+# --- a link that is of no use any more
+
+
+class Linked:
+    """A pool with one child, of which a test has the other end of the link and its process. garbled, said: in order."""
+
+    def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
+        self.said: list[Message] = []
+        self.garbled: list[str] = []
+        settings = Settings(runtime_dir=home, state_dir=home, workers=1, gpus=0, metrics="")
+        self.pool = Pool(
+            settings,
+            make_crew(settings, (), (0,), {}),
+            {},
+            lambda worker, message: self.said.append(message),
+            lambda worker, problem: self.garbled.append(problem),
+            lambda worker, what, at: None,
+            lambda worker, code: None,
+            lambda: None,
+            lambda: None,
+        )
+        self.process = process
+        self.child = Child("cpu-0", "worker", pid=process.pid)
+        self.theirs: socket.socket
+
+    async def link(self) -> None:
+        ours, self.theirs = socket.socketpair()
+        self.pool._children[self.child.name] = self.child
+        loop = asyncio.get_running_loop()
+        _, self.child.link = await loop.create_connection(lambda: self.pool._link(self.child, ours), sock=ours)
+
+    async def send(self, data: bytes) -> None:
+        """Until the pool has read it: a whole frame behind it would be a part of it."""
+        self.theirs.sendall(data)
+        await until(lambda: not num_unread(self.theirs))
+        await asyncio.sleep(0)
+
+    def looks(self, number: int) -> None:
+        for _ in range(number):
+            self.pool.look()
+
+
+def num_unread(connection: socket.socket) -> int:
+    """Bytes that the other end has not read yet (unix(7), SIOCOUTQ)."""
+    return struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, struct.pack("i", 0)))[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(POLL_SECONDS)
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as running:
+        yield running
+        running.kill()
+
+
+@pytest.fixture
+async def linked(tmp_path: Path, process: subprocess.Popen[bytes]) -> AsyncIterator[Linked]:
+    one = Linked(tmp_path, process)
+    await one.link()
+    try:
+        yield one
+    finally:
+        one.theirs.close()
+        if one.child.link is not None:
+            one.child.link.abort()
+        await until(lambda: one.child.closed)
+
+
+async def test_garbage_is_told_once_after_what_came_before_it(linked: Linked) -> None:
+    """The loop logged an exception for each chunk, and the worker looked alive."""
+    await linked.send(encode({"type": "output"}) + b"\xff" * 100)
+    await linked.send(encode({"type": "late"}))
+    assert linked.said == [{"type": "output"}]
+    assert len(linked.garbled) == 1
+    linked.looks(2 * MAX_LOOKS)
+    assert len(linked.garbled) == 1
+
+
+async def test_a_frame_that_does_not_end_is_noticed(linked: Linked) -> None:
+    await linked.send((60 << 20).to_bytes(4, "big") + b"\x83")
+    for _ in range(MAX_LOOKS - 1):
+        linked.looks(1)
+        await linked.send(encode({"type": "output"}))  # swallowed
+    assert linked.garbled == []
+    linked.looks(1)
+    assert linked.garbled == ["a frame without an end"]
+    assert linked.said == []
+
+
+async def test_a_link_on_which_frames_end_is_none_of_those(linked: Linked) -> None:
+    whole = encode({"type": "output"})
+    for _ in range(2 * MAX_LOOKS):
+        await linked.send(whole[4:] + whole + whole[:4] if linked.said else whole + whole[:4])
+        linked.looks(1)
+    assert linked.garbled == []
+
+
+async def test_a_child_that_lives_without_its_link_is_noticed_unless_it_is_stopped(linked: Linked) -> None:
+    """The job's code had closed it: the daemon waited for a process that could not be told anything."""
+    linked.theirs.close()
+    await until(lambda: linked.child.closed)
+    linked.child.is_stopped = True
+    linked.looks(2 * MAX_LOOKS)
+    assert linked.garbled == []
+    linked.child.is_stopped = False
+    linked.looks(MAX_LOOKS)
+    assert linked.garbled == ["the end of its link"]
+
+
+async def test_a_directory_that_sends_garbage_is_killed(linked: Linked) -> None:
+    linked.child.role, linked.child.name = DIRECTORY, DIRECTORY
+    linked.pool._children = {DIRECTORY: linked.child}
+    await linked.send(b"\0" * 100)
+    assert await asyncio.to_thread(linked.process.wait, 60) == -signal.SIGKILL
+    assert linked.garbled == []
+
+
+def test_the_first_failure_costs_nothing_and_the_others_ever_more() -> None:
+    delays = [back_off.back_off(failures) for failures in range(2000)]
+    assert delays[:5] == [0.0, 0.0, 0.1, 0.2, 0.4]
+    assert delays == sorted(delays)
+    assert delays[-1] == back_off.MAX_SECONDS

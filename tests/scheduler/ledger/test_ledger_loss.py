@@ -1,0 +1,222 @@
+"""A ledger that has lost what it held is not taken for a new one; a row that makes no sense costs no other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from weft.scheduler.ledger.ledger import IdTaken, Ledger, LedgerError
+from weft.spec.job_state import JobState
+
+SPEC = {"job": {"entry": "digits.py:workload", "epochs": 2}}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def path(state: Path) -> Path:
+    return state / "ledger.sqlite"
+
+
+def opened(path: Path, **options: Any) -> Ledger:
+    return Ledger.open(path, path.parent / "runs", **options)
+
+
+def add(ledger: Ledger, job: str | None = None) -> str:
+    return ledger.add(SPEC, uid=1, priority=0, submitted_at=0.0, job=job).row.job
+
+
+def names(ledger: Ledger) -> list[str]:
+    return [row.job for row in ledger.jobs()]
+
+
+def left_by_a_killed_daemon(path: Path, *jobs: str) -> None:
+    """What stands on disk while a ledger is open: a copy of it is what a kill leaves."""
+    ledger = opened(path)
+    for job in jobs:
+        add(ledger, job)
+    shutil.copytree(path.parent, path.parent.with_name("killed"))
+    ledger.close()
+    shutil.rmtree(path.parent)
+    path.parent.with_name("killed").rename(path.parent)
+
+
+def wal(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def test_what_a_killed_daemon_leaves_is_all_there(path: Path) -> None:
+    left_by_a_killed_daemon(path, "a", "b")
+    ledger = opened(path)
+    assert names(ledger) == ["b", "a"]
+    ledger.close()
+
+
+LOSSES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no log": (lambda path: wal(path).unlink(), r"ledger.sqlite-wal is gone, and has the newest jobs"),
+    "an empty log": (lambda path: os.truncate(wal(path), 0), r"ledger.sqlite-wal has 0 bytes"),
+    "an empty file": (lambda path: os.truncate(path, 0), "it has 0 bytes, and held the jobs"),
+    "no file": (lambda path: path.unlink(), "it is gone, and ledger.sqlite-open is still there"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_after_a_kill_is_refused_with_the_file_and_the_remedy(path: Path, loss: str) -> None:
+    # A ledger without its log was opened as it was: every acknowledged job was forgotten without a word.
+    lose, problem = LOSSES[loss]
+    left_by_a_killed_daemon(path, "a", "b")
+    lose(path)
+    for _ in range(2):  # looking at it changes nothing
+        with pytest.raises(LedgerError, match=rf"{path}: .*{problem}.*start with --accept-empty-ledger"):
+            opened(path)
+    accepted = opened(path, accept_empty=True)
+    assert names(accepted) == []
+    assert add(accepted, "c") == "c"
+    accepted.close()
+    again = opened(path)
+    assert names(again) == ["c"]
+    again.close()
+
+
+@pytest.mark.parametrize("lose", [lambda path: os.truncate(path, 0), Path.unlink], ids=["an empty file", "no file"])
+def test_a_loss_after_a_clean_end_is_refused(path: Path, lose: Callable[[Path], object]) -> None:
+    ledger = opened(path)
+    add(ledger, "a")
+    ledger.close()
+    (path.parent / "runs" / "a").mkdir(parents=True)
+    lose(path)
+    with pytest.raises(LedgerError, match="--accept-empty-ledger"):
+        opened(path)
+    opened(path, accept_empty=True).close()
+    opened(path).close()
+
+
+def test_the_log_of_a_lost_file_is_kept_aside(path: Path) -> None:
+    left_by_a_killed_daemon(path, "a")
+    log = wal(path).read_bytes()
+    path.unlink()
+    opened(path, accept_empty=True).close()
+    assert path.with_name("ledger.sqlite-wal.lost").read_bytes() == log
+
+
+def test_a_new_state_directory_is_no_loss_whatever_runs_lie_elsewhere(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "digits-1").mkdir(parents=True)
+    (path.parent / "runs").mkdir(parents=True)
+    Ledger.open(path, tmp_path / "elsewhere").close()
+    path.unlink()
+    opened(path).close()
+
+
+def test_a_ledger_whose_making_was_cut_off_is_made(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    path.with_name("ledger.sqlite-open").write_text("new\n")
+    ledger = opened(path)
+    assert add(ledger) == "digits-1"
+    ledger.close()
+
+
+def test_a_daemon_that_was_killed_before_it_wrote_a_row_has_lost_none(path: Path) -> None:
+    left_by_a_killed_daemon(path)
+    wal(path).unlink()
+    path.unlink()
+    opened(path).close()
+
+
+def test_after_a_clean_end_every_row_is_in_the_file_alone(path: Path) -> None:
+    ledger = opened(path)
+    add(ledger, "a")
+    ledger.close()
+    ledger.close()
+    assert [file.name for file in path.parent.iterdir()] == ["ledger.sqlite"]
+
+
+def test_a_ledger_from_before_there_was_a_mark_is_opened(path: Path) -> None:
+    left_by_a_killed_daemon(path, "a")
+    path.with_name("ledger.sqlite-open").unlink()
+    ledger = opened(path)
+    assert names(ledger) == ["a"]
+    ledger.close()
+
+
+# --- rows
+
+GARBAGE: dict[str, Any] = {
+    "spec": b"\xc1 is no msgpack",
+    "spec that is no map": msgpack.packb([1, 2]),
+    "spec with text": "{}",
+    "state": "sleeping",
+    "state of bytes": b"\xff",
+    "result": "{'single quotes'}",
+    "result that is no map": "[1]",
+    "priority": "high",
+    "uid": 1.5,
+    "attempt": b"\x00",
+    "step": "many",
+    "loss": "low",
+    "submitted_at": "yesterday",
+    "run_dir": b"/tmp",
+    "reason": b"\xff\xfe",
+    "error": b"text",
+}
+
+
+def spoil(path: Path, job: str, column: str, value: Any) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(f"UPDATE jobs SET {column} = ? WHERE job = ?", (value, job))
+    connection.close()
+
+
+@pytest.mark.parametrize("column", GARBAGE)
+def test_a_row_that_makes_no_sense_is_set_aside_and_the_others_are_served(
+    path: Path, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = opened(path)
+    for job in ("a", "digits-1", "c"):
+        add(ledger, job)
+    ledger.record("c", state=JobState.COMPLETED)
+    ledger.close()
+    spoil(path, "digits-1", column.split()[0], GARBAGE[column])
+    ledger = opened(path)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(2):
+            assert [row.job for row in ledger.unfinished()] == ["a"]
+            assert names(ledger) == ["c", "a"]
+            assert ledger.job("digits-1") is None
+    (told,) = caplog.messages  # once
+    assert told.startswith("the row of job digits-1 cannot be read and is set aside, as it is: " + column.split()[0])
+    assert ledger.health.unreadable == ("digits-1",)
+    counts = ledger.counts_by_state()
+    assert (counts[JobState.QUEUED], counts[JobState.COMPLETED], sum(counts.values())) == (1, 1, 2)
+    with pytest.raises(IdTaken, match="a job that cannot be read; give another id"):
+        add(ledger, "digits-1")
+    assert add(ledger) == "digits-2"
+    ledger.close()
+    connection = sqlite3.connect(path)
+    (kept,) = connection.execute(f"SELECT {column.split()[0]} FROM jobs WHERE job = 'digits-1'").fetchone()
+    connection.close()
+    assert kept == GARBAGE[column]
+
+
+def test_text_that_is_no_text_spoils_its_row_alone(path: Path) -> None:
+    ledger = opened(path)
+    add(ledger, "a")
+    add(ledger, "b")
+    ledger.close()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("UPDATE jobs SET error = CAST(x'ff' AS TEXT) WHERE job = 'a'")
+    connection.close()
+    ledger = opened(path)
+    assert names(ledger) == ["b"]
+    ledger.close()

@@ -1,0 +1,113 @@
+"""Costs: what each task of a plan is expected to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weft.plan.inspection import Inspection, UnitFacts
+from weft.plan.kinds import Kind
+from weft.plan.plan import Plan
+
+PlanOf = Callable[..., Plan]
+InspectionOf = Callable[..., Inspection]
+UnitOf = Callable[..., UnitFacts]
+SecondsOf = Callable[..., dict[str, float]]
+
+CPU, GPU = {"device": "cpu"}, {"device": "gpu"}
+
+
+@pytest.fixture
+def seconds_of(plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf) -> SecondsOf:
+    """By task, of a model of one unit with 1024 bytes of parameters; a second copies 1024 bytes, two update them."""
+
+    def seconds(link: float | None = None, **settings: Any) -> dict[str, float]:
+        facts = {"load_seconds": 6.0, "update_seconds": 2.0, "copy_bytes_per_second": 1024.0}
+        inspection = inspection_of([unit_of(0, parameter_bytes=1024)], link_bytes_per_second=link, **facts)
+        plan = plan_of(inspection, **settings)
+        return {str(task): plan.task_seconds[task.id] for task in plan.graph.tasks}
+
+    return seconds
+
+
+def test_a_microbatch_costs_its_part_of_the_largest_which_was_measured(seconds_of: SecondsOf) -> None:
+    """A batch of 12: eight samples in two microbatches, and four in one."""
+    replicas = [CPU | {"microbatches": 2}, CPU | {"microbatches": 2}]
+    seconds = seconds_of(batch_size=12, replicas=replicas, shares=[2.0, 1.0])
+    assert (seconds["LOAD(0,0)"], seconds["FORWARD(0,0)"], seconds["BACKWARD(0,1)"]) == (6.0, 1.0, 2.0)
+    assert (seconds["LOAD(r1,0,0)"], seconds["FORWARD(r1,0,0)"], seconds["BACKWARD(r1,0,1)"]) == (3.0, 0.5, 1.0)
+
+
+def test_a_replica_without_a_share_costs_no_computation(seconds_of: SecondsOf) -> None:
+    seconds = seconds_of(replicas=2, shares=[1.0, 0.0])
+    assert seconds["FORWARD(r1,0,0)"] == seconds["BACKWARD(r1,0,0)"] == seconds["LOAD(r1,0,0)"] == 0.0
+
+
+def test_the_owners_of_a_bucket_share_its_reduction_and_its_update(seconds_of: SecondsOf) -> None:
+    """A sum of two reads both and writes one: one and a half times the copy of its range."""
+    seconds = seconds_of(replicas=2)
+    assert seconds["SYNC(o0,b0)"] == seconds["SYNC(o1,b0)"] == 0.5 * 1.5
+    assert seconds["UPDATE(o0,b0)"] == seconds["UPDATE(o1,b0)"] == 1.0
+    assert seconds["GRAD(0,b0)"] == 0.0
+
+
+def test_what_goes_to_a_device_and_back_is_copied_whole(seconds_of: SecondsOf) -> None:
+    seconds = seconds_of(replicas=[GPU, CPU])
+    assert seconds["DOWN(0,b0)"] == seconds["UP(0,b0)"] == 1.0
+    assert seconds["UPDATE(0,b0)"] == seconds["UPDATE(o0,b0)"] == 2.0, "each updates its own parameters, all of them"
+    largest_slots = 2 * 3 * 4 + 2 * 8
+    assert seconds["FETCH(0,0)"] == largest_slots / 1024
+
+
+def test_what_goes_over_a_link_takes_as_long_as_the_link_was_measured_to_take(seconds_of: SecondsOf) -> None:
+    seconds, linked = (seconds_of(link=link, replicas=[GPU], update="cpu") for link in (None, 4096.0))
+    for task in ("DOWN(0,b0)", "UP(0,b0)", "FETCH(0,0)"):
+        assert linked[task] == seconds[task] / 4, task
+    assert linked["SYNC(o0,b0)"] == seconds["SYNC(o0,b0)"], "the host's own memory"
+
+
+def test_a_job_that_only_runs_forward_has_free_backwards(seconds_of: SecondsOf) -> None:
+    seconds = seconds_of(replicas=2, mode="forward", recompute=True)
+    assert seconds["FORWARD(0,0)"] == 1.0
+    assert seconds["BACKWARD(0,0)"] == 0.0
+
+
+def test_validation_of_a_speculative_update_is_expected_to_find_it_right(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    plan = plan_of(inspection_of([unit_of(0), unit_of(1)]), replicas=2, stages=2, clip_norm=1.0)
+    seconds = [plan.task_seconds[task.id] for task in plan.graph.tasks if task.kind is Kind.VALIDATE]
+    assert seconds
+    assert not any(seconds)
+
+
+def test_a_replica_and_its_updates_take_what_its_own_kind_of_device_was_measured_to_take(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    """A device computes and updates ten times as fast as the host."""
+    inspection = inspection_of(
+        [unit_of(0, parameter_bytes=1024)],
+        update_seconds=2.0,
+        device_units=(unit_of(0, 0.1, 0.2, parameter_bytes=1024),),
+        device_update_seconds=0.2,
+    )
+    plan = plan_of(inspection, replicas=[CPU, GPU], update="local")
+    seconds = {str(task): plan.task_seconds[task.id] for task in plan.graph.tasks}
+    assert (seconds["FORWARD(0,0)"], seconds["BACKWARD(0,0)"], seconds["UPDATE(o0,b0)"]) == (1.0, 2.0, 2.0)
+    assert (seconds["FORWARD(r1,0,0)"], seconds["BACKWARD(r1,0,0)"], seconds["UPDATE(r1,0,b0)"]) == (0.1, 0.2, 0.2)
+
+
+@pytest.mark.parametrize("replica", [CPU, GPU])
+def test_a_job_that_was_inspected_on_one_kind_of_device_has_the_times_of_that_one(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, replica: dict[str, str]
+) -> None:
+    plan = plan_of(inspection_of([unit_of(0, parameter_bytes=1024)], update_seconds=2.0), replicas=[replica])
+    seconds = {str(task.kind): plan.task_seconds[task.id] for task in plan.graph.tasks}
+    assert (seconds["forward"], seconds["backward"], seconds["update"]) == (1.0, 2.0, 2.0)
+
+
+def test_a_device_alone_has_nothing_to_add_up(seconds_of: SecondsOf) -> None:
+    seconds = seconds_of(replicas=[GPU], update="local")
+    assert (seconds["SYNC(o0,b0)"], seconds["UPDATE(o0,b0)"]) == (0.0, 2.0)

@@ -1,0 +1,70 @@
+"""What the plan says of modules that depend on the batch, which the plain loop divides alike, so nobody else would."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weft.plan.inspection import Inspection, UnitFacts
+from weft.plan.plan import Plan
+from weft.scheduler.planning.plan_notes import plan_notes
+
+MODULES = tuple(f"{number} (BatchNorm2d)" for number in (1, 4, 7, 10))
+UNEVEN = [{"microbatches": 1}, {"microbatches": 2}]
+
+
+def noted(
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    spec_of: Callable[..., Any],
+    **settings: Any,
+) -> list[str]:
+    inspection = dataclasses.replace(inspection_of([unit_of(0)]), batch_modules=MODULES)
+    return list(plan_notes(spec_of(batch_size=8, **settings), inspection))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            {"microbatches": 4},
+            "of each microbatch of 2 samples, not of the batch of 8; microbatches = 1 takes the batch's",
+        ),
+        ({"microbatches": 3}, "of each microbatch of 2 or 3 samples, not of the batch of 8"),
+        ({"replicas": 2}, "of each microbatch of 4 samples, not of the batch of 8; one replica with microbatches = 1"),
+        ({"replicas": UNEVEN, "shares": [0.5, 0.5]}, "of each microbatch of 2 or 4 samples, not of the batch of 8"),
+    ],
+)
+def test_a_line_says_over_how_many_samples_batch_statistics_are_taken(
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    spec_of: Callable[..., Any],
+    settings: dict[str, Any],
+    text: str,
+) -> None:
+    (note,) = noted(inspection_of, unit_of, spec_of, **settings)
+    assert note.startswith("batch statistics: 1 (BatchNorm2d), 4 (BatchNorm2d), 7 (BatchNorm2d) and 1 more take means ")
+    assert text in note
+
+
+def test_nothing_is_said_where_every_batch_is_whole_or_nothing_depends_on_it(
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    spec_of: Callable[..., Any],
+    plan_of: Callable[..., Plan],
+) -> None:
+    assert noted(inspection_of, unit_of, spec_of) == []
+    assert noted(inspection_of, unit_of, spec_of, stages=1) == []
+    assert noted(inspection_of, unit_of, spec_of, replicas=2, shares=[1.0, 0.0]) == []
+    assert plan_of(microbatches=4).notes == ()
+
+
+def test_the_note_stands_in_the_plan(
+    inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], plan_of: Callable[..., Plan]
+) -> None:
+    plan = plan_of(dataclasses.replace(inspection_of([unit_of(0)]), batch_modules=MODULES[:1]), microbatches=2)
+    assert plan.describe()["notes"] == list(plan.notes)
+    assert len(plan.notes) == 1

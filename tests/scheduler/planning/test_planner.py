@@ -1,0 +1,428 @@
+"""Plans: the best cut, the depth of the rings, what it all takes, and the jobs that cannot be planned."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, TensorFacts, UnitFacts, slot_bytes
+from weft.plan.kinds import Kind
+from weft.plan.plan import Plan
+from weft.scheduler.planning.partition import PlanError, partition
+from weft.scheduler.planning.planner import make_plan
+from weft.scheduler.planning.schedules import SCHEDULES, in_flight
+from weft.spec.job_spec import JobSpec
+from weft.spec.strategy import Strategy
+
+PlanOf = Callable[..., Plan]
+UnitOf = Callable[..., UnitFacts]
+InspectionOf = Callable[..., Inspection]
+SpecOf = Callable[..., JobSpec]
+
+# --- the cut
+
+
+@st.composite
+def models(draw: st.DrawFn) -> list[tuple[int, bool, int | None]]:
+    """Of each unit: its seconds, whether its output is one tensor, and the earlier unit that it is tied to."""
+    count = draw(st.integers(1, 8))
+    return [
+        (draw(st.integers(0, 9)), draw(st.integers(0, 5)) > 0, draw(st.none() | st.integers(0, n)) if n else None)
+        for n in range(count)
+    ]
+
+
+def units_of(model: Sequence[tuple[int, bool, int | None]], unit_of: UnitOf) -> list[UnitFacts]:
+    return [
+        unit_of(
+            number,
+            forward=seconds / 4,
+            backward=3 * seconds / 4,
+            dtype="float32" if tensor else None,
+            tied_to=() if tied is None or tied == number else (tied,),
+        )
+        for number, (seconds, tensor, tied) in enumerate(model)
+    ]
+
+
+def allowed_cuts(units: Sequence[UnitFacts]) -> list[int]:
+    ties = [(tied, number) for number, unit in enumerate(units) for tied in unit.tied_to]
+    return [
+        cut
+        for cut in range(1, len(units))
+        if units[cut - 1].dtype is not None and not any(first < cut <= second for first, second in ties)
+    ]
+
+
+def slowest(units: Sequence[UnitFacts], cuts: Sequence[tuple[int, int]]) -> float:
+    return max(sum(unit.forward_seconds + unit.backward_seconds for unit in units[a:b]) for a, b in cuts)
+
+
+@given(model=models(), num_stages=st.integers(1, 5))
+def test_the_slowest_stage_is_as_fast_as_any_cut_allows(
+    unit_of: UnitOf, model: list[tuple[int, bool, int | None]], num_stages: int
+) -> None:
+    units = units_of(model, unit_of)
+    allowed = allowed_cuts(units)
+    every = [
+        list(itertools.pairwise([0, *chosen, len(units)])) for chosen in itertools.combinations(allowed, num_stages - 1)
+    ]
+    if not every:
+        with pytest.raises(PlanError, match=f"can be cut into at most {len(allowed) + 1} stages"):
+            partition(units, num_stages)
+        return
+    cuts = partition(units, num_stages)
+    assert list(cuts) in every
+    assert slowest(units, cuts) == min(slowest(units, other) for other in every)
+
+
+def test_units_that_share_a_parameter_stay_together(unit_of: UnitOf) -> None:
+    units = [unit_of(0), unit_of(1), unit_of(2), unit_of(3, tied_to=(1,))]
+    assert partition(units, 2) == ((0, 1), (1, 4))
+    with pytest.raises(PlanError, match=r"strategy\.stages = 3, but .* at most 2 stages .* share no parameter"):
+        partition(units, 3)
+
+
+def test_no_cut_falls_where_no_single_tensor_passes(unit_of: UnitOf) -> None:
+    assert partition([unit_of(0), unit_of(1, dtype=None), unit_of(2, dtype=None), unit_of(3)], 2) == ((0, 1), (1, 4))
+
+
+def test_the_users_own_split_is_taken_where_the_model_can_be_cut(unit_of: UnitOf) -> None:
+    units = [unit_of(0), unit_of(1), unit_of(2), unit_of(3, tied_to=(2,))]
+    units += [unit_of(4, dtype=None, kind="Pair", output="a dict"), unit_of(5)]
+    assert partition(units, 2, [1]) == ((0, 1), (1, 6))
+    assert partition(units, 3, [1, 2]) == ((0, 1), (1, 2), (2, 6))
+    for split, why in {
+        3: "3: units 2 and 3 have a buffer in common",
+        5: r"5: unit 4 \(Pair\) passes on a dict, and only a plain tensor goes from stage to stage",
+        9: "9, of 6",
+    }.items():
+        text = rf"strategy\.split: the model cannot be cut before unit {why}; it can be before \[1, 2, 4\]"
+        with pytest.raises(PlanError, match=text):
+            partition(units, 2, [split])
+
+
+def test_a_stage_that_begins_with_a_unit_that_works_in_place_copies_its_input(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    plan = plan_of(inspection_of([unit_of(0), unit_of(1, in_place=True), unit_of(2)]), stages=3)
+    assert [plan.worker_view(n)["stages"][0]["copies_input"] for n in range(3)] == [False, True, False]
+
+
+# --- jobs that cannot be planned
+
+
+def test_more_stages_than_the_model_has_units_are_refused_with_the_units(
+    unit_of: UnitOf, inspection_of: InspectionOf, spec_of: SpecOf
+) -> None:
+    units = [unit_of(number, name=name) for number, name in enumerate(("embed.", "head."))]
+    with pytest.raises(PlanError, match=r"strategy\.stages = 3, .* at most 2 stages \(units: embed, head\); use fewer"):
+        make_plan(spec_of(stages=3), inspection_of(units), shared_bytes_free=1 << 40)
+    whole = [unit_of(0, name="")]
+    with pytest.raises(PlanError, match=r"at most 1 stages \(units: the whole model\); .* nn\.Sequential"):
+        make_plan(spec_of(stages=2), inspection_of(whole), shared_bytes_free=1 << 40)
+
+
+def test_a_batch_smaller_than_its_microbatches_is_refused(plan_of: PlanOf) -> None:
+    plan_of(batch_size=4, microbatches=4)
+    with pytest.raises(
+        PlanError, match=r"job\.batch_size = 3 is smaller than strategy\.microbatches = 4; a microbatch"
+    ):
+        plan_of(batch_size=3, microbatches=4)
+
+
+def test_a_job_without_data_is_refused(plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf) -> None:
+    with pytest.raises(PlanError, match=r"Workload\.train has length 0; give at least one sample"):
+        plan_of(inspection_of([unit_of(0)], num_train=0))
+
+
+def test_more_iterations_than_a_board_counts_are_refused(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    plan_of(steps=2**31 - 1)
+    validated = inspection_of([unit_of(0)], num_validation=8)  # one more iteration for each epoch of one step
+    with pytest.raises(PlanError, match=r"job\.steps makes 4294967294 iterations, a board counts to 2147483647"):
+        plan_of(validated, steps=2**31 - 1)
+
+
+def test_a_plan_that_shared_memory_cannot_hold_is_refused_with_the_sum(
+    inspection_of: InspectionOf, unit_of: UnitOf, spec_of: SpecOf
+) -> None:
+    inspection = inspection_of([unit_of(0, parameter_bytes=3 << 20), unit_of(1, buffer_bytes=1 << 20)])
+    spec = spec_of(stages=2, microbatches=2)
+    need = make_plan(spec, inspection, shared_bytes_free=1 << 40).shared_bytes
+    make_plan(spec, inspection, shared_bytes_free=need)
+    with pytest.raises(PlanError, match=r"needs 4 MiB of shared memory .* /dev/shm has 4 MiB free; use fewer"):
+        make_plan(spec, inspection, shared_bytes_free=need - 1)
+
+
+def test_updates_do_not_speculate_where_the_host_has_no_memory_for_what_they_keep(
+    inspection_of: InspectionOf, unit_of: UnitOf, spec_of: SpecOf
+) -> None:
+    """Adam on the host: values, gradient and two averages, and to undo a step the values and both averages again."""
+    size = 1 << 20
+    adam = tuple(StateFacts(name, "elements", "float32", 4) for name in ("exp_avg", "exp_avg_sq"))
+    adam = (*adam, StateFacts("step", "tensor", "float32", 4))
+    facts = ParameterFacts(
+        units=(0,), num_elements=size // 4, dtype="float32", itemsize=4, trained=True, group=0, state=adam
+    )
+    inspection = inspection_of([unit_of(0, parameter_bytes=size)], parameters=(facts,))
+    spec = spec_of(replicas=[{"device": "gpu"}], update="cpu", clip_norm=1.0)
+    plan = make_plan(spec, inspection, shared_bytes_free=1 << 40)
+    need = plan.shared_bytes + 5 * size
+
+    def speculates(host_bytes_free: int) -> bool:
+        made = make_plan(spec, inspection, shared_bytes_free=1 << 40, host_bytes_free=host_bytes_free)
+        assert made.synchronisation is not None
+        return made.synchronisation.speculative
+
+    assert speculates(need)
+    assert not speculates(need - size // 2)
+
+
+# --- plans
+
+
+@settings(max_examples=60)
+@given(
+    stages=st.integers(1, 4),
+    microbatches=st.integers(1, 6),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    recompute=st.booleans(),
+    window=st.none() | st.integers(1, 9),
+)
+def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
+    plan_of: PlanOf, stages: int, microbatches: int, schedule: str, recompute: bool, window: int | None
+) -> None:
+    plan = plan_of(stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute, window=window)
+    plan.graph.check()
+    depths = {ring.name: ring.depth for ring in plan.rings}
+    assert depths.pop("input-0") == depths.pop("target-0") == 2 * microbatches
+    expected = {
+        f"{name}-0-{stage}": in_flight(schedule, stage, stages, microbatches)
+        for name in ("activation", "gradient")
+        for stage in range(stages - 1)
+    }
+    assert depths == expected
+    assert plan.workers == ("cpu",) * stages + ("loader",)
+    assert 0 < plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-9)
+    assert plan.window == window or window is None
+    views = [plan.worker_view(position) for position in range(stages + 1)]
+    assert [json.loads(json.dumps(view)) for view in views] == [msgpack.unpackb(msgpack.packb(view)) for view in views]
+    sent = [task["id"] for view in views for program in view["lanes"].values() for task in program]
+    assert sorted(sent) == [task.id for task in plan.graph.tasks], "every task reaches exactly one worker"
+    json.dumps(plan.describe())
+
+
+def slots_of(kind: Kind, stage: int, last: int, *, training: bool) -> tuple[list[str], list[str]]:
+    """(rings that a task reads, rings that it writes) as a worker does it."""
+    source = f"activation-0-{stage - 1}" if stage else "input-0"
+    target = ["target-0"] if stage == last else []
+    match kind:
+        case Kind.LOAD:
+            return [], ["input-0", "target-0"]
+        case Kind.FORWARD:
+            return [source, *target], [] if stage == last else [f"activation-0-{stage}"]
+        case Kind.BACKWARD if training:
+            gradient = [] if stage == last else [f"gradient-0-{stage}"]
+            return [source, *target, *gradient], [f"gradient-0-{stage - 1}"] if stage else []
+    return [], []
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    stages=st.integers(1, 4),
+    microbatches=st.integers(1, 4),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    phases=st.lists(st.booleans(), min_size=3, max_size=7),
+    rng=st.randoms(use_true_random=False),
+)
+def test_every_reader_finds_its_own_microbatch_in_the_slot_however_the_lanes_race(
+    plan_of: PlanOf, stages: int, microbatches: int, schedule: str, phases: list[bool], rng: random.Random
+) -> None:
+    """In validation (phase False) BACKWARD and UPDATE wait for nothing, so less holds the lanes together."""
+    plan = plan_of(stages=stages, microbatches=microbatches, schedule=schedule)
+    graph, depths = plan.graph, {ring.name: ring.depth for ring in plan.rings}
+    slots: dict[tuple[str, int], int] = {}
+    board = [-1] * len(graph.tasks)
+    lanes = {lane: [(i, t) for i in range(len(phases)) for t in program] for lane, program in graph.programs.items()}
+
+    def ready(iteration: int, task: int) -> bool:
+        if not phases[iteration] and graph.tasks[task].kind in (Kind.BACKWARD, Kind.UPDATE):
+            return True
+        return all(board[edge.source] >= iteration - edge.distance for edge in graph.cross_lane_inputs(task))
+
+    while any(lanes.values()):
+        able = [lane for lane, queue in lanes.items() if queue and ready(*queue[0])]
+        assert able, "a deadlock"
+        lane = rng.choice(able)
+        for _ in range(rng.randint(1, 20)):  # one lane runs ahead as far as it can, the others stand still
+            if not lanes[lane] or not ready(*lanes[lane][0]):
+                break
+            iteration, number = lanes[lane].pop(0)
+            task = graph.tasks[number]
+            unit = iteration * microbatches + task.microbatch
+            reads, writes = slots_of(task.kind, task.stage, stages - 1, training=phases[iteration])
+            for ring in reads:
+                assert slots[ring, unit % depths[ring]] == unit, f"{task} of iteration {iteration} reads {ring}"
+            for ring in writes:
+                slots[ring, unit % depths[ring]] = unit
+            board[number] = iteration
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_strategy_has_a_plan_that_runs_within_its_limit_and_can_be_sent(
+    inspection_of: InspectionOf,
+    unit_of: UnitOf,
+    spec_of: SpecOf,
+    strategies_of: Callable[[int], st.SearchStrategy[Strategy]],
+    data: st.DataObject,
+) -> None:
+    """make_plan checks the graph and simulates it; a worker's view is plain data, and every task is in one of them."""
+    inspection = inspection_of(
+        [unit_of(number, parameter_bytes=4 * size) for number, size in enumerate([300, 20, 1, 90])]
+    )
+    strategy = data.draw(strategies_of(4))
+    spec = spec_of(**strategy.model_dump(exclude_none=True))
+    plan = make_plan(spec, inspection, shared_bytes_free=1 << 40)
+    assert plan.limit_seconds > 0
+    if not strategy.steals:  # or the limit goes by what each gets on average, and few microbatches do not divide so
+        assert plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-9)
+    views = [plan.worker_view(position) for position in range(len(plan.workers))]
+    assert [json.loads(json.dumps(view)) for view in views] == [msgpack.unpackb(msgpack.packb(view)) for view in views]
+    sent = [task["id"] for view in views for program in view["lanes"].values() for task in program]
+    assert sorted(sent) == [task.id for task in plan.graph.tasks]
+    assert len({view["synchronisation"]["reporter"] for view in views if view["synchronisation"]}) <= 1
+    json.dumps(plan.describe())
+
+
+def test_gradients_of_every_holder_and_the_versions_that_stale_replicas_read_are_shared_memory(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    inspection = inspection_of([unit_of(0, parameter_bytes=1024)])
+
+    def num_bytes(**settings: Any) -> int:
+        plan = plan_of(inspection, **settings)
+        return plan.shared_bytes - 4 * len(plan.graph.tasks)
+
+    one, two = num_bytes(clip_norm=1.0), num_bytes(replicas=2)
+    slots = num_bytes() - 1024 - inspection.units[0].buffer_bytes - 4
+    assert one == num_bytes() + 1024
+    assert two - one == slots + 1024
+    assert num_bytes(replicas=2, staleness=[0, 2]) >= two + (2 + 3) * 1024
+
+
+def test_a_worker_is_told_whom_each_task_waits_for_and_whom_it_wakes(plan_of: PlanOf) -> None:
+    plan = plan_of(stages=2, microbatches=1)
+    names = {str(task): task.id for task in plan.graph.tasks}
+    view = plan.worker_view(1)
+    (stage,) = view["stages"]
+    assert (stage["replica"], stage["stage"], stage["first"], stage["last"]) == (0, 1, 1, 2)
+    tasks = {task["id"]: task for task in view["lanes"]["compute"]}
+    forward, backward, update = (tasks[names[name]] for name in ("FORWARD(1,0)", "BACKWARD(1,0)", "UPDATE(1)"))
+    assert sorted(forward["waits"]) == sorted(
+        [[names["LOAD(0,0)"], 0, "data"], [names["FORWARD(0,0)"], 0, "activation"]]
+    )
+    assert not forward["wakes"], "its backward runs on the same lane"
+    assert backward["wakes"]
+    assert update["waits"] == []
+
+
+def test_recompute_adds_the_forward_to_each_backward(plan_of: PlanOf) -> None:
+    for recompute, expected in ((False, 2.0), (True, 3.0)):
+        plan = plan_of(recompute=recompute)
+        seconds = {task.kind: plan.task_seconds[task.id] for task in plan.graph.tasks}
+        assert (seconds[Kind.FORWARD], seconds[Kind.BACKWARD]) == (1.0, expected)
+
+
+def test_the_update_is_shared_out_by_parameters(plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf) -> None:
+    units = [unit_of(0, parameter_bytes=100), unit_of(1, parameter_bytes=300)]
+    plan = plan_of(inspection_of(units, update_seconds=8.0), stages=2)
+    updates = [plan.task_seconds[task.id] for task in plan.graph.tasks if task.kind is Kind.UPDATE]
+    assert updates == [2.0, 6.0]
+
+
+def test_a_model_without_parameters_has_an_update_that_costs_nothing(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    plan = plan_of(inspection_of([unit_of(0, parameter_bytes=0)], update_seconds=8.0))
+    assert [plan.task_seconds[task.id] for task in plan.graph.tasks if task.kind is Kind.UPDATE] == [0.0]
+
+
+def test_fast_tasks_are_sent_further_ahead_within_bounds(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    def window(seconds: float) -> int:
+        return plan_of(inspection_of([unit_of(0, forward=seconds, backward=seconds)])).window
+
+    longest = 3  # tasks of the compute lane: forward, backward, update
+    assert window(1.0) == 2 * longest
+    assert 2 * longest < window(0.001) < window(0.0001) <= 4096
+    assert window(0.0) == 4096
+
+
+@pytest.mark.parametrize(
+    ("shapes", "itemsize", "size"),
+    [({1: (1, 3), 2: (2, 3)}, 4, 64), ({2: (2, 9)}, 4, 128), ({1: ()}, 8, 64), ({}, 4, 0)],
+)
+def test_a_slot_holds_the_largest_microbatch_in_whole_vectors(
+    shapes: dict[int, tuple[int, ...]], itemsize: int, size: int
+) -> None:
+    assert slot_bytes(shapes, itemsize) == size
+    facts = TensorFacts(dtype="float32", itemsize=itemsize, shapes=shapes)
+    assert facts.max_bytes() <= size
+
+
+def test_an_inspection_is_the_same_on_the_other_side_of_the_wire(inspection_of: InspectionOf, unit_of: UnitOf) -> None:
+    facts = {name: getattr(unit_of(0), name) for name in UnitFacts.__dataclass_fields__}
+    told = {
+        "units": [{**facts, "shapes": [[1, [1, 8]], [2, [2, 8]]], "tied_to": []}],
+        "input": {"dtype": "float32", "itemsize": 4, "shapes": [[1, [1, 3]], [2, [2, 3]]]},
+        "target": {"dtype": "int64", "itemsize": 8, "shapes": [[1, [1]], [2, [2]]]},
+        "num_train": 8,
+        "num_validation": 0,
+        "load_seconds": 0.0,
+        "update_seconds": 0.0,
+        "metrics": [],
+        "parameters": [
+            {"units": [0], "num_elements": 25, "dtype": "float32", "itemsize": 4, "trained": True, "group": 0}
+        ],
+        "elementwise": True,
+        "weighted": False,
+        "copy_bytes_per_second": 5e9,
+    }
+    assert Inspection.from_wire(msgpack.unpackb(msgpack.packb(told))) == inspection_of([unit_of(0)])
+    with_device = told | {"device_units": told["units"], "device_update_seconds": 3.0}
+    expected = inspection_of([unit_of(0)], device_units=(unit_of(0),), device_update_seconds=3.0)
+    assert Inspection.from_wire(msgpack.unpackb(msgpack.packb(with_device))) == expected
+
+
+def test_each_replica_is_cut_by_the_times_of_its_own_kind_of_device(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    """The host takes longest for the first unit, the device for the last; under autocast they differ in dtype too."""
+    host = [unit_of(number, forward) for number, forward in enumerate((9.0, 1.0, 1.0, 1.0))]
+    device = [
+        unit_of(number, forward, dtype="bfloat16", itemsize=2, in_place=number == 3)
+        for number, forward in enumerate((1.0, 1.0, 1.0, 9.0))
+    ]
+    replicas = [{"device": kind, "stages": 2} for kind in ("cpu", "gpu")]
+    plan = plan_of(inspection_of(host, device_units=tuple(device)), replicas=replicas)
+    assert [(stage.replica, stage.first, stage.last) for stage in plan.stages] == [
+        (0, 0, 1),
+        (0, 1, 4),
+        (1, 0, 3),
+        (1, 3, 4),
+    ]
+    assert [stage.copies_input for stage in plan.stages] == [False, False, False, True]
+    dtypes = {ring.name: ring.dtype for ring in plan.rings}
+    assert (dtypes["activation-0-0"], dtypes["activation-1-0"]) == ("float32", "bfloat16")

@@ -1,0 +1,62 @@
+"""What is refused of a spec alone, or for a daemon's workers; and what is only doubted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from weft.plan.itinerary import Itinerary
+from weft.scheduler.planning.plan_notes import doubt_of_batch
+from weft.spec.admission import problem_of_crew, problem_of_spec
+from weft.spec.job_spec import JobSpec
+
+CREW = ["cpu", "cpu", "gpu", "loader"]
+
+
+def spec(batch_size: int = 8, mode: str = "train", **axes: Any) -> JobSpec:
+    job = {"entry": "a.py:f", "steps": 1, "batch_size": batch_size, "mode": mode}
+    return JobSpec.parse({"job": job, "strategy": axes})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (spec(4, microbatches=5), "job.batch_size = 4 is smaller than strategy.microbatches = 5; a microbatch needs"),
+        (spec(4, microbatches=3, replicas=2), "job.batch_size = 4 is smaller than the microbatches of all replicas, ="),
+        (spec(replicas=2, share="stealing", staleness=[0, 1]), "strategy.staleness = [0, 1] differs between replicas"),
+        (
+            spec(replicas=[{"microbatches": 2}, {}], share="stealing"),
+            "the replicas' microbatches = [2, 1] cannot stand beside share = 'stealing'; give strategy.microbatches",
+        ),
+        (spec(mode="forward", preset="stronghold"), "strategy.replicas: working_window streams what updates change"),
+    ],
+)
+def test_what_no_machine_could_plan_is_refused(given: JobSpec, told: str) -> None:
+    assert (problem_of_spec(given) or "").startswith(told)
+
+
+@pytest.mark.parametrize(
+    "given", [spec(), spec(4, microbatches=4), spec(4, microbatches=4, replicas=2, share="stealing")]
+)
+def test_what_could_be_planned_somewhere_is_not(given: JobSpec) -> None:
+    assert problem_of_spec(given) is None
+
+
+def test_what_has_too_few_workers_here_is_refused_with_the_flag_that_gives_more() -> None:
+    assert problem_of_crew(spec(stages=2), CREW) is None
+    assert problem_of_crew(spec(stages=3), CREW) == (
+        "strategy.stages = 3 needs 3 CPU workers and this daemon has 2; use fewer stages, or start the daemon with "
+        "--workers 3"
+    )
+    gpu = problem_of_crew(spec(preset="zero-offload"), ["cpu", "loader"]) or ""
+    assert "needs 1 GPU worker and this daemon has 0;" in gpu
+    assert (problem_of_crew(spec(replicas=[{"device": "gpu", "stages": 2}]), CREW) or "").endswith("--stand-ins 2")
+
+
+def test_a_batch_above_the_data_set_is_doubted() -> None:
+    def doubt(batch_size: int) -> str | None:
+        return doubt_of_batch(Itinerary.of(num_train=6, num_validation=0, batch_size=batch_size, epochs=1, steps=None))
+
+    assert doubt(6) is None
+    assert doubt(7) == ("warning: job.batch_size = 7 is more than the 6 samples of Workload.train; every batch has 6")

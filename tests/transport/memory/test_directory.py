@@ -1,0 +1,425 @@
+"""The directory as a real process, with real processes and threads that ask it for blocks.
+
+Server and clients are forked from the test: they start at once, and what a client changes in its process (the key, the
+place of its sockets) does not stay in the tests'.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.transport.memory import directory as directory_module
+from weft.transport.memory.arena import Layout
+from weft.transport.memory.directory import HANDOVER, Blocks, Directory, DirectoryServer
+
+FORK = multiprocessing.get_context("fork")
+KEY = b"a key of 32 bytes, known to both"
+SOON = 20.0
+
+
+class Serving:
+    """A directory's process, and clients beside it."""
+
+    def __init__(self, address: Path) -> None:
+        self.address = address
+        self._processes: list[Any] = []
+        self._control, theirs = FORK.Pipe()
+        self.process = FORK.Process(target=_serve, args=(address, theirs))
+        self.process.start()
+        assert self._control.poll(SOON)
+        assert self._control.recv() == "ready"
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def drop(self, job: str) -> int:
+        self._control.send(job)
+        assert self._control.poll(SOON)
+        num_bytes: int = self._control.recv()
+        return num_bytes
+
+    def mapped(self) -> int:
+        """Blocks that the directory's process has mapped."""
+        maps = Path(f"/proc/{self.pid}/maps").read_text()
+        return sum(f"torch_{self.pid}_" in line for line in maps.splitlines())
+
+    def begin(self, body: Callable[[Directory], Any], job: str = "a", key: bytes = KEY) -> Callable[[], Any]:
+        """Starts a client that runs `body`; the function that is returned waits for its result."""
+        ours, theirs = FORK.Pipe()
+        process = FORK.Process(target=_client, args=(self.address, key, job, body, theirs))
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+
+        def result() -> Any:
+            assert ours.poll(SOON), "the client has said nothing"
+            told = ours.recv()
+            process.join(SOON)
+            return told
+
+        return result
+
+    def ask(self, body: Callable[[Directory], Any], job: str = "a") -> Any:
+        return self.begin(body, job)()
+
+    def end(self) -> None:
+        for process in [*self._processes, self.process]:
+            if process.is_alive() and process is not self.process:
+                process.join(SOON)
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+            process.join(SOON)
+            process.close()
+        self._control.close()
+
+
+def _serve(address: Path, control: Connection) -> None:
+    server = DirectoryServer(address, KEY)
+
+    def obey() -> None:
+        while True:
+            try:
+                control.send(server.drop(control.recv()))
+            except EOFError:
+                os._exit(0)
+
+    threading.Thread(target=obey, daemon=True).start()
+    server.serve(lambda: control.send("ready"))
+
+
+def _client(address: Path, key: bytes, job: str, body: Callable[[Directory], Any], connection: Connection) -> None:
+    try:
+        connection.send(body(Directory(address, key, job)))
+    except Exception as error:  # whatever it is, the test is told
+        connection.send((type(error).__name__, str(error)))
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Serving]:
+    serving = Serving(tmp_path / "directory.sock")
+    yield serving
+    pid = serving.pid
+    serving.end()
+    assert [name for name in os.listdir("/dev/shm") if f"_{pid}_" in name] == [], "what stays when everybody has gone"
+
+
+def write_byte(place: int) -> Callable[[Directory], int]:
+    def body(directory: Directory) -> int:
+        block = directory.block("board", 64, 0xFF)
+        block[place] = place
+        return int(block.numel())
+
+    return body
+
+
+def read(name: str = "board", num_bytes: int = 64, fill: int = 0xFF) -> Callable[[Directory], list[int]]:
+    return lambda directory: directory.block(name, num_bytes, fill).tolist()
+
+
+def test_what_one_process_writes_another_reads_after_it_has_gone(serving: Serving) -> None:
+    assert serving.ask(write_byte(3)) == 64
+    assert serving.ask(read()) == [0xFF] * 3 + [3] + [0xFF] * 60
+
+
+def test_processes_that_ask_for_a_block_at_the_same_time_get_the_same_memory(serving: Serving) -> None:
+    """Two workers of a job once got two boards, each its own, and waited for each other for ever."""
+    start = FORK.Barrier(8)
+
+    def body(place: int) -> Callable[[Directory], int]:
+        def write(directory: Directory) -> int:
+            start.wait(SOON)
+            block = directory.block("board", 64, 0xFF)
+            block[place] = place
+            start.wait(SOON)
+            return int((block != 0xFF).sum())
+
+        return write
+
+    results = [serving.begin(body(place)) for place in range(8)]
+    assert [result() for result in results] == [8] * 8, "each sees what all the others wrote"
+
+
+def test_threads_that_ask_for_a_block_at_the_same_time_get_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same story where it happened: the manager has a thread for each client, and two could make the block."""
+    blocks = Blocks()
+    made = []
+    both = threading.Barrier(2)
+    make = directory_module._shared_block
+
+    def make_slowly(num_bytes: int, fill: int) -> torch.Tensor:
+        made.append(num_bytes)
+        try:
+            both.wait(0.1)  # only a second thread that makes the block, too, ends this early
+        except threading.BrokenBarrierError:
+            pass
+        return make(num_bytes, fill)
+
+    monkeypatch.setattr(directory_module, "_shared_block", make_slowly)
+    opened: list[torch.Tensor] = []
+    threads = [threading.Thread(target=lambda: opened.append(blocks.open("a", "board", 64, 0xFF))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert made == [64]
+    assert {block.data_ptr() for block in opened} == {opened[0].data_ptr()}
+    assert len(opened) == 8
+
+
+def test_a_block_is_zero_or_filled_as_the_first_to_ask_says(serving: Serving) -> None:
+    assert serving.ask(read("zero", 128, 0)) == [0] * 128
+    assert serving.ask(read("ones", 128, 1)) == [1] * 128
+    assert serving.ask(read("ones", 128, 2)) == [1] * 128
+
+
+def test_a_block_of_another_size_than_it_has_is_refused(serving: Serving) -> None:
+    serving.ask(write_byte(0))
+    kind, text = serving.ask(lambda directory: directory.block("board", 128).tolist())
+    assert kind == "ValueError"
+    assert "a/board has 64 bytes, not 128" in text
+
+
+def test_jobs_have_blocks_of_their_own(serving: Serving) -> None:
+    serving.ask(write_byte(5), job="a")
+    assert serving.ask(read(), job="b") == [0xFF] * 64
+
+
+def test_an_arena_is_found_with_its_layout(serving: Serving) -> None:
+    tensors = [("weight", torch.empty(3, 4).t()), ("bias", torch.empty(4, dtype=torch.float64))]
+
+    def create(directory: Directory) -> None:
+        arena = directory.create("state-0", Layout.of(tensors))
+        arena["weight"].fill_(2.0)
+        arena["bias"].copy_(torch.arange(4))
+
+    def find(directory: Directory) -> tuple[Any, ...]:
+        arena = directory.find("state-0")
+        weight = arena["weight"]
+        return weight.tolist(), weight.stride(), arena["bias"].tolist(), list(arena.items())
+
+    serving.ask(create)
+    assert serving.ask(find) == ([[2.0] * 3] * 4, (1, 4), [0.0, 1.0, 2.0, 3.0], ["weight", "bias"])
+
+
+def test_an_arena_that_nobody_has_made_is_missed_by_name(serving: Serving) -> None:
+    kind, text = serving.ask(lambda directory: directory.find("state-7"))
+    assert kind == "SharedMemoryGone"
+    assert text == "the directory process does not have state-7 (KeyError: 'a/state-7')"
+
+
+def test_dropping_a_job_frees_its_memory_and_leaves_the_others(serving: Serving) -> None:
+    layout = Layout.of([("t", torch.empty(1000))])
+    for job in ("a", "ab"):
+        serving.ask(lambda directory: directory.create("state-0", layout).block.fill_(1).numel(), job=job)
+    serving.ask(write_byte(0), job="a")
+    assert serving.mapped() == 3
+    assert serving.ask(lambda directory: directory.num_bytes()) == {"a": 4032 + 64, "ab": 4032}
+    assert serving.drop("a") == 4032 + 64
+    assert serving.mapped() == 1
+    assert serving.ask(lambda directory: directory.num_bytes()) == {"ab": 4032}
+    assert serving.ask(lambda directory: directory.find("state-0"))[0] == "SharedMemoryGone"
+    assert serving.ask(lambda directory: directory.find("state-0")["t"].numel(), job="ab") == 1000
+    assert serving.ask(read()) == [0xFF] * 64, "a block of the same name is a new one"
+    assert serving.drop("never heard of") == 0
+
+
+def test_memory_outlives_the_directory_in_those_who_use_it(serving: Serving) -> None:
+    """It is the kernel's, held by whoever maps it; and no name of it stands in /dev/shm, from the beginning."""
+    told, tell = FORK.Pipe()
+
+    def hold(directory: Directory) -> int:
+        block = directory.block("board", 64, 0xFF)
+        tell.send("mapped")
+        assert tell.poll(SOON)
+        block[0] = 7
+        return int(block[0]) + int(block[1])
+
+    result = serving.begin(hold)
+    assert told.poll(SOON)
+    assert told.recv() == "mapped"
+    assert [name for name in os.listdir("/dev/shm") if f"_{serving.pid}_" in name] == []
+    os.kill(serving.pid, signal.SIGKILL)
+    serving.process.join(SOON)
+    told.send("go on")
+    assert result() == 7 + 0xFF
+
+
+def test_calls_are_counted_by_job(serving: Serving) -> None:
+    """A hot path that asked the directory would show here."""
+    serving.ask(lambda directory: [directory.block("board", 64).numel() for _ in range(3)], job="a")
+    serving.ask(write_byte(0), job="b")
+    assert serving.ask(lambda directory: directory.num_calls()) == {"a": 3, "b": 1}
+    serving.drop("a")
+    assert serving.ask(lambda directory: directory.num_calls()) == {"b": 1}
+
+
+def test_a_client_with_another_key_is_refused(serving: Serving) -> None:
+    result = serving.begin(lambda directory: "let in", key=b"some other key of the same length")
+    kind, text = result()
+    assert kind == "SharedMemoryGone"
+    assert "AuthenticationError" in text
+    assert serving.ask(write_byte(0)) == 64, "and the directory goes on"
+
+
+def test_a_socket_that_a_killed_directory_left_is_taken_over(serving: Serving) -> None:
+    os.kill(serving.pid, signal.SIGKILL)
+    serving.process.join(SOON)
+    assert serving.address.exists()
+    again = Serving(serving.address)
+    try:
+        assert again.ask(write_byte(0)) == 64
+    finally:
+        again.end()
+
+
+def test_a_client_waits_for_a_directory_that_is_on_its_way_up(tmp_path: Path) -> None:
+    waiting = Serving.__new__(Serving)
+    waiting.address = tmp_path / "late.sock"
+    waiting._processes = []
+    result = waiting.begin(write_byte(0))
+    serving = Serving(waiting.address)
+    try:
+        assert result() == 64
+    finally:
+        serving.end()
+
+
+def test_what_a_worker_publishes_every_worker_of_the_job_finds_until_the_job_is_dropped(serving: Serving) -> None:
+    """As long as the job: the worker that has published it may have gone."""
+    handle = (0, b"\x00handle", 64, True)
+    name = "activation-0-0"
+    assert serving.ask(lambda directory: directory.publish(name, handle)) is None
+    assert serving.ask(lambda directory: directory.published(name)) == handle
+    assert serving.ask(lambda directory: directory.published(name), job="b")[0] == "SharedMemoryGone"
+    serving.drop("a")
+    assert serving.ask(lambda directory: directory.published(name))[0] == "SharedMemoryGone"
+
+
+# --- a directory that dies
+
+LAYOUT = Layout.of([("t", torch.empty(10))])
+CALLS: dict[str, Callable[[Directory], Any]] = {
+    "block": lambda directory: directory.block("new", 64).numel(),
+    "known block": lambda directory: directory.block("board", 64, 0xFF).numel(),
+    "create": lambda directory: directory.create("state-0", LAYOUT).block.numel(),
+    "find": lambda directory: directory.find("state-1").block.numel(),
+    "publish": lambda directory: directory.publish("activation-0", 7),
+    "published": lambda directory: directory.published("activation-1"),
+}
+
+
+def fill(directory: Directory) -> None:
+    """What the calls above ask for."""
+    directory.block("board", 64, 0xFF)
+    directory.create("state-1", LAYOUT)
+    directory.publish("activation-1", 7)
+
+
+def begin_after(serving: Serving, call: Callable[[Directory], Any]) -> Callable[[Callable[[], None]], Any]:
+    """A client that has found the directory, and calls it once something else has happened."""
+    told, tell = FORK.Pipe()
+
+    def body(directory: Directory) -> Any:
+        fill(directory)
+        tell.send("connected")
+        assert tell.poll(SOON)
+        return call(directory)
+
+    result = serving.begin(body)
+
+    def after(happens: Callable[[], None]) -> Any:
+        assert told.poll(SOON)
+        happens()
+        told.send("go on")
+        return result()
+
+    return after
+
+
+def kill(serving: Serving) -> None:
+    os.kill(serving.pid, signal.SIGKILL)
+    serving.process.join(SOON)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_to_a_directory_that_was_killed_says_the_same(serving: Serving, call: str) -> None:
+    """Each broke in its own way, and the job whose worker it was failed as if its own code had raised it."""
+    kind, text = begin_after(serving, CALLS[call])(lambda: kill(serving))
+    assert kind == "SharedMemoryGone"
+    assert text.startswith("the directory process does not have ")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_call_to_another_directory_since_finds_what_the_first_had(serving: Serving, call: str) -> None:
+    again: list[Serving] = []
+
+    def happens() -> None:
+        kill(serving)
+        again.append(Serving(serving.address))
+
+    try:
+        assert begin_after(serving, CALLS[call])(happens)[0] == "SharedMemoryGone"
+        if call in ("find", "published"):
+            assert again[0].ask(CALLS[call])[0] == "SharedMemoryGone", "nor does a client that never met the first"
+    finally:
+        again[0].end()
+
+
+def test_a_descriptor_that_cannot_be_handed_over_is_memory_that_is_gone(serving: Serving) -> None:
+    """The directory answers, and dies before the block's descriptor is fetched from its other socket."""
+
+    def happens() -> None:
+        (listener,) = (serving.address.parent / HANDOVER).iterdir()
+        listener.unlink()
+
+    kind, text = begin_after(serving, CALLS["known block"])(happens)
+    assert kind == "SharedMemoryGone"
+    assert "board (FileNotFoundError" in text
+
+
+def test_a_directory_that_never_comes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_module, "CONNECT_SECONDS", 0.1)
+    waiting = Serving.__new__(Serving)
+    waiting.address = tmp_path / "never.sock"
+    waiting._processes = []
+    assert waiting.begin(read())()[0] == "SharedMemoryGone"
+
+
+def test_a_directory_takes_away_the_sockets_of_those_that_were_killed_before_it(serving: Serving) -> None:
+    """Each left one in the folder of those who hand descriptors over, as long as the daemon lived."""
+    handover = serving.address.parent / HANDOVER
+    serving.ask(write_byte(0))
+    (left,) = handover.iterdir()
+    kill(serving)
+    again = Serving(serving.address)
+    try:
+        assert list(handover.iterdir()) == []
+        assert again.ask(write_byte(0)) == 64
+        assert left not in list(handover.iterdir())
+    finally:
+        again.end()
+
+
+def test_memory_that_cannot_be_had_is_told_with_its_sums(serving: Serving) -> None:
+    def body(directory: Directory) -> None:
+        directory.block("held", 3 << 20)
+        directory.block("too much", 1 << 50)
+
+    kind, text = serving.ask(body)
+    assert kind == "SharedMemoryFull"
+    assert text.startswith(f"{2**30:.1f} MiB more of shared memory for a/too much cannot be had, beside the 3.0 MiB")
+    assert "No space left on device" in text
+    assert "MiB free. Free some, use fewer microbatches" in text
+    assert serving.ask(write_byte(0)) == 64, "and the directory goes on"

@@ -1,0 +1,250 @@
+"""Gradients in buckets by real autograd: where they end, and when each bucket's milestone is posted."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+from weft.transport.memory.directory import Directory
+from weft.workers.compute.gradients import StageGradients
+from weft.workers.memory.bucket_memory import BucketMemory
+from weft.workload.workload import WorkloadError
+
+HOLDER = (0, 0)
+
+
+class Twice(nn.Module):
+    """Uses its layer two times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+class Gated(nn.Module):
+    """Uses `other` only for an input whose first number is above 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(x) + self.other(x) if x[0, 0] > 0 else self.one(x)
+
+
+class Stand:
+    """A model whose gradients go into buckets, a bucket for each parameter, and the milestones that were posted."""
+
+    def __init__(self, planned: Any, directory: Directory, model: nn.Module, *, on_device: bool = False) -> None:
+        self.model = model
+        self.memory: BucketMemory = planned.memory(directory)
+        self.own = {bucket.index: torch.zeros(bucket.num_elements) for bucket in self.memory.buckets}
+        self.posted: list[int] = []
+        self.parameters = list(model.parameters())
+        self.gradients = StageGradients(
+            self.memory,
+            HOLDER,
+            dict(enumerate(self.parameters)),
+            self.own if on_device else None,
+            self.posted.append,
+        )
+
+    def run(self, step: int, inputs: Sequence[torch.Tensor]) -> None:
+        """Forward and backward of one iteration's microbatches, and what is left at its end."""
+        self.gradients.begin(step)
+        for number, x in enumerate(inputs):
+            is_last = number == len(inputs) - 1
+            self.gradients.next_backward(is_last=is_last, is_only=len(inputs) == 1)
+            before = len(self.posted)
+            loss(self.model, x).backward()
+            assert is_last or len(self.posted) == before, "more is to come"
+        for bucket in self.memory.buckets:
+            self.gradients.finish(bucket.index, step)
+
+    def of(self, index: int, step: int = 0) -> torch.Tensor:
+        """The gradient of a parameter, from its bucket."""
+        (bucket,) = (bucket for bucket in self.memory.buckets if index in bucket.places)
+        start, size = bucket.places[index]
+        flat = self.memory.gradient(HOLDER, bucket, step)
+        return flat[start : start + size].view_as(self.parameters[index])
+
+
+def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def expected(model: nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """What the plain loop has in p.grad, on a copy of the model."""
+    twin = copy.deepcopy(model)
+    for x in inputs:
+        loss(twin, x).backward()
+    return [parameter.grad for parameter in twin.parameters()]
+
+
+def inputs(count: int, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(4, 3, generator=generator) for _ in range(count)]
+
+
+@pytest.fixture
+def stand_of(planned: Any, directory: Directory, workload_of: Any) -> Callable[..., Stand]:
+    """In buckets, since the norm is asked for."""
+
+    def build(model: nn.Module | None = None, *, on_device: bool = False, **strategy: Any) -> Stand:
+        workload = workload_of(*([] if model is None else [model]))
+        plan = planned(workload, **{"clip_norm": 1.0} | strategy)
+        return Stand(plan, directory, workload.model, on_device=on_device)
+
+    return build
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_bucket_ends_with_the_bits_of_the_plain_loops_gradient(stand_of: Callable[..., Stand], count: int) -> None:
+    stand = stand_of()
+    for step in range(3):
+        given = inputs(count, seed=step)
+        stand.run(step, given)
+        for index, gradient in enumerate(expected(stand.model, given)):
+            assert gradient is not None
+            assert torch.equal(stand.of(index), gradient)
+    assert stand.posted == [0, 1, 2, 3] * 3
+    assert int(stand.memory.missing.max()) == -1
+
+
+def test_later_microbatches_are_added_in_the_bucket_itself(stand_of: Callable[..., Stand]) -> None:
+    stand = stand_of()
+    stand.run(0, inputs(2))
+    for index, parameter in enumerate(stand.parameters):
+        assert parameter.grad is not None
+        assert parameter.grad.data_ptr() == stand.of(index).data_ptr()
+    stand.run(1, inputs(1))
+    assert all(parameter.grad is None for parameter in stand.parameters), "nobody adds to the only one"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_milestone_is_posted_from_inside_the_last_backward(stand_of: Callable[..., Stand], count: int) -> None:
+    """The last layer's buckets are complete while the first layer's gradient is not even computed."""
+    stand = stand_of()
+    seen: list[list[int]] = []
+    stand.parameters[0].register_hook(lambda gradient: seen.append(list(stand.posted)))
+    stand.run(0, inputs(count))
+    assert seen[:-1] == [[]] * (count - 1)
+    assert len(seen[-1]) >= 2
+    assert {index for b in seen[-1][:2] for index in stand.memory.buckets[b].places} == {2, 3}
+
+
+def test_a_parameter_that_is_used_twice_counts_once(stand_of: Callable[..., Stand]) -> None:
+    stand = stand_of(nn.Sequential(Twice(), nn.Linear(3, 2)))
+    for count in (1, 2):
+        stand.posted.clear()
+        given = inputs(count)
+        stand.run(0, given)
+        assert sorted(stand.posted) == [0, 1, 2, 3]
+        for index, gradient in enumerate(expected(stand.model, given)):
+            assert gradient is not None
+            assert torch.equal(stand.of(index), gradient)
+
+
+def test_a_parameter_without_a_gradient_is_zeroed_and_missing_in_that_step(stand_of: Callable[..., Stand]) -> None:
+    stand = stand_of(nn.Sequential(Gated()))
+    with_other, without = torch.full((4, 3), 1.0), torch.full((4, 3), -1.0)
+    buckets = {index: bucket for bucket in stand.memory.buckets for index in bucket.places}
+
+    def missing(step: int) -> list[int]:
+        return [index for index in range(4) if index in stand.memory.missing_in(buckets[index], [HOLDER], step)]
+
+    stand.run(0, [with_other])
+    assert missing(0) == []
+    assert stand.of(2).any()
+    stand.posted.clear()
+    stand.run(1, [without])
+    assert missing(1) == [2, 3]
+    assert not stand.of(2).any(), "nothing is left of the iteration before"
+    assert sorted(stand.posted) == sorted(buckets[index].index for index in (0, 1)), "the rest is GRAD's to post"
+    stand.run(2, [without, with_other])
+    assert missing(2) == []
+
+
+def test_a_gradient_that_only_an_earlier_microbatch_has_is_kept(stand_of: Callable[..., Stand]) -> None:
+    stand = stand_of(nn.Sequential(Gated()))
+    given = [torch.full((4, 3), 1.0), torch.full((4, 3), -1.0)]
+    stand.run(0, given)
+    for index, gradient in enumerate(expected(stand.model, given)):
+        assert gradient is not None
+        assert torch.equal(stand.of(index), gradient)
+    assert int(stand.memory.missing.max()) == -1
+    assert len(stand.posted) == 2, "no hook of the last backward has seen the other two buckets"
+
+
+def test_a_device_has_gradients_of_its_own(stand_of: Callable[..., Stand]) -> None:
+    stand = stand_of(on_device=True)
+    given = inputs(2)
+    stand.run(0, given)
+    for index, gradient in enumerate(expected(stand.model, given)):
+        (bucket,) = (bucket for bucket in stand.memory.buckets if index in bucket.places)
+        start, size = bucket.places[index]
+        assert gradient is not None
+        assert torch.equal(stand.own[bucket.index][start : start + size].view_as(gradient), gradient)
+        assert not stand.of(index).any()
+
+
+def test_a_stale_replicas_gradients_of_consecutive_steps_stand_beside_each_other(
+    stand_of: Callable[..., Stand],
+) -> None:
+    stand = stand_of(staleness=1)
+    for step in range(3):
+        stand.run(step, inputs(2, seed=step))
+    for step in (1, 2):
+        for index, gradient in enumerate(expected(stand.model, inputs(2, seed=step))):
+            assert gradient is not None
+            assert torch.equal(stand.of(index, step), gradient)
+
+
+def test_memory_of_another_order_takes_gradients_by_place_and_not_by_order(stand_of: Callable[..., Stand]) -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    model[0].weight = nn.Parameter(torch.randn(3, 2).t())
+    stand = stand_of(model)
+    given = inputs(2)
+    stand.run(0, given)
+    (bucket,) = (bucket for bucket in stand.memory.buckets if 0 in bucket.places)
+    start, size = bucket.places[0]
+    flat = stand.memory.gradient(HOLDER, bucket, 0)[start : start + size]
+    gradient = expected(model, given)[0]
+    assert gradient is not None
+    assert torch.equal(flat.view(3, 2).t(), gradient)
+
+
+def test_a_sparse_gradient_is_refused_with_a_remedy(stand_of: Callable[..., Stand]) -> None:
+    stand = stand_of(nn.Linear(3, 2))
+    stand.gradients.begin(0)
+    stand.gradients.next_backward(is_last=True, is_only=True)
+    parameter = stand.parameters[0]
+    parameter.grad = torch.sparse_coo_tensor(
+        torch.tensor([[0], [0]]), torch.ones(1), parameter.shape, check_invariants=True
+    )
+    with pytest.raises(WorkloadError, match=r"\(2, 3\) gets a sparse gradient.*sparse=False"):
+        stand.gradients._accumulated(parameter, 0, 0)
+
+
+def test_a_gradient_in_two_parts_is_refused_since_its_bucket_has_been_posted(stand_of: Callable[..., Stand]) -> None:
+    """Two reentrant checkpoints of one module are two backwards within one, and each has a part of the gradient."""
+    layer, last = nn.Linear(3, 3), nn.Linear(3, 2)
+    stand = stand_of(nn.Sequential(layer, last))
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+
+    x = torch.ones(2, 3, requires_grad=True)
+    stand.gradients.begin(0)
+    stand.gradients.next_backward(is_last=True, is_only=True)
+    with pytest.raises(WorkloadError, match=r"in two parts of one backward.*use_reentrant=False"):
+        last(part(part(x))).sum().backward()

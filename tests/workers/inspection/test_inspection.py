@@ -1,0 +1,303 @@
+"""What one worker finds out about a workload for the planner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+from torch import nn
+
+from weft.spec.job_spec import JobSpec
+from weft.workers.inspection.inspection import inspect
+from weft.workload.units import units
+from weft.workload.workload import Workload, WorkloadError
+
+
+def spec_of(batch_size: int = 4, microbatches: int = 1, steps: int | None = None) -> JobSpec:
+    length = {"steps": steps} if steps else {"epochs": 1}
+    return JobSpec.parse(
+        {
+            "job": {"entry": "job.py:workload", "batch_size": batch_size, **length},
+            "strategy": {"microbatches": microbatches},
+            "directory": "/jobs",
+        }
+    )
+
+
+def workload_of(model: nn.Module, **changes: Any) -> Workload:
+    parts: dict[str, Any] = {
+        "model": model,
+        "loss": nn.MSELoss(),
+        "train": (torch.randn(10, 3), torch.randn(10, 2)),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    }
+    return Workload(**parts | changes)
+
+
+class Pair(nn.Module):
+    """Passes on two tensors."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x + 1
+
+
+class Own(torch.Tensor):
+    """A class of the user's."""
+
+
+class Join(nn.Module):
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return pair[0] + pair[1]
+
+
+def test_sizes_shapes_and_bytes_of_each_unit_are_found() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+    told = inspect(workload_of(model, validation=(torch.randn(7, 3), torch.randn(7, 2))), spec_of(8, 1))
+    assert [unit["name"] for unit in told["units"]] == ["0.", "1.", "2.", "3."]
+    assert [unit["parameter_bytes"] for unit in told["units"]] == [80, 40, 0, 48]
+    assert [unit["buffer_bytes"] for unit in told["units"]] == [0, 48, 0, 0]
+    assert {(unit["dtype"], unit["itemsize"]) for unit in told["units"]} == {("float32", 4)}
+    sizes = [2, 7, 8]  # a batch, the last one of training, the one of validation
+    assert sorted(told["units"][0]["shapes"]) == [[size, [size, 5]] for size in sizes]
+    assert sorted(told["input"]["shapes"]) == [[size, [size, 3]] for size in sizes]
+    assert (told["input"]["dtype"], told["target"]["dtype"]) == ("float32", "float32")
+    assert (told["num_train"], told["num_validation"], told["metrics"]) == (10, 7, [])
+    assert all(unit["forward_seconds"] > 0 for unit in told["units"])
+    assert told["units"][0]["backward_seconds"] > 0
+    assert told["load_seconds"] > 0
+    assert told["update_seconds"] > 0
+    assert msgpack.unpackb(msgpack.packb(told)) == told, "plain data"
+
+
+def test_a_unit_that_passes_on_no_single_tensor_has_no_shape() -> None:
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2), Pair(), Join())), spec_of())
+    assert [unit["dtype"] for unit in told["units"]] == ["float32", None, "float32"]
+    assert told["units"][1]["shapes"] == []
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "output"),
+    [
+        (lambda x: x.to_sparse(), "a Tensor of its own kind (sparse_coo)"),
+        (lambda x: torch.nested.as_nested_tensor(list(x.unbind())), "a Tensor of its own kind (nested)"),
+        (lambda x: x.as_subclass(Own), "a Own of its own kind (strided)"),
+        (lambda x: x if len(x) == 4 else x.double(), "a tensor whose dtype depends on the microbatch"),
+        (lambda x: {"x": x}, "a dict"),
+    ],
+)
+def test_what_no_slot_can_hold_is_told_and_the_unit_has_no_shape(make: Any, output: str) -> None:
+    class Make(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return make(x)
+
+    class Take(nn.Module):
+        def forward(self, given: Any) -> torch.Tensor:
+            x = given["x"] if isinstance(given, dict) else given
+            x = x.to_padded_tensor(0.0) if x.is_nested else x.to_dense() if x.layout is torch.sparse_coo else x
+            return x.as_subclass(torch.Tensor).float()
+
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2), Make(), Take())), spec_of())["units"]
+    assert [(unit["dtype"], unit["output"]) for unit in told] == [("float32", ""), (None, output), ("float32", "")]
+    assert told[2]["backward_seconds"] > 0
+
+
+def test_units_that_share_a_buffer_are_tied_and_those_that_share_a_parameter_are_told() -> None:
+    """Two copies of a running mean would drift apart; the gradients of a parameter in two stages are summed."""
+    first, last, norm = nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False)
+    last.weight = first.weight
+    model = nn.Sequential(first, norm, nn.ReLU(), norm, last)
+    told = inspect(workload_of(model, train=(torch.randn(10, 3), torch.randn(10, 3))), spec_of())
+    assert [unit["tied_to"] for unit in told["units"]] == [[], [], [], [1], []]
+    assert [parameter["units"] for parameter in told["parameters"]] == [[0, 4], [0], [4]]
+
+
+def test_each_parameter_is_told_with_its_group_and_whether_it_is_trained() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2).double(), nn.Linear(2, 2))
+    model[2].weight.requires_grad_(False)
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        a, b, c, d, frozen, _ = parameters  # the last one is in no group
+        return torch.optim.Adam([{"params": [a, c, frozen]}, {"params": [b, d], "weight_decay": 0.1}])
+
+    class ToDouble(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.double()
+
+    class ToFloat(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.float()
+
+    whole = nn.Sequential(model[0], ToDouble(), model[1], ToFloat(), model[2])
+    told = inspect(workload_of(whole, optimizer=optimizer), spec_of())["parameters"]
+    assert [facts["num_elements"] for facts in told] == [15, 5, 10, 2, 4, 2]
+    assert [facts["trained"] for facts in told] == [True, True, True, True, False, False]
+    assert [facts["group"] for facts in told] == [0, 1, 0, 1, 0, 0]
+    assert [(facts["dtype"], facts["itemsize"]) for facts in told[1:4]] == [
+        ("float32", 4),
+        ("float64", 8),
+        ("float64", 8),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "elementwise"), [(torch.optim.Adam, True), (torch.optim.Adafactor, False)])
+def test_it_is_told_whether_the_optimizer_may_be_cut_and_the_batch_is_weighed(
+    kind: type[torch.optim.Optimizer], elementwise: bool
+) -> None:
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2)), optimizer=kind), spec_of())
+    assert (told["elementwise"], told["weighted"]) == (elementwise, False)
+    assert told["copy_bytes_per_second"] > 0
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2)), weight=lambda target: target.sum()), spec_of())
+    assert told["weighted"]
+
+
+def test_a_module_that_stands_twice_in_a_model_is_two_units() -> None:
+    """`named_children` tells each module once, so the second use of an nn.ReLU was left out of training."""
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(3, 2), relu, nn.Linear(2, 2), relu)
+    assert [name for name, _ in units(model)] == ["0.", "1.", "2.", "3."]
+    x = torch.randn(4, 3)
+    y = x
+    for _, module in units(model):
+        y = module(y)
+    assert torch.equal(y, model(x))
+    assert len(inspect(workload_of(model), spec_of())["units"]) == 4
+
+
+def test_units_that_work_in_place_are_inspected_like_any_other() -> None:
+    """Each unit is timed alone, from a leaf, and autograd forbids to change a leaf: nn.ReLU(inplace=True) failed."""
+    told = inspect(workload_of(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2), nn.ReLU(inplace=True))), spec_of())
+    assert [unit["in_place"] for unit in told["units"]] == [True, False, True]
+
+
+def test_a_model_that_is_no_sequential_is_one_unit() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    class OwnSequential(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    for model in (Own(), OwnSequential(nn.Linear(3, 2))):
+        assert [unit["name"] for unit in inspect(workload_of(model), spec_of())["units"]] == [""]
+
+
+def test_a_model_that_has_nothing_to_train_is_refused() -> None:
+    frozen = nn.Linear(3, 2).requires_grad_(False)
+    for model in (nn.Sequential(nn.ReLU()), frozen):
+        with pytest.raises(WorkloadError, match="no parameter that requires a gradient"):
+            inspect(workload_of(model), spec_of())
+
+
+def test_a_microbatch_of_validation_may_be_larger_than_all_of_training() -> None:
+    train, validation = (torch.randn(3, 3), torch.randn(3, 2)), (torch.randn(9, 3), torch.randn(9, 2))
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2)), train=train, validation=validation), spec_of(8))
+    assert sorted(told["input"]["shapes"]) == [[1, [1, 3]], [3, [3, 3]], [8, [8, 3]]]
+
+
+def test_inputs_that_are_no_floats_go_through() -> None:
+    model = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(6, 2))
+    told = inspect(workload_of(model, train=(torch.randint(7, (10, 2)), torch.randn(10, 2))), spec_of())
+    assert told["input"]["dtype"] == "int64"
+    assert told["units"][0]["shapes"][0] == [2, [2, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec", "text"),
+    [
+        ({"train": (torch.zeros(0, 3), torch.zeros(0, 2))}, spec_of(), r"Workload\.train has length 0; give at least"),
+        (
+            {"loss": nn.MSELoss(reduction="none")},
+            spec_of(),
+            r"Workload\.loss returned no scalar tensor; it must return",
+        ),
+        ({"loss": lambda y, target: 1.0}, spec_of(), r"Workload\.loss returned no scalar tensor"),
+        ({"loss": lambda y, target: y.sum() * 1j}, spec_of(), r"Workload\.loss returned a complex number; .* \.abs"),
+        (
+            {"validation": (torch.randn(7, 4), torch.randn(7, 2))},
+            spec_of(),
+            r"Workload\.validation: 2 inputs are \(2, 4\) float32, and of Workload\.train \(2, 3\) float32; both must",
+        ),
+        ({"optimizer": lambda parameters: "adam"}, spec_of(), r"Workload\.optimizer returned str"),
+    ],
+)
+def test_a_workload_that_cannot_be_trained_is_refused_with_a_remedy(
+    changes: dict[str, Any], spec: JobSpec, text: str
+) -> None:
+    with pytest.raises(WorkloadError, match=text):
+        inspect(workload_of(nn.Sequential(nn.Linear(3, 2)), **changes), spec)
+
+
+def test_what_the_users_code_raises_passes_unchanged() -> None:
+    def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError("theirs")
+
+    with pytest.raises(ZeroDivisionError, match="theirs"):
+        inspect(workload_of(nn.Linear(3, 2), loss=loss), spec_of())
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+def test_every_size_that_occurs_is_looked_at_and_a_quarter_of_the_largest(steps: int | None) -> None:
+    seen: set[int] = set()
+
+    class Watching(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.add(len(x))
+            return super().forward(x)
+
+    inspect(workload_of(Watching(3, 2)), spec_of(7, 2, steps))
+    assert seen == ({1, 3, 4} if steps else {1, 2, 3, 4}), "the ragged last batch of 3 comes at the end of an epoch"
+
+
+def test_units_are_timed_with_a_smaller_microbatch_too_and_the_loss_knows_nothing_of_it() -> None:
+    seen = set()
+
+    def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen.add(len(y))
+        return nn.functional.mse_loss(y, target)
+
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    told = inspect(workload_of(model, loss=loss), spec_of(8, steps=1))
+    assert told["small_size"] == 2
+    assert min(unit["small_forward_seconds"] for unit in told["units"]) > 0
+    assert min(unit["small_backward_seconds"] for unit in told["units"]) > 0
+    assert seen == {8}
+    assert told["input"]["shapes"] == [[8, [8, 3]]]
+
+
+def test_a_model_that_takes_no_smaller_microbatch_is_timed_with_one_size() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    data = torch.randn(8, 3), torch.randn(8, 2)
+    told = inspect(workload_of(model, train=data), spec_of(4))
+    assert told["small_size"] == 0
+    assert {unit["small_forward_seconds"] for unit in told["units"]} == {0.0}
+
+
+def test_a_size_that_only_validation_has_is_looked_at_in_its_mode() -> None:
+    """Batch norm refuses to train on one sample: a validation set of 5 in batches of 4 failed the whole job."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    data = torch.randn(5, 3), torch.randn(5, 2)
+    told = inspect(workload_of(model, train=(torch.randn(8, 3), torch.randn(8, 2)), validation=data), spec_of(4))
+    assert [size for size, _ in told["units"][1]["shapes"]] == [1, 4]
+    assert model.training
+    with pytest.raises(ValueError, match="more than 1 value per channel when training"):
+        inspect(workload_of(model, train=data), spec_of(4))
+
+
+def test_modules_that_depend_on_the_batch_are_told_by_name_and_kind() -> None:
+    class Own(nn.BatchNorm1d):
+        pass
+
+    inner = nn.Sequential(Own(5, track_running_stats=False), nn.LayerNorm(5))
+    instances = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten())
+    model = nn.Sequential(nn.Linear(3, 5), inner, nn.BatchNorm1d(5), instances, nn.Linear(5, 2))
+    told = inspect(workload_of(model, train=(torch.randn(8, 3), torch.randn(8, 2))), spec_of(4))
+    assert told["batch_modules"] == ["1.0 (Own)", "2 (BatchNorm1d)"]
+    assert inspect(workload_of(nn.Sequential(nn.Linear(3, 2))), spec_of())["batch_modules"] == []

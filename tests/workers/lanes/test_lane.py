@@ -1,0 +1,388 @@
+"""A lane with made-up operations: what it runs when, what it waits for, what it stamps and when it reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import runpy
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.plan.itinerary import Iteration, Itinerary
+from weft.plan.kinds import MODES
+from weft.plan.rows import Row, unpack
+from weft.transport.memory.board import Board, num_words
+from weft.workers.compute.measured import Measured
+from weft.workers.devices.device import Act, Event, HostDevice, Stream
+from weft.workers.devices.stand_in import HostEvent, StandIn
+from weft.workers.lanes import lane as lane_module
+from weft.workers.lanes import stream_lane
+from weft.workers.lanes.lane import Lane
+from weft.workers.lanes.operation import Operation
+from weft.workers.lanes.stream_lane import Launched, StreamLane
+
+thread_device = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))["thread_device"]
+
+RUN_WHERE_THEY_ARE_LAUNCHED = ["host", "stand-in"]
+SOON = 20.0
+ELSEWHERE = 9  # a task of another lane
+Work = list[tuple[int, list[int]]]
+
+
+class Attempt:
+    """Stands in for a worker's part of an attempt: a board, and ten training steps with a validation after each."""
+
+    def __init__(self) -> None:
+        self.board = Board(torch.full((num_words(10),), -1, dtype=torch.int32))
+        self.milestones: dict[int, Callable[[int, int], None]] = {}
+        self.boards = {"compute": self.board}
+        self.measured = {"compute": Measured()}
+        self._itinerary = Itinerary.of(num_train=1, num_validation=1, batch_size=1, epochs=10, steps=None)
+
+    def iteration(self, index: int) -> Iteration:
+        return self._itinerary.at(index)
+
+    def abort(self) -> None:
+        self.board.abort()
+
+
+class Stand:
+    """A lane on a thread of its own, its inbox, and what it has run and reported."""
+
+    def __init__(self, device: HostDevice) -> None:
+        self.device = device
+        self.attempt = Attempt()
+        self.inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self.reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.ran: list[tuple[int, int]] = []
+        self.error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, *operations: Operation) -> None:
+        own = {op.task: op for op in operations}
+        attempt: Any = self.attempt  # all that a lane asks of one
+        lane: Lane | StreamLane = Lane("compute", attempt, own, self.reports.put)
+        if self.device.is_accelerator:
+            launched = Launched(10, frozenset(own))
+            lane = StreamLane("compute", attempt, own, self.reports.put, device=self.device, launched=launched)
+
+        def run() -> None:
+            try:
+                lane.run(self.inbox)
+            except BaseException as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def operation(
+        self,
+        task: int,
+        *,
+        mode: str = "forward",
+        waits: tuple[tuple[int, int, str], ...] = (),
+        passes: bool = False,
+        wakes: bool = True,
+        run: Callable[[Iteration], None] | None = None,
+        update_needed: Callable[[Iteration], int] | None = None,
+    ) -> Operation:
+        def body(iteration: Iteration) -> None:
+            self.ran.append((iteration.index, task))
+            if run is not None:
+                run(iteration)
+
+        return Operation(
+            task=task, mode=mode, waits=waits, wakes=wakes, passes=passes, run=body, update_needed=update_needed
+        )
+
+    def report(self) -> dict[str, Any]:
+        return self.reports.get(timeout=SOON)
+
+    def count(self, total: int) -> list[dict[str, Any]]:
+        """The next reports, up to `total` tasks in all."""
+        reports = []
+        while sum(report["count"] for report in reports) < total:
+            reports.append(self.report())
+        return reports
+
+    def end(self) -> None:
+        """The control thread has another message: the lane stops at once, or as soon as its task is done."""
+        self.inbox.put(None)
+        self.join()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join(SOON)
+            assert not self._thread.is_alive(), "the lane goes on"
+
+
+@pytest.fixture(params=["host", "stand-in", "streams that are late"])
+def device(request: pytest.FixtureRequest) -> Iterator[HostDevice]:
+    with thread_device() as make:
+        yield {"host": HostDevice, "stand-in": StandIn, "streams that are late": make}[request.param]()
+
+
+@pytest.fixture
+def every_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "MIN_STALL_NS", 0)
+    monkeypatch.setattr(stream_lane, "MIN_STALL_NS", 0)
+
+
+@pytest.fixture
+def stand(device: HostDevice) -> Iterator[Stand]:
+    stand = Stand(device)
+    yield stand
+    stand.attempt.board.abort()
+    stand.end()
+
+
+def rows_of(reports: list[dict[str, Any]]) -> list[Row]:
+    return [row for report in reports for row in unpack(report["records"])]
+
+
+def test_tasks_run_in_the_order_in_which_they_were_sent_and_are_posted(stand: Stand) -> None:
+    stand.begin(stand.operation(1), stand.operation(2, wakes=False))
+    stand.inbox.put([(0, [1, 2])])
+    stand.inbox.put([(2, [2, 1]), (4, [1])])
+    reports = stand.count(5)
+    assert stand.ran == [(0, 1), (0, 2), (2, 2), (2, 1), (4, 1)]
+    assert list(stand.attempt.board.words[1:4]) == [-1, 4, 2]
+    assert all(report["type"] == "report" and report["lane"] == "compute" for report in reports)
+    assert sum(report["count"] for report in reports) == 5
+
+
+def test_a_task_waits_for_its_inputs_from_other_lanes(stand: Stand) -> None:
+    reached = threading.Event()
+    stand.begin(
+        stand.operation(1, run=lambda iteration: reached.set()),
+        stand.operation(2, waits=((ELSEWHERE, 0, "activation"), (8, 1, "slot"))),
+    )
+    stand.inbox.put([(0, [1, 2])])
+    assert reached.wait(SOON)
+    assert stand.ran == [(0, 1)], "task 8 has nothing to say for iteration -1, and task 9 has"
+    stand.attempt.board.post(ELSEWHERE, 0)
+    rows = rows_of(stand.count(2))
+    assert stand.ran == [(0, 1), (0, 2)]
+    stalls = [(MODES[mode], task, iteration, waited) for mode, task, iteration, waited, *_ in rows if waited >= 0]
+    assert stalls == [("stall_activation", 2, 0, ELSEWHERE)]
+
+
+@pytest.mark.parametrize("device", RUN_WHERE_THEY_ARE_LAUNCHED, indirect=True)
+def test_an_input_that_is_there_is_no_stall(stand: Stand) -> None:
+    stand.attempt.board.post(ELSEWHERE, 3)
+    stand.begin(stand.operation(1, waits=((ELSEWHERE, 0, "data"), (8, 3, "slot"))))
+    stand.inbox.put([(2, [1])])
+    modes = [MODES[row[0]] for row in rows_of(stand.count(1))]
+    assert modes == ["forward"]
+
+
+def test_a_task_may_wait_for_an_update_that_is_no_fixed_distance_away(stand: Stand) -> None:
+    """A stale replica's UP, whose version depends on warm-up and on the validations in between."""
+    reached = threading.Event()
+    stand.attempt.board.post(8, 4)
+    stand.begin(
+        stand.operation(1, run=lambda iteration: reached.set()),
+        stand.operation(2, waits=((ELSEWHERE, 2, "update"), (8, 0, "slot")), update_needed=lambda iteration: 3),
+    )
+    stand.attempt.board.post(ELSEWHERE, 2)
+    stand.inbox.put([(4, [1, 2])])
+    assert reached.wait(SOON)
+    assert stand.ran == [(4, 1)], "iteration 4 less the distance is there, and iteration 3 is asked for"
+    stand.attempt.board.post(ELSEWHERE, 3)
+    rows = rows_of(stand.count(2))
+    assert stand.ran == [(4, 1), (4, 2)]
+    assert [MODES[mode] for mode, _, _, waited, *_ in rows if waited == ELSEWHERE] == ["stall_update"]
+
+
+@pytest.mark.usefixtures("every_stall")
+def test_stamps_follow_one_another_without_a_gap_or_an_overlap(stand: Stand) -> None:
+    stand.attempt.board.post(ELSEWHERE, 100)
+    stand.begin(stand.operation(1, waits=((ELSEWHERE, 0, "data"),)), stand.operation(2, mode="update"))
+    reports = []
+    for iteration in range(0, 8, 2):
+        stand.inbox.put([(iteration, [1, 2, 1])])
+        reports += stand.count(3)
+    rows = rows_of(reports)
+    assert all(start <= end for *_, start, end in rows)
+    assert all(before[5] == after[4] for before, after in pairwise(rows)), "one row ends, the next one starts"
+    told = [(MODES[mode], task) for mode, task, *_ in rows if MODES[mode] != "stall_dispatch"]
+    assert told == [("forward", 1), ("update", 2), ("forward", 1)] * 4
+
+
+@pytest.mark.parametrize("device", RUN_WHERE_THEY_ARE_LAUNCHED, indirect=True)
+@pytest.mark.usefixtures("every_stall")
+def test_the_wait_for_the_first_work_is_not_the_jobs(stand: Stand) -> None:
+    stand.begin(stand.operation(1))
+    stand.inbox.put([(0, [1])])
+    assert [MODES[row[0]] for row in rows_of(stand.count(1))] == ["forward"]
+    stand.inbox.put([(2, [1])])
+    assert list(dict.fromkeys(MODES[row[0]] for row in rows_of(stand.count(1)))) == ["stall_dispatch", "forward"]
+
+
+def test_a_task_that_passes_does_and_waits_for_nothing_in_validation(stand: Stand) -> None:
+    stand.begin(stand.operation(1), stand.operation(2, passes=True, waits=((ELSEWHERE, 0, "gradient"),)))
+    stand.inbox.put([(1, [1, 2])])
+    rows = rows_of(stand.count(2))
+    assert stand.ran == [(1, 1)]
+    assert stand.attempt.board.words[1 + 2] == 1, "it is posted like any other"
+    assert [task for _, task, *_ in rows if task >= 0] == [1]
+
+
+def test_a_lane_reports_at_half_of_what_it_was_sent_and_when_it_runs_dry(stand: Stand) -> None:
+    """Before its queue is empty, so that the daemon's next tasks are there in time; and no more often."""
+    stand.begin(stand.operation(1))
+    stand.inbox.put([(0, [1] * 8)])
+    assert [report["count"] for report in stand.count(8)][:2] == [4, 2]
+    assert len(stand.ran) == 8
+
+
+def test_a_lane_that_is_sent_one_task_reports_each(stand: Stand) -> None:
+    stand.begin(stand.operation(1))
+    for iteration in range(0, 6, 2):
+        stand.inbox.put([(iteration, [1])])
+        assert stand.report()["count"] == 1
+
+
+def test_a_long_queue_is_reported_now_and_then(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(stream_lane, "REPORT_SECONDS", 0.0)
+    stand.begin(stand.operation(1))
+    stand.inbox.put([(0, [1] * 20)])
+    assert [stand.report()["count"] for _ in range(5)] == [1] * 5
+
+
+def test_values_travel_with_the_report_after_their_iteration(stand: Stand) -> None:
+    def measure(iteration: Iteration) -> None:
+        fragment = stand.attempt.measured["compute"].of(iteration.index)
+        fragment.means["loss"] = 0.5 + iteration.index
+        fragment.complete = iteration.index == 4
+
+    stand.begin(stand.operation(1, run=measure))
+    for iteration, told in ((2, []), (4, [{"iteration": 4, "means": {"loss": 4.5}, "facts": {}}])):
+        stand.inbox.put([(iteration, [1])])
+        assert stand.report()["values"] == told
+
+
+def test_an_abort_ends_a_lane_that_waits_for_an_input(stand: Stand) -> None:
+    reached = threading.Event()
+    stand.begin(
+        stand.operation(1, run=lambda iteration: reached.set()),
+        stand.operation(2, waits=((ELSEWHERE, 0, "activation"),)),
+    )
+    stand.inbox.put([(0, [1, 2])])
+    assert reached.wait(SOON)
+    stand.attempt.board.abort()
+    stand.join()
+    assert stand.error is None
+    assert stand.ran == [(0, 1)]
+
+
+def test_another_message_ends_a_lane_that_waits_for_work(stand: Stand) -> None:
+    stand.begin(stand.operation(1))
+    stand.inbox.put([(0, [1])])
+    stand.count(1)
+    stand.end()
+    assert stand.error is None
+
+
+def test_another_message_that_is_there_before_any_work_ends_the_lane(stand: Stand) -> None:
+    stand.begin(stand.operation(1))
+    stand.end()
+    assert (stand.error, stand.ran) == (None, [])
+
+
+def test_what_a_task_raises_comes_out_of_the_lane_and_the_task_is_not_posted(stand: Stand) -> None:
+    def fail(iteration: Iteration) -> None:
+        raise ZeroDivisionError("theirs")
+
+    stand.begin(stand.operation(1, run=fail))
+    stand.inbox.put([(0, [1])])
+    stand.join()
+    assert isinstance(stand.error, ZeroDivisionError)
+    assert stand.attempt.board.words[1 + 1] == -1
+
+
+class Watched(StandIn):
+    """Launches as a GPU does: the host's part at once, in the launcher's thread. story: what that thread does."""
+
+    finishes_at_once = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.story: list[str] = []
+        self.launcher = 0
+
+    def stream(self, lane: str) -> Stream:
+        return WatchedStream(self)
+
+
+class WatchedStream:
+    def __init__(self, device: Watched) -> None:
+        self._device = device
+
+    def launch(self, work: Act) -> None:
+        self._device.launcher = threading.get_ident()
+        work()
+
+    def wait_for(self, event: Event) -> None:
+        pass
+
+    def record(self) -> Event:
+        return WatchedEvent(self._device)
+
+
+class WatchedEvent(HostEvent):
+    def __init__(self, device: Watched) -> None:
+        super().__init__()
+        self._device = device
+
+    def wait(self) -> None:
+        if threading.get_ident() == self._device.launcher:
+            self._device.story.append("waits")
+
+
+def test_what_a_lane_itself_tells_the_host_is_over_before_its_next_task_reads_it() -> None:
+    """A clipped update read the norm while the kernel that sums the squares, launched by the same lane, was on its way:
+    lanes wait for other lanes alone."""
+    watched = Watched()
+    stand = Stand(watched)
+    tasks = [
+        dataclasses.replace(
+            stand.operation(task, run=lambda iteration, name=name: watched.story.append(name)),
+            is_read_on_host=name == "sync",
+            reads_on_host=name == "update",
+        )
+        for task, name in enumerate(("sync", "forward", "update"), start=1)
+    ]
+    stand.begin(*tasks)
+    stand.inbox.put([(0, [1, 2, 3])])
+    stand.count(3)
+    stand.end()
+    assert watched.story == ["sync", "forward", "waits", "update"]
+
+
+@pytest.mark.parametrize("device", ["streams that are late"], indirect=True)
+def test_what_the_host_takes_before_it_launches_anything_is_no_time_of_the_stream(
+    stand: Stand, every_stall: None
+) -> None:
+    """The stream is idle: its event behind the wait happens at once, and the copy it waits for comes much later."""
+    launched: list[int] = []
+
+    def run(iteration: Iteration) -> None:
+        time.sleep(0.02)
+        launched.append(time.monotonic_ns())
+        stand.device.copy(torch.zeros(1), torch.ones(1))
+
+    stand.begin(stand.operation(0, run=run))
+    stand.inbox.put([(0, [0])])
+    rows = [row for report in stand.count(1) for row in unpack(report["records"])]
+    assert [MODES[row[0]] for row in rows][-2:] == ["stall_dispatch", "forward"]
+    late, task = rows[-2:]
+    assert late[5] == task[4] >= launched[0]

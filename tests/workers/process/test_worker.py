@@ -1,0 +1,114 @@
+"""What a worker tells the daemon while it sets a job up, in this process and over a real socket."""
+
+from __future__ import annotations
+
+import queue
+import runpy
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.transport.memory.directory import SharedMemoryGone
+from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader
+from weft.workers.devices.stand_in import StandIn
+from weft.workers.process import worker as process
+from weft.workers.process.worker import WorkerConfig
+
+_ATTEMPT = runpy.run_path(str(Path(__file__).parents[1] / "lanes" / "test_attempt.py"))
+planned_workload, SOURCE = _ATTEMPT["planned_workload"], _ATTEMPT["SOURCE"]
+NOTICE = "no memory can be page-locked"
+CONFIG = WorkerConfig(
+    worker="gpu-0",
+    lane="compute",
+    device="stand-in",
+    threads=1,
+    cores=(),
+    spin_seconds=0.0,
+    stamps=True,
+    directory="",
+    authkey=b"",
+)
+
+
+class Refusing(StandIn):
+    """Its memory is like that of a GPU whose driver page-locks none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_refused = 0
+
+    def pin(self, block: torch.Tensor) -> None:
+        self.num_refused += 1
+
+    def notice(self) -> str | None:
+        return NOTICE if self.num_refused else None
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize(("device", "said"), [(Refusing(), f"gpu-0: {NOTICE}\n"), (StandIn(), None)])
+def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
+    ends: tuple[socket.socket, socket.socket],
+    planned: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: StandIn,
+    said: str | None,
+) -> None:
+    (tmp_path / "job.py").write_text(SOURCE)
+    gpu = {"replicas": [{"device": "gpu"}], "update": "local"}
+    plan = planned(planned_workload(tmp_path), directory=str(tmp_path), batch_size=9, **gpu)
+    view = plan.views[plan.plan.workers.index("gpu")]
+    directory = plan.new_directory()
+    directory._opened = device.pin
+    monkeypatch.chdir(tmp_path)
+    for name in ("WEFT_JOB_ID", "WEFT_RUN_DIR"):  # which it sets
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(process._Worker, "_directory", lambda worker, job: directory)
+    worker = process._Worker(ends[1], CONFIG, device)
+    inboxes: dict[str, queue.SimpleQueue[None]] = {lane: queue.SimpleQueue() for lane in view["lanes"]}
+    for inbox in inboxes.values():
+        inbox.put(None)
+    message = {
+        "job": "digits",
+        "attempt": 1,
+        "arenas": "digits-1",
+        "run_dir": str(tmp_path),
+        "spec": plan.spec.to_wire(),
+        "plan": view,
+        "inboxes": inboxes,
+    }
+    worker._guarded(worker._prepare, message)
+    told = FrameReader(MAX_WORKER_FRAME_BYTES).feed(ends[0].recv(1 << 16))
+    assert all((each["job"], each["attempt"]) == ("digits", 1) for each in told)
+    assert [each["text"] for each in told if each["type"] == "output"] == ([] if said is None else [said])
+    assert told[-1]["type"] == "prepared"
+
+
+def test_a_worker_that_misses_shared_memory_says_so_and_blames_nobody(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """It was the user's error: the job failed, and its owner read of an EOFError in the scheduler's own files."""
+
+    def handle(message: Any) -> None:
+        print("half a line", end="")
+        raise SharedMemoryGone("the directory process does not have board")
+
+    worker = process._Worker(ends[1], CONFIG, StandIn())
+    worker._guarded(handle, {"job": "digits", "attempt": 2})
+    told = FrameReader(MAX_WORKER_FRAME_BYTES).feed(ends[0].recv(1 << 16))
+    of_job = {"job": "digits", "attempt": 2}
+    missed = "gpu-0: the directory process does not have board"
+    assert told == [
+        {"type": "output", **of_job, "text": "half a line\n"},
+        {"type": "directory-missed", **of_job, "message": missed},
+    ]

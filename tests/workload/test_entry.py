@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.spec.job_spec import JobSpec
+from weft.workload.entry import load_workload, unload
+from weft.workload.workload import Workload, WorkloadError
+
+SOURCE = """
+import torch, weft
+
+def workload(hidden: int = 3, **changes) -> weft.Workload:
+    model = torch.nn.Linear(hidden, 1)
+    parts = dict(model=model, loss=torch.nn.MSELoss(), train=(torch.zeros(4, hidden), torch.zeros(4, 1)),
+                 optimizer=lambda parameters: torch.optim.SGD(parameters))
+    return weft.Workload(**{**parts, **changes})
+"""
+
+Write = Callable[..., JobSpec]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Iterator[Write]:
+    """Writes an entry file and gives a spec for it; what its job imported is unloaded after the test."""
+    before, path_before = set(sys.modules), list(sys.path)
+
+    def spec(source: str = SOURCE, entry: str = "job.py:workload", **args: Any) -> JobSpec:
+        (tmp_path / "job.py").write_text(source, encoding="utf-8")
+        return JobSpec(job={"entry": entry, "args": args, "epochs": 1, "batch_size": 1}, directory=str(tmp_path))
+
+    yield spec
+    unload(spec(), before)
+    assert sys.path == path_before
+    assert not sys.dont_write_bytecode or sys.flags.dont_write_bytecode
+
+
+def test_the_entry_function_is_called_with_the_arguments_of_the_spec(write: Write) -> None:
+    workload = load_workload(write(hidden=5))
+    assert isinstance(workload, Workload)
+    assert workload.model.in_features == 5
+
+
+def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before(write: Write) -> None:
+    first = load_workload(write()).model.weight
+    torch.rand(10)
+    assert torch.equal(load_workload(write()).model.weight, first)
+
+
+def test_the_same_seed_gives_the_same_model_whatever_an_import_drew(write: Write, tmp_path: Path) -> None:
+    """The second time the module is there already and draws nothing."""
+    (tmp_path / "drawing.py").write_text("import torch\ntorch.rand(10)")
+    spec = write(SOURCE.replace("import torch, weft", "import torch, weft, drawing"))
+    first = load_workload(spec).model.weight
+    assert torch.equal(load_workload(spec).model.weight, first)
+
+
+def test_what_the_file_draws_at_import_depends_on_the_seed_alone(write: Write) -> None:
+    spec = write(SOURCE.replace("torch.zeros(4, hidden)", "DRAWN") + "\nDRAWN = torch.rand(4, 3)\n")
+    first = load_workload(spec).train[0]
+    torch.rand(10)
+    assert torch.equal(load_workload(spec).train[0], first)
+
+
+def test_a_module_written_a_moment_ago_is_found(write: Write, tmp_path: Path) -> None:
+    """Python lists a directory again only when its time of change differs, and some file systems count in seconds."""
+    (tmp_path / "first.py").write_text("HIDDEN = 2")
+    load_workload(write(SOURCE.replace("(hidden, 1)", "(__import__('first').HIDDEN, 1)")))
+    changed = tmp_path.stat()
+    (tmp_path / "second.py").write_text("HIDDEN = 4")
+    spec = write(SOURCE.replace("(hidden, 1)", "(__import__('second').HIDDEN, 1)"))
+    os.utime(tmp_path, ns=(changed.st_atime_ns, changed.st_mtime_ns))
+    assert load_workload(spec).model.in_features == 4
+
+
+def test_modules_beside_the_entry_can_be_imported_during_import_and_call(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "at_import.py").write_text("HIDDEN = 2")
+    (tmp_path / "at_call.py").write_text("EXTRA = 5")
+    source = SOURCE.replace(
+        "import torch, weft", "import torch, weft\nfrom at_import import HIDDEN"
+    ).replace("(hidden, 1)", "(HIDDEN + __import__('at_call').EXTRA, 1)")  # fmt: skip
+    assert load_workload(write(source)).model.in_features == 7
+
+
+def test_a_dataclass_in_the_entry_file_finds_its_module(write: Write) -> None:
+    settings = "import dataclasses\n@dataclasses.dataclass\nclass Settings:\n    hidden: 'int' = 1\n"
+    assert load_workload(write(settings + SOURCE))
+
+
+def test_an_edited_file_takes_effect_at_once_in_the_next_job(write: Write, tmp_path: Path) -> None:
+    """Same size, same second: Python's bytecode cache, were it written, would not see the change."""
+    source = SOURCE.replace("import torch, weft", "import torch, weft\nfrom package.part import HIDDEN")
+    (tmp_path / "package").mkdir()  # a namespace package: it has no __init__.py, and no __file__
+    for hidden in (2, 4):
+        (tmp_path / "package" / "part.py").write_text(f"HIDDEN = {hidden}")
+        before = set(sys.modules)
+        spec = write(source.replace("(hidden, 1)", f"(HIDDEN + {hidden}, 1)"))
+        assert load_workload(spec).model.in_features == 2 * hidden
+        unload(spec, before)
+        assert not {"package", "package.part"} & set(sys.modules)
+    assert not list(tmp_path.rglob("*.pyc"))
+
+
+def test_unloading_takes_what_the_job_imported_and_keeps_what_was_there_before(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "earlier.py").write_text("")
+    (tmp_path / "own.py").write_text("")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        importlib.import_module("earlier")
+        before = set(sys.modules)
+        importlib.import_module("own")
+        unload(write(), before)
+        assert "earlier" in sys.modules
+        assert "own" not in sys.modules
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("earlier", None)
+
+
+def test_unloading_keeps_weft_and_installed_packages_even_under_the_jobs_directory() -> None:
+    """A job in the root of a project, with the virtual environment inside, took torch itself out of the process."""
+    names = {"weft.spec.job_spec", "torch.utils.data", "json.decoder"}
+    kept = {name: sys.modules[name] for name in names}
+    spec = JobSpec(job={"entry": "job.py:workload", "epochs": 1, "batch_size": 1}, directory="/")
+    try:
+        unload(spec, set(sys.modules) - names)
+        assert names <= set(sys.modules)
+    finally:
+        sys.modules.update(kept)
+
+
+def test_an_entry_file_that_fails_to_import_leaves_no_module_behind(write: Write) -> None:
+    before = set(sys.modules)
+    with pytest.raises(ZeroDivisionError):
+        load_workload(write("1 / 0"))
+    assert set(sys.modules) == before
+
+
+def test_a_missing_file_is_named_with_the_field(tmp_path: Path) -> None:
+    spec = JobSpec(job={"entry": "no.py:workload", "epochs": 1, "batch_size": 1}, directory=str(tmp_path))
+    with pytest.raises(WorkloadError, match=r"job\.entry: .*no\.py' is not a file"):
+        load_workload(spec)
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ("job.py:worklod", r"job\.entry: .*job\.py has no 'worklod'; did you mean workload\?"),
+        ("job.py:xyz", r"job\.entry: .*job\.py has no 'xyz'; it defines: workload$"),
+        ("job.py:__name__", r"job\.entry: '__name__' in .*job\.py is str, not a function"),
+    ],
+)
+def test_an_entry_that_names_no_function_is_refused_with_a_remedy(write: Write, entry: str, text: str) -> None:
+    with pytest.raises(WorkloadError, match=text):
+        load_workload(write(entry=entry))
+
+
+def test_of_many_functions_a_line_is_told(write: Write) -> None:
+    functions = "".join(f"def step_{number}(): pass\n" for number in range(20))
+    with pytest.raises(WorkloadError, match=r"it defines: step_0, .*, step_7 and 12 more$"):
+        load_workload(write(functions, entry="job.py:xyz"))
+
+
+def test_arguments_that_do_not_fit_are_told_with_the_signature(write: Write) -> None:
+    with pytest.raises(WorkloadError, match=r"job\.args: got an unexpected keyword argument 'hiden'.*workload\(hidden"):
+        load_workload(write(SOURCE.replace(", **changes", "").replace("{**parts, **changes}", "parts"), hiden=1))
+    with pytest.raises(WorkloadError, match=r"job\.args: missing a required argument: 'hidden'"):
+        load_workload(write(SOURCE.replace(": int = 3", "")))
+
+
+def test_a_type_error_inside_the_users_code_passes_unchanged(write: Write) -> None:
+    with pytest.raises(TypeError, match="can only concatenate"):
+        load_workload(write("def workload():\n    return [] + ()\n"))
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("None", "job.entry: workload returned None; it must return a weft.Workload"),
+        ("made(model=[])", r"Workload.model is list; give a torch\.nn\.Module"),
+        ("made(loss=1.5)", "Workload.loss is float; give a function"),
+        ("made(optimizer='adam')", "Workload.optimizer is str; give a function"),
+        ("made(weight=2)", "Workload.weight is int; give a function, or leave it out"),
+        ("made(scheduler='cosine')", "Workload.scheduler is str; give a function, or leave it out"),
+        ("made(metrics=['accuracy'])", "Workload.metrics is list; give a mapping from names to functions"),
+        ("made(metrics={'accuracy': 1})", r"Workload.metrics\['accuracy'\] is int; give a function"),
+        ("made(metrics={1: abs})", "Workload.metrics: the name 1 is no text; give one in UTF-8"),
+        ("made(metrics={'a\\udc00': abs})", r"Workload.metrics: the name 'a.udc00' is no text; give one in UTF-8"),
+        ("made(metrics={'loss': abs})", "Workload.metrics: 'loss' is always reported; give the metric another name"),
+    ],
+)
+def test_a_result_that_is_no_whole_workload_is_refused_by_field(write: Write, result: str, text: str) -> None:
+    source = SOURCE.replace("def workload(", "def made(") + f"\ndef workload():\n    return {result}\n"
+    with pytest.raises(WorkloadError, match=text):
+        load_workload(write(source))

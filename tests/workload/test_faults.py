@@ -1,0 +1,184 @@
+"""What the user's code raised, as the daemon and the followers are told."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import weft.workers.compute.stage
+from weft.spec.job_spec import JobSpec, SpecError
+from weft.transport.wire.worker_messages import checked
+from weft.workload.entry import load_workload
+from weft.workload.faults import MAX_MESSAGE_CHARS, Fault, NonFiniteLoss, fault_of
+from weft.workload.workload import WorkloadError
+
+
+def raised(error: BaseException) -> BaseException:
+    """The error as it is caught, with a traceback."""
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "exit_code"),
+    [
+        (NonFiniteLoss(3, float("nan")), "non-finite-loss", 1),
+        (WorkloadError("Workload.train has length 0; give one"), "invalid-workload", 2),
+        (SpecError("job.entry: no such file"), "invalid-workload", 2),
+    ],
+)
+def test_our_own_errors_say_what_to_change_and_nothing_else(error: Exception, reason: str, exit_code: int) -> None:
+    assert fault_of(raised(error)) == Fault(reason, str(error), exit_code)
+
+
+def test_the_users_error_comes_with_its_traceback() -> None:
+    fault = fault_of(raised(ZeroDivisionError("by zero")))
+    assert (fault.reason, fault.exit_code) == ("user-error", 1)
+    assert fault.message.startswith("Traceback (most recent call last):\n")
+    assert "test_faults.py" in fault.message
+    assert fault.message.endswith("ZeroDivisionError: by zero\n")
+
+
+def test_the_traceback_begins_at_the_users_first_frame() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("the user's mistake")
+
+    stage = weft.workers.compute.stage.Stage(
+        [weft.workers.compute.stage.Unit(0, "0.", Broken())], seed=0, recompute=False
+    )
+
+    def run() -> None:
+        stage.forward(0, 0, torch.zeros(1))
+
+    with pytest.raises(RuntimeError) as caught:
+        run()
+    error = caught.value
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next  # from our frames on
+    message = fault_of(error).message
+    assert "weft/workers/compute/stage.py" not in message
+    assert "the user's mistake" in message
+    assert "in forward" in message
+
+
+def test_a_traceback_has_no_way_through_libraries_to_the_users_first_line() -> None:
+    """Torch's calls of a module, or the import system's of a file, stood before it."""
+
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("the user's mistake")
+
+    with pytest.raises(RuntimeError) as caught:
+        Broken()(torch.zeros(1))
+    error = caught.value
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next  # from torch's frames on
+    assert "_wrapped_call_impl" not in fault_of(error).message
+    assert "in forward" in fault_of(error).message
+
+
+def test_where_no_line_is_the_users_the_librarys_stand() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        nn.Linear(2, 2)(torch.zeros(1, 3))
+    error = caught.value
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next
+    assert "linear.py" in fault_of(error).message
+
+
+def test_a_syntax_error_stands_without_the_import_systems_frames(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("def workload(:\n")
+    spec = JobSpec(job={"entry": "job.py:workload", "epochs": 1, "batch_size": 1}, directory=str(tmp_path))
+    with pytest.raises(SyntaxError) as caught:
+        load_workload(spec)
+    error = caught.value
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next  # from our frames on
+    message = fault_of(error).message
+    assert "importlib" not in message
+    assert f'File "{tmp_path}/job.py", line 1' in message
+
+
+def test_code_that_exits_is_told_with_its_place(tmp_path: Path) -> None:
+    class Exits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise SystemExit(3)
+
+    stage = weft.workers.compute.stage.Stage(
+        [weft.workers.compute.stage.Unit(0, "0.", Exits())], seed=0, recompute=False
+    )
+    with pytest.raises(SystemExit) as caught:
+        stage.forward(0, 0, torch.zeros(1))
+    assert fault_of(caught.value).message.endswith("weft: in unit 0 (Exits)\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 1 PB"),
+    ],
+)
+def test_memory_that_ran_out_is_a_reason_of_its_own(error: Exception) -> None:
+    assert fault_of(raised(error)).reason == "out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"), [(17, 17), (0, 1), (None, 1), ("bye", 1), (True, 1), (256, 1), (-1, 1), (255, 255)]
+)
+def test_code_that_exits_has_failed_and_its_code_is_kept_where_it_can_be(code: Any, exit_code: int) -> None:
+    """A job whose code called exit(0) was failed, and its follower ended with 0 as after a success."""
+    fault = fault_of(raised(SystemExit(code)))
+    assert (fault.reason, fault.exit_code) == ("user-error", exit_code)
+    checked({"type": "fault", "job": "a", "attempt": 1, **asdict(fault)})  # or the daemon would blame the worker
+    assert fault.message.startswith(f"the job's code called exit({code!r}); it must return, or raise an exception\n")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), GeneratorExit(), subprocess.CalledProcessError(3, "x")])
+def test_whatever_else_is_raised_is_the_users_error(error: BaseException) -> None:
+    assert fault_of(raised(error)).reason == "user-error"
+
+
+def test_an_error_whose_own_text_fails_is_told_all_the_same() -> None:
+    """Its __str__ raised in the worker, which ended the worker and not the job."""
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    fault = fault_of(raised(Unspeakable()))
+    assert fault.reason == "user-error"
+    assert "Unspeakable: <exception str() failed>" in fault.message
+
+
+def test_a_very_long_text_is_cut_in_its_middle() -> None:
+    message = fault_of(raised(ValueError("x" * 10 * MAX_MESSAGE_CHARS + "the end"))).message
+    assert len(message) < MAX_MESSAGE_CHARS
+    assert message.startswith("Traceback")
+    assert message.endswith("the end\n")
+    assert "\n...\n" in message
+
+
+def test_a_chain_of_errors_is_told_whole() -> None:
+    def chained() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("second") from error
+
+    with pytest.raises(ValueError, match="second") as caught:
+        chained()
+    message = fault_of(caught.value).message
+    assert message.index("KeyError: 'first'") < message.index("ValueError: second")

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+
+from weft.workload.workload import WorkloadError, make_scheduler, weight_of
+
+
+def an_optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.5)
+
+
+def test_a_microbatch_counts_its_samples_where_no_weight_is_given() -> None:
+    assert weight_of(torch.zeros(3, 7), None) == 3
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda target: (target != -100).sum(),
+        lambda target: (target != -100).sum().view(1, 1),
+        lambda target: int((target != -100).sum()),
+        lambda target: float((target != -100).sum()),
+    ],
+)
+def test_a_weight_may_be_a_number_or_a_tensor_of_one(function: Callable[[torch.Tensor], Any]) -> None:
+    weight = weight_of(torch.tensor([[1, -100], [2, 3]]), function)
+    assert (type(weight), weight) == (float, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "Workload.weight returned None; it must return a number, or a tensor of one"),
+        ("3", "Workload.weight returned str; it must return a number"),
+        (torch.ones(2), r"Workload.weight returned a tensor of shape \(2,\); it must return a number"),
+        (-1, r"Workload.weight returned -1\.0; it must return a finite number of 0 or more"),
+        (float("nan"), "Workload.weight returned nan; it must return a finite number"),
+        (torch.tensor(float("inf")), "Workload.weight returned inf; it must return a finite number"),
+    ],
+    ids=str,
+)
+def test_a_weight_that_cannot_count_is_refused_with_a_remedy(value: Any, text: str) -> None:
+    with pytest.raises(WorkloadError, match=text):
+        weight_of(torch.zeros(2), lambda target: value)
+
+
+def test_without_a_factory_there_is_no_scheduler() -> None:
+    assert make_scheduler(None, an_optimizer()) is None
+
+
+def test_the_scheduler_sets_the_first_rate_at_once() -> None:
+    optimizer = an_optimizer()
+    scheduler = make_scheduler(lambda optimizer: LambdaLR(optimizer, lambda step: 0.1 * (step + 1)), optimizer)
+    assert isinstance(scheduler, LRScheduler)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("factory", "text"),
+    [
+        (lambda optimizer: None, "Workload.scheduler returned None; it must return a torch.optim.lr_scheduler"),
+        (ReduceLROnPlateau, "Workload.scheduler returned ReduceLROnPlateau, whose step needs a measured value; use"),
+        (
+            lambda optimizer: LambdaLR(an_optimizer(), lambda step: 1.0),
+            "Workload.scheduler returned a scheduler of another optimizer than it was given; build it on its arg",
+        ),
+    ],
+    ids=["none", "plateau", "another optimizer"],
+)
+def test_a_scheduler_that_cannot_be_stepped_is_refused_with_a_remedy(factory: Any, text: str) -> None:
+    with pytest.raises(WorkloadError, match=text):
+        make_scheduler(factory, an_optimizer())

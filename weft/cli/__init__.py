@@ -1,0 +1,1 @@
+"""The command line: verbs that ask the daemon, and screens for people."""

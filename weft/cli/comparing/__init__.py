@@ -1,0 +1,1 @@
+"""`weft compare`: trials of strategies."""

@@ -1,0 +1,1 @@
+"""`weft doctor`: facts of machine and daemon, and what is found amiss."""

@@ -1,0 +1,1 @@
+"""What verbs read of a job that was recorded."""

@@ -1,0 +1,320 @@
+"""Display: what the daemon knows, as sentences and tables for people. Scripts read `--json` instead.
+
+Colour and bars are for terminals only (and NO_COLOR stops colour there too); what goes into a pipe or a file is plain
+text of full width. Nothing that comes from a job is read as markup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from weft.transport.wire.frames import Message
+
+PIPE_WIDTH = 10_000  # columns; a table in a pipe is as wide as it needs to be, and never cut
+MODES = (
+    *("forward", "backward", "sync", "update", "load", "transfer", "snapshot"),
+    *("stall_data", "stall_activation", "stall_gradient", "stall_sync", "stall_update", "stall_slot"),
+    *("stall_dispatch", "recovery", "idle"),
+)
+_STATE_STYLES = {"running": "green", "completed": "dim", "failed": "red", "cancelled": "dim", "recovering": "yellow"}
+_NONE = "-"
+
+
+def make_console(stream: TextIO) -> Console:
+    """A console on the stream: a terminal's features only on a terminal."""
+    terminal = stream.isatty()
+    return Console(
+        file=stream,
+        force_terminal=terminal,
+        width=None if terminal else PIPE_WIDTH,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        soft_wrap=True,
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """For people: 12 µs, 4.5 ms, 3.2 s, 4 min 05 s, 2 h 03 min, 3 d 04 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return _NONE
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, size, smaller, smaller_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // smaller_size:02d} {smaller}"
+    raise AssertionError("a minute is at least one unit")
+
+
+def size(num_bytes: float | None) -> str:
+    """In binary units: 512 B, 1.5 KiB, 24.0 MiB."""
+    if num_bytes is None:
+        return _NONE
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    return _NONE if value is None else f"{value:.{digits}g}"
+
+
+def percent(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.1f} %"
+
+
+def metrics(values: Mapping[str, float] | None) -> str:
+    return ", ".join(f"{name} {number(value)}" for name, value in (values or {}).items())
+
+
+def progress_line(progress: Message) -> str:
+    """One interval of training: the line that a follower prints where there is no terminal."""
+    parts = [
+        f"step {progress['step']}/{progress['steps']}",
+        f"epoch {progress['epoch'] + 1}",
+        f"loss {number(progress['loss'])}",
+        f"lr {number(progress['lr'])}",
+        f"grad norm {number(progress['grad_norm'])}",
+        f"{number(progress['samples_per_second'])} samples/s",
+        f"data {percent(progress['data_percent'])}",
+        f"stall {percent(progress['stall_percent'])}",
+        f"overlap {percent(progress['overlap_percent'])}",
+        f"ETA {duration(progress['eta_seconds'])}",
+    ]
+    if progress["validation"]:
+        parts.append(f"validation {metrics(progress['validation'])}")
+    return "  ".join(parts)
+
+
+def jobs_table(jobs: Sequence[Message], now: float) -> Table:
+    """`weft ps`. now: unix seconds."""
+    table = make_table("job", "state", "priority>", "step>", "loss>", "submitted", "took>", "why")
+    for job in jobs:
+        table.add_row(
+            plain_text(job["job"]),
+            state_text(job),
+            str(job["priority"]),
+            steps_text(job["step"], job["steps"]),
+            number(job["loss"]),
+            f"{duration(now - job['submitted_at'])} ago",
+            duration(_elapsed(job, now)),
+            plain_text(job["why"] or reason_text(job)),
+        )
+    return table
+
+
+def reason_text(job: Message) -> str:
+    """Why it ended as it did: the reason, and the name of the exception that the user's code raised."""
+    reason = None if job["reason"] == job["state"] else job["reason"]  # "cancelled" says all
+    return " ".join(filter(None, (reason, job.get("exception"))))
+
+
+def lanes_table(lanes: Mapping[str, Mapping[str, float]]) -> Table:
+    """Where each lane's time went: percent of the lane's own time for each mode."""
+    seen = {mode for seconds in lanes.values() for mode in seconds}
+    modes = [mode for mode in MODES if mode in seen] + sorted(seen.difference(MODES))
+    table = make_table("lane", *(f"{mode.replace('_', ' ')}>" for mode in modes))
+    for lane, seconds in sorted(lanes.items()):
+        total = sum(seconds.values()) or 1.0
+        shares = [percent(100 * seconds[mode] / total) if mode in seconds else _NONE for mode in modes]
+        table.add_row(plain_text(lane), *shares)
+    return table
+
+
+def stages_table(stages: Sequence[Message]) -> Table:
+    """The partition: which units of the model each worker holds."""
+    table = make_table("stage>", "units", "worker", "parameters>", "memory>")
+    for index, stage in enumerate(stages):
+        first, end = stage["units"]
+        units = f"{first}" if end - first == 1 else f"{first} to {end - 1}"
+        memory = size(stage.get("memory_bytes"))
+        table.add_row(str(index), units, plain_text(stage["worker"]), size(stage.get("parameter_bytes")), memory)
+    return table
+
+
+def workers_table(workers: Sequence[Message]) -> Table:
+    table = make_table("worker", "kind", "device", "state", "pid>", "job")
+    for worker in workers:
+        job = plain_text(worker["job"] or _NONE)
+        name, device = plain_text(worker["worker"]), plain_text(worker["device"])
+        table.add_row(name, worker["kind"], device, worker["state"], str(worker["pid"] or _NONE), job)
+    return table
+
+
+def state_sentence(shown: Message) -> str:
+    """Why the job waits, or what it does, in one sentence."""
+    if shown["why"]:
+        return str(shown["why"])
+    reason = f" ({told})" if (told := reason_text(shown)) else ""
+    step = steps_text(shown["step"], shown["steps"])
+    return f"{shown['state']}{reason}" + ("" if step == _NONE else f", step {step}")
+
+
+def show_page(console: Console, shown: Message, now: float) -> None:
+    """`weft show`: the job, its plan and where its time went. now: unix seconds."""
+    console.print(plain_text(f"{shown['job']}: {state_sentence(shown)}"))
+    console.print(_facts(_history(shown, now)))
+    if shown["plan"]:
+        plan = shown["plan"]
+        count = plan["microbatches"]
+        console.print(
+            f"\n{plan['schedule']}, {count} {'microbatch' if count == 1 else 'microbatches'}, "
+            f"{duration(plan['predicted_iteration_seconds'])} an iteration predicted"
+        )
+        console.print(stages_table(plan["stages"]))
+        for window in plan.get("windows", ()):
+            console.print(plain_text(window))
+        if len(plan.get("shares", ())) > 1:
+            console.print("shares of a batch: " + ", ".join(percent(100 * share) for share in plan["shares"]))
+        if plan.get("updates"):
+            console.print(plain_text(f"updates: {plan['updates']}"))
+        for line in (*plan.get("verdicts", ()), *plan.get("notes", ())):
+            console.print(plain_text(line))
+    if shown["lanes"]:
+        console.print("\nwhere the time went")
+        console.print(lanes_table(shown["lanes"]))
+    if shown["error"]:
+        console.print(plain_text(f"\n{shown['error']}"))
+
+
+def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[str, float]]) -> None:
+    """The end of `weft run`: state, validation metrics, where the time went, and the files."""
+    reason = f" ({told})" if (told := reason_text(result)) else ""
+    console.print(plain_text(f"{result['job']} {result['state']}{reason} after {duration(result['seconds'])}"))
+    if result.get("error"):
+        console.print(plain_text(result["error"]))
+    if lanes:
+        console.print(lanes_table(lanes))
+    console.print(_facts(_outcome(result)))
+
+
+_WHY_NOT_AGREED = (
+    "agrees, no: other microbatches draw other dropout and see other batch statistics; "
+    "in long jobs rounding adds up, too"
+)
+
+
+def comparison_page(console: Console, comparison: Message, *, check: bool) -> None:
+    """`weft compare`: a row for each preset, then the reasons of those that have not completed."""
+    rows = comparison["rows"]
+    stalls = [share for row in rows for share in (row["stall_percent"] or {}).items()]
+    seen = {f"stall_{cause}" for cause, share in stalls if percent(share) != percent(0.0)}
+    causes = [mode.removeprefix("stall_") for mode in MODES if mode in seen]
+    columns = ["preset", "workers", "state", "iteration>", "limit>", "ratio>", *(f"stall {cause}>" for cause in causes)]
+    columns += ["hidden>", "exposed>", "peak memory>", "shared>", "loss>", *(["agrees"] if check else [])]
+    table = make_table(*columns)
+    for row in rows:
+        agrees = {True: "yes", False: "no", None: _NONE}[row["agrees"]]
+        table.add_row(*_comparison_cells(row, causes), *([agrees] if check else []))
+    console.print(table)
+    if check and any(row["agrees"] is False for row in rows):
+        console.print(_WHY_NOT_AGREED, soft_wrap=True)
+    for row in rows:
+        if row["state"] != "completed":
+            reason = f" ({row['reason']})" if row["reason"] else ""
+            console.print(plain_text(f"{row['preset']} {row['state']}{reason}: {row['error'] or 'no more is known'}"))
+
+
+def _comparison_cells(row: Message, causes: Sequence[str]) -> list[str | Text]:
+    stalls = row["stall_percent"] or {}
+    return [
+        plain_text(row["preset"]),
+        " + ".join(f"{count} {kind}" for kind, count in row["workers"].items()),
+        Text(row["state"], style=_STATE_STYLES.get(row["state"], "")),
+        duration(row["iteration_seconds"]),
+        duration(row["limit_seconds"]),
+        number(row["limit_ratio"], 3),
+        *(percent(stalls.get(cause)) for cause in causes),
+        *(_seconds_beside_compute(row["overlap_seconds"], name) for name in ("hidden", "exposed")),
+        size(row["peak_bytes"]),
+        size(row["shared_bytes"]),
+        number(row["loss"], 6),
+    ]
+
+
+def _seconds_beside_compute(overlap: Mapping[str, Mapping[str, float]] | None, name: str) -> str:
+    """Of sync, transfer and update together, the seconds of an iteration that were hidden, or exposed."""
+    return _NONE if overlap is None else duration(sum(seconds[name] for seconds in overlap.values()))
+
+
+def status_page(console: Console, status: Message) -> None:
+    """`weft status`: the daemon, its workers and its jobs."""
+    jobs = ", ".join(f"{count} {state}" for state, count in status["jobs"].items() if count) or "none"
+    facts = {"daemon": f"{status['version']}, pid {status['pid']}", "jobs": jobs, "metrics": status["metrics"] or _NONE}
+    console.print(_facts(facts))
+    console.print(workers_table(status["workers"]))
+
+
+def _history(shown: Message, now: float) -> dict[str, str]:
+    facts = {
+        name: f"{datetime.fromtimestamp(shown[key]):%Y-%m-%d %H:%M:%S}"
+        for name, key in (("submitted", "submitted_at"), ("started", "started_at"), ("ended", "ended_at"))
+        if shown[key] is not None
+    }
+    facts["took"] = duration(_elapsed(shown, now))
+    return facts | _outcome(shown)
+
+
+def _outcome(result: Message) -> dict[str, str]:
+    """What is known of the run, by name; `-` where nothing is, and nothing at all of one that has ended badly."""
+    limit, measured = result["limit_seconds"], result["iteration_seconds"]
+    ratio = f" ({measured / limit:.2f} × the limit of {duration(limit)})" if measured and limit else ""
+    facts = {
+        "loss": number(result["loss"]),
+        "validation": metrics(result["validation"]) or _NONE,
+        "iteration": duration(measured) + ratio,
+        "model": result["model"] or _NONE,
+        "run directory": result["run_dir"] or _NONE,
+    }
+    ended_badly = result["state"] in ("failed", "cancelled")
+    return {name: value for name, value in facts.items() if not (ended_badly and value == _NONE)}
+
+
+def _facts(facts: Mapping[str, str]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in facts.items():
+        table.add_row(name, Text(value, overflow="fold"))
+    return table
+
+
+def make_table(*columns: str) -> Table:
+    """Columns that are aligned and not framed; a name that ends in > is aligned to the right."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns:
+        table.add_column(name.rstrip(">"), justify="right" if name.endswith(">") else "left", overflow="fold")
+    return table
+
+
+def plain_text(text: str, style: str = "") -> Text:
+    """Text that is never read as markup."""
+    return Text(str(text), style=style)
+
+
+def state_text(job: Message) -> Text:
+    return Text(job["state"], style=_STATE_STYLES.get(job["state"], ""))
+
+
+def steps_text(step: int | None, steps: int | None) -> str:
+    return _NONE if step is None else f"{step}/{_NONE if steps is None else steps}"
+
+
+def _elapsed(job: Message, now: float) -> float | None:
+    if job["started_at"] is None:
+        return None
+    end = now if job["ended_at"] is None else job["ended_at"]
+    elapsed: float = end - job["started_at"]
+    return elapsed

@@ -1,0 +1,40 @@
+"""Foreground: a job that runs to its end while its user looks on. `weft run` and `weft compare` are made of it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from weft.client.client import Client, DaemonUnreachable, RequestRefused
+from weft.spec.job_spec import JobSpec
+from weft.transport.wire.frames import Message
+
+CANCEL_SECONDS = 10.0  # for a job to end after a Ctrl-C; then its daemon is stopped anyway
+
+
+def run_in_foreground(client: Client, spec: JobSpec, job: str | None = None) -> tuple[Message, Message]:
+    """The job's result and what `show` says of it then. Log and progress go to stderr; an interrupt cancels the job.
+
+    job: its id, by default one that the daemon makes.
+    """
+    from weft.cli.screens.follower import follow
+
+    job = client.submit(spec, job=job)["job"]
+    try:
+        result = follow(client.follow(job), log=sys.stderr)
+    except DaemonUnreachable:
+        raise
+    except (KeyboardInterrupt, OSError):  # OSError: nobody reads what is shown any more
+        _cancel(client, job)
+        raise
+    return result, client.show(job)
+
+
+def _cancel(client: Client, job: str) -> None:
+    try:
+        client.cancel(job)
+        ended = client.wait(job, CANCEL_SECONDS)
+    except RequestRefused:
+        return  # it has just ended, or does not end in time
+    with contextlib.suppress(OSError):  # who reads stderr may be why it was cancelled
+        print(f"weft: {job} {ended['state']}; its files stay in {ended['run_dir']}", file=sys.stderr, flush=True)

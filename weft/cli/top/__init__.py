@@ -1,0 +1,1 @@
+"""`weft top`: its state, its view, its keys."""

@@ -1,0 +1,385 @@
+"""The verbs of the `weft` command. stdout is data, stderr is progress; exit codes are those of `weft.cli.exits`.
+
+A verb imports what it needs when it runs, and no verb but `run --reference` imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+
+import typer
+
+from weft.cli.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
+from weft.cli.screens.ledger_trouble import ledger_trouble
+from weft.cli.verbs.doctor import doctor
+from weft.cli.verbs.ended_jobs import restart, rm
+from weft.cli.verbs.job_list import list_jobs
+from weft.cli.verbs.recordings import plot, trace
+from weft.cli.verbs.top import top
+from weft.cli.verbs.whatif import whatif
+from weft.client.client import Client
+from weft.client.result import result_json, to_json
+from weft.spec.presets import PRESETS
+from weft.transport.wire.frames import Message
+from weft.version import __version__
+
+if TYPE_CHECKING:
+    from weft.spec.job_spec import JobSpec
+
+app = typer.Typer(
+    name="weft",
+    help="Trains deep networks on every core and GPU of this machine, and shows where the time went.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+SpecPath = Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The job spec.")]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Overrides a key of the spec; repeatable. strategy.preset=NAME replaces the spec's strategy.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="CPU workers; 0: one for each THREADS usable cores.")]
+Threads = Annotated[int | None, typer.Option(metavar="N", help="Compute threads of each CPU worker.")]
+StandIns = Annotated[int | None, typer.Option(metavar="N", help="GPU workers that compute on the CPU.")]
+Gpus = Annotated[int | None, typer.Option(metavar="N", help="GPUs to use; by default all, or none beside stand-ins.")]
+RunsDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where run directories are made.")]
+Profile = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Profile N iterations, for weft trace; --set profile.first=N: from which on."),
+]
+Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help='Address of /metrics; "" for none.')]
+
+
+@app.command(epilog="Example: weft run digits.toml --set strategy.stages=2 --workers 2")
+@guarded
+def run(
+    spec: SpecPath,
+    set_: Set = None,
+    workers: Workers = None,
+    threads: Threads = None,
+    stand_ins: StandIns = None,
+    gpus: Gpus = None,
+    runs_dir: RunsDir = None,
+    metrics: Metrics = None,
+    profile: Profile = None,
+    json: Json = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Train by the plain PyTorch loop, in this process, instead.")
+    ] = False,
+) -> None:
+    """Train one job here and now: start a daemon, run the job, stop the daemon.
+
+    Run directories are made in ./runs unless --runs-dir says otherwise.
+    """
+    job_spec = _load_spec(spec, set_, profile)
+    if reference:
+        from weft.reference.run import run_reference
+
+        result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"))
+        result |= {"error": None}  # it stands on stderr
+        lanes: Message = {}
+    else:
+        from weft.cli.screens.foreground import run_in_foreground
+        from weft.client.embedded import Daemon
+
+        daemon = Daemon(
+            workers=workers,
+            threads=threads,
+            stand_ins=stand_ins,
+            gpus=gpus,
+            runs_dir=runs_dir,
+            metrics=metrics or "",
+        )
+        with sigterm_raises(), daemon as client:
+            result, shown = run_in_foreground(client, job_spec)
+        lanes = shown["lanes"] or {}
+    _finish(result, lanes, json, sys.stdout)
+
+
+def _complete_presets(incomplete: str) -> list[str]:
+    """What the shell offers: the list so far with each name that its last one may become."""
+    begun, comma, last = incomplete.rpartition(",")
+    return [f"{begun}{comma}{name}" for name in ("as-is", *PRESETS) if name.startswith(last)]
+
+
+@app.command(epilog="Example: weft compare digits.toml --presets 1f1b,ddp,hybrid-fine --check")
+@guarded
+def compare(
+    spec: SpecPath,
+    presets: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            autocompletion=_complete_presets,
+            help="In this order; as-is (or none): the spec as it stands. By default every preset.",
+        ),
+    ] = None,
+    set_: Set = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Training steps of each job, instead of the spec's.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also say whether the final losses agree with the first one's.")
+    ] = False,
+    workers: Workers = None,
+    threads: Threads = None,
+    stand_ins: StandIns = None,
+    runs_dir: RunsDir = None,
+    json: Json = False,
+) -> None:
+    """Train one job under several presets, one after another, and compare where the time went.
+
+    A preset replaces the spec's own strategy, as --set strategy.preset=NAME does, and --set counts before it. Unless
+    --workers and --stand-ins say otherwise, each preset has as many workers as it needs. Ctrl-C cancels the running job
+    and prints the table so far.
+    """
+    from weft.cli.comparing.compare import Machine, comparison, run_trials, set_agreement, tell_what_differs
+    from weft.cli.comparing.trial import make_trials
+
+    names = list(PRESETS) if presets is None else [name.strip() for name in presets.split(",")]
+    trials = make_trials(spec, set_ or (), names, steps)
+    machine = Machine.of(workers=workers, threads=threads, stand_ins=stand_ins, runs_dir=runs_dir)
+    tell_what_differs(trials, machine)
+    rows: list[Message] = []
+    try:
+        with sigterm_raises():
+            run_trials(trials, machine, rows)
+    finally:
+        if check:
+            set_agreement(trials, rows)
+        _print_comparison(comparison(spec, trials, rows), check, json)
+    leave(0 if any(row["state"] == "completed" for row in rows) else 1)
+
+
+@app.command(epilog="Example: weft daemon --workers 4 --metrics 127.0.0.1:9464")
+@guarded
+def daemon(
+    workers: Workers = None,
+    threads: Threads = None,
+    stand_ins: StandIns = None,
+    gpus: Gpus = None,
+    runtime_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the socket is made.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the ledger is kept.")] = None,
+    runs_dir: RunsDir = None,
+    metrics: Metrics = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="By default ./weft.toml, if any.")] = None,
+    drain_seconds: Annotated[float | None, typer.Option(metavar="S", help="Budget of a drain at SIGTERM.")] = None,
+    accept_empty_ledger: Annotated[
+        bool, typer.Option("--accept-empty-ledger", help="Start although the ledger is lost, without its jobs.")
+    ] = False,
+    parent: Annotated[int | None, typer.Option(metavar="PID", help="Stop when it ends.", hidden=True)] = None,
+) -> None:
+    """Run the daemon in the foreground until SIGTERM."""
+    from weft.spec.settings import load_settings
+
+    if parent is not None:
+        from weft.client.embedded import end_with
+
+        end_with(parent)
+    flags: dict[str, object] = {"workers": workers, "threads": threads, "stand_ins": stand_ins, "metrics": metrics}
+    flags |= {
+        "gpus": gpus,
+        "runtime_dir": runtime_dir,
+        "state_dir": state_dir,
+        "runs_dir": runs_dir,
+        "drain_seconds": drain_seconds,
+    }
+    settings = load_settings(flags, os.environ, config)
+    from weft.scheduler.daemon.daemon import main as daemon_main
+
+    raise SystemExit(daemon_main(settings, accept_empty_ledger=accept_empty_ledger))
+
+
+@app.command(epilog="Example: weft submit digits.toml --set job.seed=8 --id digits-seed-8 -f")
+@guarded
+def submit(
+    spec: SpecPath,
+    set_: Set = None,
+    id_: Annotated[
+        str | None, typer.Option("--id", metavar="NAME", help="The job's id; submitting it again changes nothing.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it to its end; Ctrl-C detaches.")] = False,
+    profile: Profile = None,
+    json: Json = False,
+) -> None:
+    """Hand a job to the daemon and print its id."""
+    job_spec = _load_spec(spec, set_, profile)
+    client = Client()
+    submitted = client.submit(job_spec, job=id_, priority=priority)
+    job = submitted["job"]
+    if json and not follow:
+        _print_json(submitted)
+        return
+    print(job, file=sys.stderr if json else sys.stdout, flush=True)
+    if follow:
+        _finish(_follow(client, job, log=sys.stderr), {}, json, sys.stderr)
+
+
+@app.command(epilog="Example: weft ps --all --json")
+@guarded
+def ps(all_: Annotated[bool, typer.Option("--all", help="Finished jobs too.")] = False, json: Json = False) -> None:
+    """List the jobs that wait or run."""
+    list_jobs(finished=all_, json=json)
+
+
+@app.command(epilog="Example: weft show digits-1 --time")
+@guarded
+def show(
+    job: Job,
+    time_: Annotated[
+        bool, typer.Option("--time", help="Say where its time went: lanes, stalls, overlap, critical path.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Say what a job does or why it waits, its plan, and where its time went."""
+    shown = Client().show(job, path=time_)
+    if time_:
+        from weft.cli.screens.time_summary import time_summary
+
+        summary = time_summary(shown)
+        if json:
+            return _print_json(summary)
+        from weft.cli.screens.display import make_console
+        from weft.cli.screens.time_display import time_page
+
+        return time_page(make_console(sys.stdout), summary)
+    if json:
+        return _print_json(shown)
+    from weft.cli.screens.display import make_console, show_page
+
+    return show_page(make_console(sys.stdout), shown, time.time())
+
+
+@app.command(epilog="Example: weft logs -f digits-1")
+@guarded
+def logs(
+    job: Job,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow it, with progress on stderr; Ctrl-C detaches.")
+    ] = False,
+) -> None:
+    """Print a job's log so far, or follow it to the job's end."""
+    client = Client()
+    if not follow:
+        for text in client.log(job):
+            sys.stdout.write(text)
+        return
+    leave(of_result(_follow(client, job, log=sys.stdout)))
+
+
+@app.command(epilog="Example: weft wait digits-1 --timeout 600 --json")
+@guarded
+def wait(
+    job: Job,
+    timeout: Annotated[float | None, typer.Option(metavar="S", min=0.0, help="Give up (exit code 124).")] = None,
+    json: Json = False,
+) -> None:
+    """Wait for a job's end and exit with its exit code."""
+    _finish(Client().wait(job, timeout), {}, json, sys.stdout)
+
+
+@app.command(epilog="Example: weft cancel digits-1")
+@guarded
+def cancel(job: Job, json: Json = False) -> None:
+    """Stop a job; what it has saved stays."""
+    state = Client().cancel(job)
+    _print_json({"job": job, "state": state}) if json else print(state)
+
+
+@app.command(epilog="Example: weft status")
+@guarded
+def status(json: Json = False) -> None:
+    """Describe the daemon: its workers, how many jobs are in each state, where its metrics are."""
+    answer = Client().status()
+    for line in ledger_trouble(answer.get("ledger")):
+        print(f"weft: {line}", file=sys.stderr)
+    if json:
+        return _print_json(answer)
+    from weft.cli.screens.display import make_console, status_page
+
+    return status_page(make_console(sys.stdout), answer)
+
+
+app.command(epilog="Example: weft restart digits-1")(restart)
+app.command(epilog="Example: weft rm --older-than 30d --dry-run")(rm)
+app.command(epilog="Example: weft top digits-1 --interval 2")(top)
+app.command(epilog="Example: weft trace digits-1 -o trace.json --svg digits.svg")(trace)
+app.command(epilog="Example: weft plot digits-1 -o digits.png")(plot)
+app.command(epilog="Example: weft whatif digits-1 --set workers.cpu-1.speed=2 --set strategy.microbatches=8")(whatif)
+app.command(epilog="Example: weft doctor --no-measure")(doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"weft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _load_spec(path: Path, overrides: list[str] | None, profile: int | None = None) -> JobSpec:
+    from weft.spec.admission import problem_of_spec
+    from weft.spec.job_spec import JobSpec, SpecError
+
+    profiled = [] if profile is None else [f"profile.iterations={profile}"]
+    spec, replaced = JobSpec.load_replacing(path, [*profiled, *(overrides or ())])
+    if replaced:
+        print(f"weft: preset {spec.strategy.preset} replaces {', '.join(replaced)} of {path}", file=sys.stderr)
+    spec.check_files()
+    if (problem := problem_of_spec(spec)) is not None:
+        raise SpecError(f"{path}: {problem}")
+    return spec
+
+
+def _follow(client: Client, job: str, log: TextIO) -> Message:
+    """Shows the job to its end; Ctrl-C leaves it alone and says how to come back to it."""
+    from weft.cli.screens.follower import follow
+
+    try:
+        with sigterm_raises():
+            return follow(client.follow(job), log=log)
+    except KeyboardInterrupt as interrupt:
+        leave(of_interrupt(interrupt), f"detached; the job goes on. Follow it again with: weft logs -f {job}")
+
+
+def _finish(result: Message, lanes: Message, json: bool, stream: TextIO) -> NoReturn:
+    """Prints the result, JSON always on stdout, and exits with the job's code."""
+    if json:
+        print(result_json(result))
+    else:
+        from weft.cli.screens.display import make_console, result_page
+
+        result_page(make_console(stream), result, lanes)
+    leave(of_result(result))
+
+
+def _print_comparison(compared: Message, check: bool, json: bool) -> None:
+    if json:
+        return _print_json(compared)
+    from weft.cli.screens.display import comparison_page, make_console
+
+    return comparison_page(make_console(sys.stdout), compared, check=check)
+
+
+def _print_json(value: Message) -> None:
+    print(to_json(value))

@@ -1,0 +1,1 @@
+"""The Python client, and the daemon in a `with` block."""

@@ -1,0 +1,1 @@
+"""What this machine is: cores, GPUs, memory, limits, files, versions; and the workers it is divided into."""

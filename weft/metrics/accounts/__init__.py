@@ -1,0 +1,1 @@
+"""Where seconds went, from rows."""

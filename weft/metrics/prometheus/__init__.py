@@ -1,0 +1,1 @@
+"""Declared metrics, histogram, exporter."""

@@ -1,0 +1,1 @@
+"""The kept past of a job: its recording, windows of it, its critical path."""

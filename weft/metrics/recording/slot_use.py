@@ -1,0 +1,218 @@
+"""Slot use: how many slots of each ring were occupied, and how many batches were loaded ahead, at every instant. Pure.
+
+A microbatch takes its slot at the end of the task that writes it and leaves it at the end of the last task that reads
+it. Batches stand in the rings of the data until the whole batch is read, as in the graph (see
+`weft.scheduler.planning.rings`):
+
+    input, target     LOAD(r,m)          ─▶ the batch's last BACKWARD of the stage that reads (last FETCH, on a device)
+    device-…          FETCH(r,s,m)       ─▶ BACKWARD(r,s,m)
+    activation-r-s    FORWARD(r,s,m)     ─▶ BACKWARD(r,s+1,m)
+    gradient-r-s      BACKWARD(r,s+1,m)  ─▶ BACKWARD(r,s,m)
+
+In validation a BACKWARD passes at once and leaves no row; then the slot is free at the end of the FORWARD. A lane tells
+others that a task is done a moment before it stamps its end, so a slot is free at the latest when it is written again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.metrics.recording.recording import NUM_BUSY, Recording
+from weft.metrics.recording.window import Window
+
+Run = tuple[int, int]  # start and end in nanoseconds
+Level = tuple[int, int]  # from this instant on, so many
+Interval = tuple[int, int | None]  # None: it lasts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """Microbatch number `position` of the whole run in its slot. freed_ns: None while it stands there."""
+
+    position: int
+    written: Run
+    freed_ns: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingUse:
+    """levels: by time, from the window's start on."""
+
+    name: str
+    depth: int
+    slot_bytes: int
+    levels: tuple[Level, ...]
+
+
+def ring_uses(recording: Recording, window: Window) -> list[RingUse]:
+    """Of the rings that the recording tells of, in its order."""
+    history = _History(recording)
+    return [
+        RingUse(
+            name=ring["name"],
+            depth=ring["depth"],
+            slot_bytes=ring["slot_bytes"],
+            levels=_levels(_intervals(list(history.occupied(ring["name"])), ring["depth"]), window),
+        )
+        for ring in recording.facts.get("rings", ())
+    ]
+
+
+def bytes_used(uses: list[RingUse]) -> tuple[Level, ...]:
+    """In the slots of all rings together."""
+    changes: defaultdict[int, int] = defaultdict(int)
+    for use in uses:
+        before = 0
+        for when, level in use.levels:
+            changes[when] += (level - before) * use.slot_bytes
+            before = level
+    total, levels = 0, []
+    for when, change in sorted(changes.items()):
+        total += change
+        levels.append((when, total))
+    return tuple(levels)
+
+
+def batches_ahead(recording: Recording, window: Window) -> dict[int, tuple[Level, ...]]:
+    """By replica: whole batches that are loaded and of which no task has begun to compute."""
+    history = _History(recording)
+    return {replica: _levels(history.waiting_batches(replica), window) for replica in history.loaded_replicas}
+
+
+def runs_of(recording: Recording) -> dict[tuple[int, int], Run]:
+    """From the first start to the last end of each task in each iteration."""
+    runs: dict[tuple[int, int], Run] = {}
+    for rows in recording.rows.values():
+        for mode, task, iteration, _, start, end in rows:
+            if mode < NUM_BUSY and task >= 0:
+                before = runs.get((task, iteration))
+                runs[task, iteration] = (start if before is None else before[0], end)
+    return runs
+
+
+class _History:
+    """The runs of a recording's tasks, by what they are about."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._task = {(t.kind, t.replica, t.stage, t.microbatch): t.id for t in recording.tasks if t.microbatch >= 0}
+        forwards = [task for task in recording.tasks if task.kind == "forward"]
+        self._replicas = sorted({task.replica for task in forwards})
+        self._last_microbatch = {r: max(t.microbatch for t in forwards if t.replica == r) for r in self._replicas}
+        self._last_stage = {r: max(t.stage for t in forwards if t.replica == r) for r in self._replicas}
+        self._last_complete = max(recording.iteration_ends, default=-1)
+
+    @cached_property
+    def _runs(self) -> dict[tuple[int, int], Run]:
+        return runs_of(self._recording)
+
+    @cached_property
+    def _iterations(self) -> range:
+        seen = [iteration for _, iteration in self._runs]
+        return range(min(seen), max(seen) + 1) if seen else range(0)
+
+    @cached_property
+    def loaded_replicas(self) -> list[int]:
+        """Those for which microbatches are loaded; the first one alone where replicas steal from one another."""
+        return sorted({task.replica for task in self._recording.tasks if task.kind == "load"})
+
+    def occupied(self, ring: str) -> Iterator[_Use]:
+        match ring.split("-"):
+            case ["input" | "target" as name, replica]:
+                yield from self._batches(name, int(replica))
+            case ["device", "input", replica]:
+                yield from self._between(("fetch", int(replica), 0), int(replica), 0)
+            case ["device", "target", replica]:
+                last = self._last_stage[int(replica)]
+                yield from self._between(("fetch", int(replica), last), int(replica), last)
+            case ["activation", replica, stage]:
+                yield from self._between(("forward", int(replica), int(stage)), int(replica), int(stage) + 1)
+            case ["gradient", replica, stage]:
+                yield from self._between(("backward", int(replica), int(stage) + 1), int(replica), int(stage))
+
+    def waiting_batches(self, replica: int) -> Iterator[Interval]:
+        """From a batch's last LOAD to the first task that takes of it."""
+        last = self._num_loaded(replica) - 1
+        for iteration in self._iterations:
+            loaded = self._runs.get((self._task["load", replica, 0, last], iteration))
+            begun = [self._first_use(reader, iteration) for reader in self._readers(replica)]
+            starts = [run[0] for run in begun if run is not None]
+            for use in self._use(iteration, loaded, min(starts) if starts else None, iteration):
+                yield use.written[1], None if use.freed_ns is None else max(use.freed_ns, use.written[1])
+
+    def _first_use(self, replica: int, iteration: int) -> Run | None:
+        task = self._task.get(("fetch", replica, 0, 0), self._task["forward", replica, 0, 0])
+        return self._runs.get((task, iteration))
+
+    def _readers(self, replica: int) -> list[int]:
+        return [replica] if len(self.loaded_replicas) > 1 else self._replicas
+
+    def _num_loaded(self, replica: int) -> int:
+        return 1 + max(t.microbatch for t in self._recording.tasks if t.kind == "load" and t.replica == replica)
+
+    def _batches(self, name: str, replica: int) -> Iterator[_Use]:
+        writers = [self._task["load", replica, 0, m] for m in range(self._num_loaded(replica))]
+        readers = [(r, self._last_stage[r] if name == "target" else 0) for r in self._readers(replica)]
+        for iteration in self._iterations:
+            ends = [self._last_read(r, stage, iteration) for r, stage in readers]
+            freed = max((end for end in ends if end is not None), default=None)
+            for microbatch, writer in enumerate(writers):
+                position = iteration * len(writers) + microbatch
+                yield from self._use(position, self._runs.get((writer, iteration)), freed, iteration)
+
+    def _last_read(self, replica: int, stage: int, iteration: int) -> int | None:
+        last = self._last_microbatch[replica]
+        fetch = self._task.get(("fetch", replica, stage, last))
+        if fetch is not None:
+            run = self._runs.get((fetch, iteration))
+            return None if run is None else run[1]
+        return self._read(replica, stage, last, iteration)
+
+    def _read(self, replica: int, stage: int, microbatch: int, iteration: int) -> int | None:
+        """The end of the BACKWARD, or of the FORWARD in an iteration without."""
+        for kind in ("backward", "forward"):
+            task = self._task.get((kind, replica, stage, microbatch))
+            run = None if task is None else self._runs.get((task, iteration))
+            if run is not None and (kind == "backward" or iteration <= self._last_complete):
+                return run[1]
+        return None
+
+    def _between(self, writer: tuple[str, int, int], replica: int, stage: int) -> Iterator[_Use]:
+        written = [(key[3], task) for key, task in self._task.items() if key[:3] == writer]
+        for iteration in self._iterations:
+            for microbatch, task in written:
+                freed = self._read(replica, stage, microbatch, iteration)
+                position = iteration * len(written) + microbatch
+                yield from self._use(position, self._runs.get((task, iteration)), freed, iteration)
+
+    def _use(self, position: int, written: Run | None, freed: int | None, iteration: int) -> Iterator[_Use]:
+        """Nothing where the recording does not tell when it began, or lost when it ended."""
+        if written is not None and (freed is not None or iteration > self._last_complete):
+            yield _Use(position=position, written=written, freed_ns=freed)
+
+
+def _intervals(uses: list[_Use], depth: int) -> Iterator[Interval]:
+    written_at = {use.position: use.written[0] for use in uses}
+    for use in uses:
+        ends = [end for end in (use.freed_ns, written_at.get(use.position + depth)) if end is not None]
+        yield use.written[1], max(min(ends), use.written[1]) if ends else None
+
+
+def _levels(intervals: Iterator[Interval], window: Window) -> tuple[Level, ...]:
+    changes: defaultdict[int, int] = defaultdict(int)
+    for taken, left in intervals:
+        if taken < window.end_ns and (left is None or left > window.start_ns):
+            changes[max(taken, window.start_ns)] += 1
+            if left is not None and left < window.end_ns:
+                changes[left] -= 1
+    changes.setdefault(window.start_ns, 0)
+    level = 0
+    levels: list[Level] = []
+    for when, change in sorted(changes.items()):
+        if change or not levels:
+            level += change
+            levels.append((when, level))
+    return tuple(levels)

@@ -1,0 +1,118 @@
+"""Step log: `metrics.jsonl` of a run directory as values, a line for each training step and for each validation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from weft.machine.run_file import read, size
+
+FILE: Final = "metrics.jsonl"
+MAX_LINE_BYTES: Final = 1 << 20  # a step has some 200, with a metric more or less
+MAX_BYTES: Final = 1 << 30  # of the file: seven million steps
+
+
+class StepLogError(ValueError):
+    """A line that is none of a step log's. The text names file and line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One training step. None: not measured, or not a finite number. seconds: since the iteration before it ended."""
+
+    step: int
+    epoch: int
+    loss: float | None
+    lr: float | None
+    grad_norm: float | None
+    samples: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """After so many steps: the mean of each metric over the validation data."""
+
+    step: int
+    epoch: int
+    values: Mapping[str, float | None]
+
+
+@dataclass(slots=True)
+class StepLog:
+    steps: list[Step] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
+
+    def add(self, entries: Iterable[Step | Validation]) -> None:
+        for entry in entries:
+            if isinstance(entry, Step):
+                self.steps.append(entry)
+            else:
+                self.validations.append(entry)
+
+
+class StepLogReader:
+    """Reads what has come since the last time; a line that is not whole yet comes next time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._num_lines = 0
+
+    def read(self) -> list[Step | Validation] | None:
+        """None where training has started over, and the file with it: forget what was read before, and read again.
+
+        Errors: OSError, StepLogError.
+        """
+        if size(self._path) < self._offset:
+            self._offset = self._num_lines = 0
+            return None
+        entries: list[Step | Validation] = []
+        while self._offset < MAX_BYTES:
+            data = read(self._path, MAX_LINE_BYTES, offset=self._offset)
+            whole = data[: data.rfind(b"\n") + 1]
+            if not whole:
+                if len(data) == MAX_LINE_BYTES:
+                    raise StepLogError(f"{self._path}, line {self._num_lines + 1}, is no line of a step log (too long)")
+                break
+            self._offset += len(whole)
+            entries += map(self._parse, whole.splitlines())
+        return entries
+
+    def _parse(self, line: bytes) -> Step | Validation:
+        self._num_lines += 1
+        try:
+            return _entry(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"{type(error).__name__}: {str(error)[:100]}"
+            raise StepLogError(f"{self._path}, line {self._num_lines}, is no line of a step log ({what})") from error
+
+
+def read_step_log(path: Path) -> StepLog:
+    """The whole log so far. Errors: OSError, StepLogError."""
+    log = StepLog()
+    log.add(StepLogReader(path).read() or ())
+    return log
+
+
+def _entry(line: dict[str, Any]) -> Step | Validation:
+    if "validation" in line:
+        values = dict(line["validation"])
+        _check_are(int, {"step": line["step"], "epoch": line["epoch"]})
+        _check_are((int, float, type(None)), values)
+        return Validation(step=line["step"], epoch=line["epoch"], values=values)
+    names = ("step", "epoch", "loss", "lr", "grad_norm", "samples", "seconds")
+    step = {name: line[name] for name in names}
+    _check_are(int, {name: step[name] for name in ("step", "epoch", "samples")})
+    _check_are((int, float, type(None)), step)
+    return Step(**step)
+
+
+def _check_are(kind: type | tuple[type, ...], values: Mapping[str, Any]) -> None:
+    """Errors: TypeError for what no view can reckon with."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is {repr(value)[:40]}")

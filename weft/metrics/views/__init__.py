@@ -1,0 +1,1 @@
+"""Pictures and reports made of a recording."""

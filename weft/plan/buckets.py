@@ -1,0 +1,152 @@
+"""Buckets: contiguous runs of the model's parameters, in reverse order of use, and who owns which range of each. Pure.
+
+A bucket is what is synchronised and updated at once. It lies in one stage of each replica, wherever each replica is
+cut; only parameters that several stages use (an embedding that is the head's weight too) are in several. Within a
+bucket, parameters of one optimizer group lie together, so that a step is one call for each group.
+
+    model        |unit 0|unit 1|unit 2|unit 3|
+    replica 0    |  stage 0    |  stage 1    |
+    replica 1    |      stage 0       |  1   |
+    buckets      | 3    | 2    |  1   |  0   |      cut wherever any replica is
+    owners       o0│o1 ...                          each owner has one range of every bucket that its stage holds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from weft.plan.inspection import ParameterFacts
+
+ALIGNMENT_BYTES = 128  # of places and ranges: two cache lines, at which fused kernels round as on whole parameters
+FIRST_BUCKET_BYTES = 1 << 20  # as DDP's: the first gradients of backward should not wait for many others
+
+Holder = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where in its bucket a parameter lies; offset and length in elements, without the padding behind it."""
+
+    parameter: int
+    offset: int
+    num_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedRange:
+    """Elements start .. stop - 1 of a bucket, which the plan's owner `owner` reduces and updates."""
+
+    owner: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """holders: (replica, stage) of every stage that uses its parameters. offset: of the bucket in the block of all, in
+    bytes. num_elements counts the padding too."""
+
+    index: int
+    dtype: str
+    itemsize: int
+    offset: int
+    num_elements: int
+    places: tuple[Place, ...]
+    holders: tuple[Holder, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * self.itemsize
+
+
+def make_buckets(
+    parameters: Sequence[ParameterFacts], stages: Sequence[Sequence[tuple[int, int]]], bucket_bytes: int
+) -> tuple[Bucket, ...]:
+    """Buckets of at most `bucket_bytes` (unless one parameter is larger), the first of at most FIRST_BUCKET_BYTES.
+
+    stages: for each replica the units (first, last) of each stage, last exclusive.
+    """
+    order = sorted(
+        (index for index, facts in enumerate(parameters) if facts.trained),
+        key=lambda index: (-min(parameters[index].units), -index),
+    )
+    open_runs: dict[tuple[tuple[Holder, ...], str], list[int]] = {}
+    runs: list[tuple[tuple[Holder, ...], list[int]]] = []
+    for index in order:
+        facts = parameters[index]
+        holders = _holders(facts.units, stages)
+        run = open_runs.get((holders, facts.dtype))
+        limit = min(bucket_bytes, FIRST_BUCKET_BYTES) if runs and run is runs[0][1] else bucket_bytes
+        if run is None or sum(parameters[i].num_bytes for i in run) + facts.num_bytes > limit:
+            run = open_runs[holders, facts.dtype] = []
+            runs.append((holders, run))
+        run.append(index)
+    buckets: list[Bucket] = []
+    offset = 0
+    for number, (holders, run) in enumerate(runs):
+        bucket = _bucket(number, offset, parameters, holders, run)
+        buckets.append(bucket)
+        offset += bucket.num_bytes
+    return tuple(buckets)
+
+
+def _holders(units: Sequence[int], stages: Sequence[Sequence[tuple[int, int]]]) -> tuple[Holder, ...]:
+    return tuple(
+        (replica, stage)
+        for replica, cuts in enumerate(stages)
+        for stage, (first, last) in enumerate(cuts)
+        if any(first <= unit < last for unit in units)
+    )
+
+
+def _bucket(
+    number: int, offset: int, parameters: Sequence[ParameterFacts], holders: tuple[Holder, ...], run: Sequence[int]
+) -> Bucket:
+    places = []
+    elements = 0
+    itemsize = parameters[run[0]].itemsize
+    for index in sorted(run, key=lambda index: parameters[index].group):  # stable: in reverse order of use otherwise
+        size = parameters[index].num_elements
+        places.append(Place(parameter=index, offset=elements, num_elements=size))
+        elements += _aligned(size, itemsize)
+    return Bucket(
+        index=number,
+        dtype=parameters[run[0]].dtype,
+        itemsize=itemsize,
+        offset=offset,
+        num_elements=elements,
+        places=tuple(places),
+        holders=holders,
+    )
+
+
+def _aligned(elements: int, itemsize: int) -> int:
+    step = ALIGNMENT_BYTES // itemsize
+    return -(-elements // step) * step
+
+
+def owned_ranges(bucket: Bucket, owners: Sequence[int], *, elementwise: bool) -> tuple[OwnedRange, ...]:
+    """The bucket cut into nearly equal ranges, one for each owner that gets any.
+
+    elementwise: a range may end inside a parameter. Otherwise each parameter goes whole to one owner, since such an
+    optimizer looks at all of it.
+    """
+    ends = [bucket.num_elements * (number + 1) // len(owners) for number in range(len(owners))]
+    if elementwise:
+        cuts = [min(_aligned(end, bucket.itemsize), bucket.num_elements) for end in ends]
+    else:
+        starts = [*(place.offset for place in bucket.places), bucket.num_elements]
+        cuts = [min(starts, key=lambda start: abs(start - end)) for end in ends]
+    bounds = [0, *cuts]
+    return tuple(
+        OwnedRange(owner=owner, start=bounds[number], stop=bounds[number + 1])
+        for number, owner in enumerate(owners)
+        if bounds[number] < bounds[number + 1]
+    )
+
+
+def by_holder(buckets: Sequence[Bucket]) -> Mapping[Holder, tuple[Bucket, ...]]:
+    """The buckets of each (replica, stage), in order."""
+    holders = sorted({holder for bucket in buckets for holder in bucket.holders})
+    return {holder: tuple(bucket for bucket in buckets if holder in bucket.holders) for holder in holders}

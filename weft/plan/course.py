@@ -1,0 +1,132 @@
+"""Course: what each iteration of an attempt is, and who has which part of its batch; from numbers alone.
+
+Also which way each bucket goes that may go either way: it follows from the table of routes, row by row from the daemon.
+
+Also which version of the parameters a stale replica computes with: version v is after v updates. With staleness k,
+step i runs on version i - k; during warm-up (and right after, until it has fallen behind) on the newest it may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from weft.plan.division import Part, divide
+from weft.plan.itinerary import Iteration, Itinerary
+from weft.plan.tables import RouteTable, ShareTable
+
+_KEPT = 64  # answers of each kind; a lane asks for few different ones in a row
+_GRANTS_KEPT = 4  # iterations; one begins when a replica works in the one before and a stage may be one behind
+_NOTHING = Part(-1, 0, 0)
+
+
+class Course:
+    """replicas, share, shares: as in the plan's worker view. One thread may set shares and routes and take grants while
+    lanes ask for the iterations whose tasks they have been sent."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self.itinerary = Itinerary(**plan["itinerary"])
+        self.microbatches: list[int] = [replica["microbatches"] for replica in plan["replicas"]]
+        self.steals = plan.get("share") == "stealing"
+        self._staleness: list[int] = [replica["staleness"] for replica in plan["replicas"]]
+        self._warmup: int = (plan["synchronisation"] or {}).get("warmup", 0)
+        self._routes = RouteTable((plan["synchronisation"] or {}).get("local", ()))
+        self._shares = ShareTable([1.0] if self.steals else plan["shares"])
+        self._divided = self.microbatches[:1] if self.steals else self.microbatches
+        self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
+        self._iterations: dict[int, Iteration] = {}
+        self._parts: dict[tuple[int, tuple[float, ...]], list[list[Part]]] = {}
+
+    def iteration(self, index: int) -> Iteration:
+        iteration = self._iterations.get(index)
+        if iteration is None:
+            if len(self._iterations) >= _KEPT:
+                self._iterations.clear()
+            iteration = self._iterations[index] = self.itinerary.at(index)
+        return iteration
+
+    def ends_training(self, iteration: Iteration) -> bool:
+        """Whether something else than another training iteration follows, or nothing."""
+        following = iteration.index + 1
+        ends = following == self.itinerary.num_iterations or not self.iteration(following).learns
+        return iteration.learns and ends
+
+    # --- who has what
+
+    def set_shares(self, first: int, shares: Sequence[float]) -> None:
+        """From iteration `first` on, of which no task has been dispatched."""
+        self._shares.set(first, shares)
+
+    def grant(self, replica: int, grants: Sequence[Sequence[int]]) -> None:
+        """The numbers of microbatches at the replica's next positions, before the tasks of these are dispatched."""
+        for iteration, position, number in grants:
+            if iteration not in self._granted:
+                self._granted[iteration] = {}
+                self._granted.pop(iteration - _GRANTS_KEPT, None)
+            if number >= 0:
+                self._granted[iteration][replica, position] = number
+
+    def parts(self, iteration: Iteration) -> list[list[Part]]:
+        """The microbatches of each replica; where replicas steal, those of the batch, as if it were one replica's."""
+        key = (iteration.size, self._shares.of(iteration.index))
+        parts = self._parts.get(key)
+        if parts is None:
+            if len(self._parts) >= _KEPT:
+                self._parts.clear()
+            parts = self._parts[key] = divide(iteration.size, key[1], self._divided)
+        return parts
+
+    def part(self, iteration: Iteration, replica: int, position: int) -> Part:
+        """What the replica's tasks at a position work on; a part of size 0 where that is nothing."""
+        if not self.steals:
+            return self.parts(iteration)[replica][position]
+        number = self._granted[iteration.index].get((replica, position))
+        return _NOTHING if number is None else self.parts(iteration)[0][number]
+
+    def loaded_part(self, iteration: Iteration, replica: int, microbatch: int) -> Part:
+        """What the loader loads."""
+        return self.parts(iteration)[replica][microbatch]
+
+    def contributes(self, iteration: Iteration, replica: int) -> bool:
+        """Whether owners have to read the replica's gradient. Where replicas steal they do: they know of no grants."""
+        return self.steals or any(part.size for part in self.parts(iteration)[replica])
+
+    # --- which way buckets go
+
+    def set_routes(self, first: int, local: Iterable[int]) -> None:
+        """From iteration `first` on; no task of the training iteration before it has been dispatched."""
+        self._routes.set(first, frozenset(local))
+
+    def is_local(self, bucket: int, iteration: Iteration) -> bool:
+        """Whether devices update the bucket themselves, which may go either way."""
+        return bucket in self._routes.of(iteration.index)
+
+    def has_turned(self, bucket: int, iteration: Iteration) -> bool:
+        """Whether the bucket goes another way than in the training iteration before."""
+        if iteration.step == 0:
+            return False
+        return self.is_local(bucket, self.iteration(self.update_of(iteration.step))) != self.is_local(bucket, iteration)
+
+    def will_turn(self, bucket: int, iteration: Iteration) -> bool:
+        """Whether it will go another way in the training iteration after."""
+        if iteration.step + 1 >= self.itinerary.steps:
+            return False
+        following = self.iteration(self.update_of(iteration.step + 2))
+        return self.is_local(bucket, following) != self.is_local(bucket, iteration)
+
+    # --- versions
+
+    def version(self, index: int, replica: int) -> int:
+        """Updates that the replica's parameters have at iteration `index`; validation has them all."""
+        iteration = self.iteration(index)
+        step = iteration.step
+        if not iteration.learns or step < self._warmup:
+            return step
+        return max(min(step, self._warmup), step - self._staleness[replica])
+
+    def update_of(self, version: int) -> int:
+        """The iteration whose update makes the version; -1 for the first one."""
+        if version == 0:
+            return -1
+        epoch, within = divmod(version - 1, self.itinerary.steps_per_epoch)
+        return epoch * (self.itinerary.steps_per_epoch + self.itinerary.validations_per_epoch) + within

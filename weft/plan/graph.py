@@ -1,0 +1,149 @@
+"""The iteration graph: tasks, edges with distances, and the lane that each task is bound to. Pure values.
+
+A *timed event graph*: an edge (source, target, distance d) says that the target of iteration i waits for the source of
+iteration i - d (for i < d there is nothing to wait for). The tasks of one lane run in the lane's order, iteration after
+iteration, which is one more edge between neighbours and one of distance 1 from the last to the first.
+
+For replica r, stage s, microbatch m, bucket b and owner o (who reduces and updates a range of the bucket):
+
+    LOAD(r,m)             → FORWARD(r,0,m), FORWARD(r,S-1,m)                data     (by FETCH(r,s,m) on a device)
+    FORWARD(r,s,m)        → FORWARD(r,s+1,m), BACKWARD(r,s,m)               activation
+    BACKWARD(r,s,m)       → BACKWARD(r,s-1,m)                               gradient
+    GRAD(r,s,b)           posted from inside the last BACKWARD(r,s,·)       (then DOWN(r,s,b) from a device)
+    GRAD(·,·,b)           → SYNC(o,b) → UPDATE(o,b)                         sync
+    SYNC(·,·)             → VALIDATE(o): the norm is known                  sync
+    UPDATE(·,b)     —1→ FORWARD(r,s,·)                                      update   (by UP(r,s,b) to a device)
+    RELOAD(r,s,b)         → BACKWARD(r,s,0)                                 update   (of a layer that had made room)
+    last reader of a slot → the slot's next writer                          slot
+
+A job of one replica whose stages can update their own parameters has no buckets: BACKWARD(s,M-1) → UPDATE(s).
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from weft.plan.kinds import Cause, Kind, Way
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Lane:
+    """One ordered executor: the plan's worker `worker` (a position in Plan.workers) and the lane's name in it."""
+
+    worker: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.worker}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """microbatch and bucket are -1 where there is none. replica is, for SYNC, UPDATE and VALIDATE of buckets, the
+    owner's number; stage is -1 there. way: it passes in iterations in which its bucket goes the other way; None where
+    it runs in all.
+
+    As text: the stage and what the task is about, the replica or owner before it where it is not the first.
+    """
+
+    id: int
+    kind: Kind
+    stage: int
+    microbatch: int
+    lane: Lane
+    replica: int = 0
+    bucket: int = -1
+    way: Way | None = None
+
+    def passes(self, local: Collection[int]) -> bool:
+        """Whether it does nothing while devices update these buckets themselves."""
+        return self.way is not None and (self.way is Way.DEVICE) is not (self.bucket in local)
+
+    def __str__(self) -> str:
+        about = [f"r{self.replica}"] if self.replica and self.stage >= 0 else []
+        about += [f"o{self.replica}"] if self.stage < 0 else [str(self.stage)]
+        about += [str(self.microbatch)] if self.microbatch >= 0 else []
+        about += [f"b{self.bucket}"] if self.bucket >= 0 else []
+        return f"{self.kind.name}({','.join(about)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """way: it is waited for in iterations in which the target's bucket goes this way; None in all."""
+
+    source: int
+    target: int
+    distance: int
+    cause: Cause
+    way: Way | None = None
+
+
+class GraphError(ValueError):
+    """A graph that cannot run. The text names the cycle or the task at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """tasks[i].id == i. programs: each lane's tasks of one iteration, in order. Errors: GraphError from `check`."""
+
+    tasks: tuple[Task, ...]
+    edges: tuple[Edge, ...]
+    programs: Mapping[Lane, tuple[int, ...]]
+    _inputs: dict[int, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        inputs: defaultdict[int, list[Edge]] = defaultdict(list)
+        for edge in self.edges:
+            inputs[edge.target].append(edge)
+        object.__setattr__(self, "_inputs", {target: tuple(edges) for target, edges in inputs.items()})
+
+    def inputs(self, task: int) -> tuple[Edge, ...]:
+        return self._inputs.get(task, ())
+
+    def cross_lane_inputs(self, task: int) -> tuple[Edge, ...]:
+        """The edges that a lane must wait for; those inside a lane hold by its order."""
+        lane = self.tasks[task].lane
+        return tuple(edge for edge in self.inputs(task) if self.tasks[edge.source].lane != lane)
+
+    def going(self, local: Collection[int]) -> Graph:
+        """With the edges alone that are waited for while devices update these buckets themselves."""
+
+        def counts(edge: Edge) -> bool:
+            target = self.tasks[edge.target]
+            of_this_way = edge.way is None or (edge.way is Way.DEVICE) is (target.bucket in local)
+            return of_this_way and not target.passes(local)
+
+        kept = tuple(edge for edge in self.edges if counts(edge))
+        return self if len(kept) == len(self.edges) else Graph(self.tasks, kept, self.programs)
+
+    def lane_edges(self) -> list[Edge]:
+        """Each lane's own order as edges, the wrap-around to the next iteration included."""
+        edges = []
+        for program in self.programs.values():
+            edges += [Edge(a, b, 0, Cause.DISPATCH) for a, b in pairwise(program)]
+            edges.append(Edge(program[-1], program[0], 1, Cause.DISPATCH))
+        return edges
+
+    def check(self) -> None:
+        """Raises GraphError if a task is in no lane, in two, or if a cycle of distance 0 would deadlock."""
+        placed = [task for program in self.programs.values() for task in program]
+        if sorted(placed) != list(range(len(self.tasks))):
+            raise GraphError("every task must stand exactly once in the program of exactly one lane")
+        sorter = graphlib.TopologicalSorter[int]({task.id: () for task in self.tasks})
+        for edge in [*self.edges, *self.lane_edges()]:
+            if edge.distance == 0:
+                sorter.add(edge.target, edge.source)
+        try:
+            sorter.prepare()
+        except graphlib.CycleError as error:
+            raise GraphError(f"the plan deadlocks: {self.describe_cycle(error.args[1])}") from None
+
+    def describe_cycle(self, tasks: Sequence[int]) -> str:
+        return " → ".join(str(self.tasks[task]) for task in tasks)
+
+    def describe(self, tasks: Iterable[int]) -> str:
+        return " ".join(str(self.tasks[task]) for task in tasks)

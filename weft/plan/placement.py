@@ -1,0 +1,46 @@
+"""Placement: which worker holds which stage of which replica. Pure.
+
+Positions of workers, as `workers_needed` counts them: the CPU replicas' stages, then hosts (CPU workers that only
+reduce and update for devices), then the devices' stages, then the loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.plan.buckets import Holder
+from weft.plan.graph import Lane
+from weft.plan.plan import ReplicaPlan, Synchronisation
+
+COMPUTE, SYNC, LOAD, FETCH, DOWN, UP = "compute", "sync", "load", "fetch", "d2h", "h2d"
+Cuts = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """cuts: units (first, last) of each stage of each replica. worker_of: the position that holds a stage."""
+
+    replicas: tuple[ReplicaPlan, ...]
+    cuts: tuple[Cuts, ...]
+    workers: tuple[str, ...]
+    worker_of: Mapping[Holder, int]
+    loader: int
+    learns: bool = True
+    synchronisation: Synchronisation | None
+
+    def holders(self) -> list[Holder]:
+        return [(r, s) for r, cuts in enumerate(self.cuts) for s in range(len(cuts))]
+
+    def compute_lane(self, r: int, s: int) -> Lane:
+        """Stages that share a GPU have a stream each, so that one computes where another one waits. The layers of a
+        working window take turns in one."""
+        worker = self.worker_of[r, s]
+        before = sum(self.worker_of[r, other] == worker for other in range(s))
+        if before == 0 or self.replicas[r].working_window is not None:
+            return Lane(worker, COMPUTE)
+        return Lane(worker, f"{COMPUTE}-{before}")
+
+    def is_within_device(self, r: int, s: int) -> bool:
+        """Whether what a stage hands to the next one stays on their GPU."""
+        return self.replicas[r].device == "gpu" and self.worker_of[r, s] == self.worker_of[r, s + 1]

@@ -1,0 +1,318 @@
+"""Plan: a job resolved onto this machine, as a value that can be printed, stored and sent.
+
+An inspection (what a worker found out about the user's model and data) and a spec go in; the planner makes the plan.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from weft.plan.buckets import Bucket, OwnedRange
+from weft.plan.graph import Graph, Lane, Task
+from weft.plan.inspection import Shape, StateFacts
+from weft.plan.itinerary import Itinerary
+from weft.plan.kinds import Kind, Way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """A ring of `depth` slots that the owner's tasks write, microbatch u of the replica's run into slot u % depth.
+
+    memory: it is in shared memory, which other workers map; or on a device, that device's own; or on the device of
+    the worker `lender`, which writes it, and another device reads it there (a peer). by_number: all replicas read it,
+    and microbatches stand in it by their number in the batch, not by their position in a replica's program. crosses:
+    from one stage to the next, so that a slot has its tensor's strides.
+    """
+
+    name: str
+    depth: int
+    dtype: str
+    slot_bytes: int
+    shapes: Mapping[int, Shape]
+    replica: int = 0
+    memory: Literal["shared", "device", "peer"] = "shared"
+    lender: int | None = None
+    by_number: bool = False
+    crosses: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePlan:
+    """Units first .. last - 1 on the plan's worker `worker`. memory_bytes: state, gradients and slots. copies_input:
+    the first unit works in place, so it gets a copy of the slot."""
+
+    first: int
+    last: int
+    worker: int
+    parameter_bytes: int
+    memory_bytes: int
+    copies_input: bool = False
+    replica: int = 0
+    stage: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlan:
+    """private: it computes on parameters of its own, which are brought up to date by UP tasks; otherwise on the shared
+    ones. staleness: the number of updates that its parameters may lack. working_window: of its stages, which are layers
+    then, so many are on the device at once; None where all are."""
+
+    device: Literal["cpu", "gpu"]
+    num_stages: int
+    microbatches: int
+    private: bool = False
+    staleness: int = 0
+    working_window: int | None = None
+
+
+class Route(enum.StrEnum):
+    """How a bucket's update is placed."""
+
+    HOST = "host"  # owners update the shared parameters, devices get them
+    SUM = "sum"  # owners only sum, every device gets the sum and updates its own parameters
+    DEVICE = "device"  # the only replica updates its own
+    EITHER = "either"  # HOST, or what devices do without it: the table of routes says in which iteration which
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketPlan:
+    """device_ranges: of the route EITHER, where the only holder updates the whole bucket itself the other way. state:
+    of the same route, what the optimizer keeps of each of the bucket's places, which moves with the bucket."""
+
+    bucket: Bucket
+    route: Route
+    ranges: tuple[OwnedRange, ...]
+    device_ranges: tuple[OwnedRange, ...] = ()
+    state: tuple[tuple[StateFacts, ...], ...] = ()
+
+    @property
+    def all_ranges(self) -> tuple[OwnedRange, ...]:
+        return (*self.ranges, *self.device_ranges)
+
+    def owners(self) -> list[int]:
+        return [owned.owner for owned in self.all_ranges]
+
+    def state_bytes(self) -> int:
+        """Of all that moves. One number counts 8 bytes, and each owner has its own."""
+        places = zip(self.bucket.places, self.state, strict=True) if self.state else ()
+        return sum(
+            place.num_elements * facts.itemsize if facts.kind == "elements" else 8 * len(self.ranges)
+            for place, entries in places
+            for facts in entries
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronisation:
+    """How gradients become updates, for a job with buckets. owners: the lane in which each works.
+
+    coarse: every SYNC waits for every BACKWARD. bounded: the norm of the whole gradient must be known before an update
+    stands (clipping, skipping). speculative: updates begin before it is. local: the buckets of the route EITHER that
+    devices update themselves at the start.
+    """
+
+    buckets: tuple[BucketPlan, ...]
+    owners: tuple[Lane, ...]
+    elementwise: bool
+    coarse: bool
+    bounded: bool
+    speculative: bool
+    warmup: int = 0
+    local: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """workers: the kind of each worker that the plan needs, by position. task_seconds: the cost of each task that the
+    prediction and the limit come from. shares: of a batch, by replica, at the start. synchronisation: None where each
+    stage updates its own parameters after its last backward. notes: what the job's user should know, a line each."""
+
+    schedule: str
+    microbatches: int
+    recompute: bool
+    window: int
+    itinerary: Itinerary
+    replicas: tuple[ReplicaPlan, ...]
+    shares: tuple[float, ...]
+    stages: tuple[StagePlan, ...]
+    workers: tuple[str, ...]
+    graph: Graph
+    rings: tuple[Ring, ...]
+    task_seconds: tuple[float, ...]
+    shared_bytes: int
+    synchronisation: Synchronisation | None = None
+    share: Literal["fixed", "adaptive", "stealing"] = "fixed"
+    predicted_iteration_seconds: float = 0.0
+    limit_seconds: float = 0.0
+    limit_cycle: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_ways(self) -> bool:
+        """Whether any bucket's way may change as the job runs."""
+        sync = self.synchronisation
+        return sync is not None and any(part.route is Route.EITHER for part in sync.buckets)
+
+    def lanes_of(self, worker: int) -> list[Lane]:
+        return [lane for lane in self.graph.programs if lane.worker == worker]
+
+    def worker_view(self, worker: int) -> dict[str, Any]:
+        """What the worker at a position needs to run its part: plain data."""
+        tasks = [self.graph.tasks[task] for lane in self.lanes_of(worker) for task in self.graph.programs[lane]]
+        rings = {name for task in tasks for name in self._rings_of(task)}
+        return {
+            "position": worker,
+            "stages": [asdict(stage) for stage in self.stages if stage.worker == worker],
+            "replicas": [asdict(replica) for replica in self.replicas],
+            "shares": self.shares,
+            "share": self.share,
+            "recompute": self.recompute,
+            "itinerary": asdict(self.itinerary),
+            "rings": [
+                {**asdict(ring), "shapes": list(ring.shapes.items())} for ring in self.rings if ring.name in rings
+            ],
+            "num_tasks": len(self.graph.tasks),
+            "lanes": {lane.name: self._program(lane) for lane in self.lanes_of(worker)},
+            "first_cuts": [[stage.first, stage.last] for stage in self.stages if stage.replica == 0],
+            "synchronisation": self._synchronisation_view(),
+        }
+
+    def arenas_to_save(self) -> list[str]:
+        """Those that hold the trained model, by name."""
+        states = [f"state-0-{stage.stage}" for stage in self.stages if stage.replica == 0]
+        return states if self.synchronisation is None else [*states, "parameters"]
+
+    def _synchronisation_view(self) -> dict[str, Any] | None:
+        """reporter: the worker that tells the learning rate and the norm of each step."""
+        if self.synchronisation is None:
+            return None
+        updates = [task for task in self.graph.tasks if task.kind is Kind.UPDATE]
+        first = min(updates, key=lambda task: (task.stage, task.replica))
+        return asdict(self.synchronisation) | {"reporter": first.lane.worker}
+
+    def _rings_of(self, task: Task) -> set[str]:
+        """Names of the rings that a task reads or writes."""
+        r, s, last = task.replica, task.stage, self.replicas[task.replica].num_stages - 1 if task.stage >= 0 else 0
+        ends = (["input"] if s == 0 else []) + (["target"] if s == last else [])
+        data = {f"{name}-{0 if self.share == 'stealing' else r}" for name in ends}
+        own = {f"device-{name}-{r}" for name in ends}
+        match task.kind:
+            case Kind.LOAD:
+                return {f"input-{r}", f"target-{r}"}
+            case Kind.FETCH:
+                return data | own
+            case Kind.FORWARD | Kind.BACKWARD:
+                between = {f"{ring}-{r}-{stage}" for ring in ("activation", "gradient") for stage in (s - 1, s)}
+                return between | data | own
+            case _:
+                return set()
+
+    def _program(self, lane: Lane) -> list[dict[str, Any]]:
+        crossing = {edge.source for task in self.graph.tasks for edge in self.graph.cross_lane_inputs(task.id)}
+        return [
+            {
+                "id": task,
+                "kind": str(self.graph.tasks[task].kind),
+                "replica": self.graph.tasks[task].replica,
+                "stage": self.graph.tasks[task].stage,
+                "microbatch": self.graph.tasks[task].microbatch,
+                "bucket": self.graph.tasks[task].bucket,
+                "way": self.graph.tasks[task].way,
+                "waits": [[edge.source, edge.distance, str(edge.cause)] for edge in self.graph.cross_lane_inputs(task)],
+                "ways": [edge.way for edge in self.graph.cross_lane_inputs(task)],
+                "wakes": task in crossing,
+            }
+            for task in self.graph.programs[lane]
+        ]
+
+    def summary(self, worker_names: Sequence[str]) -> str:
+        """Where the model is, in a line."""
+        parts = [
+            f"{_units(stage.first, stage.last - 1)} on {worker_names[stage.worker]}"
+            for stage in self.stages
+            if self.replicas[stage.replica].working_window is None
+        ]
+        return ", ".join([*parts, *self.windows(worker_names)])
+
+    def windows(self, worker_names: Sequence[str]) -> list[str]:
+        """In words, those of the replicas that have any."""
+        return [
+            f"a working window of {self.replicas[stage.replica].working_window} of "
+            f"{self.replicas[stage.replica].num_stages} layers on {worker_names[stage.worker]}"
+            for stage in self.stages
+            if stage.stage == 0 and self.replicas[stage.replica].working_window is not None
+        ]
+
+    def describe(self, worker_names: tuple[str, ...] | None = None) -> dict[str, Any]:
+        """The plan as people and `plan.json` see it."""
+        names = worker_names or tuple(f"{kind}-{position}" for position, kind in enumerate(self.workers))
+        return {
+            "schedule": self.schedule,
+            "microbatches": self.microbatches,
+            "recompute": self.recompute,
+            "window": self.window,
+            "replicas": [asdict(replica) for replica in self.replicas],
+            "share": self.share,
+            "shares": list(self.shares),
+            "stages": [
+                {
+                    "replica": stage.replica,
+                    "units": [stage.first, stage.last],
+                    "worker": names[stage.worker],
+                    "parameter_bytes": stage.parameter_bytes,
+                    "memory_bytes": stage.memory_bytes,
+                }
+                for stage in self.stages
+            ],
+            "workers": list(names),
+            "buckets": self._describe_buckets(names),
+            "lanes": {
+                f"{names[lane.worker]}/{lane.name}": [str(self.graph.tasks[task]) for task in program]
+                for lane, program in self.graph.programs.items()
+            },
+            "edges": [
+                [str(self.graph.tasks[edge.source]), str(self.graph.tasks[edge.target]), edge.distance, str(edge.cause)]
+                for edge in self.graph.edges
+            ],
+            "rings": [
+                {"name": ring.name, "depth": ring.depth, "slot_bytes": ring.slot_bytes, "memory": ring.memory}
+                for ring in self.rings
+            ],
+            "task_seconds": {str(task): self.task_seconds[task.id] for task in self.graph.tasks},
+            "shared_bytes": self.shared_bytes,
+            "steps": self.itinerary.steps,
+            "iterations": self.itinerary.num_iterations,
+            "predicted_iteration_seconds": self.predicted_iteration_seconds,
+            "limit_seconds": self.limit_seconds,
+            "limit_cycle": self.limit_cycle,
+            "notes": list(self.notes),
+        }
+
+    def _start_of(self, part: BucketPlan) -> Way:
+        assert self.synchronisation is not None
+        return Way.DEVICE if part.bucket.index in self.synchronisation.local else Way.HOST
+
+    def _describe_buckets(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        if self.synchronisation is None:
+            return []
+        return [
+            {
+                "parameters": [place.parameter for place in part.bucket.places],
+                "bytes": part.bucket.num_bytes,
+                "route": str(part.route),
+                **({"starts": self._start_of(part)} if part.route is Route.EITHER else {}),
+                "holders": [list(holder) for holder in part.bucket.holders],
+                "owners": {
+                    names[self.synchronisation.owners[owned.owner].worker]: [owned.start, owned.stop]
+                    for owned in part.all_ranges
+                },
+            }
+            for part in self.synchronisation.buckets
+        ]
+
+
+def _units(first: int, last: int) -> str:
+    return f"unit {first}" if first == last else f"units {first}-{last}"

@@ -1,0 +1,1 @@
+"""The oracle: the plain PyTorch loop that results are compared with."""

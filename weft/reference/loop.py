@@ -1,0 +1,256 @@
+"""The oracle: what a job means, as one plain PyTorch loop.
+
+Weft trains the same job in stages, in other processes and in another order, and must end with the same bits (one
+replica, the same microbatches and thread count), or with several replicas with the same numbers but for rounding. So
+this file is written to be read and shares no training code with the workers.
+
+A step of a job with two replicas:
+
+    the batch     │ replica 0: microbatches 0 1 2 │ replica 1: 3 4 │     by the replicas' shares (`weft.plan.division`)
+    the gradient  = Σ gradient of microbatch m, with the parameters that its replica sees · weight(m) / Σ weight
+    the update    clip; the optimizer's step on the newest parameters, or none; the scheduler's step
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from weft.plan.division import divide
+from weft.plan.error_places import function_place, unit_place, within
+from weft.reference.data import Batch, Data, Microbatch, split
+from weft.reference.replicas import Replicas
+from weft.reference.update import Update, UpdateRecord
+from weft.spec.job_spec import JobSpec
+from weft.workload.data import LOADING
+from weft.workload.entry import load_workload, unload
+from weft.workload.faults import NonFiniteLoss
+from weft.workload.randomness import seed_unit, unit_key
+from weft.workload.units import units
+from weft.workload.workload import BatchFunction, Workload, WorkloadError, weight_of
+
+StepFunction = Callable[[int, float], object]
+SharesFunction = Callable[[int], Sequence[float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceResult:
+    """losses: one for each step. validations: "loss" and each metric, one mapping for each epoch.
+    measured: in a job that only runs forward "loss" and each metric, one mapping for each step; empty in training.
+    learning_rates: of the optimizer's first group, as each training step used it.
+    grad_norms: of each step's gradient over all parameters, before it was clipped; empty where the strategy neither
+        clips nor skips. skipped: the steps without an update, because their gradient was not finite.
+    state: the model's state dict at the end, its own copy."""
+
+    losses: list[float]
+    validations: list[dict[str, float]]
+    measured: list[dict[str, float]]
+    learning_rates: list[float]
+    grad_norms: list[float]
+    skipped: list[int]
+    state: dict[str, torch.Tensor]
+
+
+def train(
+    spec: JobSpec,
+    *,
+    threads: int = 1,
+    on_step: StepFunction | None = None,
+    shares: SharesFunction | None = None,
+    device: str = "cpu",
+) -> ReferenceResult:
+    """Runs the job in this process; `on_step` is called with (step, loss) after each step.
+
+    shares: the replicas' shares of a step's batch, for a job whose shares changed as it ran; unset, the strategy's.
+    device: what computes, such as "cuda:0"; all replicas do on the same.
+    Raises WorkloadError (NonFiniteLoss among them) with what to change; the user's own exceptions pass unchanged.
+    """
+    _check_microbatches(spec)
+    threads_before = torch.get_num_threads()
+    modules_before = set(sys.modules)
+    torch.set_num_threads(threads)
+    try:
+        given = shares or (lambda step: spec.strategy.division[0])
+        return _Loop(spec, load_workload(spec), given, torch.device(device)).run(on_step)
+    finally:
+        torch.set_num_threads(threads_before)
+        unload(spec, modules_before)
+
+
+def _check_microbatches(spec: JobSpec) -> None:
+    counts = spec.strategy.division[1]
+    if spec.job.batch_size < sum(counts):
+        what = "strategy.microbatches is" if len(counts) == 1 else "the sum of all replicas' microbatches is"
+        raise WorkloadError(
+            f"{what} {sum(counts)}, but job.batch_size is {spec.job.batch_size}; "
+            "give each microbatch at least one sample"
+        )
+
+
+class _Loop:
+    """One job's model, data and settings, and the loop over them."""
+
+    def __init__(self, spec: JobSpec, workload: Workload, shares: SharesFunction, device: torch.device) -> None:
+        for part in (workload.model, workload.loss, *workload.metrics.values()):
+            if isinstance(part, nn.Module):
+                part.to(device)
+        self._device = device
+        self._job = spec.job
+        self._strategy = spec.strategy
+        self._workload = workload
+        self._shares = shares
+        self._trains = spec.job.mode == "train"
+        self._units = units(workload.model)
+        self._data = Data.of(workload.train, "train")
+        self._held_out = None
+        if self._trains and workload.validation is not None:
+            self._held_out = Data.of(workload.validation, "validation")
+        self._replicas = Replicas(workload.model, spec.strategy.staleness_list, spec.strategy.staleness_warmup)
+        self._update = Update(spec.strategy, workload) if self._trains else None
+        self._measured: list[dict[str, float]] = []
+
+    def run(self, on_step: StepFunction | None) -> ReferenceResult:
+        losses: list[float] = []
+        validations: list[dict[str, float]] = []
+        steps = self._job.steps or (self._job.epochs or 0) * math.ceil(self._data.size / self._job.batch_size)
+        epoch = 0
+        while len(losses) < steps:
+            self._workload.model.train(self._trains)
+            for indices in self._batches_of_epoch(epoch)[: steps - len(losses)]:
+                losses.append(self._run_batch(len(losses), indices))
+                if on_step is not None:
+                    on_step(len(losses) - 1, losses[-1])
+            if self._held_out is not None:
+                validations.append(self._validate(len(losses), self._held_out))
+            epoch += 1
+        record = UpdateRecord() if self._update is None else self._update.record
+        return ReferenceResult(
+            losses=losses,
+            validations=validations,
+            measured=self._measured,
+            learning_rates=record.learning_rates,
+            grad_norms=record.grad_norms,
+            skipped=record.skipped,
+            state={name: tensor.detach().clone().cpu() for name, tensor in self._workload.model.state_dict().items()},
+        )
+
+    def _batches_of_epoch(self, epoch: int) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(self._job.seed + epoch)
+        return split(torch.randperm(self._data.size, generator=generator), self._job.batch_size)
+
+    def _run_batch(self, step: int, indices: torch.Tensor) -> float:
+        batch = self._batch(step, self._data, indices, self._shares(step))
+        if self._update is None:
+            self._measured.append(self._measure(step, batch))
+            return self._measured[-1]["loss"]
+        self._replicas.begin_step()
+        batch_loss = 0.0
+        for microbatch in batch.microbatches:
+            with self._replicas.model_as_seen_by(microbatch.replica, step):
+                batch_loss += self._add_gradient(step, microbatch, batch.fraction(microbatch))
+        self._update.apply(step)
+        return batch_loss
+
+    def _add_gradient(self, step: int, microbatch: Microbatch, fraction: float) -> float:
+        """Adds a microbatch's part to the batch's gradient; returns its part of the batch's loss."""
+        with self._autocast():
+            output = self._forward(step, microbatch)
+            if fraction == 0:  # nothing in it counts: a mean over nothing is nan
+                return 0.0
+            with within(function_place("loss")):
+                loss = self._workload.loss(output, microbatch.targets)
+        value = _number(loss, "loss")
+        if not (math.isfinite(value) or self._strategy.skip_nonfinite):
+            raise NonFiniteLoss(step, value, microbatch.number, microbatch.samples.tolist())
+        (loss * fraction).backward()  # type: ignore[no-untyped-call]  # torch leaves backward without annotations
+        return value * fraction
+
+    def _validate(self, step: int, data: Data) -> dict[str, float]:
+        """Means over all the data; `step` is the number of steps done: it keys random numbers, should there be any."""
+        self._workload.model.eval()
+        weights, measured = [], []
+        for indices in split(torch.arange(data.size), self._job.batch_size):
+            batch = self._batch(step, data, indices, self._strategy.division[0])
+            weights.append(batch.weight)
+            measured.append(self._measure(step, batch))
+        return _means(measured, weights)
+
+    @torch.no_grad()
+    def _measure(self, step: int, batch: Batch) -> dict[str, float]:
+        """Means over the batch of the loss and each metric."""
+        functions: dict[str, BatchFunction] = {"loss": self._workload.loss, **self._workload.metrics}
+        means = dict.fromkeys(functions, 0.0)
+        for microbatch in batch.microbatches:
+            fraction = batch.fraction(microbatch)
+            with self._autocast():
+                output = self._forward(step, microbatch)
+                if fraction == 0:
+                    continue
+                for name, function in functions.items():
+                    with within(function_place(name)):
+                        means[name] += _number(function(output, microbatch.targets), name) * fraction
+        return means
+
+    def _forward(self, step: int, microbatch: Microbatch) -> torch.Tensor:
+        value = microbatch.inputs
+        for index, (prefix, unit) in enumerate(self._units):
+            key = unit_key(self._job.seed, step, microbatch.number, index)
+            torch.default_generator.manual_seed(key)
+            if self._device.type == "cuda":
+                torch.cuda.default_generators[self._device.index].manual_seed(key)
+            with within(unit_place(index, prefix, unit)):
+                value = unit(value)
+        return value
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._strategy.precision == "bf16")
+
+    def _batch(self, step: int, data: Data, indices: torch.Tensor, shares: Sequence[float]) -> Batch:
+        microbatches = []
+        for replica, parts in enumerate(divide(len(indices), shares, self._strategy.division[1])):
+            for part in parts:
+                if part.size == 0:
+                    continue
+                seed_unit(self._job.seed, step, part.number, LOADING)  # for a dataset that draws: augmentation
+                samples = indices[part.start : part.start + part.size]
+                inputs, targets = data.samples(samples)
+                weight = weight_of(targets, self._workload.weight)
+                inputs, targets = inputs.to(self._device), targets.to(self._device)
+                microbatches.append(
+                    Microbatch(
+                        replica=replica,
+                        number=part.number,
+                        weight=weight,
+                        inputs=inputs,
+                        targets=targets,
+                        samples=samples,
+                    )
+                )
+        return Batch(microbatches, sum(microbatch.weight for microbatch in microbatches))
+
+
+def _means(measured: list[dict[str, float]], weights: list[float]) -> dict[str, float]:
+    """Over batches, from the means within each and what each counts; 0 where nothing counts."""
+    means = dict.fromkeys(measured[0], 0.0)
+    total = sum(weights)
+    for batch_means, weight in zip(measured, weights, strict=True):
+        for name, value in batch_means.items():
+            means[name] += value * (weight / total) if weight else 0.0
+    return means
+
+
+def _number(value: object, name: str) -> float:
+    """The value of the loss, or of the metric of that name."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        return float(value.detach())
+    source = "Workload.loss" if name == "loss" else f"Workload.metrics {name!r}"
+    shape = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        shape = f"a {'complex ' * value.is_complex()}tensor of shape {tuple(value.shape)}"
+    raise WorkloadError(f"{source} returned {shape}; it must return a scalar tensor, the mean over the samples given")

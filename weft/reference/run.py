@@ -1,0 +1,98 @@
+"""Reference run: `weft run --reference`, the plain PyTorch loop of `weft.reference.loop` as a run of its own.
+
+It trains in this process, without a daemon, and leaves what a job leaves: model.safetensors, metrics.jsonl, a result.
+The only part of the command line that imports torch, and only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.spec.job_spec import JobSpec
+from weft.transport.wire.frames import Message
+
+if TYPE_CHECKING:
+    from weft.reference.loop import ReferenceResult
+
+MAX_RUNS_OF_ONE_NAME = 10_000
+REPORT_SECONDS = 1.0
+
+
+def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path) -> Message:
+    """Trains the job here and returns its result. A fault of the user's code is a result too, its traceback on stderr.
+
+    threads: of torch. Raises OSError where the run directory cannot be written.
+    """
+    from weft.reference import loop as reference
+    from weft.workload.faults import fault_of
+
+    run_dir = _new_directory(runs_dir, f"{spec.entry_file.stem}-reference")
+    result: Message = {"job": run_dir.name, "run_dir": str(run_dir), "model": None, "validation": {}}
+    start = time.monotonic()
+    try:
+        trained = reference.train(spec, threads=threads, on_step=_reporter())
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
+        fault = fault_of(error)
+        print(fault.message, file=sys.stderr)
+        steps, loss = 0, None
+        result |= {
+            "state": "failed",
+            "reason": fault.reason,
+            "error": fault.message,
+            "exit_code": fault.exit_code,
+        }
+    else:
+        steps, loss = len(trained.losses), trained.losses[-1]
+        model = _write_run(run_dir, trained)
+        validation = trained.validations[-1] if trained.validations else {}
+        result |= {"state": "completed", "reason": None, "model": str(model), "validation": validation}
+        result |= {"error": None, "exit_code": 0}
+    seconds = time.monotonic() - start
+    return result | {
+        "steps": steps,
+        "loss": loss,
+        "seconds": seconds,
+        "iteration_seconds": seconds / steps if steps else None,
+        "limit_seconds": None,
+    }
+
+
+def _new_directory(runs_dir: Path, name: str) -> Path:
+    for number in range(1, MAX_RUNS_OF_ONE_NAME):
+        directory = runs_dir.resolve() / f"{name}-{number}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return directory
+    raise FileExistsError(f"{runs_dir}: {MAX_RUNS_OF_ONE_NAME} runs called {name}; remove some, or give --runs-dir")
+
+
+def _write_run(run_dir: Path, trained: ReferenceResult) -> Path:
+    from safetensors.torch import save_file
+
+    with open(run_dir / "metrics.jsonl", "w", encoding="utf-8") as file:
+        for step, loss in enumerate(trained.losses, start=1):
+            file.write(json.dumps({"step": step, "loss": loss}) + "\n")
+    model = run_dir / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in trained.state.items()}, model)
+    return model
+
+
+def _reporter() -> Callable[[int, float], None]:
+    """Called with (step, loss) after each update; prints at most once a second."""
+    last = time.monotonic()
+
+    def report(step: int, loss: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= REPORT_SECONDS:
+            last = now
+            print(f"step {step + 1}  loss {loss:.4g}", file=sys.stderr, flush=True)
+
+    return report

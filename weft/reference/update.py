@@ -1,0 +1,71 @@
+"""The oracle's update: what happens to the model once the gradient of a step is whole."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+
+from weft.plan.error_places import step_place, within
+from weft.spec.job_spec import Strategy
+from weft.workload.optimizer import make_optimizer
+from weft.workload.workload import Workload, WorkloadError, make_scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRecord:
+    """learning_rates: of the optimizer's first group, as each step used it. grad_norms: of each step's gradient over
+    all parameters, before it was clipped; empty where the strategy neither clips nor skips. skipped: the steps
+    without an update, because their gradient was not finite."""
+
+    learning_rates: list[float] = field(default_factory=list)
+    grad_norms: list[float] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+
+
+class Update:
+    """Raises WorkloadError, when built, if there is nothing to train or the workload's optimizer or scheduler is not
+    what it should be."""
+
+    def __init__(self, strategy: Strategy, workload: Workload) -> None:
+        self.record = UpdateRecord()
+        self._clip_norm = strategy.clip_norm
+        self._skip_nonfinite = strategy.skip_nonfinite
+        self._parameters = list(workload.model.parameters())
+        self._optimizer = _optimizer(workload)
+        self._scheduler = make_scheduler(workload.scheduler, self._optimizer)
+
+    def apply(self, step: int) -> None:
+        """Takes the gradients that stand in the parameters' `grad`, and clears them.
+
+        A batch that counts nothing has left none; the optimizer's step then changes nothing.
+        """
+        self.record.learning_rates.append(float(self._optimizer.param_groups[0].get("lr", 0.0)))
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if self._clip_norm is not None or self._skip_nonfinite:
+            self.record.grad_norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+        if self._skip_nonfinite and not all(gradient.isfinite().all() for gradient in gradients):
+            self.record.skipped.append(step)
+        else:
+            if self._clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+            with within(step_place(self._optimizer)):
+                self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._step_scheduler()
+
+    def _step_scheduler(self) -> None:
+        if self._scheduler is not None:
+            with warnings.catch_warnings():  # torch takes it for a mistake if the first step is one that was skipped
+                warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
+                with within(step_place(self._scheduler)):
+                    self._scheduler.step()
+
+
+def _optimizer(workload: Workload) -> torch.optim.Optimizer:
+    parameters = list(workload.model.parameters())
+    optimizer = make_optimizer(workload.optimizer, parameters)
+    if optimizer is None or not any(parameter.requires_grad for parameter in parameters):
+        raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
+    return optimizer

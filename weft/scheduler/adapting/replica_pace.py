@@ -1,0 +1,91 @@
+"""Replica pace: how long each replica takes for its part of a batch, from the rows that its lanes stamped.
+
+replica 0   ▕ F B F B F B F B ▏      span: from its first FORWARD to its last BACKWARD, bubbles and stalls included
+replica 1   ▕ F B F B ▏              unit seconds: span ÷ its samples (where replicas steal: ÷ its microbatches)
+owners              ▕ S U S U ▏      fixed: the part of an iteration after every span that updates could fill
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+from weft.plan.graph import Lane
+from weft.plan.kinds import Kind
+from weft.plan.plan import Plan
+from weft.scheduler.adapting.shares import Measurement
+
+MIN_ITERATIONS = 8  # of an interval: fewer say more about the machine's noise than about replicas
+KEPT = 64  # iterations of an interval, the newest
+
+Span = tuple[int, int]
+
+
+class ReplicaPace:
+    """One attempt's replicas. Times are nanoseconds of one clock."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._num_replicas = len(plan.replicas)
+        self._computing = {
+            task.id: (task.replica, task.microbatch)
+            for task in plan.graph.tasks
+            if task.kind in (Kind.FORWARD, Kind.BACKWARD)
+        }
+        self._updating = {task.id: task.lane for task in plan.graph.tasks if task.kind is Kind.UPDATE}
+        self._spans: dict[int, dict[int, Span]] = {}
+        self._updates: dict[int, dict[Lane, int]] = {}
+        self._first = 0
+        self._begin()
+
+    def begin_at(self, iteration: int) -> None:
+        """Shares change there: earlier iterations belong to no measurement any more."""
+        self._first = iteration
+        self._begin()
+
+    def _begin(self) -> None:
+        self._units: list[deque[float]] = [deque(maxlen=KEPT) for _ in range(self._num_replicas)]
+        self._seconds: deque[float] = deque(maxlen=KEPT)
+        self._fixed: deque[float] = deque(maxlen=KEPT)
+
+    def add(self, task: int, iteration: int, start: int, end: int, positions: Sequence[int] | None = None) -> None:
+        """A task ran. In the order of its lane. positions: of each replica that many are there to count, the others
+        pass at some other time."""
+        if task in self._computing:
+            replica, position = self._computing[task]
+            if positions is not None and position >= positions[replica]:
+                return
+            spans = self._spans.setdefault(iteration, {})
+            first, last = spans.get(replica, (start, end))
+            spans[replica] = min(first, start), max(last, end)
+        elif task in self._updating:
+            lanes = self._updates.setdefault(iteration, {})
+            lane = self._updating[task]
+            lanes[lane] = lanes.get(lane, 0) + end - start
+
+    def finish(self, iteration: int, units: Sequence[int], seconds: float | None) -> None:
+        """The iteration is over. units: of work that each replica had, all 0 where it is not to be counted. seconds:
+        from the end of the one before, None where that is not known."""
+        spans, updates = self._spans.pop(iteration, {}), self._updates.pop(iteration, {})
+        if iteration < self._first or seconds is None or not any(units):
+            return
+        longest = 0.0
+        for replica, (start, end) in spans.items():
+            if units[replica]:
+                self._units[replica].append((end - start) / 1e9 / units[replica])
+                longest = max(longest, (end - start) / 1e9)
+        self._seconds.append(seconds)
+        update = max(updates.values(), default=0) / 1e9
+        self._fixed.append(max(0.0, min(update, seconds - longest)))
+
+    def take(self, min_iterations: int = MIN_ITERATIONS) -> Measurement | None:
+        """The medians since the last call that gave any; None before enough iterations are over."""
+        if len(self._seconds) < min_iterations:
+            return None
+        measured = Measurement(
+            unit_seconds=tuple(statistics.median(each) if each else None for each in self._units),
+            iteration_seconds=statistics.median(self._seconds),
+            fixed_seconds=statistics.median(self._fixed),
+        )
+        self._begin()
+        return measured

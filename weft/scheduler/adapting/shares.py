@@ -1,0 +1,164 @@
+"""Shares: which replica gets how much of a batch. Pure policies, from measured speed to a recommendation.
+
+Adaptive (after HyScale-GNN's dynamic resource management: Lin and Prasanna, IPDPS 2023, section IV). Replicas that
+take the same time for their parts of a batch wait for nobody, and they do where each has a part in proportion to its
+throughput. Every measurement moves the shares a part of the way there:
+
+    throughput   100 /s, 25 /s         target   0.8   0.2
+    shares       0.5   0.5    ▶    0.65  0.35    ▶    0.725  0.275    ▶   ...   ▶    0.8   0.2
+
+A replica that costs more in synchronisation than it takes off the others does not pay: its share becomes 0.
+
+Stealing. Whoever is free takes the next microbatch, and the last ones are withheld from those who would be the last to
+finish.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from weft.plan.division import replica_sizes
+
+DAMPING = 0.5  # of the way to the target; measurements are noisy, and a share that swings costs more than one that lags
+MAX_STEP = 0.2  # of a batch, in one measurement: arbitrary; a single wrong one must do no great harm
+SETTLED = 0.05  # of a share, or one sample: nearer to its target none has to be, to judge what a replica brings
+MARGIN = 1.02  # what an iteration with a replica may take beyond one without: below it the difference is noise
+ROUNDING = 1e-9
+STRIKES = 2  # measurements in a row, since a share that is 0 stays 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Medians over the iterations of one interval. unit_seconds: of each replica for one sample (where it steals: for
+    one microbatch), None where it had none. iteration_seconds: from end to end. fixed_seconds: the part of them that
+    stays, whoever computes: updates that nothing hides."""
+
+    unit_seconds: tuple[float | None, ...]
+    iteration_seconds: float
+    fixed_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """weights: parts of a batch, which add up to 1. unit_seconds: the newest that is known. strikes: measurements in a
+    row in which a replica did not pay. off: those that get nothing any more."""
+
+    weights: tuple[float, ...]
+    unit_seconds: tuple[float | None, ...]
+    strikes: tuple[int, ...]
+    off: frozenset[int] = frozenset()
+
+    @classmethod
+    def starting(cls, weights: Sequence[float]) -> Shares:
+        total = sum(weights)
+        none = (None,) * len(weights)
+        return cls(weights=tuple(w / total for w in weights), unit_seconds=none, strikes=(0,) * len(weights))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A replica does not pay: seconds of an iteration with it, as measured, and without it, as predicted."""
+
+    replica: int
+    with_seconds: float
+    without_seconds: float
+
+
+def adapt(shares: Shares, measured: Measurement, batch_size: int) -> tuple[Shares, Verdict | None]:
+    """The next shares after a measurement, and the replica that they leave out for good, if there is one."""
+    known = tuple(
+        new if new is not None else old for new, old in zip(measured.unit_seconds, shares.unit_seconds, strict=True)
+    )
+    shares = replace(shares, unit_seconds=known)
+    if any(seconds is None for seconds, weight in zip(known, shares.weights, strict=True) if weight):
+        return shares, None
+    target = _target(shares)
+    shares, verdict = _judge(shares, target, measured, batch_size)
+    if verdict is not None:
+        return _without(shares, verdict.replica), verdict
+    return _without_empty(replace(shares, weights=_nearer(shares.weights, target)), measured, batch_size)
+
+
+def _target(shares: Shares) -> tuple[float, ...]:
+    """In proportion to throughput; a replica without a share keeps none."""
+    throughput = [
+        1 / seconds if weight and seconds else 0.0
+        for weight, seconds in zip(shares.weights, shares.unit_seconds, strict=True)
+    ]
+    total = sum(throughput)
+    return tuple(each / total for each in throughput) if total else shares.weights
+
+
+def _nearer(weights: Sequence[float], target: Sequence[float]) -> tuple[float, ...]:
+    moved = [
+        old + max(-MAX_STEP, min(MAX_STEP, DAMPING * (new - old))) for old, new in zip(weights, target, strict=True)
+    ]
+    return tuple(weight / sum(moved) for weight in moved)
+
+
+def _without_seconds(shares: Shares, replica: int, measured: Measurement, batch_size: int) -> float:
+    """An iteration of the other replicas alone; infinite where there is none."""
+    others = [
+        1 / seconds
+        for r, (weight, seconds) in enumerate(zip(shares.weights, shares.unit_seconds, strict=True))
+        if r != replica and weight and seconds
+    ]
+    return batch_size / sum(others) + measured.fixed_seconds if others else math.inf
+
+
+def _judge(
+    shares: Shares, target: Sequence[float], measured: Measurement, batch_size: int
+) -> tuple[Shares, Verdict | None]:
+    """Looks at the slowest replica once shares have settled: before, an iteration shows what is wrong with them."""
+    now, then = replica_sizes(batch_size, shares.weights), replica_sizes(batch_size, target)
+    live = [r for r, weight in enumerate(shares.weights) if weight]
+    slowest = max(live, key=lambda r: shares.unit_seconds[r] or 0.0)
+    without = _without_seconds(shares, slowest, measured, batch_size)
+    settled = all(abs(a - b) <= max(1.0, SETTLED * b) for a, b in zip(now, then, strict=True))
+    struck = settled and measured.iteration_seconds > MARGIN * without
+    strikes = tuple(shares.strikes[r] + 1 if r == slowest and struck else 0 for r in range(len(shares.weights)))
+    shares = replace(shares, strikes=strikes)
+    if strikes[slowest] < STRIKES:
+        return shares, None
+    return shares, Verdict(replica=slowest, with_seconds=measured.iteration_seconds, without_seconds=without)
+
+
+def _without_empty(shares: Shares, measured: Measurement, batch_size: int) -> tuple[Shares, Verdict | None]:
+    """A replica whose share is less than a sample would hold up all others with one: it took longer for it."""
+    sizes = replica_sizes(batch_size, shares.weights)
+    for replica, (weight, size) in enumerate(zip(shares.weights, sizes, strict=True)):
+        if weight and not size:
+            seconds = (shares.unit_seconds[replica] or 0.0) + measured.fixed_seconds
+            without = _without_seconds(shares, replica, measured, batch_size)
+            verdict = Verdict(replica=replica, with_seconds=seconds, without_seconds=without)
+            return _without(shares, replica), verdict
+    return shares, None
+
+
+def _without(shares: Shares, replica: int) -> Shares:
+    weights = [0.0 if r == replica else weight for r, weight in enumerate(shares.weights)]
+    return replace(shares, weights=tuple(weight / sum(weights) for weight in weights), off=shares.off | {replica})
+
+
+def grant(
+    replica: int, outstanding: Sequence[int | None], remaining: int, seconds_per_microbatch: Sequence[float | None]
+) -> bool:
+    """Whether the replica should take one more microbatch of an iteration.
+
+    outstanding: microbatches of it that each replica has and has not finished; None for one that takes no more of them.
+    remaining: those that nobody has. No: the others would have finished all of them before it has this one.
+    Whoever would be the first to finish one more is never refused, so every microbatch finds a taker.
+    """
+    own, held = seconds_per_microbatch[replica], outstanding[replica]
+    assert held is not None
+    if own is None:
+        return True
+    finish = (held + 1) * own
+    done = before = 0
+    for other, (theirs, seconds) in enumerate(zip(outstanding, seconds_per_microbatch, strict=True)):
+        if other != replica and theirs is not None and seconds:
+            done += math.ceil(finish / seconds - ROUNDING) - 1  # strictly before
+            before += theirs
+    return done < remaining + before

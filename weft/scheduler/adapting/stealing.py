@@ -1,0 +1,188 @@
+"""Stealing: which replica takes which microbatch of each batch, as its lanes come along.
+
+A batch has K microbatches, and each replica's program has K positions. A position is granted a microbatch's number,
+in order of number, to whoever has room; what a replica gets none for in an iteration passes like a microbatch without
+samples. Replica 1 is three times slower here:
+
+    replica 0   positions  0 1 2 3 4 5 6 7      replica 1   positions  0 1 2 3 4 5 6 7
+                numbers    0 1 4 5 6 7 - -                  numbers    2 3 - - - - - -
+
+A replica has the microbatches that it works on and at least one more, so that it never waits for the daemon; once an
+iteration has nothing more for it, the first ones of the next iteration are granted, for the same reason.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from weft.plan.graph import Lane, Task
+from weft.plan.kinds import Kind
+from weft.plan.plan import Plan
+from weft.scheduler.adapting.lane_state import LaneState
+from weft.scheduler.adapting.shares import Measurement, Verdict, grant
+
+QUEUED_SECONDS = 0.02  # of work beyond what a replica works on: a daemon without a core of its own answers late, and
+# each answer takes some of a core from somebody
+NO_MORE = -1  # instead of a number: the position and all after it in the iteration have no microbatch
+KEPT = 5  # iterations whose speed counts: the median forgets one that something else slowed down
+MIN_KEPT = 2  # before anybody is refused anything
+IDLE_ITERATIONS = 8  # in a row without a microbatch: then it gets none any more
+
+Granted = tuple[int, int, int]  # iteration, position, number or NO_MORE
+
+
+@dataclass(slots=True)
+class _Taker:
+    """One replica. gates: its lanes, each with the index in its program of each position's first task. last, ends: the
+    lane in which positions end, and the index of each position's last task there. fills: microbatches that keep all
+    its stages at work. iteration, position: decided next. held: granted positions with a microbatch that have not
+    ended, counted through all iterations. seconds: of one microbatch, by iteration, the newest. idle: iterations in a
+    row without one."""
+
+    gates: list[tuple[LaneState, tuple[int, ...]]]
+    last: LaneState
+    ends: tuple[int, ...]
+    fills: int
+    iteration: int = 0
+    position: int = 0
+    held: deque[int] = field(default_factory=deque)
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    idle: int = 0
+    off: bool = False
+
+    def seconds_per_microbatch(self) -> float | None:
+        return statistics.median(self.seconds) if len(self.seconds) >= MIN_KEPT else None
+
+    def ahead(self) -> int:
+        """Microbatches to hold at once."""
+        seconds = self.seconds_per_microbatch()
+        return self.fills + (max(1, math.ceil(QUEUED_SECONDS / seconds)) if seconds else 1)
+
+    def forget_ended(self) -> None:
+        iteration, within = divmod(self.last.finished, len(self.last.program))
+        ended = iteration * len(self.ends) + bisect_left(self.ends, within)
+        while self.held and self.held[0] < ended:
+            self.held.popleft()
+
+    def open_gates(self) -> None:
+        for lane, firsts in self.gates:
+            lane.allowed = min(lane.total, self.iteration * len(lane.program) + firsts[self.position])
+
+
+class Stealing:
+    """The grants of one attempt. lanes: of the plan, as they come along."""
+
+    def __init__(self, plan: Plan, lanes: Mapping[Lane, LaneState]) -> None:
+        self._count = plan.microbatches
+        self._iterations = plan.itinerary.num_iterations
+        self._takers = [_taker(plan, replica, lanes) for replica in range(len(plan.replicas))]
+        self._given: dict[int, int] = {}  # iteration -> microbatches of it that somebody has
+        for taker in self._takers:
+            taker.open_gates()
+
+    def lanes_of(self, replica: int) -> list[LaneState]:
+        """Those that wait for its grants."""
+        return [lane for lane, _ in self._takers[replica].gates]
+
+    def replica_that_ends_in(self, lane: LaneState) -> int | None:
+        for replica, taker in enumerate(self._takers):
+            if taker.last is lane:
+                return replica
+        return None
+
+    def first_open(self) -> int:
+        """The earliest iteration that a replica may still get microbatches of."""
+        return min(taker.iteration for taker in self._takers)
+
+    def grant_more(self, replica: int) -> list[Granted]:
+        """What can be decided for the replica now; its lanes' gates are open as far."""
+        taker = self._takers[replica]
+        taker.forget_ended()
+        made: list[Granted] = []
+        while taker.iteration < min(self._iterations, 2 + taker.last.finished // len(taker.last.program)):
+            number = self._given.get(taker.iteration, 0)
+            if number < self._count and len(taker.held) >= taker.ahead():
+                break
+            if number < self._count and self._should_take(replica):
+                made.append((taker.iteration, taker.position, number))
+                self._give(taker)
+            else:
+                made.append((taker.iteration, taker.position, NO_MORE))
+                self._close(taker)
+        taker.open_gates()
+        return made
+
+    def _should_take(self, replica: int) -> bool:
+        taker = self._takers[replica]
+        if taker.off:
+            return False
+        iteration = taker.iteration  # what is left of those before is done by the time that anybody begins with it
+        outstanding = [
+            None if other.off or other.iteration > iteration else sum(h // self._count == iteration for h in other.held)
+            for other in self._takers
+        ]
+        remaining = self._count - self._given.get(iteration, 0)
+        return grant(replica, outstanding, remaining, [other.seconds_per_microbatch() for other in self._takers])
+
+    def _give(self, taker: _Taker) -> None:
+        self._given[taker.iteration] = self._given.get(taker.iteration, 0) + 1
+        taker.held.append(taker.iteration * self._count + taker.position)
+        taker.position += 1
+        taker.idle = 0
+        if taker.position == self._count:
+            self._next_iteration(taker)
+
+    def _close(self, taker: _Taker) -> None:
+        if taker.position == 0:
+            taker.idle += 1
+        self._next_iteration(taker)
+
+    def _next_iteration(self, taker: _Taker) -> None:
+        taker.iteration, taker.position = taker.iteration + 1, 0
+        for iteration in [each for each in self._given if each < self.first_open()]:
+            del self._given[iteration]
+
+    # --- speed
+
+    def measured(self, measured: Measurement) -> Verdict | None:
+        """Each replica's seconds for a microbatch of one iteration; the replica that gets nothing from now on."""
+        for taker, seconds in zip(self._takers, measured.unit_seconds, strict=True):
+            if seconds is not None:
+                taker.seconds.append(seconds)
+        for replica, taker in enumerate(self._takers):
+            if not taker.off and taker.idle >= IDLE_ITERATIONS and (own := taker.seconds_per_microbatch()):
+                taker.off = True
+                rates = [1 / s for t in self._takers if not t.off and (s := t.seconds_per_microbatch())]
+                fixed = measured.fixed_seconds
+                return Verdict(
+                    replica=replica, with_seconds=own + fixed, without_seconds=self._count / sum(rates) + fixed
+                )
+        return None
+
+
+def _taker(plan: Plan, replica: int, lanes: Mapping[Lane, LaneState]) -> _Taker:
+    tasks = plan.graph.tasks
+    gates = []
+    for lane, program in plan.graph.programs.items():
+        firsts = _indices(
+            program, tasks, lambda task: task.kind in (Kind.FORWARD, Kind.FETCH) and task.replica == replica
+        )
+        if firsts:
+            gates.append((lanes[lane], firsts))
+    last_stage = plan.replicas[replica].num_stages - 1
+    kind, stage = (Kind.FORWARD, last_stage) if plan.schedule == "gpipe" else (Kind.BACKWARD, 0)
+    last = next(t.lane for t in tasks if (t.kind, t.replica, t.stage) == (kind, replica, stage))
+    ends = _indices(
+        plan.graph.programs[last], tasks, lambda task: (task.kind, task.replica, task.stage) == (kind, replica, stage)
+    )
+    return _Taker(gates=gates, last=lanes[last], ends=ends, fills=last_stage + 1)
+
+
+def _indices(program: tuple[int, ...], tasks: tuple[Task, ...], wanted: Callable[[Task], bool]) -> tuple[int, ...]:
+    """Where the wanted tasks stand in a lane's program, by position."""
+    return tuple(index for index, task in enumerate(program) if wanted(tasks[task]))

@@ -1,0 +1,338 @@
+"""Events (what happened, past tense) and commands (what to do, imperative) of the scheduler core. Frozen values.
+
+Every event that concerns an attempt of a job carries the attempt's number; the core drops what belongs to an old one.
+A command that takes time is answered by exactly one completion event, named beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.plan.plan import Plan
+from weft.scheduler.adapting.route_pace import RouteMeasurement
+from weft.scheduler.adapting.shares import Measurement, Verdict
+from weft.spec.job_spec import JobSpec
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """attempt is above 1 for a job that a daemon took over from the ledger."""
+
+    job: str
+    spec: JobSpec
+    priority: int
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerJoined:
+    worker: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """exit_code as of `os.waitstatus_to_exitcode`: negative for a signal; None if it never came up."""
+
+    worker: str
+    exit_code: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerGarbled:
+    """What came over the worker's link no worker sends; nothing more is heard of it but its end. message: what came."""
+
+    worker: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlanned:
+    job: str
+    attempt: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPrepared:
+    job: str
+    attempt: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class TasksFinished:
+    """The next `count` dispatched tasks of the lane have run, in order."""
+
+    job: str
+    attempt: int
+    worker: str
+    lane: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasMeasured:
+    """How fast the replicas of a job have been of late: over an interval, or, where they steal, in one iteration."""
+
+    job: str
+    attempt: int
+    measured: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutesMeasured:
+    """How long the steps of buckets' ways have taken of late."""
+
+    job: str
+    attempt: int
+    measured: RouteMeasurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFaulted:
+    """The user's code, the plan or something of ours failed in an attempt, as the reason says. exit_code is what
+    followers exit with."""
+
+    job: str
+    attempt: int
+    reason: str
+    message: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultSaved:
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReleased:
+    """The worker has let go of the attempt. clean is False where it must be replaced."""
+
+    worker: str
+    job: str
+    attempt: int
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryLost:
+    """The process that owns the shared tensors has died; another is on its way up, with none of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryMissed:
+    """A worker of the attempt did not find in the directory what must be there, or found no directory. It may say so
+    before DirectoryLost comes, or long after: another directory knows nothing of the attempt."""
+
+    job: str
+    attempt: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested:
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested:
+    """now=True also stops what runs; such jobs stay unfinished in the ledger."""
+
+    now: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticked:
+    """Time has passed; deadlines are looked at."""
+
+
+Event = (
+    JobSubmitted
+    | WorkerJoined
+    | WorkerLost
+    | WorkerGarbled
+    | JobPlanned
+    | WorkerPrepared
+    | TasksFinished
+    | ReplicasMeasured
+    | RoutesMeasured
+    | JobFaulted
+    | ResultSaved
+    | WorkerReleased
+    | DirectoryLost
+    | DirectoryMissed
+    | CancelRequested
+    | DrainRequested
+    | Ticked
+)
+
+# --- commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker:
+    """Answered by WorkerJoined or WorkerLost."""
+
+    worker: str
+    kind: str
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorker:
+    """Answered by WorkerLost."""
+
+    worker: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Answered by Ticked, no later than the seconds say."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanJob:
+    """Inspect the workload on the worker and plan it. Answered by JobPlanned or JobFaulted."""
+
+    job: str
+    attempt: int
+    worker: str
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Build the worker's part of the plan. Answered by WorkerPrepared or JobFaulted."""
+
+    job: str
+    attempt: int
+    worker: str
+    position: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Append tasks to a lane's queue: work is a run of (iteration, tasks of that iteration)."""
+
+    job: str
+    attempt: int
+    worker: str
+    lane: str
+    work: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The replica's next positions: (iteration, position, number of the microbatch). A number of -1: neither this
+    position nor any after it in the iteration has a microbatch. Goes before the tasks that need it."""
+
+    job: str
+    attempt: int
+    replica: int
+    grants: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetShares:
+    """Tell every worker of the job; no task of the iteration has been dispatched."""
+
+    job: str
+    attempt: int
+    first_iteration: int
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRoutes:
+    """Tell every worker of the job; no task of the training iteration before the first has been dispatched. local: the
+    buckets that devices update themselves."""
+
+    job: str
+    attempt: int
+    first_iteration: int
+    local: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordVerdict:
+    """A replica does not pay: its share is 0 from the iteration on."""
+
+    job: str
+    attempt: int
+    verdict: Verdict
+    first_iteration: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveResult:
+    """Write the trained weights from the worker. Answered by ResultSaved or JobFaulted."""
+
+    job: str
+    attempt: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Stop the attempt on the worker, whatever it is doing. Answered by WorkerReleased."""
+
+    worker: str
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropArenas:
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordState:
+    """The job is in a new state. Terminal states carry a reason where they are no success, and so does
+    recovering."""
+
+    job: str
+    state: str
+    attempt: int
+    reason: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordIteration:
+    """Every lane has finished the iteration."""
+
+    job: str
+    attempt: int
+    iteration: int
+
+
+Command = (
+    StartWorker
+    | KillWorker
+    | SetTimer
+    | PlanJob
+    | Prepare
+    | Dispatch
+    | Grant
+    | SetShares
+    | SetRoutes
+    | RecordVerdict
+    | SaveResult
+    | Release
+    | DropArenas
+    | RecordState
+    | RecordIteration
+)

@@ -1,0 +1,85 @@
+"""What the core knows: a job's phase with the table of its moves, its lanes, its outcome; and workers. No behaviour."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from weft.plan.plan import Plan
+from weft.scheduler.adapting.lane_state import LaneState
+from weft.scheduler.adapting.routes import Routes
+from weft.scheduler.adapting.shares import Shares
+from weft.spec.job_spec import JobSpec
+
+if TYPE_CHECKING:
+    from weft.scheduler.adapting.stealing import Stealing
+
+
+class Phase(enum.StrEnum):
+    QUEUED = "queued"
+    PLANNING = "planning"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    SAVING = "saving"
+    RELEASING = "releasing"
+    ENDED = "ended"
+
+
+MOVES = {
+    Phase.QUEUED: {Phase.PLANNING, Phase.ENDED},
+    Phase.PLANNING: {Phase.PREPARING, Phase.RELEASING},
+    Phase.PREPARING: {Phase.RUNNING, Phase.RELEASING},
+    Phase.RUNNING: {Phase.SAVING, Phase.RELEASING},
+    Phase.SAVING: {Phase.RELEASING},
+    Phase.RELEASING: {Phase.ENDED, Phase.QUEUED},
+    Phase.ENDED: set(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """state "" means: not an end, try again."""
+
+    state: str
+    reason: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+
+
+@dataclass(slots=True)
+class Job:
+    """workers: those it holds, by position in the plan. waiting_for: those that have yet to answer in this phase.
+    shares, stealing, routes: of an attempt that runs; stealing only where its replicas do. losses, directory_losses: of
+    all its attempts."""
+
+    name: str
+    spec: JobSpec
+    priority: int
+    sequence: int
+    attempt: int
+    phase: Phase = Phase.QUEUED
+    workers: tuple[str, ...] = ()
+    waiting_for: set[str] = field(default_factory=set)
+    plan: Plan | None = None
+    lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
+    shares: Shares | None = None
+    stealing: Stealing | None = None
+    routes: Routes | None = None
+    iterations_done: int = 0
+    outcome: Outcome | None = None
+    deadline: float | None = None
+    losses: int = 0
+    directory_losses: int = 0
+    story: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Worker:
+    """failures: starts in a row that ended before a job was done with the worker; they lengthen the next delay."""
+
+    name: str
+    kind: str
+    up: bool = False
+    job: str | None = None
+    failures: int = 0

@@ -1,0 +1,78 @@
+"""How an attempt of a job ends where its work did not: the outcome for each cause, and how many accidents are none.
+
+A process that was killed from outside is no fault of the job: the job starts again. The bounds are for the causes that
+look like it and come back with every attempt.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from weft.scheduler.core.events import RecordState, WorkerGarbled, WorkerLost
+from weft.scheduler.core.job import Job, Outcome
+from weft.transport.wire.frames import LINK_GONE_EXIT
+
+MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
+MAX_DIRECTORY_LOSSES = 10  # in one job; arbitrary: it runs none of the job's code, and may die of what others do
+SIGKILL_EXIT = -9
+LINK_REMEDY = "the job's code must leave Weft's descriptors alone"
+EXIT_SOFTWARE = 70  # sysexits.h: the fault is ours, not the job's
+
+CANCELLED = Outcome("cancelled", "cancelled", "cancelled on request", 143)
+
+
+def of_lost_worker(event: WorkerLost, job: Job) -> Outcome:
+    """SIGKILL comes from outside (the OOM killer, an operator): try again. Anything else the job's code did."""
+    code = event.exit_code
+    if code == SIGKILL_EXIT and job.losses <= MAX_LOSSES:
+        message = f"{event.worker} was killed; the job starts again (attempt {job.attempt + 1})"
+        return Outcome("", "worker-lost", message)
+    if code is not None and code < 0:
+        message = (
+            f"{event.worker} died of {_signal(-code)} while it ran this job (attempt {job.attempt}); {_remedy(code)}"
+        )
+        return Outcome("failed", "worker-lost", message, 128 - code)
+    if code == LINK_GONE_EXIT:
+        return Outcome("failed", "worker-lost", f"{event.worker} found its link closed or replaced; {LINK_REMEDY}", 1)
+    message = f"the job's code ended {event.worker} with exit code {code}; it must raise an exception instead"
+    return Outcome("failed", "worker-lost", message, code or 1)
+
+
+def of_garbled_worker(event: WorkerGarbled) -> Outcome:
+    """The link is the daemon's and the worker's alone, but the job's code runs in the worker's process."""
+    message = f"{event.worker} sent what no worker sends ({event.message}); {LINK_REMEDY}"
+    return Outcome("failed", "worker-lost", message, 1)
+
+
+def _signal(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
+
+
+def _remedy(code: int) -> str:
+    if code == SIGKILL_EXIT:
+        return "where memory ran out, give smaller microbatches, more stages or recompute"
+    return "native code that the job calls does so; workers.log in the daemon's state directory may say more"
+
+
+def of_lost_directory(message: str, job: Job) -> Outcome:
+    """message: what was lost, as whoever missed it tells."""
+    if job.directory_losses <= MAX_DIRECTORY_LOSSES:
+        return Outcome("", "directory-lost", f"{message}; the job starts again (attempt {job.attempt + 1})")
+    remedy = "see workers.log in the daemon's state directory"
+    message = f"{message}, for the {job.directory_losses}th time in this job; {remedy}"
+    return Outcome("failed", "directory-lost", message, EXIT_SOFTWARE)
+
+
+def record_of(outcome: Outcome, job: Job) -> RecordState:
+    """What the ledger and the job's log are to have of it."""
+    return RecordState(
+        job=job.name,
+        state=outcome.state or "recovering",
+        attempt=job.attempt,
+        reason=outcome.reason,
+        message=outcome.message,
+        exit_code=outcome.exit_code,
+    )

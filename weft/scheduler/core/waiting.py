@@ -1,0 +1,31 @@
+"""Why a job waits, in one sentence for `weft show` and `weft ps`. A view of the core's state; decides nothing."""
+
+from __future__ import annotations
+
+from weft.scheduler.core.core import Core
+from weft.scheduler.core.job import Phase
+from weft.spec.workers_needed import workers_needed
+
+
+def why(core: Core, name: str) -> str | None:
+    """The sentence for a job that has not ended; None if it does not wait."""
+    job = core.jobs[name]
+    if job.phase is not Phase.QUEUED:
+        return None
+    if core.draining:
+        return "the daemon is shutting down and starts no more jobs; it will run after a restart"
+    queue = [other.name for other in core.queue()]
+    ahead = queue[: queue.index(name)]
+    if ahead:
+        return f"{len(ahead)} job{'s stand' if len(ahead) > 1 else ' stands'} before it, {ahead[0]} first"
+    if not all(worker.up for worker in core.workers.values()):
+        down = ", ".join(worker.name for worker in core.workers.values() if not worker.up)
+        return f"it waits for workers that are starting: {down}"
+    free = {kind: len(names) for kind, names in core.free().items()}
+    missing = [
+        f"{count} {kind} worker{'s' if count > 1 else ''} ({free.get(kind, 0)} free)"
+        for kind, count in workers_needed(job.spec.strategy).items()
+        if free.get(kind, 0) < count
+    ]
+    holders = sorted({worker.job for worker in core.workers.values() if worker.job})
+    return f"it needs {' and '.join(missing)}; {', '.join(holders)} hold{'s' if len(holders) == 1 else ''} the others"

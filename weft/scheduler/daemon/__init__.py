@@ -1,0 +1,1 @@
+"""The shell: driver, service, reception, pool, service manager."""

@@ -1,0 +1,280 @@
+"""The daemon: startup, serve, drain. Signals only set a flag; what started in order ends in reverse order.
+
+startup  lock and socket → ledger → fork server, directory, workers → metrics → unfinished jobs → READY
+serve    clients, workers and a tick a second, until SIGTERM or SIGINT
+drain    no new jobs; running ones may end within the budget, then they stop and stay unfinished in the ledger
+         (a second signal skips the wait) → workers end → ledger and socket close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import platform
+import shutil
+import signal
+import sys
+from collections.abc import Coroutine, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from weft.machine.crew import CrewError, muster
+from weft.machine.descriptors import AMPLE, raise_limit
+from weft.metrics.prometheus.exporter import Exporter
+from weft.scheduler.core.events import DirectoryLost, DrainRequested
+from weft.scheduler.daemon import notify
+from weft.scheduler.daemon.changed import Spawn
+from weft.scheduler.daemon.driver import Driver
+from weft.scheduler.daemon.http.server import MetricsAddressError, MetricsServer
+from weft.scheduler.daemon.observatory import Observatory
+from weft.scheduler.daemon.pool import Pool, PoolError
+from weft.scheduler.daemon.service import Service
+from weft.scheduler.ledger.ledger import AsyncLedger, Ledger, LedgerError
+from weft.scheduler.ledger.series import publish
+from weft.scheduler.runs.run_writer import RunWriter
+from weft.spec.settings import Settings
+from weft.transport.wire.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
+from weft.version import __version__
+
+TICK_SECONDS = 1.0
+LAG_PROBE_SECONDS = 0.25  # between looks at how late the loop is
+BACKLOG = 1024  # clients that connect while the loop is busy; where it is full, the kernel refuses the next
+STOP_SECONDS = 12.0  # for running jobs to let go once they are told to: above the core's RELEASE_SECONDS
+EXIT_UNAVAILABLE = 1
+
+_log = logging.getLogger("weft.daemon")
+
+
+def main(settings: Settings, *, accept_empty_ledger: bool = False) -> int:
+    """Runs the daemon until it is told to stop; returns its exit code. Prints why where it cannot start.
+
+    accept_empty_ledger: begin without the jobs of a ledger that is lost.
+    """
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    limit = raise_limit()
+    if limit < AMPLE:
+        _log.warning("only %d descriptors may be open: clients are refused early; raise LimitNOFILE", limit)
+    problems: list[BaseException] = []
+    try:
+        uvloop.run(_Daemon(settings, os.environ, accept_empty_ledger).run())
+    except* (
+        RuntimeDirectoryError,
+        RunsDirectoryError,
+        LedgerError,
+        CrewError,
+        PoolError,
+        MetricsAddressError,
+        notify.ServiceManagerError,
+    ) as group:
+        problems += _errors_in(group)
+    for problem in problems[:1]:  # the others follow from it
+        print(f"weft: {problem}", file=sys.stderr)
+    return EXIT_UNAVAILABLE if problems else 0
+
+
+class RunsDirectoryError(RuntimeError):
+    """The directory of the run directories cannot be had. The text names it and the remedy."""
+
+
+class _Daemon:
+    def __init__(self, settings: Settings, environment: Mapping[str, str], accept_empty_ledger: bool) -> None:
+        self._settings = settings
+        self._environment = environment
+        self._accept_empty_ledger = accept_empty_ledger
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._exporter = Exporter()
+        self._failure = ""
+
+    async def run(self) -> None:
+        """Errors: those that main names."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        settings = self._settings
+        async with contextlib.AsyncExitStack() as stack:
+            inherited = notify.listen_fds(self._environment, os.getpid())
+            runtime = RuntimeDirectory.open(settings.runtime_dir, inherited[0] if inherited else None)
+            stack.callback(_clean, runtime)
+            ledger = await AsyncLedger.open(
+                settings.state_dir / "ledger.sqlite", settings.runs_path, accept_empty=self._accept_empty_ledger
+            )
+            stack.push_async_callback(ledger.close)
+            _make_runs_directory(settings.runs_path)
+            await self._serve(runtime, ledger, stack)
+        if self._failure:
+            raise PoolError(self._failure)
+
+    def _signalled(self) -> None:
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+    def _server_lost(self) -> None:
+        """Without the fork server nothing can run: end, and let the service manager start us again."""
+        self._failure = "the fork server died; see workers.log in the state directory"
+        self._stop_now.set()
+        self._stop.set()
+
+    async def _serve(self, runtime: RuntimeDirectory, ledger: AsyncLedger, stack: contextlib.AsyncExitStack) -> None:
+        crew = muster(self._settings)
+        writer = RunWriter()
+        stack.push_async_callback(writer.close)
+        pool = Pool(
+            self._settings,
+            crew,
+            notify.child_environment(self._environment),
+            lambda worker, message: driver.hearing.said(worker, message),
+            lambda worker, problem: driver.hearing.garbled(worker, problem),
+            lambda worker, what, at: driver.hearing.stopped(worker, what, at),
+            lambda worker, code: driver.hearing.lost(worker, code),
+            lambda: restart_directory(),
+            self._server_lost,
+        )
+        async with asyncio.TaskGroup() as group:
+            spawn = _spawner(group)
+            background: list[asyncio.Task[None]] = []
+
+            def restart_directory() -> None:
+                driver.feed(DirectoryLost())
+                background.append(spawn(start_directory(), "restart directory"))
+
+            def restart_soon(bug: Exception) -> None:
+                asyncio.get_running_loop().call_later(TICK_SECONDS, restart_directory)
+
+            async def start_directory() -> None:
+                with driver.guard.around("the start of the directory", restart_soon):
+                    await pool.start_directory()
+
+            driver = Driver(crew, ledger, self._exporter, pool, spawn, writer)
+            service = Service(self._settings, driver, ledger, self._exporter, pool)
+            stack.push_async_callback(pool.stop)
+            await pool.start(self._settings.state_dir / "workers.log")
+            driver.start()
+            await self._serve_http(service, Observatory(driver, ledger), stack)
+            await self._adopt_unfinished(driver, ledger)
+            server = await asyncio.start_unix_server(
+                lambda reader, writer: service.accept(spawn, reader, writer),
+                sock=runtime.listener,
+                backlog=BACKLOG,
+                **_KEEP_INHERITED_SOCKET,
+            )
+            background += [
+                group.create_task(self._tick(driver, ledger), name="tick"),
+                group.create_task(self._watch_lag(), name="lag"),
+            ]
+            gc.collect()
+            gc.freeze()  # all that was imported: some 50 ms of every later collection that nothing would come of
+            notify.notify_ready(self._environment)
+            _log.info("weft %s serves %s with %s", __version__, runtime.path, crew)
+            await self._stop.wait()
+            await self._drain(driver)
+            server.close()
+            service.close()
+            driver.close()
+            for task in background:
+                task.cancel()
+
+    async def _serve_http(self, service: Service, observatory: Observatory, stack: contextlib.AsyncExitStack) -> None:
+        self._exporter.set(
+            "weft_build_info", 1, version=__version__, python=platform.python_version(), torch=version("torch")
+        )
+        address = self._settings.metrics_address
+        if address is None:
+            return
+        metrics = MetricsServer(self._exporter, *address, observatory)
+        stack.push_async_callback(metrics.stop)
+        url = await metrics.start()
+        service.announce_metrics(url)
+        _log.info("timelines at %s/, metrics at %s/metrics", url, url)
+
+    async def _adopt_unfinished(self, driver: Driver, ledger: AsyncLedger) -> None:
+        for row in await ledger.run(Ledger.unfinished):
+            with driver.guard.around(f"the return of {row.job}"):  # it stays as it is in the ledger
+                driver.adopt(row, attempt=row.attempt + 1)
+
+    async def _tick(self, driver: Driver, ledger: AsyncLedger) -> None:
+        watchdog = notify.watchdog_seconds(self._environment, os.getpid())
+        interval = min(TICK_SECONDS, watchdog) if watchdog else TICK_SECONDS
+        while True:
+            driver.tick()
+            with driver.guard.around("the look at the ledger"):
+                publish(await ledger.run(Ledger.look), ledger.health, self._exporter)
+            if watchdog:
+                notify.notify_watchdog(self._environment)
+            await asyncio.sleep(interval)
+
+    async def _watch_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_PROBE_SECONDS
+            await asyncio.sleep(LAG_PROBE_SECONDS)
+            self._exporter.observe("weft_event_loop_lag_seconds", max(0.0, loop.time() - due))
+
+    async def _drain(self, driver: Driver) -> None:
+        notify.notify_stopping(self._environment)
+        driver.feed(DrainRequested(now=False))
+        if self._failure:
+            return  # no worker lives to be waited for
+        running = driver.num_running()
+        if running:
+            _log.info("draining: %d jobs run, for at most %.0f s", running, self._settings.drain_seconds)
+        if not await self._until_idle(driver, self._settings.drain_seconds, self._stop_now):
+            driver.feed(DrainRequested(now=True))
+            await self._until_idle(driver, STOP_SECONDS, None)
+            _log.info("stopped; unfinished jobs run again after a restart")
+
+    async def _until_idle(self, driver: Driver, seconds: float, interrupt: asyncio.Event | None) -> bool:
+        """True once nothing runs; False if the time is up or the interrupt comes first."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while driver.num_running():
+            if asyncio.get_running_loop().time() > deadline or (interrupt is not None and interrupt.is_set()):
+                return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await driver.any_change.wait()
+        return True
+
+
+def _spawner(group: asyncio.TaskGroup) -> Spawn:
+    def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        return group.create_task(work, name=name)
+
+    return spawn
+
+
+def _errors_in(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _errors_in(error)
+        else:
+            yield error
+
+
+def _make_runs_directory(path: Path) -> None:
+    """Before a job finds out."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = "" if os.access(path, os.W_OK | os.X_OK) else "not writable"
+    except OSError as error:
+        problem = error.strerror or "unknown"
+    if problem:
+        raise RunsDirectoryError(
+            f"{path}: run directories cannot be made there ({problem}); give a --runs-dir that you can write"
+        )
+
+
+def _clean(runtime: RuntimeDirectory) -> None:
+    (runtime.path / "directory.sock").unlink(missing_ok=True)
+    shutil.rmtree(runtime.path / "handover", ignore_errors=True)
+    runtime.close()
+
+
+# Python 3.13 unlinks a Unix server's path when it closes; ours is unlinked by its owner, systemd's by systemd.
+_KEEP_INHERITED_SOCKET: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}

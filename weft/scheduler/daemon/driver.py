@@ -1,0 +1,384 @@
+"""The driver: feeds the core and performs what it commands. The only place where the two meet.
+
+    worker or client ──event──▶ feed ──▶ Core.handle ──▶ commands ──▶ perform: pool, ledger, run directories, metrics
+
+One event at a time, on the event loop; what takes long (planning, the ledger's disk) runs beside it and comes back as
+an event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, assert_never
+
+from weft.machine.crew import Crew
+from weft.machine.free_memory import free_memory
+from weft.metrics.prometheus.exporter import Exporter
+from weft.plan.inspection import Inspection
+from weft.plan.plan import Plan
+from weft.scheduler.core.core import Core
+from weft.scheduler.core.events import (
+    Command,
+    Dispatch,
+    DropArenas,
+    Event,
+    Grant,
+    JobFaulted,
+    JobPlanned,
+    JobSubmitted,
+    KillWorker,
+    PlanJob,
+    Prepare,
+    RecordIteration,
+    RecordState,
+    RecordVerdict,
+    Release,
+    SaveResult,
+    SetRoutes,
+    SetShares,
+    SetTimer,
+    StartWorker,
+    Ticked,
+)
+from weft.scheduler.core.job import Phase
+from weft.scheduler.core.outcomes import EXIT_SOFTWARE
+from weft.scheduler.daemon.changed import Changed as Changed
+from weft.scheduler.daemon.changed import Spawn
+from weft.scheduler.daemon.guard import Guard
+from weft.scheduler.daemon.hearing import Hearing
+from weft.scheduler.daemon.pool import DIRECTORY, Pool
+from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
+from weft.scheduler.planning.partition import PlanError
+from weft.scheduler.planning.plan_notes import doubt_of_batch
+from weft.scheduler.planning.planner import make_plan
+from weft.scheduler.runs import adjustments as replica_commands
+from weft.scheduler.runs.recording import keep_profiled
+from weft.scheduler.runs.result import conclude, could_not_begin, details_of
+from weft.scheduler.runs.run import JobRun
+from weft.scheduler.runs.run_writer import RunWriter
+from weft.scheduler.runs.series import JobMetrics
+from weft.spec.job_spec import JobSpec, SpecError
+from weft.spec.job_state import JobState
+from weft.transport.wire.frames import Message
+
+MAX_BUG_CHARS = 500  # of an exception's text, in the reason that a job's owner reads
+
+
+class Driver:
+    """runs: of jobs that have not ended; others are in the ledger. changed[job] fires on its state, log or progress."""
+
+    def __init__(
+        self, crew: Crew, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn, writer: RunWriter
+    ) -> None:
+        self.crew = crew
+        self.core = Core(crew.kinds())
+        self.runs: dict[str, JobRun] = {}
+        self.states: dict[str, str] = {}
+        self.changed: dict[str, Changed] = {}
+        self.any_change = Changed()
+        self._ledger = ledger
+        self._exporter = exporter
+        self._metrics = JobMetrics(exporter)
+        self._pool = pool
+        self._spawn = spawn
+        self.writer = writer
+        self._submitted_at: dict[str, float] = {}
+        self._started_at: dict[str, float] = {}
+        self._progress: dict[str, Message] = {}
+        self._starting: set[asyncio.Task[None]] = set()
+        self.guard = Guard()
+        self._failing: set[str] = set()  # jobs that are being failed for a bug of ours
+        self.hearing = Hearing(
+            self.core,
+            self.runs,
+            self.changed,
+            exporter,
+            self.guard,
+            feed=self.feed,
+            perform=self._perform_guarded,
+            plan=lambda message: self._begin_task("plan", message["job"], self._plan(message)),
+            fail=self._fail_for_bug,
+        )
+
+    # --- into the core
+
+    def feed(self, event: Event) -> None:
+        """Tells the core what happened and does what it says. Never raises: a bug of ours costs the job it is about."""
+        commands: list[Command] = []
+        job = self._job_of(event)
+        with self.guard.around(f"what the core does about {type(event).__name__}", partial(self._fail_for_bug, job)):
+            commands = self.core.handle(event, time.monotonic())
+        for command in commands:
+            self._perform_guarded(command)
+
+    def start(self) -> None:
+        for command in self.core.start():
+            self._perform_guarded(command)
+
+    def close(self) -> None:
+        """Workers that are about to start no longer do."""
+        for task in self._starting:
+            task.cancel()
+
+    def num_running(self) -> int:
+        """Jobs that hold workers, or whose end is not in the ledger yet."""
+        return sum(name not in self.core.jobs or self.core.jobs[name].phase is not Phase.QUEUED for name in self.runs)
+
+    def adopt(self, row: JobRow, *, attempt: int) -> None:
+        """Takes a job that stands in the ledger into the core; attempt is above 1 after a restart.
+
+        One that cannot even begin (no run directory, a spec that an older Weft took) fails, and harms no other.
+        """
+        try:
+            spec = JobSpec.parse(row.spec)
+        except SpecError as error:
+            self._begin_task("end", row.job, self._ledger.run(Ledger.record, row.job, **could_not_begin(error)))
+            return
+        run = JobRun(row.job, Path(row.run_dir), row.spec, self.writer)
+        self.changed[row.job] = Changed()
+        self.runs[row.job] = run
+        self._begin_task("directory", row.job, self._make_directory(run))
+        self._submitted_at[row.job] = row.submitted_at
+        if attempt > 1:
+            self._exporter.add("weft_recoveries_total", cause="daemon-restart")
+            run.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
+        self.feed(JobSubmitted(job=row.job, spec=spec, priority=row.priority, attempt=attempt))
+
+    async def _make_directory(self, run: JobRun) -> None:
+        error = await self.writer.make_directory(run.directory)
+        job = self.core.jobs.get(run.job)
+        if error is not None and job is not None and not error.is_shortage:
+            self._fail(run.job, job.attempt, "run-directory", error, exit_code=1)
+
+    async def _plan(self, message: Message) -> None:
+        name, attempt = message["job"], message["attempt"]
+        job = self.core.jobs.get(name)
+        if job is None or job.attempt != attempt:
+            return
+        try:
+            told = message["inspection"] | self.hearing.device_facts.of(job.workers)
+            told["peer_access"] = self.crew.has_peer_access(job.workers)
+            inspection, self.runs[name].inspection = Inspection.from_wire(told), told
+            free = free_memory()
+            plan = await asyncio.to_thread(
+                make_plan, job.spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
+            )
+        except PlanError as error:
+            self._fail(name, attempt, "invalid-plan", error, exit_code=2)
+        else:
+            self.feed(JobPlanned(job=name, attempt=attempt, plan=plan))
+
+    def _fail(self, job: str, attempt: int, reason: str, error: Exception | str, *, exit_code: int) -> None:
+        self.feed(JobFaulted(job=job, attempt=attempt, reason=reason, message=str(error), exit_code=exit_code))
+
+    # --- the boundary: what goes wrong about one job is that job's end, and nobody else's
+
+    def _begin_task(self, what: str, job: str, work: Coroutine[Any, Any, None]) -> None:
+        """A task about one job."""
+
+        async def guarded() -> None:
+            with self.guard.around(f"{what} of {job}", partial(self._fail_for_bug, job)):
+                await work
+
+        self._spawn(guarded(), f"{what} {job}")
+
+    def _perform_guarded(self, command: Command) -> None:
+        with self.guard.around(type(command).__name__, partial(self._fail_for_bug, self._job_of(command))):
+            self._perform(command)
+
+    def _fail_for_bug(self, name: str | None, bug: Exception) -> None:
+        """Nothing where the job has ended, or where failing it is what went wrong."""
+        job = self.core.jobs.get(name or "")
+        if job is None or job.name in self._failing:
+            return
+        self._failing.add(job.name)
+        told = f"{type(bug).__name__}: {bug}"[:MAX_BUG_CHARS]
+        message = f"a fault of Weft's own ({told}), not of the job's code; please report it, with the daemon's log"
+        self._fail(job.name, job.attempt, "internal", message, exit_code=EXIT_SOFTWARE)
+        self._failing.discard(job.name)
+
+    def _job_of(self, what: Event | Command) -> str | None:
+        """That it is about, or that the worker holds which it is about."""
+        job: str | None = getattr(what, "job", None)
+        worker = self.core.workers.get(getattr(what, "worker", ""))
+        return worker.job if job is None and worker is not None else job
+
+    # --- out of the core
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Dispatch():
+                self._pool.send(command.worker, {"type": "dispatch", "lane": command.lane, "work": command.work})
+            case Grant() | SetShares() | SetRoutes() | RecordVerdict():
+                replica_commands.perform(command, self.core.jobs[command.job], self.runs[command.job], self._pool.send)
+            case RecordIteration():
+                self._record_iteration(command)
+            case StartWorker():
+                task = self._spawn(self._start_worker(command), f"start {command.worker}")
+                self._starting.add(task)
+                task.add_done_callback(self._starting.discard)
+            case KillWorker():
+                self._pool.kill(command.worker, command.cause)
+            case SetTimer():
+                asyncio.get_running_loop().call_later(command.seconds, self.feed, Ticked())
+            case PlanJob():
+                self._send(command.worker, "inspect", command.job, command.attempt)
+            case Prepare():
+                self._prepare(command)
+            case SaveResult():
+                self._save(command)
+            case Release():
+                self._send(command.worker, "release", command.job, command.attempt)
+            case DropArenas():
+                self._pool.send(DIRECTORY, {"arenas": arenas_name(command.job, command.attempt)})
+            case RecordState():
+                self._record_state(command)
+            case _:
+                assert_never(command)
+
+    def _measure_replicas(self, name: str) -> None:
+        """Tells the core how fast the job's replicas are, where that is newly known and may change something."""
+        run, job = self.runs[name], self.core.jobs.get(name)
+        for event in replica_commands.measured(job, run) if job is not None else ():
+            self.feed(event)
+
+    def _send(self, worker: str, kind: str, job: str, attempt: int, **fields: Any) -> None:
+        run = self.runs[job]
+        message = {
+            "type": kind,
+            "job": job,
+            "attempt": attempt,
+            "arenas": arenas_name(job, attempt),
+            "spec": self.core.jobs[job].spec.to_wire(),
+            "run_dir": str(run.directory),
+        }
+        self._pool.send(worker, message | fields)
+
+    def _prepare(self, command: Prepare) -> None:
+        if command.position == 0:
+            self._begin(command.job, command.plan)
+        self._send(
+            command.worker, "prepare", command.job, command.attempt, plan=command.plan.worker_view(command.position)
+        )
+
+    def _begin(self, name: str, plan: Plan) -> None:
+        run = self.runs[name]
+        self._metrics.publish(run)  # what the attempt before has left
+        run.begin(plan, self.core.jobs[name].workers, self.core.jobs[name].attempt)
+        self._metrics.begin(run)
+        parts = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
+        run.log(
+            f"plan: {plan.schedule}, {parts}, {plan.summary(run.worker_names)}; "
+            f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
+            f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
+        )
+        for note in plan.notes:
+            run.log(note)
+        if doubt := doubt_of_batch(plan.itinerary):
+            run.log(doubt)
+
+    def _save(self, command: SaveResult) -> None:
+        run = self.runs[command.job]
+        assert run.plan is not None
+        self._send(
+            command.worker,
+            "save",
+            command.job,
+            command.attempt,
+            path=str(run.model_path),
+            arenas_to_save=run.plan.arenas_to_save(),
+        )
+
+    async def _start_worker(self, command: StartWorker) -> None:
+        await asyncio.sleep(command.delay_seconds)
+        with self.guard.around(f"the start of {command.worker}", lambda bug: self.hearing.lost(command.worker, None)):
+            await self._pool.start_worker(command.worker)
+
+    def _record_iteration(self, command: RecordIteration) -> None:
+        run = self.runs[command.job]
+        self._metrics.iteration(run, run.finish_iteration(command.iteration))
+        if run.take_profiled():
+            self._begin_task("profile", run.job, keep_profiled(run))
+        if run.plan is not None and run.plan.share == "stealing":
+            self._measure_replicas(command.job)
+
+    def _record_state(self, command: RecordState) -> None:
+        name, state = command.job, JobState(command.state)
+        run = self.runs[name]
+        self.states[name] = state
+        self.any_change.notify()
+        now = time.time()
+        changes: dict[str, Any] = {"state": state, "attempt": command.attempt}
+        if state is JobState.PLANNING and name not in self._started_at:
+            self._started_at[name] = changes["started_at"] = now
+            self._exporter.observe("weft_queue_wait_seconds", max(0.0, now - self._submitted_at[name]))
+        run.log(f"{state}" + (f" ({command.reason})" if command.reason else ""))
+        if command.message and state is not JobState.CANCELLED:
+            run.log(command.message)
+        if state is JobState.RECOVERING:
+            self._exporter.add("weft_recoveries_total", cause=command.reason or "other")
+        if not state.is_terminal:
+            self._begin_task("record", name, self._ledger.run(Ledger.record, name, **changes))
+            self.changed[name].notify()
+            return
+        self._exporter.add("weft_jobs_ended_total", state=state, reason=command.reason or "")
+        changes |= {
+            "reason": command.reason,
+            "error": command.message if state is JobState.FAILED else None,
+            "exit_code": command.exit_code,
+            "ended_at": now,
+            "step": run.step,
+            "loss": run.loss,
+        }
+        self._begin_task("end", name, self._end(name, changes))
+
+    # --- what is looked at now and then
+
+    def tick(self) -> None:
+        """Once a second: brings the live numbers of each running job to the metrics, its files and its followers."""
+        self.feed(Ticked())
+        with self.guard.around("the tick"):
+            self._pool.look()
+            self._metrics.tick(self.runs, time.monotonic())
+            self.writer.troubles.publish(self._exporter)
+        for name, run in self.runs.items():
+            with self.guard.around(f"the tick of {name}", partial(self._fail_for_bug, name)):
+                run.flush()
+                if run.plan is not None:
+                    self._progress[name] = run.take_progress() or self._progress.get(name, {})
+                    self._measure_replicas(name)
+                    self.changed[name].notify()
+
+    def progress(self, name: str) -> Message | None:
+        """The newest progress of a running job."""
+        return self._progress.get(name) or None
+
+    async def _end(self, name: str, changes: dict[str, Any]) -> None:
+        """Whatever goes wrong on the way, the job's end reaches the ledger; its figures may be missing."""
+        run = self.runs[name]
+        with self.guard.around(f"the figures of {name}"):
+            run.books.overlap.flush()
+            self._metrics.end(run, time.monotonic())
+            changes["result"] = details_of(run, changes["ended_at"] - self._started_at.get(name, changes["ended_at"]))
+        run.close()
+        with self.guard.around(f"the recording of {name}"):
+            await run.written()
+            if "result" in changes:
+                await conclude(run, changes["result"])
+        with self.guard.around(f"the end of {name}"):
+            await self._ledger.run(Ledger.record, name, **changes)
+        del self.runs[name], self.states[name]
+        self._progress.pop(name, None)
+        self._started_at.pop(name, None)
+        del self._submitted_at[name]
+        self.changed.pop(name).notify()
+        self.any_change.notify()
+
+
+def arenas_name(job: str, attempt: int) -> str:
+    """A job's name in the directory: an attempt never meets the blocks of the one before."""
+    return f"{job}@{attempt}"

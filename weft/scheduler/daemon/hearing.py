@@ -1,0 +1,181 @@
+"""The hearing: what workers say, as events for the core and lines for the job's run.
+
+    link ──message──▶ checked ──▶ is it of the job that the worker holds? ──▶ event, books, log
+                         │                       │
+                         │                       └─ no: late, or not true: dropped
+                         └─ what no worker sends, at any of these places: WorkerGarbled, and nothing more is heard
+
+One worker's saying is a boundary. A worker speaks of the job that it holds and of no other, so whatever it says can
+cost that job at most: what cannot be understood ends the worker and fails its job, and a bug of ours that it brings to
+light fails its job as `internal`. Nothing in here raises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from weft.metrics.prometheus.exporter import Exporter
+from weft.scheduler.core.core import Core
+from weft.scheduler.core.events import (
+    Command,
+    DirectoryMissed,
+    Dispatch,
+    Event,
+    Grant,
+    JobFaulted,
+    ResultSaved,
+    TasksFinished,
+    WorkerGarbled,
+    WorkerJoined,
+    WorkerLost,
+    WorkerPrepared,
+    WorkerReleased,
+)
+from weft.scheduler.core.job import Job, Phase
+from weft.scheduler.daemon.changed import Changed
+from weft.scheduler.daemon.device_facts import DeviceFacts
+from weft.scheduler.daemon.guard import Guard
+from weft.scheduler.runs.run import JobRun
+from weft.transport.wire.frames import Message
+from weft.transport.wire.worker_messages import Garbled, checked
+
+
+class Hearing:
+    """feed: one event to the core. perform: one of its commands. plan: of an inspection that has come. fail: a job, for
+    a bug of ours."""
+
+    def __init__(
+        self,
+        core: Core,
+        runs: Mapping[str, JobRun],
+        changed: Mapping[str, Changed],
+        exporter: Exporter,
+        guard: Guard,
+        *,
+        feed: Callable[[Event], None],
+        perform: Callable[[Command], None],
+        plan: Callable[[Message], None],
+        fail: Callable[[str | None, Exception], None],
+    ) -> None:
+        self.device_facts = DeviceFacts()
+        self._core = core
+        self._runs = runs
+        self._changed = changed
+        self._exporter = exporter
+        self._guard = guard
+        self._feed = feed
+        self._perform = perform
+        self._plan = plan
+        self._fail = fail
+
+    def said(self, worker: str, message: Message) -> None:
+        """What came over its link."""
+        job = self._core.workers[worker].job
+        with self._guard.around(f"what {worker} said of {job}", partial(self._fail, job)):
+            try:
+                self._hear(worker, checked(message))
+            except Garbled as error:
+                self.garbled(worker, str(error))
+
+    def garbled(self, worker: str, problem: str) -> None:
+        """What came over its link cannot be understood."""
+        self._feed(WorkerGarbled(worker=worker, message=problem))
+
+    def stopped(self, worker: str, what: str, at: int) -> None:
+        """Its process was stopped, or goes on, as its parent tells."""
+        self._exporter.set("weft_worker_up", what == "continued", worker=worker)
+        if (run := self._runs.get(self._core.workers[worker].job or "")) is not None:
+            (run.books.stops.stop if what == "stopped" else run.books.stops.resume)(worker, at)
+
+    def lost(self, worker: str, exit_code: int | None) -> None:
+        self._exporter.set("weft_worker_up", 0, worker=worker)
+        self._exporter.add("weft_worker_restarts_total", reason=_reason_of_exit(exit_code))
+        self._feed(WorkerLost(worker=worker, exit_code=exit_code))
+
+    def _hear(self, worker: str, message: Message) -> None:
+        arrived = time.monotonic()
+        if message["type"] == "joined":
+            self._joined(worker, message)
+            return
+        name, attempt = message["job"], message["attempt"]
+        job, run = self._core.jobs.get(name), self._runs.get(name)
+        if job is None or run is None or self._core.workers[worker].job != name or job.attempt != attempt:
+            return  # late: the attempt has ended, or the worker has let go of it
+        match message["type"]:
+            case "report":
+                self._report(worker, message, job, run, arrived)
+            case "inspected":
+                self._inspected(message, job, run)
+            case "prepared":
+                self._feed(WorkerPrepared(job=name, attempt=attempt, worker=worker))
+            case "saved":
+                self._feed(ResultSaved(job=name, attempt=attempt))
+            case "released":
+                run.note_peak(worker, message["peak_bytes"], message["device_peak_bytes"])
+                self._feed(WorkerReleased(worker=worker, job=name, attempt=attempt, clean=message["clean"]))
+            case "fault":
+                run.note_exception(message["exception"])
+                fields = {key: message[key] for key in ("job", "attempt", "reason", "message", "exit_code")}
+                self._feed(JobFaulted(**fields))
+            case "directory-missed":
+                self._feed(DirectoryMissed(job=name, attempt=attempt, message=message["message"]))
+            case "output":
+                run.log_output(message["text"])
+                self._changed[name].notify()
+            case "profiled":
+                run.note_profile(worker, attempt, message["text"])
+                self._changed[name].notify()
+            case other:
+                raise AssertionError(other)
+
+    def _joined(self, worker: str, message: Message) -> None:
+        if self._core.workers[worker].up:
+            raise Garbled("it has joined already")
+        self._exporter.set("weft_worker_up", 1, worker=worker)
+        self.device_facts.add(worker, message)
+        self._feed(WorkerJoined(worker=worker, kind=self._core.workers[worker].kind))
+
+    def _inspected(self, message: Message, job: Job, run: JobRun) -> None:
+        if job.phase is not Phase.PLANNING:
+            return
+        if run.inspected_attempt == job.attempt:
+            raise Garbled("inspected: a second time")
+        run.inspected_attempt = job.attempt
+        self._plan(message)
+
+    def _report(self, worker: str, message: Message, job: Job, run: JobRun, arrived: float) -> None:
+        count, lane = message["count"], message["lane"]
+        self._check_report(worker, message, job)
+        commands = self._core.handle(TasksFinished(job.name, job.attempt, worker, lane, count), arrived)
+        dispatches = [command for command in commands if isinstance(command, (Grant, Dispatch))]
+        for dispatch in dispatches:  # before the books are kept: a lane may wait for it
+            self._perform(dispatch)
+        if dispatches:
+            self._exporter.observe("weft_dispatch_latency_seconds", time.monotonic() - arrived)
+        try:
+            run.add_report(worker, lane, message["records"], message["values"])
+        except ValueError as error:
+            raise Garbled(f"report: {error}") from None
+        finally:
+            for command in commands:
+                if not isinstance(command, (Grant, Dispatch)):
+                    self._perform(command)
+
+    @staticmethod
+    def _check_report(worker: str, message: Message, job: Job) -> None:
+        """Of tasks that the lane was sent. What the core finds wrong with one that passes here is a bug of ours."""
+        lane = job.lanes.get((worker, message["lane"]))
+        if lane is None:
+            raise Garbled(f"report: lane {message['lane']!r:.80} is none of its own")
+        if message["count"] > lane.sent - lane.finished:
+            raise Garbled(f"report: {message['count']} tasks, of {lane.sent - lane.finished} that it was sent")
+        newest = (lane.sent - 1) // len(lane.program)
+        for values in message["values"]:
+            if values["iteration"] > newest:
+                raise Garbled(f"report: values of iteration {values['iteration']}, of which it was sent nothing")
+
+
+def _reason_of_exit(exit_code: int | None) -> str:
+    return f"signal-{-exit_code}" if exit_code is not None and exit_code < 0 else "exit"

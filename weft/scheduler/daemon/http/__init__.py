@@ -1,0 +1,1 @@
+"""The HTTP side: metrics, health, the page."""

@@ -1,0 +1,239 @@
+"""The observatory: what the timeline page is told of the driver's runs and the ledger's jobs.
+
+It is the `Source` of weft/scheduler/daemon/http/page_routes.py.
+
+    page ──asks──▶ on the loop: a run's numbers, its reports by reference ──▶ in a thread: rows, critical path, JSON
+
+One answer is made at a time, and a running job's stands for a moment: many pages cost the daemon hardly more than one.
+Between two pieces of an answer the thread lets the event loop go first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from weft.metrics.recording.recording import FILE, Recording, RecordingError, packed_by_lane
+from weft.metrics.views.page_data import timeline
+from weft.plan.plan import Plan
+from weft.scheduler.daemon.driver import Driver
+from weft.scheduler.daemon.http.page_routes import SourceUnavailable, finite
+from weft.scheduler.daemon.summary import brief_of, summary_of
+from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger, LedgerError
+from weft.scheduler.runs.iteration_pace import Pace
+from weft.scheduler.runs.recording import recorded_programs, recorded_tasks, simulated
+from weft.scheduler.runs.result import time_of
+from weft.scheduler.runs.run import JobRun
+
+MAX_JOBS = 200  # in the page's list, the newest
+MAX_ANSWERS = 16  # that stand at once: each has up to 2 MB
+FRESH_SECONDS = 0.8  # that a running job's answer stands: below the page's second
+PACE_SECONDS = 10.0  # that a running job's pace stands once it has a limit: that takes milliseconds to find
+
+Json = dict[str, Any]
+_ENDED_FIGURES = ("seconds", "first_iteration_seconds", "iteration_seconds", "limit_seconds", "validation")
+
+
+class Observatory:
+    """For the daemon's event loop. Errors: SourceUnavailable."""
+
+    def __init__(self, driver: Driver, ledger: AsyncLedger) -> None:
+        self._driver = driver
+        self._ledger = ledger
+        self._making = asyncio.Lock()
+        self._answers: OrderedDict[tuple[int, int], tuple[float, bytes]] = OrderedDict()  # until when each stands
+        self._frames: dict[str, tuple[Plan, Recording]] = {}  # of running jobs: recordings without rows
+        self._paces: dict[str, tuple[float, Pace]] = {}  # until when each stands
+
+    async def jobs(self) -> list[Json]:
+        with _available():
+            rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS)
+        return [brief_of(row, self._driver) for row in rows]
+
+    def live(self) -> Json:
+        """The state of every job that has not ended, and the progress of those that run.
+
+        changes: of any job's state so far. A short job may begin and end between two looks.
+        """
+        progress = {job: self._driver.progress(job) for job in self._driver.runs}
+        return {
+            "changes": self._driver.any_change.num_times,
+            "jobs": {job: str(state) for job, state in self._driver.states.items()},
+            "progress": {job: told for job, told in progress.items() if told is not None},
+        }
+
+    async def job(self, job: str) -> bytes | None:
+        return await self._answer(job, 0, self._make_job)
+
+    async def timeline(self, job: str, iterations: int) -> bytes | None:
+        return await self._answer(job, iterations, lambda row: self._make_timeline(row, iterations))
+
+    async def _answer(self, job: str, iterations: int, make: Callable[[JobRow], Awaitable[bytes]]) -> bytes | None:
+        """The answer that stands, or a new one. That of a job that has ended stands until the job is removed."""
+        async with self._making:
+            with _available():
+                row = await self._ledger.run(Ledger.job, job)
+            if row is None:
+                return None
+            key = row.seq, iterations  # another job may have the id by now
+            stands_until, body = self._answers.get(key, (0.0, b""))
+            if time.monotonic() < stands_until:
+                self._answers.move_to_end(key)
+                return body
+            body = await make(row)
+            self._answers[key] = math.inf if row.state.is_terminal else time.monotonic() + FRESH_SECONDS, body
+            self._answers.move_to_end(key)
+            while len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+            self._forget_ended()
+            return body
+
+    def _forget_ended(self) -> None:
+        for kept in (self._frames, self._paces):
+            for job in kept.keys() - self._driver.runs.keys():
+                del kept[job]
+
+    # --- one job
+
+    async def _make_job(self, row: JobRow) -> bytes:
+        run = self._driver.runs.get(row.job)
+        told = {
+            **summary_of(row, self._driver),
+            "attempt": run.attempt if run else row.attempt,
+            "exit_code": row.exit_code,
+            "error": row.error,
+            "run_dir": row.run_dir,
+            "progress": self._driver.progress(row.job),
+        }
+        if run is not None:
+            told |= self._figures_of_run(run)
+            return await asyncio.to_thread(_encoded, told)
+        details = row.result or {}
+        told |= {name: details.get(name) for name in (*_ENDED_FIGURES, "plan", "time", "overlap")}
+        return await asyncio.to_thread(_with_history, told, Path(row.run_dir, FILE))
+
+    def _figures_of_run(self, run: JobRun) -> Json:
+        plan, pace = run.plan, self._pace_of(run)
+        return {
+            "seconds": None,
+            "first_iteration_seconds": run.first_iteration_seconds,
+            "iteration_seconds": pace.iteration_seconds,
+            "limit_seconds": pace.limit_seconds,
+            "validation": run.validation or {},
+            "plan": run.summary(),
+            "time": time_of(run),
+            "overlap": run.books.overlap.seconds() if plan else {},
+            "history": run.history.curves(),
+        }
+
+    def _pace_of(self, run: JobRun) -> Pace:
+        """Both of its figures or neither anew: they are of the same iterations."""
+        stands_until, pace = self._paces.get(run.job, (0.0, Pace()))
+        if time.monotonic() >= stands_until:
+            pace = run.pace()
+            self._paces.pop(run.job, None)
+            if pace.limit_seconds is not None:
+                self._paces[run.job] = time.monotonic() + PACE_SECONDS, pace
+        return pace
+
+    # --- its last iterations
+
+    async def _make_timeline(self, row: JobRow, iterations: int) -> bytes:
+        run = self._driver.runs.get(row.job)
+        if run is None:
+            return await asyncio.to_thread(_timeline_of_file, Path(row.run_dir, FILE), row.job, iterations)
+        plan = run.plan
+        if plan is None:
+            return _encoded(_nothing(row.job))
+        frame = await self._frame(run, plan)
+        if run.plan is not plan:  # another attempt has begun meanwhile
+            return _encoded(_nothing(row.job))
+        frame = replace(frame, finished=run.finished_iterations)
+        return await asyncio.to_thread(_timeline_of_reports, frame, run.books.recorder.reports(), iterations)
+
+    async def _frame(self, run: JobRun, plan: Plan) -> Recording:
+        """The job's tasks and programs, its plan in virtual time: what stays as it is while the attempt lasts."""
+        kept = self._frames.get(run.job)
+        if kept is not None and kept[0] is plan:
+            return kept[1]
+        planned = await simulated(run, plan)
+        frame = await asyncio.to_thread(_empty_recording, run.job, run.attempt, plan, run.worker_names)
+        self._frames[run.job] = plan, replace(frame, planned=planned)
+        return self._frames[run.job][1]
+
+
+@contextmanager
+def _available() -> Iterator[None]:
+    try:
+        yield
+    except LedgerError as error:
+        raise SourceUnavailable(str(error)) from None
+
+
+# --- in a thread
+
+
+def _empty_recording(job: str, attempt: int, plan: Plan, worker_names: tuple[str, ...]) -> Recording:
+    return Recording(
+        job=job,
+        attempt=attempt,
+        clock_ns=time.time_ns() - time.monotonic_ns(),
+        tasks=recorded_tasks(plan, worker_names),
+        edges=(),
+        programs=recorded_programs(plan, worker_names),
+        packed={},
+        finished=0,
+        planned=(),
+        task_seconds=plan.task_seconds,
+        spec={},
+        inspection={},
+        facts={"itinerary": asdict(plan.itinerary)},
+    )
+
+
+def _timeline_of_reports(frame: Recording, reports: Sequence[tuple[str, bytes]], iterations: int) -> bytes:
+    return _joined(replace(frame, packed=packed_by_lane(reports)), iterations)
+
+
+def _timeline_of_file(path: Path, job: str, iterations: int) -> bytes:
+    try:
+        recording = Recording.load(path, owner=os.geteuid())
+    except FileNotFoundError:
+        return _encoded(_nothing(job))
+    except (OSError, RecordingError) as error:
+        return _encoded({**_nothing(job), "error": str(error)})
+    return _joined(recording, iterations)
+
+
+def _with_history(told: Json, path: Path) -> bytes:
+    try:
+        told["history"] = Recording.load(path, owner=os.geteuid()).facts.get("history")
+    except (OSError, RecordingError):
+        told["history"] = None  # the job never ran, or its recording is lost
+    return _encoded(told)
+
+
+def _joined(recording: Recording, iterations: int) -> bytes:
+    pieces = []
+    for piece in timeline(recording, iterations):
+        pieces.append(piece)
+        time.sleep(0)  # gives the interpreter to the event loop, if that waits for it
+    return b"".join(pieces)
+
+
+def _nothing(job: str) -> Json:
+    """The timeline of a job of which no row is there."""
+    return {"job": job, "iterations": [], "lanes": [], "tasks": [], "path": [], "planned": None, "duration": 0}
+
+
+def _encoded(value: Json) -> bytes:
+    return json.dumps(finite(value), separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,392 @@
+"""The pool: the fork server, the directory and the workers as the daemon sees them; their sockets, starts and ends.
+
+Decides nothing: the driver says which worker to start or kill, and hears here that one has joined, said something or is
+lost. Each worker's end is reported once, when the fork server has reaped it and its socket has been read to the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from weft.machine.crew import Crew
+from weft.scheduler.core.back_off import back_off
+from weft.spec.settings import Settings
+from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
+
+# A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
+SPIN_SECONDS = 4e-3
+DIRECTORY = "directory"
+RETRY_SECONDS = 0.1  # the least between two tries to get a pair of sockets
+RECEIVE_BYTES = 1 << 16
+MAX_LOOKS = 10  # a second apart, at a link on which nothing goes on: a frame of 64 MiB takes one on a busy machine
+
+# Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
+# one heap that is kept serves them from warm pages, and transparent huge pages the ones above 32 MiB.
+ALLOCATOR = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
+
+# torch may ask for a GPU even while it is imported, and a process that has asked CUDA itself cannot be forked any more.
+# NVML can be asked.
+FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+_log = logging.getLogger("weft.pool")
+
+
+class PoolError(RuntimeError):
+    """The fork server cannot be started. The text says why."""
+
+
+def _opened(log: Path) -> IO[bytes]:
+    try:
+        return log.open("ab")
+    except OSError as error:
+        raise PoolError(
+            f"{log}: cannot be opened ({error.strerror}); move away what is there, or give another --state-dir"
+        ) from error
+
+
+class Link(asyncio.Protocol):
+    """The daemon's end of one child's socket: `connection`, of which the event loop makes the transport.
+
+    on_broken: told once, of what is no frame; nothing is heard after it. An exception in here would only be logged by
+    the loop, and the child would look alive.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        on_message: Callable[[Message], None],
+        on_closed: Callable[[], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._reader = FrameReader(MAX_WORKER_FRAME_BYTES)
+        self._on_message = on_message
+        self._on_closed = on_closed
+        self._on_broken = on_broken
+        self._is_deaf = False
+        self._has_told = False  # a whole frame has come since the last look
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is none by inheritance
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        messages, error = self._reader.take(data)
+        self._has_told = self._has_told or bool(messages)
+        for message in messages:
+            if not self._is_deaf:
+                self._on_message(message)
+        if error is not None and not self._is_deaf:
+            self.deafen()
+            self._on_broken(error.message)
+
+    def deafen(self) -> None:
+        """What the child still says is not heard: it is being killed."""
+        self._is_deaf = True
+
+    def is_stuck(self) -> bool:
+        """Since the last look no frame has ended, and one has begun. One that never ends would swallow all others."""
+        has_told, self._has_told = self._has_told, False
+        return self._reader.holds_part and not has_told and not self._is_deaf
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._on_closed()
+
+    def send(self, message: Message) -> None:
+        """At once, where the socket takes it: a lane may be waiting, and the loop writes only after the callback.
+
+        Nothing if the child is gone: its end is reported otherwise.
+        """
+        if self._transport is None:
+            return
+        data = encode(message)
+        sent = 0
+        if self._transport.get_write_buffer_size() == 0:
+            try:
+                sent = self._connection.send(data)
+            except OSError:  # full, or closed at the other end: the transport waits, or finds it out
+                pass
+        if sent < len(data):
+            self._transport.write(data[sent:])
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def finish(self) -> None:
+        """The child has been reaped: hears what it has still said, and closes.
+
+        The end of its stream may never come: a process that the job's code has forked has the socket, too.
+        """
+        with contextlib.suppress(OSError):
+            while self._transport is not None and (data := self._connection.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)):
+                self.data_received(data)
+        self.abort()  # nobody takes what is still to be written
+
+
+@dataclass(slots=True)
+class Child:
+    """pid is 0 until it is forked. It has ended once exit_code is set and closed is True. num_looks: in a row that
+    found nothing going on at its link."""
+
+    name: str
+    role: str
+    link: Link | None = None
+    pid: int = 0
+    exit_code: int | None = None
+    exited: bool = False
+    closed: bool = False
+    is_stopped: bool = False
+    num_looks: int = 0
+
+
+class Pool:
+    """on_message(worker, message), on_lost(worker, exit_code) and the others are called from the event loop, and raise
+    nothing. on_garbled(worker, problem): its link is of no use any more. on_stop(worker, what, at): its process was
+    stopped, or goes on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        crew: Crew,
+        environment: Mapping[str, str],
+        on_message: Callable[[str, Message], None],
+        on_garbled: Callable[[str, str], None],
+        on_stop: Callable[[str, str, int], None],
+        on_lost: Callable[[str, int | None], None],
+        on_directory_lost: Callable[[], None],
+        on_server_lost: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._environment = environment
+        self._on_message = on_message
+        self._on_garbled = on_garbled
+        self._on_stop = on_stop
+        self._on_lost = on_lost
+        self._on_directory_lost = on_directory_lost
+        self._on_server_lost = on_server_lost
+        self._authkey = secrets.token_bytes(32)
+        self._children: dict[str, Child] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._server: Link | None = None
+        self._closing = False
+        self._crew = crew
+        self._directory_failures = 0
+
+    @property
+    def directory_address(self) -> Path:
+        return self._settings.runtime_dir / "directory.sock"
+
+    def pid(self, worker: str) -> int | None:
+        child = self._children.get(worker)
+        return child.pid if child else None
+
+    async def start(self, log: Path) -> None:
+        """Starts the fork server; returns at once, what is asked of it waits. Errors: PoolError."""
+        try:
+            self._socket, theirs = socket.socketpair()
+        except OSError as error:
+            raise PoolError(f"the fork server cannot be started: {error}") from error
+        environment = {**self._environment, **ALLOCATOR, **FORKABLE, "OMP_NUM_THREADS": str(self._settings.threads)}
+        command = [sys.executable, "-m", "weft.workers", str(theirs.fileno()), str(os.getpid())]
+        with theirs, _opened(log) as output:
+            try:
+                self._process = subprocess.Popen(  # noqa: ASYNC220  (a fork and an exec: about a millisecond)
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise PoolError(
+                    f"{sys.executable}: the fork server cannot be started ({error.strerror}); "
+                    "check the installation, and how many processes you may have"
+                ) from error
+        loop = asyncio.get_running_loop()
+        connection = self._socket.dup()
+        _, self._server = await loop.create_connection(
+            lambda: Link(connection, self._server_said, self._server_closed, self._server_broken), sock=connection
+        )
+        await self.start_directory()
+
+    async def start_directory(self) -> None:
+        """At once, unless it keeps failing of itself."""
+        await asyncio.sleep(back_off(self._directory_failures))
+        config = {"address": str(self.directory_address), "authkey": self._authkey}
+        await self._fork(DIRECTORY, DIRECTORY, config)
+
+    async def start_worker(self, worker: str) -> None:
+        member = self._crew[worker]
+        loads = member.kind == "loader"
+        await self._fork(
+            worker,
+            "worker",
+            {
+                "worker": worker,
+                "lane": member.lane,
+                "device": member.device,
+                "threads": 1 if loads else self._settings.threads,
+                "cores": list(member.cores),
+                "spin_seconds": SPIN_SECONDS if self._crew.is_pinned and not loads else 0.0,
+                "stamps": self._settings.accounting,
+                "directory": str(self.directory_address),
+                "authkey": self._authkey,
+            },
+        )
+
+    def send(self, worker: str, message: Message) -> None:
+        child = self._children.get(worker)
+        if child is not None and child.link is not None:
+            child.link.send(message)
+
+    def kill(self, worker: str, cause: str) -> None:
+        child = self._children.get(worker)
+        if child is not None and child.pid and not child.exited and not self._closing:
+            _log.info("%s (pid %d) is killed: %s", worker, child.pid, cause)
+            if child.link is not None:
+                child.link.deafen()
+            with contextlib.suppress(ProcessLookupError):  # reaped this moment, and the server's word is on its way
+                os.kill(child.pid, signal.SIGKILL)
+
+    def look(self) -> None:
+        """Once a second: a child whose frame does not end, or whose link is gone while it lives, will never be heard of
+        again. Looks are counted, not seconds: a daemon that comes late has not looked."""
+        for child in list(self._children.values()):
+            if child.link is None or child.exited or child.is_stopped:
+                continue
+            child.num_looks = child.num_looks + 1 if child.closed or child.link.is_stuck() else 0
+            if child.num_looks == MAX_LOOKS:
+                self._broken(child, "the end of its link" if child.closed else "a frame without an end")
+
+    async def stop(self) -> None:
+        """Ends every child and the fork server, and waits until they are gone."""
+        self._closing = True
+        for child in list(self._children.values()):
+            if child.link is not None:
+                child.link.close()
+        if self._server is not None:
+            self._server.close()
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            process = self._process
+            try:
+                await asyncio.to_thread(process.wait, 5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+
+    async def _fork(self, name: str, role: str, config: dict[str, Any]) -> None:
+        assert self._socket is not None
+        child = Child(name, role)
+        self._children[name] = child
+        ours, theirs = await _socket_pair(name)
+        with theirs:
+            loop = asyncio.get_running_loop()
+            _, child.link = await loop.create_connection(lambda: self._link(child, ours), sock=ours)
+            try:
+                socket.send_fds(
+                    self._socket, [encode({"fork": name, "role": role, "config": config})], [theirs.fileno()]
+                )
+            except OSError:  # the server is gone, which is reported once, by its own link
+                child.link.close()
+
+    def _server_said(self, message: Message) -> None:
+        what = next(key for key in ("forked", "exited", "stopped", "continued") if key in message)
+        child = self._children.get(message[what])
+        if child is None or (child.pid and child.pid != message["pid"]):
+            return
+        child.pid = message["pid"]
+        child.is_stopped = what == "stopped"
+        if what == "exited":
+            child.exited, child.exit_code = True, message["code"]
+            if child.link is not None:
+                child.link.finish()
+            self._ended(child)
+        elif what != "forked" and child.role != DIRECTORY:
+            self._on_stop(child.name, what, message["at"])
+
+    def _server_broken(self, problem: str) -> None:
+        """It runs nobody's code: a bug of ours, and what it said of its children is lost."""
+        _log.error("the fork server sent %s", problem)
+        assert self._server is not None
+        self._server.abort()
+
+    def _server_closed(self) -> None:
+        """The fork server is gone and the kernel has killed its children: nothing can run any more."""
+        if not self._closing:
+            self._closing = True
+            self._on_server_lost()
+
+    def _link(self, child: Child, connection: socket.socket) -> Link:
+        return Link(
+            connection,
+            lambda message: self._child_said(child, message),
+            lambda: self._child_closed(child),
+            lambda problem: self._broken(child, problem),
+        )
+
+    def _broken(self, child: Child, problem: str) -> None:
+        if child.role == DIRECTORY:  # a new one is started once it is gone
+            self.kill(DIRECTORY, f"it sent what no directory sends: {problem}")
+        else:
+            self._on_garbled(child.name, problem)
+
+    def _child_said(self, child: Child, message: Message) -> None:
+        if child.role != DIRECTORY:
+            self._on_message(child.name, message)
+
+    def _child_closed(self, child: Child) -> None:
+        child.closed = True
+        self._ended(child)
+
+    def _ended(self, child: Child) -> None:
+        if child.exited and child.closed and self._children.get(child.name) is child and not self._closing:
+            del self._children[child.name]
+            if child.role == DIRECTORY:
+                was_killed = child.exit_code == -signal.SIGKILL  # from outside, which says nothing of the next one
+                self._directory_failures = 0 if was_killed else self._directory_failures + 1
+                self._on_directory_lost()
+            else:
+                self._on_lost(child.name, child.exit_code)
+
+
+async def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:
+    """Waits while the process or the machine is short of descriptors, and says so."""
+    failures = 0
+    while True:
+        try:
+            return socket.socketpair()
+        except OSError as error:
+            failures += 1
+            _log.warning("%s cannot be started yet, and is tried again: %s", name, error.strerror)
+            await asyncio.sleep(max(RETRY_SECONDS, back_off(failures)))

@@ -1,0 +1,343 @@
+"""The service: what each verb of the daemon's socket answers; `reception.py` has the conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from weft.machine.descriptors import are_short
+from weft.machine.run_file import RunFileError, size
+from weft.metrics.prometheus.exporter import Exporter
+from weft.metrics.recording.recording import FILE
+from weft.scheduler.core.core import Core
+from weft.scheduler.core.events import CancelRequested
+from weft.scheduler.daemon.changed import Spawn
+from weft.scheduler.daemon.driver import Driver
+from weft.scheduler.daemon.pool import Pool
+from weft.scheduler.daemon.reception import Reception, Stream, Verb
+from weft.scheduler.daemon.summary import summary_of
+from weft.scheduler.ledger.ledger import AsyncLedger, IdTaken, JobRow, Ledger, LedgerError, Submission
+from weft.scheduler.runs.recording import keep_recording
+from weft.scheduler.runs.removal import NotRemoved, claim, remove
+from weft.scheduler.runs.result import DETAILS, add_critical_path, details_of, model_of, result_of
+from weft.scheduler.runs.run_directory import read_log
+from weft.spec.admission import problem_of_crew, problem_of_spec
+from weft.spec.job_id import InvalidJobId
+from weft.spec.job_spec import JobSpec, SpecError
+from weft.spec.job_state import JobState
+from weft.spec.settings import Settings
+from weft.transport.wire.frames import ErrorCode, Message, WireError, field
+from weft.version import __version__
+
+PROGRESS_SECONDS = 1.0
+MAX_JOBS_LISTED = 1000
+MAX_WAIT_SECONDS = 86_400.0  # of one `wait` request; event loops refuse times far above
+MAX_PRIORITY = 1000  # as in a spec, and below
+MAX_OFFSET = 1 << 40  # far above what a log may have; file systems refuse to look further than 2**43 or so
+
+
+class Service:
+    """The verbs. What one raises as WireError is its refusal; whatever else is a bug, which ends that request alone."""
+
+    def __init__(self, settings: Settings, driver: Driver, ledger: AsyncLedger, exporter: Exporter, pool: Pool) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._ledger = ledger
+        self._pool = pool
+        self._metrics_url: str | None = None
+        self._removing = asyncio.Lock()  # one at a time: each takes a thread, of which planning needs one, too
+        verbs: dict[str, Verb] = {
+            "submit": self._submit,
+            "ps": self._ps,
+            "show": self._show,
+            "record": self._record,
+            "follow": self._follow,
+            "wait": self._wait,
+            "cancel": self._cancel,
+            "restart": self._restart,
+            "remove": self._remove,
+            "status": self._status,
+        }
+        self._reception = Reception({name: _told_of_the_ledger(verb) for name, verb in verbs.items()}, exporter)
+
+    @property
+    def _core(self) -> Core:
+        return self._driver.core
+
+    def announce_metrics(self, url: str) -> None:
+        self._metrics_url = url
+
+    def accept(self, spawn: Spawn, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Begins to serve a new connection, in a task of the daemon's group."""
+        self._reception.accept(spawn, reader, writer)
+
+    def close(self) -> None:
+        """Cuts every connection."""
+        self._reception.close()
+
+    # --- verbs
+
+    async def _submit(self, request: Message, stream: Stream) -> Message:
+        self._check_room()
+        tables = field(request, "spec", dict)
+        job = field(request, "job", (str, type(None)), None)
+        priority = field(request, "priority", (int, type(None)), None)
+        if priority is not None and not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise WireError(ErrorCode.BAD_FIELD, f"priority is {priority}; give {-MAX_PRIORITY} to {MAX_PRIORITY}")
+        return await self._admit(tables, job, priority)
+
+    async def _restart(self, request: Message, stream: Stream) -> Message:
+        """A terminal state never changes: what starts is a new job, with what the ledger has of the old one."""
+        self._check_room()
+        row = await self._ended_row(request, stream)
+        return await self._admit(row.spec, None, row.priority)
+
+    def _check_room(self) -> None:
+        if self._core.draining:
+            raise WireError(
+                ErrorCode.DRAINING, "the daemon is shutting down and takes no jobs; submit after its restart"
+            )
+        if len(self._driver.runs) >= self._settings.max_queued:
+            raise WireError(
+                ErrorCode.QUEUE_FULL,
+                f"{len(self._driver.runs)} jobs wait or run, the most that max_queued allows; try again when one ends",
+            )
+        if are_short():
+            raise WireError(ErrorCode.QUEUE_FULL, "the daemon has hardly a descriptor left; try again when a job ends")
+
+    async def _admit(self, tables: Message, job: str | None, priority: int | None) -> Message:
+        """job: the user's id for it, if any; priority: instead of the spec's, if any."""
+        try:
+            spec = await asyncio.to_thread(_checked_spec, tables)  # a long list of mistakes takes long to write
+        except SpecError as error:
+            raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
+        await self._refuse_impossible(spec, job)
+        try:
+            await self._driver.writer.check_room(self._settings.runs_path)
+            submission = await self._ledger.run(
+                _add_and_claim,
+                spec.to_wire(),
+                uid=os.getuid(),
+                priority=spec.job.priority if priority is None else priority,
+                submitted_at=time.time(),
+                job=job,
+            )
+        except InvalidJobId as error:
+            raise WireError(ErrorCode.BAD_FIELD, str(error)) from None
+        except IdTaken as error:
+            raise WireError(ErrorCode.ID_TAKEN, str(error)) from None
+        except RunFileError as error:
+            raise WireError(ErrorCode.NO_ROOM, f"{error}; the job was not taken: make room and submit again") from None
+        if submission.is_new:
+            self._driver.adopt(submission.row, attempt=1)
+        return {"job": submission.row.job, "created": submission.is_new}
+
+    async def _refuse_impossible(self, spec: JobSpec, job: str | None) -> None:
+        """Errors: WireError for what can never run here. A job that is known, submitted again, is no news."""
+        kinds = (worker.kind for worker in self._core.workers.values())
+        problem = problem_of_spec(spec) or problem_of_crew(spec, kinds)
+        if problem and (job is None or await self._ledger.run(Ledger.job, job) is None):
+            raise WireError(ErrorCode.INVALID_SPEC, problem)
+
+    async def _remove(self, request: Message, stream: Stream) -> Message:
+        """First what the job left on disk, then its row: what fails half-way can be tried again."""
+        stop = threading.Event()
+        async with self._removing:
+            row = await self._ended_row(request, stream)
+            try:
+                await asyncio.to_thread(remove, Path(row.run_dir), row.job, self._settings.runs_path, stop)
+            except NotRemoved as error:
+                raise WireError(ErrorCode.NOT_REMOVED, f"{row.job} stays: {error}") from None
+            finally:
+                stop.set()  # the daemon ends, and waits for its threads
+            await self._ledger.run(Ledger.remove, row.job)
+        self._driver.any_change.notify()
+        return {"job": row.job}
+
+    async def _ps(self, request: Message, stream: Stream) -> Message:
+        before = field(request, "ended_before", (int, float, type(None)), None)
+        if before is None:
+            rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS_LISTED)
+        else:
+            rows = await self._ledger.run(Ledger.ended_before, float(before), limit=MAX_JOBS_LISTED)
+        return {"jobs": [summary_of(row, self._driver) for row in rows], "ledger": self._ledger.health.to_wire()}
+
+    async def _show(self, request: Message, stream: Stream) -> Message:
+        row = await self._row(request)
+        run = self._driver.runs.get(row.job)
+        details: dict[str, Any] = row.result or {}
+        if run is not None:
+            details = details_of(run, None)
+            if details["time"] is not None and field(request, "path", bool, False):
+                await add_critical_path(run, details)
+        return {
+            **summary_of(row, self._driver),
+            **{key: details.get(key) for key in DETAILS},
+            "exit_code": row.exit_code,
+            "spec": row.spec,
+            "run_dir": row.run_dir,
+            "model": await model_of(row),
+            "error": row.error,
+        }
+
+    async def _record(self, request: Message, stream: Stream) -> Message:
+        """A job that has ended has its recording; one that runs gets a new one."""
+        row = await self._row(request)
+        run = self._driver.runs.get(row.job)
+        path = Path(row.run_dir, FILE)
+        if run is not None and run.plan is not None:
+            try:
+                await keep_recording(run)
+            except OSError as error:
+                raise WireError(ErrorCode.NOTHING_RECORDED, str(error)) from None
+            return {"path": str(path)}
+        try:
+            await asyncio.to_thread(size, path, owner=os.geteuid())
+        except FileNotFoundError:
+            nothing = f"{row.job} has run no iteration; there is nothing to look at"
+            raise WireError(ErrorCode.NOTHING_RECORDED, nothing) from None
+        except OSError as error:
+            raise WireError(ErrorCode.NOTHING_RECORDED, str(error)) from None
+        return {"path": str(path)}
+
+    async def _wait(self, request: Message, stream: Stream) -> Message:
+        timeout = field(request, "timeout", (int, float, type(None)), None)
+        if timeout is not None and not 0 <= timeout <= MAX_WAIT_SECONDS:  # refuses nan, too
+            raise WireError(ErrorCode.BAD_FIELD, f"timeout is {timeout}; give 0 to {MAX_WAIT_SECONDS:.0f} seconds")
+        row = await self._row(request)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._until_ended(row.job, stream)
+        except TimeoutError:
+            raise WireError(
+                ErrorCode.TIMED_OUT, f"{row.job} has not ended within {round(timeout or 0, 1):g} s"
+            ) from None
+        return {"result": await result_of(await self._row(request))}
+
+    async def _until_ended(self, job: str, stream: Stream) -> None:
+        while (changed := self._driver.changed.get(job)) is not None:
+            await stream.wait_for(changed)
+
+    async def _follow(self, request: Message, stream: Stream) -> Message:
+        row = await self._row(request)
+        offset = field(request, "offset", int, 0)
+        live = field(request, "live", bool, True)
+        with_progress = field(request, "progress", bool, False)
+        sent_at = 0.0
+        log = _FollowedLog(Path(row.run_dir), offset)
+        while True:
+            changed = self._driver.changed.get(row.job)
+            seen = changed.num_times if changed else 0
+            if (run := self._driver.runs.get(row.job)) is not None:
+                await run.written()
+            await log.send_new(stream)
+            if changed is None or not live:
+                return {"result": await result_of(await self._row(request))}
+            if with_progress and time.monotonic() - sent_at >= PROGRESS_SECONDS:
+                sent_at = time.monotonic()
+                if (progress := self._driver.progress(row.job)) is not None:
+                    await stream.send({"progress": progress})
+            if changed.num_times == seen:  # nothing has come while this was sent
+                await stream.wait_for(changed)
+
+    async def _cancel(self, request: Message, stream: Stream) -> Message:
+        row = await self._row(request)
+        if row.job in self._core.jobs:
+            self._driver.feed(CancelRequested(job=row.job))
+            await self._until_ended(row.job, stream)
+        return {"state": (await self._row(request)).state}
+
+    async def _status(self, request: Message, stream: Stream) -> Message:
+        counts = await self._ledger.run(Ledger.counts_by_state)
+        return {
+            "pid": os.getpid(),
+            "version": __version__,
+            "workers": [
+                {
+                    "worker": worker.name,
+                    "kind": worker.kind,
+                    "device": self._driver.crew[worker.name].model,
+                    "state": "down" if not worker.up else "busy" if worker.job else "free",
+                    "pid": self._pool.pid(worker.name),
+                    "job": worker.job,
+                }
+                for worker in self._core.workers.values()
+            ],
+            "jobs": {str(state): count for state, count in counts.items()},
+            "metrics": self._metrics_url,
+            "ledger": self._ledger.health.to_wire(),
+        }
+
+    # --- shared
+
+    async def _row(self, request: Message) -> JobRow:
+        name = field(request, "job", str)
+        row = await self._ledger.run(Ledger.job, name)
+        if row is None:
+            raise WireError(ErrorCode.NO_SUCH_JOB, f"no job {name!r:.140}; `weft ps --all` lists them")
+        return row
+
+    async def _ended_row(self, request: Message, stream: Stream) -> JobRow:
+        row = await self._row(request)
+        state = JobState(self._driver.states.get(row.job, row.state))
+        if not state.is_terminal:
+            raise WireError(
+                ErrorCode.NOT_ENDED, f"{row.job} is {state}; end it first with `weft cancel {row.job}`, then try again"
+            )
+        await self._until_ended(row.job, stream)  # its end may be on its way to the ledger
+        return await self._row(request)
+
+
+def _told_of_the_ledger(verb: Verb) -> Verb:
+    """The same, where a ledger that fails is a refusal."""
+
+    async def told(request: Message, stream: Stream) -> Message:
+        try:
+            return await verb(request, stream)
+        except LedgerError as error:
+            raise WireError(ErrorCode.LEDGER_UNAVAILABLE, str(error)) from None
+
+    return told
+
+
+def _checked_spec(tables: Message) -> JobSpec:
+    spec = JobSpec.parse(tables)
+    spec.check_files()
+    return spec
+
+
+def _add_and_claim(ledger: Ledger, *args: Any, **kwargs: Any) -> Submission:
+    """`Ledger.add`, and the run directory of a new job: in the same thread, so that nobody sees the one without the
+    other. A directory that cannot be made is told when the job begins."""
+    submission = ledger.add(*args, **kwargs)
+    if submission.is_new:
+        with suppress(OSError):
+            claim(Path(submission.row.run_dir), submission.row.job)
+    return submission
+
+
+class _FollowedLog:
+    """A job's log from a byte offset on, as a follower has it."""
+
+    def __init__(self, directory: Path, offset: int) -> None:
+        if not 0 <= offset <= MAX_OFFSET:
+            raise WireError(ErrorCode.BAD_FIELD, f"offset is {offset}; it counts the bytes of the log from 0")
+        self._directory = directory
+        self._offset = offset
+        self._noticed = ""
+
+    async def send_new(self, stream: Stream) -> None:
+        """To its end. Where it cannot be read the follower is told so once, and still gets what comes after it."""
+        try:
+            while data := await asyncio.to_thread(read_log, self._directory, self._offset):
+                self._offset += len(data)
+                await stream.send({"log": data.decode("utf-8", "replace"), "offset": self._offset})
+        except RunFileError as error:
+            if self._noticed != str(error):
+                self._noticed = str(error)
+                await stream.send({"notice": self._noticed})

@@ -1,0 +1,34 @@
+"""What `weft ps` and the timeline page tell of a job in a line, from its row in the ledger and from its run."""
+
+from __future__ import annotations
+
+from weft.scheduler.core.waiting import why
+from weft.scheduler.daemon.driver import Driver
+from weft.scheduler.ledger.ledger import JobRow
+from weft.transport.wire.frames import Message
+
+
+def summary_of(row: JobRow, driver: Driver) -> Message:
+    """Where the run has news, from there."""
+    return {**brief_of(row, driver), "why": why(driver.core, row.job) if row.job in driver.core.jobs else None}
+
+
+def brief_of(row: JobRow, driver: Driver) -> Message:
+    """A summary without the reason why the job waits, which takes a look at the whole queue."""
+    run = driver.runs.get(row.job)
+    steps = (row.result or {}).get("steps")
+    if run is not None and run.plan is not None:
+        steps = run.plan.itinerary.steps
+    return {
+        "job": row.job,
+        "state": driver.states.get(row.job, row.state),
+        "reason": row.reason,
+        "exception": (row.result or {}).get("exception"),
+        "priority": row.priority,
+        "step": run.step if run else row.step,
+        "steps": steps,
+        "loss": run.loss if run else row.loss,
+        "submitted_at": row.submitted_at,
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+    }

@@ -1,0 +1,1 @@
+"""Tasks and edges of an iteration: pipeline, buckets, window. Pure."""

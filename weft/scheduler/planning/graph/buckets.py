@@ -1,0 +1,258 @@
+"""Bucket graph: the tasks and edges from gradients to parameters, of a job with buckets. Pure.
+
+A bucket of the route "either" has the tasks of both ways, and each iteration takes one: the tasks of the other pass,
+without a wait, and are posted at once. So an edge that a lane needs in both ways must not come from a task of one:
+
+    one holder          host     GRAD → DOWN → SYNC(o) → UPDATE(o) → UP —1→ FORWARD
+                        device   GRAD → SYNC(d) → UPDATE(d) —1→ FORWARD              d: the device's own lane
+    several holders     host     SYNC(o) → UPDATE(o) → UP —1→ FORWARD
+                        device   SYNC(o) → UP → UPDATE(r,s) —1→ FORWARD
+
+An owner's last UPDATE of an iteration runs in both, since it ends the owner's step: so the norm, which other owners
+write again two steps later, is read by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.plan.buckets import Holder
+from weft.plan.graph import Lane
+from weft.plan.kinds import Cause, Kind, Way
+from weft.plan.placement import DOWN, UP
+from weft.plan.plan import BucketPlan, Route, Synchronisation
+from weft.scheduler.planning.graph.pipeline import GraphBuilder, Key
+from weft.scheduler.planning.graph.window import WindowGraph
+
+
+class BucketGraph:
+    """The tasks and edges from gradients to parameters, of a job with buckets."""
+
+    def __init__(self, builder: GraphBuilder, synchronisation: Synchronisation) -> None:
+        self._builder = builder
+        self._plan = synchronisation
+        self._placement = builder.placement
+        self._windows = [
+            WindowGraph(builder, r, held=self._held, completions=self._completions)
+            for r in range(len(self._placement.replicas))
+            if builder.streams(r)
+        ]
+
+    # --- tasks, in the order of their lanes
+
+    def tasks(self) -> None:
+        for window in self._windows:
+            window.tasks()
+        for r, s in self._holders():
+            held = self._held(r, s)
+            for part in held:
+                self._add(Kind.GRAD, r, s, part, self._builder.lane(r, s))
+        for owner in range(len(self._plan.owners)):
+            self._owner_tasks(owner)
+        for r, s in self._holders():
+            self._holder_tasks(r, s)
+
+    def _holders(self) -> list[Holder]:
+        """Without the layers of working windows. Later stages first, since their gradients are there first: stages may
+        share a GPU, and with it the lanes."""
+        return [(r, s) for r, s in reversed(self._placement.holders()) if not self._builder.streams(r)]
+
+    def _held(self, r: int, s: int) -> list[BucketPlan]:
+        return [part for part in self._plan.buckets if (r, s) in part.bucket.holders]
+
+    def _owned(self, owner: int) -> list[BucketPlan]:
+        return [part for part in self._plan.buckets if owner in part.owners()]
+
+    def _updated(self, owner: int) -> list[BucketPlan]:
+        """Those of which the owner has parameters to update."""
+        return [part for part in self._owned(owner) if self._owners_update(part)]
+
+    def _owners_update(self, part: BucketPlan) -> bool:
+        """Not where every holder is a device that updates its own."""
+        return part.route is not Route.SUM or self._on_cpu(part)
+
+    def _on_cpu(self, part: BucketPlan) -> bool:
+        """Whether a CPU replica computes on the shared parameters."""
+        return any(not self._builder.is_device(r) for r, _ in part.bucket.holders)
+
+    # --- the ways of a bucket that has two
+
+    def _sync_way(self, owner: int, part: BucketPlan) -> Way | None:
+        if not part.device_ranges:
+            return None
+        return Way.DEVICE if any(owned.owner == owner for owned in part.device_ranges) else Way.HOST
+
+    def _update_way(self, owner: int, part: BucketPlan) -> Way | None:
+        if part.route is not Route.EITHER or part.device_ranges:
+            return self._sync_way(owner, part)
+        return None if self._on_cpu(part) else Way.HOST
+
+    def _openers(self, ways: Sequence[tuple[BucketPlan, Way | None]]) -> list[BucketPlan]:
+        """Those of which one is the first that the owner does in an iteration, whatever passes."""
+        fixed = next((number for number, (_, way) in enumerate(ways) if way is None), len(ways))
+        return [part for part, _ in ways[: fixed + 1]]
+
+    def _add(self, kind: Kind, r: int, s: int, part: BucketPlan, lane: Lane, way: Way | None = None) -> None:
+        self._builder.add((kind, r, s, -1, part.bucket.index), lane, way)
+
+    def _owner_tasks(self, owner: int) -> None:
+        """Where the norm must be known first, all SYNC come before all UPDATE; speculation needs no such order."""
+        lane = self._plan.owners[owner]
+        waits = self._plan.bounded and not self._plan.speculative
+        updated = self._updated(owner)
+        for part in self._owned(owner):
+            self._add(Kind.SYNC, owner, -1, part, lane, self._sync_way(owner, part))
+            if not waits and part in updated:
+                self._add(Kind.UPDATE, owner, -1, part, lane, self._update_way(owner, part))
+        if waits:
+            for part in updated:
+                self._add(Kind.UPDATE, owner, -1, part, lane, self._update_way(owner, part))
+        if self._plan.speculative and updated:
+            self._builder.add((Kind.VALIDATE, owner, -1, -1, -1), lane)
+
+    def _holder_tasks(self, r: int, s: int) -> None:
+        """What a private replica does to get its gradients to the owners, and its parameters back."""
+        device = self._builder.is_device(r)
+        if not self._placement.replicas[r].private:
+            return
+        held = [part for part in self._held(r, s) if part.route is not Route.DEVICE]
+        if device:
+            for part in held:
+                way = Way.HOST if part.device_ranges else None
+                self._add(Kind.DOWN, r, s, part, self._builder.lane(r, s, DOWN), way)
+        for part in held:
+            way = Way.HOST if part.device_ranges else None
+            self._add(Kind.UP, r, s, part, self._builder.lane(r, s, UP if device else None), way)
+        for part in held:
+            if self._comes_up_summed(part):
+                way = Way.DEVICE if part.route is Route.EITHER else None
+                self._add(Kind.UPDATE, r, s, part, self._builder.lane(r, s), way)
+
+    # --- edges
+
+    def edges(self, *, coarse: bool) -> None:
+        for window in self._windows:
+            window.edges()
+        for r, s in self._holders():
+            self._gradient_edges(r, s)
+        for owner in range(len(self._plan.owners)):
+            self._owner_edges(owner, coarse=coarse)
+        for r, s in self._holders():
+            if self._placement.replicas[r].private:
+                self._private_edges(r, s)
+            else:
+                self._shared_edges(r, s)
+
+    def _gradient_edges(self, r: int, s: int) -> None:
+        last = (Kind.BACKWARD, r, s, self._placement.replicas[r].microbatches - 1, -1)
+        for part in self._held(r, s):
+            b = part.bucket.index
+            self._builder.edge(last, (Kind.GRAD, r, s, -1, b), 0, Cause.GRADIENT)
+            if self._builder.is_device(r) and part.route is not Route.DEVICE:
+                self._builder.edge((Kind.GRAD, r, s, -1, b), (Kind.DOWN, r, s, -1, b), 0, Cause.GRADIENT)
+                # the device's copy of the gradient is written again
+                self._builder.edge((Kind.DOWN, r, s, -1, b), (Kind.BACKWARD, r, s, 0, -1), 1, Cause.SLOT)
+
+    def _arrival(self, r: int, s: int, part: BucketPlan, owner: int) -> Key:
+        """The task after which the owner can read a holder's gradient."""
+        on_device = part.route is Route.DEVICE or self._sync_way(owner, part) is Way.DEVICE
+        comes_down = self._builder.is_device(r) and not on_device
+        return (Kind.DOWN if comes_down else Kind.GRAD, r, s, -1, part.bucket.index)
+
+    def _owner_edges(self, owner: int, *, coarse: bool) -> None:
+        owned = self._owned(owner)
+        for part in owned:
+            sync = (Kind.SYNC, owner, -1, -1, part.bucket.index)
+            for r, s in part.bucket.holders:
+                self._builder.edge(self._arrival(r, s, part, owner), sync, 0, Cause.SYNC)
+        for part in self._openers([(part, self._sync_way(owner, part)) for part in owned]) if coarse else ():
+            for r, s in self._placement.holders():
+                last = (Kind.BACKWARD, r, s, self._placement.replicas[r].microbatches - 1, -1)
+                self._builder.edge(last, (Kind.SYNC, owner, -1, -1, part.bucket.index), 0, Cause.SYNC)
+        updated = self._updated(owner)
+        for part in updated:
+            b = part.bucket.index
+            self._builder.edge((Kind.SYNC, owner, -1, -1, b), (Kind.UPDATE, owner, -1, -1, b), 0, Cause.SYNC)
+            if self._comes_up_summed(part) and self._builder.is_device(part.bucket.holders[0][0]):
+                # unlike a replica on shared parameters, the device whose gradient gave way to the sum does not wait
+                self._builder.edge(self._completion(owner, part), self._writer_of_sum(part), 1, Cause.SLOT)
+        if self._plan.speculative and updated:
+            self._norm_edges((Kind.VALIDATE, owner, -1, -1, -1))
+        elif self._plan.bounded:
+            for part in self._openers([(part, self._update_way(owner, part)) for part in updated]):
+                self._norm_edges((Kind.UPDATE, owner, -1, -1, part.bucket.index))
+
+    def _norm_edges(self, target: Key) -> None:
+        """The norm is known once every owner has done its last SYNC."""
+        for other in range(len(self._plan.owners)):
+            last = self._owned(other)[-1].bucket.index
+            self._builder.edge((Kind.SYNC, other, -1, -1, last), target, 0, Cause.SYNC)
+
+    @staticmethod
+    def _comes_up_summed(part: BucketPlan) -> bool:
+        """Whether devices may update with the sum of several holders' gradients."""
+        return part.route is Route.SUM or (part.route is Route.EITHER and not part.device_ranges)
+
+    def _completions(self, part: BucketPlan) -> list[Key]:
+        """The tasks after which a bucket's parameters stand where they are shared; of the route "device", its own."""
+        return [self._completion(owned.owner, part) for owned in part.ranges]
+
+    def _completion(self, owner: int, part: BucketPlan) -> Key:
+        if self._plan.speculative:
+            return (Kind.VALIDATE, owner, -1, -1, -1)
+        return (Kind.UPDATE, owner, -1, -1, part.bucket.index)
+
+    def _shared_edges(self, r: int, s: int) -> None:
+        """The stage computes on the owners' parameters."""
+        for key in {key: None for part in self._held(r, s) for key in self._completions(part)}:
+            self._builder.edge(key, (Kind.FORWARD, r, s, 0, -1), 1, Cause.UPDATE)
+
+    def _private_edges(self, r: int, s: int) -> None:
+        start = (Kind.FORWARD, r, s, 0, -1)
+        for part in self._held(r, s):
+            match part.route:
+                case Route.DEVICE:
+                    for key in self._completions(part):
+                        self._builder.edge(key, start, 1, Cause.UPDATE)
+                case Route.HOST:
+                    self._parameters_come_up(r, s, part)
+                case Route.SUM:
+                    self._sum_comes_up(r, s, part)
+                case Route.EITHER:
+                    self._parameters_come_up(r, s, part)
+                    for owned in part.device_ranges:
+                        self._builder.edge(self._completion(owned.owner, part), start, 1, Cause.UPDATE)
+                    if not part.device_ranges:
+                        self._sum_comes_up(r, s, part)
+
+    def _parameters_come_up(self, r: int, s: int, part: BucketPlan) -> None:
+        """Where UP has another load as well, it waits for these only in the iterations that take this way. The bucket's
+        parameters have been read by then, or it would have no gradient; but a stale one goes by an older gradient."""
+        replica = self._placement.replicas[r]
+        way = Way.HOST if self._comes_up_summed(part) else None
+        up = (Kind.UP, r, s, -1, part.bucket.index)
+        if replica.staleness:
+            last = (Kind.BACKWARD, r, s, replica.microbatches - 1, -1)
+            self._builder.edge(last, up, 0, Cause.GRADIENT, way)
+        for key in self._completions(part):
+            self._builder.edge(key, up, replica.staleness, Cause.UPDATE, way)
+        self._builder.edge(up, (Kind.FORWARD, r, s, 0, -1), 1, Cause.UPDATE)
+
+    def _sum_comes_up(self, r: int, s: int, part: BucketPlan) -> None:
+        b = part.bucket.index
+        up, update = (Kind.UP, r, s, -1, b), (Kind.UPDATE, r, s, -1, b)
+        for owned in part.ranges:
+            self._builder.edge((Kind.SYNC, owned.owner, -1, -1, b), up, 0, Cause.SYNC)
+        self._builder.edge(up, update, 0, Cause.UPDATE)
+        self._builder.edge(
+            (Kind.BACKWARD, r, s, self._placement.replicas[r].microbatches - 1, -1), update, 0, Cause.GRADIENT
+        )
+        if self._plan.bounded:
+            self._norm_edges(update)
+        self._builder.edge(update, (Kind.FORWARD, r, s, 0, -1), 1, Cause.UPDATE)
+        self._builder.edge(up, self._writer_of_sum(part), 1, Cause.SLOT)
+
+    def _writer_of_sum(self, part: BucketPlan) -> Key:
+        """The sum stands where the first holder's gradient was, and will be."""
+        r, s = part.bucket.holders[0]
+        return (Kind.DOWN, r, s, -1, part.bucket.index) if self._builder.is_device(r) else (Kind.BACKWARD, r, s, 0, -1)

@@ -1,0 +1,180 @@
+"""Graph builder: collects the iteration graph's tasks by key, then edges between them; has those of pipelines. Pure."""
+
+from __future__ import annotations
+
+from weft.plan.graph import Edge, Graph, Lane, Task
+from weft.plan.kinds import Cause, Kind, Way
+from weft.plan.placement import FETCH, LOAD, Placement
+from weft.plan.plan import Ring
+from weft.scheduler.planning.schedules import SCHEDULES
+
+Key = tuple[Kind, int, int, int, int]  # kind, replica or owner, stage, microbatch, bucket
+
+
+class GraphBuilder:
+    def __init__(self, schedule: str, placement: Placement, *, steals: bool) -> None:
+        self.placement = placement
+        self._steals = steals
+        self._schedule = schedule
+        self._tasks: dict[Key, Task] = {}
+        self._edges: dict[tuple[int, int, int], Edge] = {}
+
+    def add(self, key: Key, lane: Lane, way: Way | None = None) -> None:
+        kind, replica, stage, microbatch, bucket = key
+        self._tasks[key] = Task(
+            id=len(self._tasks),
+            kind=kind,
+            replica=replica,
+            stage=stage,
+            microbatch=microbatch,
+            bucket=bucket,
+            lane=lane,
+            way=way,
+        )
+
+    def edge(self, source: Key, target: Key, distance: int, cause: Cause, way: Way | None = None) -> None:
+        key = (self._tasks[source].id, self._tasks[target].id, distance)
+        self._edges.setdefault(key, Edge(*key, cause, way))  # the first cause given stands: data before slot
+
+    def graph(self) -> Graph:
+        programs: dict[Lane, list[int]] = {}
+        for task in self._tasks.values():
+            programs.setdefault(task.lane, []).append(task.id)
+        return Graph(
+            tasks=tuple(self._tasks.values()),
+            edges=tuple(self._edges.values()),
+            programs={lane: tuple(program) for lane, program in programs.items()},
+        )
+
+    def lane(self, r: int, s: int, name: str | None = None) -> Lane:
+        """Of a stage's worker; without a name the one that the stage computes in."""
+        return self.placement.compute_lane(r, s) if name is None else Lane(self.placement.worker_of[r, s], name)
+
+    def is_device(self, r: int) -> bool:
+        return self.placement.replicas[r].device == "gpu"
+
+    def streams(self, r: int) -> bool:
+        """Whether its stages are layers that take turns on the device."""
+        return self.placement.replicas[r].working_window is not None
+
+    # --- tasks
+
+    def load_tasks(self) -> None:
+        replicas = self.placement.replicas[:1] if self._steals else self.placement.replicas
+        for m in range(max(replica.microbatches for replica in replicas)):
+            for r, replica in enumerate(replicas):
+                if m < replica.microbatches:
+                    self.add((Kind.LOAD, r, 0, m, -1), Lane(self.placement.loader, LOAD))
+
+    def compute_tasks(self) -> None:
+        for r, replica in enumerate(self.placement.replicas):
+            self._fetch_tasks(r)
+            for s in range(replica.num_stages) if not self.streams(r) else ():
+                for kind, m in SCHEDULES[self._schedule](s, replica.num_stages, replica.microbatches):
+                    self.add((kind, r, s, m, -1), self.lane(r, s))
+                if self.placement.learns and self.placement.synchronisation is None:
+                    self.add((Kind.UPDATE, r, s, -1, -1), self.lane(r, s))
+
+    def _fetch_tasks(self, r: int) -> None:
+        """Input and target of a microbatch one after the other, since both ends may be one GPU's."""
+        replica = self.placement.replicas[r]
+        for m in range(replica.microbatches) if self.is_device(r) else ():
+            for s in sorted({0, replica.num_stages - 1}):
+                self.add((Kind.FETCH, r, s, m, -1), self.lane(r, s, FETCH))
+
+    # --- edges of the pipelines
+
+    def flow_edges(self) -> None:
+        for r, replica in enumerate(self.placement.replicas):
+            for m in range(replica.microbatches):
+                for s in sorted({0, replica.num_stages - 1}):
+                    self._data_edges(r, s, m)
+                for s in range(replica.num_stages):
+                    forward, backward = (Kind.FORWARD, r, s, m, -1), (Kind.BACKWARD, r, s, m, -1)
+                    self.edge(forward, backward, 0, Cause.ACTIVATION)
+                    if s < replica.num_stages - 1:
+                        self.edge(forward, (Kind.FORWARD, r, s + 1, m, -1), 0, Cause.ACTIVATION)
+                        self.edge((Kind.BACKWARD, r, s + 1, m, -1), backward, 0, Cause.GRADIENT)
+
+    def _data_edges(self, r: int, s: int, m: int) -> None:
+        """Where replicas steal, all of a batch is there before the first of it is taken."""
+        forward = (Kind.FORWARD, r, s, m, -1)
+        reader = (Kind.FETCH, r, s, m, -1) if self.is_device(r) else forward
+        if not self._steals:
+            self.edge((Kind.LOAD, r, 0, m, -1), reader, 0, Cause.DATA)
+        elif m == 0:
+            self.edge((Kind.LOAD, 0, 0, self.placement.replicas[0].microbatches - 1, -1), reader, 0, Cause.DATA)
+        if self.is_device(r):
+            self.edge(reader, forward, 0, Cause.DATA)
+
+    def update_edges(self) -> None:
+        """Of stages that update their own parameters."""
+        (replica,) = self.placement.replicas
+        for s in range(replica.num_stages):
+            update = (Kind.UPDATE, 0, s, -1, -1)
+            for m in range(replica.microbatches):
+                self.edge((Kind.BACKWARD, 0, s, m, -1), update, 0, Cause.GRADIENT)
+                self.edge(update, (Kind.FORWARD, 0, s, m, -1), 1, Cause.UPDATE)
+
+    def buffer_edges(self, changes: Kind) -> None:
+        """Other replicas read the first one's buffers where they evaluate: after it has changed them, before again."""
+        (first, *others) = self.placement.replicas
+        for r, replica in enumerate(others, start=1):
+            for s in range(replica.num_stages):
+                for own in range(first.num_stages):
+                    last, start = (changes, 0, own, first.microbatches - 1, -1), (Kind.FORWARD, r, s, 0, -1)
+                    self.edge(last, start, 1, Cause.SYNC)
+                    end = (Kind.FORWARD, r, s, replica.microbatches - 1, -1)
+                    self.edge(end, (Kind.FORWARD, 0, own, 0, -1), 1, Cause.SYNC)
+
+    def weight_edges(self) -> None:
+        """The loader's lane ends with the last microbatch of the replicas that have the most."""
+        replicas = self.placement.replicas
+        count, r = max((replica.microbatches, r) for r, replica in enumerate(replicas))
+        last = (Kind.LOAD, r, 0, count - 1, -1)
+        for r, replica in enumerate(replicas):
+            self.edge(last, (Kind.FORWARD, r, replica.num_stages - 1, 0, -1), 0, Cause.DATA)
+
+    # --- edges of the slots
+
+    def ring(self, ring: Ring) -> None:
+        r, last = ring.replica, self.placement.replicas[ring.replica].num_stages - 1
+        readers = range(len(self.placement.replicas)) if ring.by_number else [r]
+        match ring.name.split("-"):
+            case ["input", _]:
+                for reader in readers:
+                    self._batch_edge(ring, self._reader(reader, 0))
+            case ["target", _]:
+                for reader in readers:
+                    self._batch_edge(ring, self._reader(reader, self.placement.replicas[reader].num_stages - 1))
+            case ["device", "input", _]:
+                self._ring_edges(ring, (Kind.FETCH, 0), (Kind.BACKWARD, 0))
+            case ["device", "target", _]:
+                self._ring_edges(ring, (Kind.FETCH, last), (Kind.BACKWARD, last))
+            case ["activation", _, s]:
+                self._ring_edges(ring, (Kind.FORWARD, int(s)), (Kind.BACKWARD, int(s) + 1))
+            case ["gradient", _, s]:
+                self._ring_edges(ring, (Kind.BACKWARD, int(s) + 1), (Kind.BACKWARD, int(s)))
+
+    def _reader(self, r: int, s: int) -> Key:
+        kind = Kind.FETCH if self.is_device(r) else Kind.BACKWARD
+        return (kind, r, s, self.placement.replicas[r].microbatches - 1, -1)
+
+    def _ring_edges(self, ring: Ring, writer: tuple[Kind, int], reader: tuple[Kind, int]) -> None:
+        """The writer of microbatch u of the replica's run waits for the last reader of microbatch u - depth."""
+        r = ring.replica
+        count = self.placement.replicas[r].microbatches
+        for m in range(count):
+            iterations_back, before = divmod(m - ring.depth, count)
+            source = (reader[0], r, reader[1], before, -1)
+            self.edge(source, (writer[0], r, writer[1], m, -1), -iterations_back, Cause.SLOT)
+
+    def _batch_edge(self, ring: Ring, reader: Key) -> None:
+        """A ring of whole batches is handed back a batch at a time.
+
+        The first write of a batch waits for the last read of the batch whose slots it takes; lane order does the rest.
+        So the writer wakes once an iteration and not once a microbatch: on a machine where every core computes, each
+        wake-up of a loader takes its time from a compute lane.
+        """
+        batches = ring.depth // self.placement.replicas[ring.replica].microbatches
+        self.edge(reader, (Kind.LOAD, ring.replica, 0, 0, -1), batches, Cause.SLOT)

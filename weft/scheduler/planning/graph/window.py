@@ -1,0 +1,108 @@
+"""Window graph: tasks and edges of a replica whose layers stream through its GPU. Pure.
+
+The GPU has places for the parameters and gradients of W layers; layer s has place s % W. All microbatches go through a
+layer before the next one's turn, so a layer comes up once for its forwards and, unless it is still there, once for its
+backwards. With four layers and W = 2:
+
+    compute   F0   F1   F2   F3   B3   B2   B1   B0
+    h2d     ▕U1▏▕U0▏   ▕U2▏ ▕U3▏          ▕R1▏ ▕R0▏       U: UP, once the host has updated the layer   R: RELOAD
+    place 0   └ 0 ┴─────┘└─ 2 ──────────┘     └ 0 ─┘      a layer is never brought down: the host has it
+    place 1        └ 1 ──────┘└─ 3 ───┘ └── 1 ──┘
+    d2h                              ▕D3▏ ▕D2▏ ▕D1▏ ▕D0▏
+
+A gradient's place is free again once it is down. After Sun et al., STRONGHOLD, SC 2022; all microbatches before the
+next layer: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from weft.plan.kinds import Cause, Kind
+from weft.plan.placement import DOWN, UP
+from weft.plan.plan import BucketPlan
+from weft.scheduler.planning.graph.pipeline import GraphBuilder, Key
+
+
+class WindowGraph:
+    """held: the buckets of a layer. completions: the tasks after which one's parameters stand where they are shared."""
+
+    def __init__(
+        self,
+        builder: GraphBuilder,
+        replica: int,
+        *,
+        held: Callable[[int, int], Sequence[BucketPlan]],
+        completions: Callable[[BucketPlan], list[Key]],
+    ) -> None:
+        plan = builder.placement.replicas[replica]
+        assert plan.working_window is not None
+        self._builder = builder
+        self._r = replica
+        self._num_layers = plan.num_stages
+        self._microbatches = plan.microbatches
+        self._window = plan.working_window
+        self._held = held
+        self._completions = completions
+
+    def tasks(self) -> None:
+        layers = range(self._num_layers)
+        for s in layers:
+            self._compute(Kind.FORWARD, s)
+        for s in reversed(layers):
+            self._compute(Kind.BACKWARD, s)
+            self._of_buckets(Kind.GRAD, s)
+        for s in [*reversed(layers[: self._window]), *layers[self._window :]]:  # the first ones as they are updated
+            self._of_buckets(Kind.UP, s, UP)
+        for s in reversed(layers):
+            if self._makes_room(s):
+                self._of_buckets(Kind.RELOAD, s, UP)
+            self._of_buckets(Kind.DOWN, s, DOWN)
+
+    def edges(self) -> None:
+        for s in range(self._num_layers):
+            for part in self._held(self._r, s):
+                self._gradient_goes_down(s, part.bucket.index)
+                self._parameters_come_up(s, part)
+
+    def _makes_room(self, s: int) -> bool:
+        """Whether another layer takes its place between its forwards and its backwards."""
+        return s + self._window < self._num_layers
+
+    def _compute(self, kind: Kind, s: int) -> None:
+        for m in range(self._microbatches):
+            self._builder.add((kind, self._r, s, m, -1), self._builder.lane(self._r, s))
+
+    def _of_buckets(self, kind: Kind, s: int, lane: str | None = None) -> None:
+        for part in self._held(self._r, s):
+            self._builder.add((kind, self._r, s, -1, part.bucket.index), self._builder.lane(self._r, s, lane))
+
+    def _first(self, kind: Kind, s: int) -> Key:
+        return (kind, self._r, s, 0, -1)
+
+    def _last(self, kind: Kind, s: int) -> Key:
+        return (kind, self._r, s, self._microbatches - 1, -1)
+
+    def _gradient_goes_down(self, s: int, b: int) -> None:
+        grad, down = (Kind.GRAD, self._r, s, -1, b), (Kind.DOWN, self._r, s, -1, b)
+        self._builder.edge(self._last(Kind.BACKWARD, s), grad, 0, Cause.GRADIENT)
+        self._builder.edge(grad, down, 0, Cause.GRADIENT)
+        distance, following = (0, s - self._window) if s >= self._window else (1, self._top(s))
+        self._builder.edge(down, self._first(Kind.BACKWARD, following), distance, Cause.SLOT)
+
+    def _parameters_come_up(self, s: int, part: BucketPlan) -> None:
+        up, reload = ((kind, self._r, s, -1, part.bucket.index) for kind in (Kind.UP, Kind.RELOAD))
+        for key in self._completions(part):
+            self._builder.edge(key, up, 1, Cause.UPDATE)
+        self._builder.edge(up, self._first(Kind.FORWARD, s), 0, Cause.UPDATE)
+        if s >= self._window:
+            self._builder.edge(self._last(Kind.FORWARD, s - self._window), up, 0, Cause.SLOT)
+        else:
+            self._builder.edge(self._last(Kind.BACKWARD, s), up, 1, Cause.SLOT)
+        if self._makes_room(s):
+            self._builder.edge(self._last(Kind.BACKWARD, s + self._window), reload, 0, Cause.SLOT)
+            self._builder.edge(reload, self._first(Kind.BACKWARD, s), 0, Cause.UPDATE)
+
+    def _top(self, s: int) -> int:
+        """The last layer of those that have the place of s."""
+        return self._num_layers - 1 - (self._num_layers - 1 - s) % self._window

@@ -1,0 +1,75 @@
+"""Placement: which worker holds which stage of which replica, and who reduces and updates each bucket. Pure.
+
+Positions of workers, as `workers_needed` counts them: the CPU replicas' stages, then hosts (CPU workers that only
+reduce and update for devices), then the devices' stages, then the loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from weft.plan.buckets import Holder
+from weft.plan.inspection import Inspection
+from weft.plan.placement import Cuts, Placement
+from weft.plan.plan import ReplicaPlan
+from weft.scheduler.planning.synchronising import needs_buckets, synchronisation_of
+from weft.spec.strategy import Strategy
+from weft.spec.workers_needed import workers_needed
+
+
+def stages_asked(strategy: Strategy) -> str:
+    """As the spec has it, for the error that says there are too many."""
+    if strategy.replicas is None:
+        return str(strategy.stages)
+    return ", ".join(f"{replica.device} × {replica.stages}" for replica in strategy.replica_list)
+
+
+def place(
+    strategy: Strategy,
+    inspection: Inspection,
+    cuts: Sequence[Cuts],
+    local: frozenset[int] = frozenset(),
+    *,
+    windows: Sequence[int | None] = (),
+    learns: bool = True,
+) -> Placement:
+    """local: buckets that devices update themselves where the update is balanced. windows: the working window of each
+    replica, where any has one. learns: the job has updates."""
+    needed = workers_needed(strategy)
+    next_position = {"cpu": 0, "gpu": needed.get("cpu", 0)}
+    worker_of: dict[Holder, int] = {}
+    for r, replica in enumerate(strategy.replica_list):
+        for s in range(len(cuts[r])):  # neighbours share a worker where there are fewer of these
+            worker_of[r, s] = next_position[replica.device] + s * replica.num_workers // len(cuts[r])
+        next_position[replica.device] += replica.num_workers
+    hosts = range(next_position["cpu"], needed.get("cpu", 0))
+    workers = tuple(kind for kind, count in needed.items() for _ in range(count))
+    placement = Placement(
+        replicas=_replica_plans(strategy, cuts, windows or [None] * len(cuts)),
+        cuts=tuple(cuts),
+        workers=workers,
+        worker_of=worker_of,
+        loader=len(workers) - 1,
+        learns=learns,
+        synchronisation=None,
+    )
+    if not learns or not needs_buckets(strategy, inspection, placement):
+        return placement
+    return replace(placement, synchronisation=synchronisation_of(strategy, inspection, placement, list(hosts), local))
+
+
+def _replica_plans(strategy: Strategy, cuts: Sequence[Cuts], windows: Sequence[int | None]) -> tuple[ReplicaPlan, ...]:
+    return tuple(
+        ReplicaPlan(
+            device=replica.device,
+            num_stages=len(own_cuts),
+            microbatches=count,
+            private=replica.device == "gpu" or staleness > 0,
+            staleness=staleness,
+            working_window=window,
+        )
+        for replica, own_cuts, window, count, staleness in zip(
+            strategy.replica_list, cuts, windows, strategy.microbatch_counts, strategy.staleness_list, strict=True
+        )
+    )

@@ -1,0 +1,48 @@
+"""Plan notes: what the user of a job should know of its plan, in a line each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from weft.plan.division import divide
+from weft.plan.inspection import Inspection
+from weft.plan.itinerary import Itinerary
+from weft.spec.job_spec import JobSpec
+
+NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a line
+
+
+def plan_notes(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
+    if spec.job.mode == "train" and inspection.batch_modules:
+        yield from _batch_note(spec, inspection)
+
+
+def _batch_note(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
+    """Where the batch is divided, what a module makes of a whole one is another number. The plain loop of
+    `weft run --reference` divides it alike, so nothing else would say so."""
+    shares, counts = spec.strategy.division
+    batch_size = min(spec.job.batch_size, inspection.num_train)
+    sizes = {part.size for parts in divide(batch_size, shares, counts) for part in parts if part.size}
+    if sizes == {batch_size}:
+        return
+    samples = " or ".join(map(str, sorted(sizes)[-2:]))
+    alone = "microbatches = 1" if len(counts) == 1 else "one replica with microbatches = 1"
+    yield (
+        f"batch statistics: {_listed(inspection.batch_modules)} take means and variances of each microbatch of "
+        f"{samples} samples, not of the batch of {batch_size}; {alone} takes the batch's"
+    )
+
+
+def _listed(modules: Sequence[str]) -> str:
+    more = len(modules) - NAMED_MODULES
+    return ", ".join(modules[:NAMED_MODULES]) + (f" and {more} more" if more > 0 else "")
+
+
+def doubt_of_batch(itinerary: Itinerary) -> str | None:
+    """What is taken although it is probably not meant."""
+    if itinerary.batch_size <= itinerary.num_train:
+        return None
+    return (
+        f"warning: job.batch_size = {itinerary.batch_size} is more than the {itinerary.num_train} samples of "
+        f"Workload.train; every batch has {itinerary.num_train}"
+    )

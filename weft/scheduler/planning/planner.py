@@ -1,0 +1,194 @@
+"""Planner: from a spec and an inspection to a checked plan. Pure; a plan that cannot run is refused with the reason.
+
+The cut: contiguous units to stages so that the slowest stage is as fast as possible (dynamic programming over measured
+unit times), for each replica by itself, by the times of its kind of device. The graph: design section 3. The check: the
+graph's cycles, then one simulated run with real slot depths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from weft.plan.graph import Graph, GraphError
+from weft.plan.inspection import Inspection
+from weft.plan.itinerary import Itinerary
+from weft.plan.placement import Cuts, Placement
+from weft.plan.plan import Plan, Ring, StagePlan
+from weft.plan.shapes import ShapeError
+from weft.scheduler.adapting.balance import local_buckets
+from weft.scheduler.planning.costs import mean_seconds, task_seconds
+from weft.scheduler.planning.graph.build import build_graph
+from weft.scheduler.planning.limit import speed_limit
+from weft.scheduler.planning.memory import plan_bytes, speculation_bytes
+from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
+from weft.scheduler.planning.placing import place
+from weft.scheduler.planning.plan_notes import plan_notes
+from weft.scheduler.planning.rings import make_rings
+from weft.scheduler.planning.simulator import SimulationError, simulate
+from weft.scheduler.planning.working_window import largest_that_fits, smallest_as_good
+from weft.spec.admission import problem_of_spec
+from weft.spec.job_spec import JobSpec
+
+WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
+MIN_WINDOW_ITERATIONS = 2
+MAX_WINDOW_TASKS = 4096
+MAX_ITERATIONS = 2**31 - 1  # a board word is an int32
+
+
+def make_plan(
+    spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int, host_bytes_free: float = math.inf
+) -> Plan:
+    """A plan that has passed its checks. host_bytes_free: of any memory of the host; where it is scarce, updates do not
+    speculate. Errors: PlanError."""
+    _check_sizes(spec, inspection)
+    cuts = [cut_for(inspection.units_on(replica.device), replica) for replica in spec.strategy.replica_list]
+    given = [replica.working_window for replica in spec.strategy.replica_list]
+
+    def plan_with(window: int) -> Plan:
+        wanted = (window if own == "auto" else own for own in given)
+        windows = [within_layers(own, layers) for own, layers in zip(wanted, cuts, strict=True)]
+        return _plan(spec, inspection, cuts, windows, shared_bytes_free, host_bytes_free)
+
+    if "auto" not in given:
+        return plan_with(0)
+    streamed = [own_cuts for own, own_cuts in zip(given, cuts, strict=True) if own == "auto"]
+    return smallest_as_good(plan_with, max(largest_that_fits(inspection, layers) for layers in streamed))
+
+
+def _plan(
+    spec: JobSpec,
+    inspection: Inspection,
+    cuts: Sequence[Cuts],
+    windows: Sequence[int | None],
+    shared_bytes_free: int,
+    host_bytes_free: float,
+) -> Plan:
+    strategy = spec.strategy
+    placement = place(strategy, inspection, cuts, windows=windows, learns=spec.job.mode == "train")
+    if strategy.update == "balanced" and placement.synchronisation is not None:
+        placement = place(strategy, inspection, cuts, local_buckets(inspection, placement))
+    try:
+        rings = make_rings(strategy, inspection, placement)
+    except ShapeError as error:
+        raise PlanError(str(error)) from error
+    if speculation_bytes(inspection, placement, rings) > host_bytes_free:
+        placement = _without_speculation(placement)
+    graph = build_graph(
+        strategy.schedule,
+        placement,
+        rings,
+        coarse=strategy.sync == "coarse",
+        has_buffers=any(unit.buffer_bytes for unit in inspection.units),
+        recompute=strategy.recompute,
+        weighted=inspection.weighted,
+        steals=strategy.steals,
+    )
+    seconds = task_seconds(spec, inspection, placement, graph)
+    shared = plan_bytes(inspection, placement, rings, len(graph.tasks))
+    if shared > shared_bytes_free:
+        raise PlanError(
+            f"the plan needs {shared / 2**20:.0f} MiB of shared memory (parameters and slots) and /dev/shm has "
+            f"{shared_bytes_free / 2**20:.0f} MiB free; use fewer microbatches, a smaller batch, or a larger /dev/shm"
+        )
+    plan = Plan(
+        schedule=strategy.schedule,
+        microbatches=strategy.microbatches,
+        recompute=strategy.recompute,
+        window=strategy.window or _default_window(graph, seconds),
+        itinerary=_itinerary(spec, inspection),
+        replicas=placement.replicas,
+        shares=tuple(strategy.share_list),
+        stages=_stage_plans(inspection, placement, rings),
+        workers=placement.workers,
+        graph=graph,
+        rings=rings,
+        task_seconds=seconds,
+        shared_bytes=shared,
+        synchronisation=placement.synchronisation,
+        share=strategy.share if len(placement.replicas) > 1 else "fixed",
+        notes=tuple(plan_notes(spec, inspection)),
+    )
+    return _checked(plan)
+
+
+def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:
+    itinerary = Itinerary.of(
+        num_train=inspection.num_train,
+        num_validation=inspection.num_validation,
+        batch_size=spec.job.batch_size,
+        epochs=spec.job.epochs,
+        steps=spec.job.steps,
+        forward_only=spec.job.mode == "forward",
+    )
+    if itinerary.num_iterations > MAX_ITERATIONS:
+        field = "epochs" if spec.job.steps is None else "steps"
+        raise PlanError(
+            f"job.{field} makes {itinerary.num_iterations} iterations, a board counts to {MAX_ITERATIONS}; give fewer"
+        )
+    return itinerary
+
+
+def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
+    if inspection.num_train == 0:
+        raise PlanError("Workload.train has length 0; give at least one sample")
+    if (problem := problem_of_spec(spec)) is not None:
+        raise PlanError(problem)
+
+
+def _default_window(graph: Graph, seconds: Sequence[float]) -> int:
+    """Tasks to send ahead: WINDOW_SECONDS of work of the busiest lane, within bounds."""
+    longest = max(len(program) for program in graph.programs.values())
+    busiest = max(sum(seconds[task] for task in program) for program in graph.programs.values())
+    iterations = max(MIN_WINDOW_ITERATIONS, round(WINDOW_SECONDS / max(busiest, 1e-6)))
+    return max(MIN_WINDOW_ITERATIONS * longest, min(iterations * longest, MAX_WINDOW_TASKS))
+
+
+def _without_speculation(placement: Placement) -> Placement:
+    assert placement.synchronisation is not None
+    return dataclasses.replace(
+        placement, synchronisation=dataclasses.replace(placement.synchronisation, speculative=False)
+    )
+
+
+def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[Ring]) -> tuple[StagePlan, ...]:
+    owned = {ring.name: ring.depth * ring.slot_bytes for ring in rings}
+    plans = []
+    for r, cuts in enumerate(placement.cuts):
+        for stage, (first, last) in enumerate(cuts):
+            units = inspection.units_on(placement.replicas[r].device)[first:last]
+            parameters = sum(unit.parameter_bytes for unit in units)
+            slots = owned.get(f"activation-{r}-{stage}", 0) + owned.get(f"gradient-{r}-{stage - 1}", 0)
+            replica = placement.replicas[r]
+            copies = 3 if replica.private and replica.working_window is None else 2
+            memory = copies * parameters + sum(unit.buffer_bytes for unit in units) + slots
+            plans.append(
+                StagePlan(
+                    first=first,
+                    last=last,
+                    worker=placement.worker_of[r, stage],
+                    parameter_bytes=parameters,
+                    memory_bytes=memory,
+                    copies_input=units[0].in_place,
+                    replica=r,
+                    stage=stage,
+                )
+            )
+    return tuple(plans)
+
+
+def _checked(plan: Plan) -> Plan:
+    try:
+        plan.graph.check()
+        local = plan.synchronisation.local if plan.synchronisation else ()
+        limit = speed_limit(plan.graph.going(local), mean_seconds(plan))
+        predicted = simulate(plan).iteration_seconds
+    except (GraphError, SimulationError) as error:
+        raise PlanError(str(error)) from error
+    return dataclasses.replace(
+        plan,
+        predicted_iteration_seconds=predicted,
+        limit_seconds=limit.seconds,
+        limit_cycle=plan.graph.describe_cycle(limit.cycle),
+    )

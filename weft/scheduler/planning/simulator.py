@@ -1,0 +1,242 @@
+"""Simulator: runs a plan through the real core in virtual time, with perfect workers and no overhead.
+
+It answers the core's commands as a daemon and its workers would, keeps the board of finished iterations, and starts
+each task when its lane is free and its inputs are there. What comes out is the predicted iteration time, the lanes'
+timeline, or the proof that the plan cannot run.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from weft.plan.graph import Lane
+from weft.plan.kinds import Kind
+from weft.plan.plan import Plan
+from weft.scheduler.adapting.replica_pace import ReplicaPace
+from weft.scheduler.core.core import Core
+from weft.scheduler.core.events import (
+    Command,
+    Dispatch,
+    Event,
+    Grant,
+    JobPlanned,
+    JobSubmitted,
+    PlanJob,
+    Prepare,
+    RecordIteration,
+    Release,
+    ReplicasMeasured,
+    ResultSaved,
+    SaveResult,
+    TasksFinished,
+    WorkerJoined,
+    WorkerPrepared,
+    WorkerReleased,
+)
+from weft.spec.job_spec import JobSection, JobSpec
+from weft.spec.strategy import Replica, Strategy
+
+WARMUP_ITERATIONS = 4  # the first ones fill the pipeline and the input slots
+MEASURED_ITERATIONS = 4
+_JOB = "simulated"
+
+Milestones = Mapping[int, Mapping[int, float]]  # task -> milestone -> part of the task after which it is posted
+
+
+class SimulationError(RuntimeError):
+    """The plan stops before its end. The text names the tasks that wait and what for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One task of one iteration on its lane, in seconds of virtual time."""
+
+    task: int
+    iteration: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """iteration_seconds: the mean of the iterations after warm-up. spans: every task that ran, by lane."""
+
+    iteration_seconds: float
+    seconds: float
+    spans: dict[Lane, list[Span]]
+
+
+def simulate(
+    plan: Plan,
+    seconds: Sequence[float] | None = None,
+    *,
+    iterations: int | None = None,
+    milestones: Milestones | None = None,
+    wake_seconds: float = 0.0,
+) -> Simulation:
+    """Runs `iterations` (default: enough for a steady state) of the plan. Errors: SimulationError.
+
+    milestones: those that are posted from inside another task; without them each comes in its lane's order, as the
+    speed limit has it. wake_seconds: from the end of what a lane waited for to the start of its task.
+    """
+    count = iterations or WARMUP_ITERATIONS + MEASURED_ITERATIONS
+    itinerary = replace(plan.itinerary, num_train=1, num_validation=0, batch_size=1, steps=count)
+    run = _Run(replace(plan, itinerary=itinerary), seconds or plan.task_seconds, milestones or {}, wake_seconds)
+    return run.to_end()
+
+
+def _strategy_of(plan: Plan) -> Strategy:
+    """One that needs the plan's workers, which is all that the core asks of it."""
+    held = [{stage.worker for stage in plan.stages if stage.replica == r} for r in range(len(plan.replicas))]
+    replicas = [
+        Replica(device=replica.device, stages=len(workers))
+        for replica, workers in zip(plan.replicas, held, strict=True)
+    ]
+    on_cpu = sum(replica.stages for replica in replicas if replica.device == "cpu")
+    return Strategy(replicas=replicas, update="cpu" if plan.workers.count("cpu") > on_cpu else "local")
+
+
+class _Run:
+    def __init__(self, plan: Plan, seconds: Sequence[float], milestones: Milestones, wake: float) -> None:
+        self._plan = plan
+        self._seconds = seconds
+        self._milestones = milestones
+        self._wake_seconds = wake
+        self._waiting: set[Lane] = set()
+        self._now = 0.0
+        self._core = Core({f"{kind}-{position}": kind for position, kind in enumerate(plan.workers)})
+        names = {lane: (f"{plan.workers[lane.worker]}-{lane.worker}", lane.name) for lane in plan.graph.programs}
+        self._names = names
+        self._lanes = {name: lane for lane, name in names.items()}
+        self._queues: dict[Lane, deque[tuple[int, int]]] = {lane: deque() for lane in plan.graph.programs}
+        self._busy: dict[Lane, bool] = dict.fromkeys(plan.graph.programs, False)
+        self._finished: list[int] = [-1] * len(plan.graph.tasks)  # the board
+        self._spans: dict[Lane, list[Span]] = {lane: [] for lane in plan.graph.programs}
+        self._iteration_ends: list[float] = []
+        self._happening: list[tuple[float, int, Lane | None, int, int]] = []  # heap of tasks that run; no lane: posted
+        self._order = 0
+        self._steals = plan.share == "stealing"
+        self._granted: set[tuple[int, int, int]] = set()  # iteration, replica, position
+        self._pace = ReplicaPace(plan)
+        self._local = plan.synchronisation.local if plan.synchronisation else ()
+        self._graph = plan.graph.going(self._local)
+
+    def to_end(self) -> Simulation:
+        spec = JobSpec(
+            job=JobSection(entry="simulated.py:workload", batch_size=1, steps=1),
+            strategy=_strategy_of(self._plan),
+        )
+        self._core.start()
+        for name, worker in self._core.workers.items():
+            self._feed(WorkerJoined(worker=name, kind=worker.kind))
+        self._feed(JobSubmitted(job=_JOB, spec=spec, priority=0))
+        while self._happening:
+            self._now, _, lane, task, iteration = heapq.heappop(self._happening)
+            self._finished[task] = iteration
+            if lane is None:
+                self._start_ready()
+                continue
+            self._busy[lane] = False
+            if self._steals and self._seconds_of(task, iteration):
+                span = self._spans[lane][-1]
+                self._pace.add(task, iteration, round(1e9 * span.start), round(1e9 * span.end))
+            self._feed(TasksFinished(_JOB, 1, *self._names[lane], 1))
+        if len(self._iteration_ends) < self._plan.itinerary.num_iterations:
+            raise SimulationError(f"the plan stops at {self._now:.6g} s: {self._who_waits()}")
+        ends = self._iteration_ends
+        warm = min(WARMUP_ITERATIONS, len(ends) - 1)
+        measured = (ends[-1] - ends[warm - 1]) / (len(ends) - warm) if warm else ends[-1] / len(ends)
+        return Simulation(iteration_seconds=measured, seconds=self._now, spans=self._spans)
+
+    def _feed(self, event: Event) -> None:
+        commands = deque(self._core.handle(event, self._now))
+        while commands:
+            answer = self._perform(commands.popleft())
+            if answer is not None:
+                commands += self._core.handle(answer, self._now)
+        self._start_ready()
+
+    def _perform(self, command: Command) -> Event | None:
+        match command:
+            case PlanJob():
+                return JobPlanned(job=_JOB, attempt=1, plan=self._plan)
+            case Prepare():
+                return WorkerPrepared(job=_JOB, attempt=1, worker=command.worker)
+            case Dispatch():
+                queue = self._queues[self._lanes[command.worker, command.lane]]
+                queue.extend((iteration, task) for iteration, tasks in command.work for task in tasks)
+            case Grant():
+                for iteration, position, number in command.grants:
+                    if number >= 0:
+                        self._granted.add((iteration, command.replica, position))
+            case RecordIteration():
+                self._iteration_ends.append(self._now)
+                return self._measured(command.iteration) if self._steals else None
+            case SaveResult():
+                return ResultSaved(job=_JOB, attempt=1)
+            case Release():
+                return WorkerReleased(worker=command.worker, job=_JOB, attempt=1, clean=True)
+            case _:
+                pass
+        return None
+
+    def _measured(self, iteration: int) -> Event | None:
+        """How fast the replicas were in an iteration that is over, as the daemon would tell the core."""
+        counts = [sum(done[:2] == (iteration, r) for done in self._granted) for r in range(len(self._plan.replicas))]
+        ends = self._iteration_ends
+        self._pace.finish(iteration, counts, self._now - ends[-2] if len(ends) > 1 else None)
+        self._granted = {each for each in self._granted if each[0] > iteration}
+        measured = self._pace.take(1)
+        return None if measured is None else ReplicasMeasured(job=_JOB, attempt=1, measured=measured)
+
+    def _start_ready(self) -> None:
+        for lane, queue in self._queues.items():
+            if not queue or self._busy[lane]:
+                continue
+            iteration, task = queue[0]
+            if self._missing(task, iteration) is not None:
+                self._waiting.add(lane)
+                continue
+            queue.popleft()
+            start = self._now + (self._wake_seconds if lane in self._waiting else 0.0)
+            self._waiting.discard(lane)
+            seconds = self._seconds_of(task, iteration)
+            end = start + seconds
+            self._busy[lane] = True
+            self._spans[lane].append(Span(task=task, iteration=iteration, start=start, end=end))
+            self._happens(end, lane, task, iteration)
+            for milestone, part in self._milestones.get(task, {}).items():
+                self._happens(start + part * seconds, None, milestone, iteration)
+
+    def _seconds_of(self, task: int, iteration: int) -> float:
+        """Nothing for a position that has no microbatch, or on the way that a bucket does not go."""
+        if self._plan.graph.tasks[task].passes(self._local):
+            return 0.0
+        if self._steals and self._plan.graph.tasks[task].kind in (Kind.FETCH, Kind.FORWARD, Kind.BACKWARD):
+            where = self._plan.graph.tasks[task]
+            if (iteration, where.replica, where.microbatch) not in self._granted:
+                return 0.0
+        return self._seconds[task]
+
+    def _happens(self, when: float, lane: Lane | None, task: int, iteration: int) -> None:
+        self._order += 1
+        heapq.heappush(self._happening, (when, self._order, lane, task, iteration))
+
+    def _missing(self, task: int, iteration: int) -> int | None:
+        for edge in self._graph.inputs(task):
+            if self._finished[edge.source] < iteration - edge.distance:
+                return edge.source
+        return None
+
+    def _who_waits(self) -> str:
+        lines = []
+        for lane, queue in self._queues.items():
+            if queue:
+                iteration, task = queue[0]
+                missing = self._missing(task, iteration)
+                source = "nothing" if missing is None else str(self._plan.graph.tasks[missing])
+                lines.append(f"{lane} is at {self._plan.graph.tasks[task]} and waits for {source}")
+        return "; ".join(lines) or "no lane was given work"

@@ -1,0 +1,129 @@
+"""Recordings of jobs: what a run's recorder holds, beside the job's graph, its plan in virtual time and its spec."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import Any
+
+from weft.metrics.recording.recording import FILE, PROFILED_FILE, PlannedSpan, RecordedEdge, RecordedTask, Recording
+from weft.plan.graph import Lane
+from weft.scheduler.runs.run import JobRun
+from weft.plan.plan import Plan
+from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, simulate
+
+PLANNED_ITERATIONS = 3
+MAX_TASKS_TO_SIMULATE = 4096  # in an iteration: more take seconds, of a core that a lane has use for
+
+
+async def keep_profiled(run: JobRun) -> None:
+    """The recording as it is now, since the profiled iterations will be the oldest ones before long."""
+    try:
+        await keep_recording(run, PROFILED_FILE)
+    except OSError as error:
+        run.log(f"the recording of the profiled iterations is not kept: {error}")
+
+
+async def keep_recording(run: JobRun, file: str = FILE) -> None:
+    """Into the directory of a run that has a plan. Errors: OSError."""
+    assert run.plan is not None
+    await simulated(run, run.plan)
+    async with run.recording:  # nobody's older one replaces the one that is made at the job's end
+        recording = make_recording(run)
+        assert recording is not None
+        run.flush()  # whoever reads it finds the losses of its iterations in metrics.jsonl
+        await run.written()
+        await asyncio.to_thread(run.files.save, file, recording.encode)
+
+
+def make_recording(run: JobRun) -> Recording | None:
+    """What is known of the present attempt; None before it has a plan."""
+    plan, names = run.plan, run.worker_names
+    if plan is None:
+        return None
+    return Recording(
+        job=run.job,
+        attempt=run.attempt,
+        clock_ns=time.time_ns() - time.monotonic_ns(),
+        tasks=recorded_tasks(plan, names),
+        edges=tuple(RecordedEdge(e.source, e.target, e.distance, str(e.cause)) for e in plan.graph.edges),
+        programs=recorded_programs(plan, names),
+        packed=run.books.recorder.packed(),
+        finished=run.finished_iterations,
+        planned=run.planned or (),
+        task_seconds=plan.task_seconds,
+        spec=run.spec,
+        inspection=run.inspection,
+        facts=_facts(run, plan),
+    )
+
+
+def recorded_tasks(plan: Plan, worker_names: tuple[str, ...]) -> tuple[RecordedTask, ...]:
+    return tuple(
+        RecordedTask(
+            id=task.id,
+            name=str(task),
+            kind=str(task.kind),
+            replica=task.replica,
+            stage=task.stage,
+            microbatch=task.microbatch,
+            bucket=task.bucket,
+            lane=lane_name(task.lane, worker_names),
+        )
+        for task in plan.graph.tasks
+    )
+
+
+def recorded_programs(plan: Plan, worker_names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    return {lane_name(lane, worker_names): tuple(program) for lane, program in plan.graph.programs.items()}
+
+
+def lane_name(lane: Lane, worker_names: tuple[str, ...]) -> str:
+    return f"{worker_names[lane.worker]}/{lane.name}"
+
+
+async def simulated(run: JobRun, plan: Plan) -> tuple[PlannedSpan, ...]:
+    """The plan's iterations in virtual time, made beside the event loop when somebody first looks."""
+    if run.plan is plan and run.planned is not None:
+        return run.planned
+    planned = await asyncio.to_thread(planned_spans, plan)
+    if run.plan is plan:  # no other attempt has begun meanwhile
+        run.planned = planned
+    return planned
+
+
+def planned_spans(plan: Plan) -> tuple[PlannedSpan, ...]:
+    """Iterations of the steady state, from virtual time 0 on; none of a plan that would take long to simulate."""
+    if len(plan.graph.tasks) > MAX_TASKS_TO_SIMULATE:
+        return ()
+    shown = range(WARMUP_ITERATIONS, WARMUP_ITERATIONS + PLANNED_ITERATIONS)
+    spans = [
+        span
+        for lane in simulate(plan, iterations=shown.stop + 1).spans.values()
+        for span in lane
+        if span.iteration in shown
+    ]
+    begin = min(span.start for span in spans)
+    return tuple(PlannedSpan(s.task, s.iteration - shown.start, s.start - begin, s.end - begin) for s in spans)
+
+
+def _facts(run: JobRun, plan: Plan) -> dict[str, Any]:
+    pace = run.pace()
+    return {
+        "ended": run.closed,
+        "workers": list(run.worker_names),
+        "schedule": plan.schedule,
+        "microbatches": plan.microbatches,
+        "batch_size": plan.itinerary.batch_size,
+        "itinerary": asdict(plan.itinerary),
+        "rings": [
+            {"name": ring.name, "replica": ring.replica, "depth": ring.depth, "slot_bytes": ring.slot_bytes}
+            for ring in plan.rings
+        ],
+        "predicted_iteration_seconds": plan.predicted_iteration_seconds,
+        "limit_seconds": pace.limit_seconds,
+        "iteration_seconds": pace.iteration_seconds,
+        "run_dir": str(run.directory),
+        "history": run.history.curves(),
+    }

@@ -1,0 +1,108 @@
+"""What is told of a job: the details of its run, live or as the ledger keeps them, and the result for followers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from weft.metrics.views.time_report import path_report, time_report
+from weft.machine.run_file import is_regular
+from weft.scheduler.runs.recording import keep_recording, lane_name, make_recording
+from weft.scheduler.runs.run import MODEL, JobRun
+from weft.spec.job_state import JobState
+from weft.scheduler.ledger.ledger import JobChanges, JobRow
+from weft.spec.job_spec import SpecError
+from weft.transport.wire.frames import Message
+
+DETAILS = (
+    *("plan", "lanes", "overlap", "time", "peak_bytes", "device_peak_bytes", "validation", "seconds"),
+    *("first_iteration_seconds", "iteration_seconds", "limit_seconds"),
+)
+
+_log = logging.getLogger("weft.job_result")
+
+
+def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
+    """seconds: since the job started, None where nobody asks."""
+    pace = run.pace()
+    return {
+        "plan": run.summary(),
+        "steps": run.plan.itinerary.steps if run.plan else None,
+        "exception": run.exception,
+        "lanes": run.books.account.lane_seconds(),
+        "overlap": run.books.overlap.seconds(),
+        "time": time_of(run),
+        "peak_bytes": run.peak_bytes,
+        "device_peak_bytes": run.device_peak_bytes,
+        "validation": run.validation or {},
+        "seconds": seconds,
+        "first_iteration_seconds": run.first_iteration_seconds,
+        "iteration_seconds": pace.iteration_seconds,
+        "limit_seconds": pace.limit_seconds,
+    }
+
+
+async def add_critical_path(run: JobRun, details: dict[str, Any]) -> None:
+    """Of the last iterations, to the time report of a job that runs; found beside the event loop."""
+    recording = make_recording(run)
+    if recording is not None:
+        details["time"]["critical_path"] = await asyncio.to_thread(path_report, recording)
+
+
+async def conclude(run: JobRun, details: dict[str, Any]) -> None:
+    """A job that has ended: its recording goes to its directory, the critical path of its end to the details."""
+    if run.plan is None:
+        return
+    try:
+        await keep_recording(run)
+    except OSError as error:  # a full disk costs the recording, never the job
+        _log.warning("%s: its recording is lost: %s", run.job, error)
+    await add_critical_path(run, details)
+
+
+async def result_of(row: JobRow) -> Message:
+    details = row.result or {}
+    return {
+        "job": row.job,
+        "state": row.state,
+        "reason": row.reason,
+        "exception": details.get("exception"),
+        "steps": row.step,
+        "loss": row.loss,
+        "validation": details.get("validation", {}),
+        "seconds": details.get("seconds"),
+        "first_iteration_seconds": details.get("first_iteration_seconds"),
+        "iteration_seconds": details.get("iteration_seconds"),
+        "limit_seconds": details.get("limit_seconds"),
+        "peak_bytes": details.get("peak_bytes", {}),
+        "run_dir": row.run_dir,
+        "model": await model_of(row),
+        "exit_code": row.exit_code,
+        "error": row.error,
+    }
+
+
+def could_not_begin(error: SpecError) -> JobChanges:
+    """The end of a job without a run."""
+    changes: JobChanges = {"state": JobState.FAILED, "reason": "invalid-spec", "error": str(error)}
+    return changes | {"exit_code": 1, "ended_at": time.time()}
+
+
+async def model_of(row: JobRow) -> str | None:
+    """Its path; None where there is none, or something else in its place."""
+    path = Path(row.run_dir, MODEL)
+    return str(path) if row.state == "completed" and await asyncio.to_thread(is_regular, path) else None
+
+
+def time_of(run: JobRun) -> dict[str, Any] | None:
+    """Its time report so far; None before it has a plan."""
+    plan = run.plan
+    if plan is None:
+        return None
+    tasks, names, books = plan.graph.tasks, run.worker_names, run.books
+    return time_report(
+        books.account, books.waits, lambda task: str(tasks[task]), lambda task: lane_name(tasks[task].lane, names)
+    )

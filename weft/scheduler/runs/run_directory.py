@@ -1,0 +1,248 @@
+"""A job's run directory as the daemon writes it: two files that grow, and files that are written whole.
+
+    event loop     log, step, keep ──▶ what waits (bounded)
+    writer             │ flush              └──▶ open, append, close          weft/machine/run_file.py
+
+What a disk does not take waits, up to a bound, and is tried again at the next flush: when there is space once more, the
+file goes on where it stopped. What the bound does not hold is lost, counted, and told in the log; the training goes on.
+No descriptor is held between two writes, so a job that waits in the queue has none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from weft.metrics.recording.step_log import FILE as METRICS
+from weft.metrics.recording.step_log import MAX_BYTES as MAX_METRICS_BYTES
+from weft.machine.run_file import FileFull, append, read, replace
+from weft.scheduler.runs.run_writer import Writer
+
+LOG: Final = "job.log"
+MAX_LOG_BYTES: Final = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
+MAX_WAITING_BYTES: Final = 1 << 20  # of lines of one file that no disk takes: a minute of a talkative job
+LOG_CHUNK_BYTES: Final = 1 << 16  # of a log in one event: hundreds of clients may each be sent one
+WRITE_BYTES: Final = 1 << 16  # of metrics, from which on they are written before the next flush
+_LOG_IS_FULL: Final = b"the log is full; nothing more is kept\n"
+
+_log = logging.getLogger("weft.run_directory")
+
+
+class RunDirectory:
+    """Errors: none. What cannot be written is told by the daemon's own log, and counted by the writer's troubles."""
+
+    def __init__(self, job: str, path: Path, writer: Writer) -> None:
+        self.path = path
+        self._job = job
+        self._writer = writer
+        self._lock = threading.Lock()  # over what waits
+        self._log = _Lines(LOG)
+        self._metrics = _Lines(METRICS)
+        self._whole: dict[str, bytes] = {}
+        self._is_put = False  # a write is on its way and will take what waits now
+        self._closed = False
+        self._failing: set[str] = set()  # files; the writer's alone
+
+    # --- for the event loop
+
+    def log(self, text: str) -> None:
+        with self._lock:
+            if not self._closed:
+                self._log.add(text.encode("utf-8", "replace"))
+        self.flush()
+
+    def step(self, line: str) -> None:
+        """A line of the step log, which may wait for the next flush."""
+        with self._lock:
+            if not self._closed:
+                self._metrics.add(line.encode())
+            is_much = len(self._metrics.waiting) >= WRITE_BYTES
+        if is_much:
+            self.flush()
+
+    def start_over(self) -> None:
+        """Of the step log: what comes next is its first line."""
+        with self._lock:
+            self._metrics.start_over()
+
+    def keep(self, name: str, text: str) -> None:
+        """A whole file, in the place of the one before."""
+        with self._lock:
+            if not self._closed:
+                self._whole[name] = text.encode()
+        self.flush()
+
+    def flush(self) -> None:
+        """Hands what waits to the writer."""
+        with self._lock:
+            if self._is_put or not (self._whole or self._log.waits or self._metrics.waits):
+                return
+            self._is_put = True
+        self._writer.put(self._write)
+
+    async def written(self) -> None:
+        """Returns when what came before is in the files, or no disk took it."""
+        self.flush()
+        await self._writer.settled()
+
+    def close(self) -> None:
+        """Nothing comes any more: what is not written by the end of the next write is lost."""
+        with self._lock:
+            self._closed = True
+        self._writer.put(self._write_last)
+
+    # --- for any thread but the event loop's
+
+    def save(self, name: str, encode: Callable[[], bytes]) -> None:
+        """A whole file, at once. Errors: OSError, counted here."""
+        try:
+            replace(self.path / name, encode())
+        except OSError as error:
+            self._writer.troubles.add(error)
+            raise
+
+    # --- the writer's thread
+
+    def _write(self) -> None:
+        with self._lock:
+            self._is_put = False
+            whole = dict(self._whole)
+        for name, data in whole.items():
+            self._attempt(name, partial(self._write_whole, name, data))
+        self._attempt(METRICS, self._write_metrics)
+        self._attempt(LOG, self._write_log)
+
+    def _attempt(self, file: str, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._writer.troubles.add(error)
+            if file not in self._failing:
+                self._failing.add(file)
+                _log.warning("%s: %s; what belongs there waits", self._job, error)
+        else:
+            if file in self._failing:
+                self._failing.discard(file)
+                _log.info("%s: %s is written again", self._job, file)
+
+    def _write_whole(self, name: str, data: bytes) -> None:
+        replace(self.path / name, data)
+        with self._lock:
+            if self._whole.get(name) is data:
+                del self._whole[name]
+
+    def _write_metrics(self) -> None:
+        try:
+            self._write_lines(self._metrics, MAX_METRICS_BYTES)
+        except FileFull as full:
+            self._note(f"{full}; later steps are not in it\n")
+        if lost := self._take_lost(self._metrics):
+            self._note(f"{lost} lines of {METRICS} are lost: they could not be written in time\n")
+
+    def _write_log(self) -> None:
+        try:
+            self._write_lines(self._log, MAX_LOG_BYTES, _LOG_IS_FULL)
+            if lost := self._take_lost(self._log):
+                self._note(f"{lost} lines of this log are lost: they could not be written in time\n")
+                self._write_lines(self._log, MAX_LOG_BYTES, _LOG_IS_FULL)
+        except FileFull:
+            pass  # its last line says so
+
+    def _note(self, text: str) -> None:
+        """A line of ours for the log, however much waits there."""
+        with self._lock:
+            self._log.waiting += text.encode()
+
+    def _write_lines(self, lines: _Lines, max_bytes: int, notice: bytes = b"") -> None:
+        while True:
+            with self._lock:
+                generation, anew, data = lines.generation, lines.anew, bytes(lines.waiting)
+            if not data and not anew:
+                return
+            try:
+                done = append(self.path / lines.name, data, max_bytes=max_bytes, notice=notice, anew=anew)
+            except FileFull:
+                with self._lock:
+                    lines.end()
+                raise
+            with self._lock:
+                lines.is_written(generation, done)
+
+    def _take_lost(self, lines: _Lines) -> int:
+        with self._lock:
+            lost, lines.num_lost = lines.num_lost, 0
+        if lost:
+            self._writer.troubles.add_lost(lines.name, lost)
+        return lost
+
+    def _write_last(self) -> None:
+        self._write()
+        for lines in (self._metrics, self._log):
+            with self._lock:
+                lines.give_up()
+            if lost := self._take_lost(lines):
+                _log.warning("%s: %d lines of %s are lost", self._job, lost, lines.name)
+        with self._lock:
+            self._whole.clear()
+
+
+class _Lines:
+    """Of a file that grows: what is not written yet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.waiting = bytearray()
+        self.anew = False  # the file begins with them
+        self.generation = 0  # how often it has started over: what was written of the one before is nothing of this one
+        self.num_lost = 0  # lines for which there was no room among those that wait
+        self._is_full = False
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.waiting) or self.anew
+
+    def add(self, data: bytes) -> None:
+        if self._is_full:
+            return
+        if self.waiting and len(self.waiting) + len(data) > MAX_WAITING_BYTES:
+            self.num_lost += max(1, data.count(b"\n"))
+        else:
+            self.waiting += data
+
+    def start_over(self) -> None:
+        self.waiting.clear()
+        self.anew, self._is_full, self.num_lost = True, False, 0
+        self.generation += 1
+
+    def is_written(self, generation: int, num_bytes: int) -> None:
+        if generation == self.generation:
+            del self.waiting[:num_bytes]
+            self.anew = False
+
+    def end(self) -> None:
+        """The file is full."""
+        self.waiting.clear()
+        self.anew, self._is_full = False, True
+
+    def give_up(self) -> None:
+        self.num_lost += self.waiting.count(b"\n")
+        self.waiting.clear()
+        self.anew = False
+
+
+def read_log(directory: Path, offset: int) -> bytes:
+    """Of a job's log, for a follower: a chunk from a byte offset on, of whole lines where it can; b"" where there is
+    nothing. Errors: RunFileError."""
+    left = MAX_LOG_BYTES + len(_LOG_IS_FULL) - offset  # what a job's code puts behind it is not read for ever
+    try:
+        data = read(directory / LOG, max(0, min(LOG_CHUNK_BYTES, left)), offset=offset, owner=os.geteuid())
+    except FileNotFoundError:
+        return b""
+    if len(data) == LOG_CHUNK_BYTES and b"\n" in data:
+        data = data[: data.rindex(b"\n") + 1]
+    return data

@@ -1,0 +1,63 @@
+"""Transfers: how many bytes a plan's FETCH, DOWN, UP and RELOAD tasks have moved, from what was done. Pure.
+
+What a task moves follows from the plan: a FETCH the samples of its microbatch, the others a bucket. So nothing is
+measured where it is moved.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from weft.plan.itinerary import Iteration
+from weft.plan.kinds import Kind
+from weft.plan.plan import Plan, Ring
+
+
+class Transfers:
+    """One attempt's. Counts are by the kind of task, as text."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._fetched_per_sample = [0.0] * len(plan.replicas)
+        for ring in plan.rings:
+            if ring.name.startswith("device-"):
+                self._fetched_per_sample[ring.replica] += _bytes_per_sample(ring)
+        self._streams = [replica.working_window is not None for replica in plan.replicas]
+        self._bytes_per_step = {kind: [0] * len(plan.replicas) for kind in (Kind.DOWN, Kind.UP, Kind.RELOAD)}
+        for task in plan.graph.tasks:
+            if task.kind in self._bytes_per_step and plan.synchronisation is not None:
+                num_bytes = plan.synchronisation.buckets[task.bucket].bucket.num_bytes
+                self._bytes_per_step[task.kind][task.replica] += num_bytes
+        self._moved: dict[str, float] = {}
+
+    def finish(self, iteration: Iteration, samples: Sequence[int]) -> None:
+        """The iteration is over. samples: those that each replica had of it; one that had none sends no gradients."""
+        fetched = sum(each * count for each, count in zip(self._fetched_per_sample, samples, strict=True))
+        self._add(Kind.FETCH, fetched)
+        up = zip(self._bytes_per_step[Kind.UP], self._streams, strict=True)
+        self._add(Kind.UP, sum(each for each, streams in up if streams or iteration.learns))
+        if iteration.learns:
+            down = zip(self._bytes_per_step[Kind.DOWN], samples, strict=True)
+            self._add(Kind.DOWN, sum(each for each, count in down if count))
+            self._add(Kind.RELOAD, sum(self._bytes_per_step[Kind.RELOAD]))
+
+    def _add(self, kind: Kind, num_bytes: float) -> None:
+        if num_bytes:
+            self._moved[str(kind)] = self._moved.get(str(kind), 0) + num_bytes
+
+    def take_bytes(self) -> Mapping[str, float]:
+        """What was moved since the last call."""
+        taken, self._moved = self._moved, {}
+        return taken
+
+
+def _bytes_per_sample(ring: Ring) -> float:
+    size = max(ring.shapes, default=0)
+    return math.prod(ring.shapes[size]) * _item_bytes(ring.dtype) / size if size else 0.0
+
+
+def _item_bytes(dtype: str) -> int:
+    """Of torch's dtypes by name: the bits stand in it, except of bool."""
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) // 8 if bits else 1

@@ -1,0 +1,1 @@
+"""A recorded job under other settings. Pure."""

@@ -1,0 +1,267 @@
+"""What-if: what an iteration of a recorded job would take if something were different. Pure.
+
+    recording ─▶ median seconds of each task ─▶ simulate ─▶ baseline ─┐
+        │              │ calibrate                                    ├─▶ predicted = measured × changed ÷ baseline
+        └─ spec ─ --set ─▶ make_plan ─▶ costs ─▶ simulate ─▶ changed ─┘
+
+The simulation knows what each task takes, what a lane loses between tasks to reports and dispatches, and how long a
+lane sleeps on after what it waited for is there; all three are measured. What it does not know (tasks that take long at
+the same time, lanes that share a core) is in the measured iteration and not in the baseline. It is taken to be in the
+changed job in proportion, so the prediction is the measured time times the ratio of two simulations, never a
+simulation alone. How far the baseline is off decides what is told: a number, a range or none (`whatif_doubt`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any, Final
+
+from weft.metrics.recording.recording import Recording
+from weft.plan.graph import Graph, Lane
+from weft.plan.inspection import Inspection
+from weft.plan.kinds import Kind
+from weft.plan.plan import Plan
+from weft.scheduler.planning.costs import mean_seconds
+from weft.scheduler.planning.limit import speed_limit
+from weft.scheduler.planning.partition import PlanError
+from weft.scheduler.planning.planner import make_plan
+from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Milestones, Simulation, simulate
+from weft.scheduler.whatif.changes import Speed, check_speeds, parse_changes
+from weft.scheduler.whatif.costs import NANOSECONDS, PlannedJob, RecordedCosts, recorded_seconds, resized
+from weft.scheduler.whatif.doubt import predict
+from weft.scheduler.whatif.notes import notes_of
+from weft.scheduler.whatif.overheads import Overheads, overheads_of
+from weft.spec.job_spec import JobSpec, SpecError
+
+UNBOUNDED: Final = 1 << 62  # bytes of shared memory: a what-if is not refused for what this machine lacks
+MAX_TASKS: Final = 4096  # in an iteration: the critical cycle of more takes seconds to find
+WARM: Final = 4  # iterations at a job's start that do not count, where there are more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """One simulated job. iteration_seconds: of the simulation. bubble_ratio: the part of their time in which compute
+    lanes do not run a task. bottleneck: the lane that is busiest, and for what part of its time. limit_seconds,
+    critical_cycle: None of a graph with too many tasks."""
+
+    iteration_seconds: float
+    limit_seconds: float | None
+    critical_cycle: str | None
+    bubble_ratio: float
+    bottleneck: str
+    bottleneck_busy: float
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """measured_seconds: the median recorded iteration. predicted_*: of the changed job, with the ends of its range.
+    ratio: predicted ÷ measured. These are None, like `after`, where the simulation explains the recorded job too
+    badly; doubt: says so. baseline_error: of the simulation of the recorded job, relative to what was measured."""
+
+    job: str
+    settings: tuple[str, ...]
+    iterations: int
+    measured_seconds: float
+    predicted_seconds: float | None
+    predicted_low_seconds: float | None
+    predicted_high_seconds: float | None
+    ratio: float | None
+    doubt: str | None
+    baseline_error: float
+    wake_seconds: float
+    dispatch_seconds: float
+    before: Outlook
+    after: Outlook | None
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def what_if(recording: Recording, settings: Sequence[str] = (), *, machine: Mapping[str, int] | None = None) -> Answer:
+    """settings: KEY=VALUE each, see `weft.scheduler.whatif.changes`. machine: workers by kind, where known.
+
+    Errors: SpecError for a setting that makes no sense, and for a recording without a complete training iteration.
+    """
+    iterations = _iteration_seconds(recording)
+    measured = median(iterations)
+    spec = JobSpec.parse(recording.spec, source=f"{recording.job}'s recording")
+    changes = parse_changes(spec, settings)
+    inspection = Inspection.from_wire(recording.inspection)
+    job = PlannedJob(spec, _recorded_plan(recording, spec, inspection))
+    costs = RecordedCosts(job, inspection, recorded_seconds(recording))
+    overheads = overheads_of(recording)
+    names: tuple[str, ...] = tuple(recording.facts["workers"])
+    before = _outlook(job, costs.of(job), (), overheads, inspection, names)
+    after, changed = before, job
+    if changes.replans or changes.speeds:
+        facts = resized(inspection, spec, changes.spec)
+        changed = PlannedJob(changes.spec, _plan(changes.spec, facts) if changes.replans else job.plan)
+        names = _names(changed.plan, names)
+        check_speeds(changes.speeds, _lanes(changed.plan, names))
+        after = _outlook(changed, costs.of(changed), changes.speeds, overheads, facts, names)
+    simulated = before.iteration_seconds, after.iteration_seconds
+    told = predict(measured, *simulated, changed=bool(settings))
+    return Answer(
+        job=recording.job,
+        settings=tuple(settings),
+        iterations=len(iterations),
+        measured_seconds=measured,
+        predicted_seconds=told.seconds,
+        predicted_low_seconds=told.low_seconds,
+        predicted_high_seconds=told.high_seconds,
+        ratio=told.ratio,
+        doubt=told.doubt,
+        baseline_error=before.iteration_seconds / measured - 1,
+        wake_seconds=overheads.wake_seconds,
+        dispatch_seconds=overheads.dispatch_seconds,
+        before=before,
+        after=None if told.seconds is None else after,
+        notes=notes_of(recording, inspection, job, changed, changes, machine),
+    )
+
+
+def _iteration_seconds(recording: Recording) -> list[float]:
+    ends = recording.iteration_ends
+    seconds = [(ends[i] - ends[i - 1]) / NANOSECONDS for i in sorted(recording.training) if i - 1 in ends]
+    if not seconds:
+        raise SpecError(f"{recording.job} has no complete iteration recorded; ask again once it has run a few")
+    return seconds[min(WARM, len(seconds) - 1) :]
+
+
+def _recorded_plan(recording: Recording, spec: JobSpec, inspection: Inspection) -> Plan:
+    plan = _plan(spec, inspection)
+    if [str(task) for task in plan.graph.tasks] != [task.name for task in recording.tasks]:
+        raise SpecError(f"{recording.job} was planned by another version of Weft; run it again, and ask of that run")
+    return plan
+
+
+def _plan(spec: JobSpec, inspection: Inspection) -> Plan:
+    try:
+        return make_plan(spec, inspection, shared_bytes_free=UNBOUNDED)
+    except PlanError as error:
+        raise SpecError(f"--set: {error}") from error
+
+
+def _outlook(
+    job: PlannedJob,
+    seconds: Sequence[float],
+    speeds: Sequence[Speed],
+    overheads: Overheads,
+    inspection: Inspection,
+    names: Sequence[str],
+) -> Outlook:
+    plan = job.plan
+    faster = [cost / _factor(plan, task, speeds, names) for task, cost in enumerate(seconds)]
+    with_overheads = [cost + overheads.of(plan.graph.tasks[task].lane) for task, cost in enumerate(faster)]
+    simulation = simulate(
+        plan,
+        with_overheads,
+        milestones=gradient_milestones(plan, inspection),
+        wake_seconds=overheads.wake_seconds,
+    )
+    limit = cycle = None
+    if len(plan.graph.tasks) <= MAX_TASKS:
+        found = speed_limit(plan.graph, mean_seconds(plan, faster))
+        limit, cycle = found.seconds, describe_cycle(plan.graph, found.cycle)
+    busy = _busy(simulation)
+    lane = max(busy, key=lambda each: busy[each])
+    computing = [busy[each] for each in _computing(plan.graph)]
+    return Outlook(
+        iteration_seconds=simulation.iteration_seconds,
+        limit_seconds=limit,
+        critical_cycle=cycle,
+        bubble_ratio=max(0.0, 1 - fmean(computing)),
+        bottleneck=f"{names[lane.worker]}/{lane.name}",
+        bottleneck_busy=min(1.0, busy[lane]),
+        workers=tuple(names),
+    )
+
+
+def _factor(plan: Plan, task: int, speeds: Sequence[Speed], names: Sequence[str]) -> float:
+    where = plan.graph.tasks[task]
+    factor = 1.0
+    for speed in speeds:
+        if speed.touches(names[where.lane.worker], where.lane.name, where.kind):
+            factor *= speed.factor
+    return factor
+
+
+def gradient_milestones(plan: Plan, inspection: Inspection) -> Milestones:
+    """Where in the last backward of a stage each bucket's gradient is complete: once its first unit has been through,
+    by the measured times of the units."""
+    if plan.synchronisation is None:
+        return {}
+    buckets = {part.bucket.index: part.bucket for part in plan.synchronisation.buckets}
+    cuts = {(stage.replica, stage.stage): (stage.first, stage.last) for stage in plan.stages}
+    last = {
+        (task.replica, task.stage): task.id
+        for program in plan.graph.programs.values()
+        for task in (plan.graph.tasks[each] for each in program)
+        if task.kind is Kind.BACKWARD
+    }
+    found: dict[int, dict[int, float]] = {}
+    for task in plan.graph.tasks:
+        if task.kind is Kind.GRAD and plan.share != "stealing":
+            first, stop = cuts[task.replica, task.stage]
+            parameters = [place.parameter for place in buckets[task.bucket].places]
+            units = [unit for p in parameters for unit in inspection.parameters[p].units if first <= unit < stop]
+            device = plan.replicas[task.replica].device
+            seconds = [unit.backward_seconds for unit in inspection.units_on(device)[first:stop]]
+            done = sum(seconds[min(units, default=first) - first :]) / (sum(seconds) or 1.0)
+            found.setdefault(last[task.replica, task.stage], {})[task.id] = min(1.0, done)
+    return found
+
+
+def _busy(simulation: Simulation) -> dict[Lane, float]:
+    """By lane, the part of the simulated steady state in which it runs a task."""
+    busy = {}
+    for lane, spans in simulation.spans.items():
+        steady = [span for span in spans if span.iteration >= WARMUP_ITERATIONS]
+        count = len({span.iteration for span in steady}) or 1
+        busy[lane] = sum(span.end - span.start for span in steady) / count / (simulation.iteration_seconds or 1.0)
+    return busy
+
+
+def _computing(graph: Graph) -> list[Lane]:
+    return [
+        lane
+        for lane, program in graph.programs.items()
+        if any(graph.tasks[task].kind is Kind.FORWARD for task in program)
+    ]
+
+
+def describe_cycle(graph: Graph, cycle: Sequence[int], most: int = 12) -> str:
+    """As the plan has it; of a long one the two ends."""
+    if len(cycle) <= most:
+        return graph.describe_cycle(cycle)
+    half = most // 2
+    return f"{graph.describe_cycle(cycle[:half])} → … → {graph.describe_cycle(cycle[-half:])}"
+
+
+def _names(plan: Plan, recorded: Sequence[str]) -> tuple[str, ...]:
+    """The recorded workers as far as they go, then others of the kind with the next numbers."""
+    free: dict[str, list[str]] = {}
+    for name in recorded:
+        free.setdefault(name.rpartition("-")[0], []).append(name)
+    names: list[str] = []
+    for kind in plan.workers:
+        known = free.setdefault(kind, [])
+        if known:
+            names.append(known.pop(0))
+            continue
+        number = 0
+        while f"{kind}-{number}" in {*names, *recorded}:
+            number += 1
+        names.append(f"{kind}-{number}")
+    return tuple(names)
+
+
+def _lanes(plan: Plan, names: Sequence[str]) -> dict[str, list[str]]:
+    lanes: dict[str, list[str]] = {name: [] for name in names}
+    for lane in plan.graph.programs:
+        lanes[names[lane.worker]].append(lane.name)
+    return lanes

@@ -1,0 +1,72 @@
+"""Admission: what of a job can be refused before anybody runs it: from its spec alone, and from the daemon's workers.
+
+Each function gives the sentence that refuses the job, or None. A client asks before it submits, the service before it
+acknowledges, the core of a job that a daemon with fewer workers finds in the ledger, the planner of any spec that it is
+given. What only the user's code tells (how the model can be cut, how many samples there are) the planner finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from weft.spec.job_spec import JobSpec
+from weft.spec.strategy import Strategy
+from weft.spec.workers_needed import workers_needed
+
+_FLAGS = (("cpu", "--workers", "CPU"), ("gpu", "--stand-ins", "GPU"))  # kind of worker, its flag, its name
+
+
+def problem_of_spec(spec: JobSpec) -> str | None:
+    """What no machine could plan."""
+    strategy = spec.strategy
+    if strategy.steals and (problem := _problem_of_stealing(strategy)) is not None:
+        return problem
+    if spec.job.mode == "forward" and any(replica.working_window for replica in strategy.replica_list):
+        return (
+            "strategy.replicas: working_window streams what updates change, and job.mode = 'forward' has none; leave "
+            "working_window out"
+        )
+    counts = strategy.division[1]
+    if spec.job.batch_size < sum(counts):
+        of = "strategy.microbatches" if len(counts) == 1 else "the microbatches of all replicas,"
+        return (
+            f"job.batch_size = {spec.job.batch_size} is smaller than {of} = {sum(counts)}; "
+            "a microbatch needs at least one sample: give fewer microbatches, or a larger batch"
+        )
+    return None
+
+
+def problem_of_crew(spec: JobSpec, kinds: Iterable[str]) -> str | None:
+    """What this daemon has too few workers for. kinds: of each of its workers, those included that are starting."""
+    have = list(kinds)
+    for kind, flag, name in _FLAGS:
+        needed = workers_needed(spec.strategy).get(kind, 0)
+        if needed > have.count(kind):
+            workers = "worker" if needed == 1 else "workers"
+            axis = "stages" if spec.strategy.replicas is None else "replicas"
+            return (
+                f"strategy.{axis} = {_asked(spec.strategy)} needs {needed} {name} {workers} and this daemon has "
+                f"{have.count(kind)}; use fewer {axis}, or start the daemon with {flag} {needed}"
+            )
+    return None
+
+
+def _problem_of_stealing(strategy: Strategy) -> str | None:
+    """Any replica may take any microbatch, so nothing about one may depend on who does."""
+    if set(strategy.microbatch_counts) != {strategy.microbatches}:
+        return (
+            f"the replicas' microbatches = {strategy.microbatch_counts} cannot stand beside share = 'stealing'; give "
+            "strategy.microbatches alone, the parts of a whole batch that replicas take"
+        )
+    if len(set(strategy.staleness_list)) > 1:
+        return (
+            f"strategy.staleness = {strategy.staleness} differs between replicas, and with share = 'stealing' it would "
+            "be chance which parameters a sample sees; give one number, or use share = 'fixed' or 'adaptive'"
+        )
+    return None
+
+
+def _asked(strategy: Strategy) -> str:
+    if strategy.replicas is None:
+        return str(strategy.stages)
+    return ", ".join(f"{replica.device} × {replica.stages}" for replica in strategy.replica_list)

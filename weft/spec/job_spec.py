@@ -1,0 +1,240 @@
+"""JobSpec: what a user submits, validated, and the sentences that say what is wrong with it.
+
+A spec is a TOML file or the same structure in Python. It is frozen once built, and it is plain data: it travels over
+the socket as the mapping that `JobSpec.to_wire` returns and is built again on the other side, by the same rules.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from weft.spec.field_errors import SpecError as SpecError
+from weft.spec.field_errors import explain, shown, shown_key
+from weft.spec.strategy import MAX_COUNT, TRAINED_AXES, Section
+from weft.spec.strategy import Strategy as Strategy
+
+MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
+MAX_ARGS_INTEGER = 2**63  # what msgpack and SQLite carry
+MAX_PROFILED_ITERATIONS = 100  # each event of theirs is in a worker's memory until the last one is over
+
+
+class JobSection(Section):
+    """What to train: the entry point, its arguments and how long."""
+
+    entry: str = Field(
+        description="FILE.py:FUNCTION, the file relative to the spec's own directory", examples=["digits.py:workload"]
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the entry function")
+    epochs: int | None = Field(
+        default=None, ge=1, le=MAX_COUNT, description="passes over the training data; or give steps"
+    )
+    steps: int | None = Field(default=None, ge=1, le=MAX_COUNT, description="training iterations; or give epochs")
+    batch_size: int = Field(ge=1, le=MAX_COUNT, description="samples in one global batch", examples=[100])
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the model, the data order and dropout")
+    priority: int = Field(default=0, ge=-1000, le=1000, description="higher runs first; equal ones in submit order")
+    mode: Literal["train", "forward"] = Field(
+        default="train", description="forward only runs the model over the data: no gradients, no updates"
+    )
+
+    @field_validator("entry")
+    @classmethod
+    def _entry_has_two_parts(cls, value: str) -> str:
+        path, colon, function = value.rpartition(":")
+        plain = value.isprintable() and is_unicode(value)
+        if not colon or not path.endswith(".py") or not function.isidentifier() or not plain:
+            raise ValueError(f"{value!r} is not FILE.py:FUNCTION; write for example 'digits.py:workload'")
+        return value
+
+    @field_validator("args")
+    @classmethod
+    def _args_are_plain_data(cls, value: dict[str, Any]) -> dict[str, Any]:
+        _check_plain(value, "args", MAX_ARGS_DEPTH)
+        return value
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.epochs is None and self.steps is None:
+            raise ValueError("neither epochs nor steps is given; write one of them, for example epochs = 10")
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(f"epochs = {self.epochs} and steps = {self.steps} are both given; leave one of them out")
+        return self
+
+
+class ProfileSection(Section):
+    """Kernels and copies, or operators, of some iterations: torch.profiler beside the lanes in `weft trace`."""
+
+    first: int = Field(default=10, ge=0, le=MAX_COUNT, description="the iteration that it begins with, from 0")
+    iterations: int = Field(default=3, ge=1, le=MAX_PROFILED_ITERATIONS, description="how many")
+
+
+class JobSpec(Section):
+    """One training run: tables `[job]`, `[strategy]`, `[profile]`, and the directory that `entry` is relative to.
+
+    Errors: `SpecError`, from the constructor as from `load` and `parse`.
+    """
+
+    job: JobSection
+    strategy: Strategy = Field(default_factory=Strategy)
+    profile: ProfileSection | None = Field(default=None, description="unset: nothing is profiled")
+    directory: str = Field(default_factory=lambda: str(Path.cwd()), description="absolute; set by load")
+
+    @field_validator("directory")
+    @classmethod
+    def _directory_is_absolute(cls, value: str) -> str:
+        if not value.startswith("/") or "\0" in value or not is_unicode(value):
+            raise ValueError(f"{value!r:.80} is not absolute; leave it out, and load sets it to the spec's own")
+        return value
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
+        """Reads a TOML spec; `overrides` are `key.path=value` with a TOML value (a bare word is taken as a string).
+
+        A preset among them replaces the file's strategy, see `load_replacing`.
+        """
+        return cls.load_replacing(path, overrides)[0]
+
+    @classmethod
+    def load_replacing(cls, path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobSpec, tuple[str, ...]]:
+        """As `load`, and the axes of the file that a preset among the overrides has replaced by other values.
+
+        It replaces all but TRAINED_AXES: a file's `stages` belong to the strategy that the file had in mind, and many
+        a preset could not be beside them. Axes among the overrides count before the preset's row.
+        """
+        path = Path(path)
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise SpecError(f"{path}: no such file; give the path of a job spec in TOML") from None
+        except IsADirectoryError:
+            raise SpecError(f"{path} is a directory; give the path of a job spec in TOML") from None
+        except OSError as error:
+            raise SpecError(f"{path}: cannot be read ({error.strerror}); make it readable, or give another") from error
+        except UnicodeDecodeError as error:
+            raise SpecError(f"{path}: cannot be read: byte {error.start} is not UTF-8; save it as UTF-8") from error
+        except tomllib.TOMLDecodeError as error:
+            raise SpecError(f"{path}: not valid TOML: {error}") from error
+        except RecursionError:
+            raise SpecError(f"{path}: not read: nested too deep; at most {MAX_ARGS_DEPTH} levels are taken") from None
+        except ValueError:  # a NUL in the path
+            raise SpecError(f"{str(path)!r}: no such file; give the path of a job spec in TOML") from None
+        replaced = _take_strategy(tables) if any(key_of(each) == _PRESET for each in overrides) else {}
+        for override in overrides:
+            apply_override(tables, override)
+        tables.setdefault("directory", str(path.resolve().parent))
+        spec = cls.parse(tables, source=str(path))
+        now = spec.to_wire()["strategy"]
+        given = {key[1] for key in map(key_of, overrides) if key[0] == "strategy" and len(key) > 1} - {"preset"}
+        return spec, tuple(axis for axis, value in replaced.items() if axis not in given and now.get(axis) != value)
+
+    @classmethod
+    def parse(cls, tables: Mapping[str, Any], source: str = "job spec") -> JobSpec:
+        """Validates a nested mapping; `source` names it in errors."""
+        if not isinstance(tables, Mapping):
+            raise SpecError(f"{source}: {shown(tables)} is no table of keys and values; give the [job] table at least")
+        try:
+            return cls.model_validate(dict(tables))
+        except ValidationError as error:
+            raise SpecError(explain(error, cls, source)) from None
+
+    def to_wire(self) -> dict[str, Any]:
+        """The spec as plain data, without unset fields."""
+        return self.model_dump(mode="python", exclude_none=True)
+
+    @property
+    def entry_file(self) -> Path:
+        """Absolute path of the Python file that `entry` names."""
+        return Path(self.directory, self.job.entry.rpartition(":")[0])
+
+    @property
+    def entry_function(self) -> str:
+        return self.job.entry.rpartition(":")[2]
+
+    def check_files(self) -> None:
+        """Raises SpecError if the entry's file is not there: cheap, so the client does it before submitting."""
+        if not _is_file(self.entry_file):
+            raise SpecError(
+                f"job.entry: {str(self.entry_file)!r} is not a file; "
+                "the path in entry is relative to the spec's directory"
+            )
+
+
+_PRESET = ("strategy", "preset")
+
+
+def key_of(override: str) -> tuple[str, ...]:
+    """What an override sets: the names of the tables, then of the key."""
+    return tuple(part.strip() for part in override.partition("=")[0].split("."))
+
+
+def _take_strategy(tables: dict[str, Any]) -> dict[str, Any]:
+    """Takes the strategy out of a file's tables, and returns it; what it says of what is trained stays."""
+    table = tables.get("strategy")
+    if not isinstance(table, dict):
+        return {}
+    tables["strategy"] = {axis: value for axis, value in table.items() if axis in TRAINED_AXES}
+    return {axis: value for axis, value in table.items() if axis not in TRAINED_AXES}
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a directory that may not be searched
+        return False
+
+
+def is_unicode(text: str) -> bool:
+    """No lone surrogates, which no encoding takes."""
+    return text.isascii() or text == text.encode("utf-8", "replace").decode()
+
+
+def _check_plain(value: Any, where: str, deeper: int) -> None:
+    """Raises ValueError for what JSON and msgpack would not bring to the worker as it is."""
+    match value:
+        case None | bool() | float():
+            return
+        case int() if -MAX_ARGS_INTEGER <= value < MAX_ARGS_INTEGER:
+            return
+        case str() if is_unicode(value):
+            return
+        case dict() | list() if deeper == 0:
+            raise ValueError(f"{where} is nested too deep; at most {MAX_ARGS_DEPTH} levels are taken")
+        case dict():
+            for key, part in value.items():
+                if not isinstance(key, str):
+                    raise ValueError(f"{where}: the key {shown(key)} is no text; write it in quotes")
+                _check_plain(key, f"{where}'s key {key!r:.80}", deeper)
+                _check_plain(part, f"{where}.{shown_key(key)}", deeper - 1)
+        case list():
+            for number, part in enumerate(value):
+                _check_plain(part, f"{where}.{number}", deeper - 1)
+        case int():
+            raise ValueError(f"{where} does not fit 64 bits; write it as a string or a float")
+        case _:
+            raise ValueError(
+                f"{where} = {shown(value)} cannot be handed on; write text, numbers, booleans, lists and tables, "
+                "a date as text"
+            )
+
+
+def apply_override(tables: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise SpecError(f"--set {override!r}: write key.path=value, for example strategy.stages=2")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    except RecursionError:
+        raise SpecError(f"--set {key}: nested too deep; at most {MAX_ARGS_DEPTH} levels are taken") from None
+    table = tables
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise SpecError(f"--set {override!r:.80}: {part} is no table; give a key that stands in a table")
+    table[parts[-1]] = value

@@ -1,0 +1,343 @@
+"""Strategy: the axes of a plan, as the `[strategy]` table of a spec gives them, and what they come to for each replica.
+
+A preset is resolved while the table is validated: the strategy then has the row's values where the table gave none, so
+whoever reads it never looks at `preset`. A strategy that is dumped and validated again comes out equal.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
+
+from weft.spec.field_errors import LIST, NUMBER, WORD, SpecError, explain
+from weft.spec.presets import PRESETS
+
+MAX_MICROBATCHES = 1024  # a board word and two slots each; more is a typing error
+MAX_STAGES = 256
+MAX_REPLICAS = 64  # more than a machine has uses for; each is a whole model
+MAX_STALENESS = 16  # that many versions of the parameters are alive at once; no published result goes near it
+MAX_BUCKET_MIB = 4096
+MAX_PREFETCH = 16  # whole batches, and slots of a device: they are memory
+MAX_COUNT = 2**31 - 1  # an iteration's number has to fit a board word
+
+_CUT = ("stages", "split")  # of every replica where `replicas` is no list; a listed one has its own
+
+# What is trained, not how the work is divided: no preset names one, and none that is chosen later takes one away.
+TRAINED_AXES = frozenset({"precision", "clip_norm", "skip_nonfinite"})
+
+
+class Section(BaseModel):
+    """A table of a spec: frozen once it is built, no unknown keys, no conversions. Errors: SpecError."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise SpecError(explain(error, type(self), type(self).__name__)) from None
+
+    # For pydantic an __init__ of ours would be one to call for each table inside another, which would lose its path.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self).model_fields:
+            raise SpecError(
+                f"{type(self).__name__}: {name}: frozen, cannot be changed; build another with {name} = ..."
+            )
+        super().__setattr__(name, value)
+
+
+def _branch(value: object) -> str:
+    return LIST if isinstance(value, list) else NUMBER
+
+
+def _word_or_number(value: object) -> str:
+    return WORD if isinstance(value, str) else NUMBER
+
+
+def _known_preset(name: str) -> str:
+    if name in PRESETS:
+        return name
+    close = difflib.get_close_matches(name, PRESETS, n=1)
+    raise ValueError(
+        f"{name!r:.80} is no preset"
+        + (f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(PRESETS)}")
+    )
+
+
+def _check_split(split: list[int] | None, stages: int) -> None:
+    if split is not None and (
+        len(split) != stages - 1 or any(not a < b <= MAX_COUNT for a, b in pairwise([0, *split]))
+    ):
+        if stages == 1:
+            raise ValueError(
+                f"split = {split!s:.80} cuts the model, and stages = 1 does not; give more stages, or no split"
+            )
+        raise ValueError(
+            f"split = {split!s:.80} does not begin {stages} stages; give stages - 1 growing numbers of units above 0"
+        )
+
+
+_Layers = Annotated[int, Field(ge=1, le=MAX_STAGES)]
+
+
+class Replica(Section):
+    """One whole copy of the model: where it computes and how it is cut."""
+
+    device: Literal["cpu", "gpu"] = Field(default="cpu", description="kind of worker of all its stages")
+    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description="contiguous parts of the model, one worker each")
+    gpus: int | None = Field(
+        default=None, ge=1, le=MAX_STAGES, description="GPUs that its stages are spread over; unset: one for each stage"
+    )
+    working_window: (
+        Annotated[
+            Annotated[_Layers, Tag(NUMBER)] | Annotated[Literal["auto"], Tag(WORD)],
+            Discriminator(_word_or_number),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="layers that its GPU holds at once, the others stream from host memory; auto: by measured times; "
+        "unset: all",
+    )
+    split: list[int] | None = Field(
+        default=None, description="first unit of each stage but the first; unset balances measured times"
+    )
+    microbatches: int | None = Field(
+        default=None, ge=1, le=MAX_MICROBATCHES, description="parts of its share of a batch; unset: the strategy's"
+    )
+
+    @model_validator(mode="after")
+    def _split_fits_stages(self) -> Self:
+        cuts = 0 if self.split is None else len(self.split)
+        _check_split(self.split, self.stages if self.working_window is None else cuts + 1)
+        return self
+
+    @model_validator(mode="after")
+    def _devices_agree(self) -> Self:
+        for axis in ("gpus", "working_window"):
+            if self.device == "cpu" and getattr(self, axis) is not None:
+                raise ValueError(f"{axis} cannot stand beside device = 'cpu'; leave it out, or write device = 'gpu'")
+        if self.gpus is not None and self.gpus > self.stages:
+            raise ValueError(
+                f"gpus = {self.gpus} is more than stages = {self.stages}; a GPU needs a stage, so give fewer GPUs or "
+                "more stages"
+            )
+        if self.working_window is not None and self.stages > 1:
+            raise ValueError(
+                f"stages = {self.stages} cannot stand beside working_window, which streams the layers of one GPU; "
+                "leave stages out, and give split where layers are to begin elsewhere than at the model's units"
+            )
+        return self
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of its kind that it holds."""
+        return self.gpus or self.stages
+
+
+class Prefetch(Section):
+    """How far ahead of the computation data is brought, in each of its two steps."""
+
+    load: int = Field(default=2, ge=1, le=MAX_PREFETCH, description="whole batches loaded ahead")
+    transfer: int = Field(default=2, ge=1, le=MAX_PREFETCH, description="microbatches brought to a device ahead")
+
+
+_NumReplicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+_Replicas = Annotated[list[Replica], Field(min_length=1, max_length=MAX_REPLICAS)]
+_Bound = Annotated[int, Field(ge=0, le=MAX_STALENESS)]
+_Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_PresetName = Annotated[str, AfterValidator(_known_preset), WithJsonSchema({"type": "string", "enum": list(PRESETS)})]
+
+
+class Strategy(Section):
+    """How to run it: the axes of the plan.
+
+    Errors: `SpecError` that names the axis, the value and the remedy.
+    """
+
+    preset: _PresetName | None = Field(
+        default=None, description="a row of axis values to begin with; axes given here count before it"
+    )
+    schedule: Literal["gpipe", "1f1b"] = Field(default="1f1b", description="order of each stage's compute lane")
+    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description="contiguous parts of the model, one worker each")
+    split: list[int] | None = Field(
+        default=None, description="first unit of each stage but the first; unset balances measured times"
+    )
+    microbatches: int = Field(default=1, ge=1, le=MAX_MICROBATCHES, description="parts of one batch")
+    recompute: bool = Field(default=False, description="keep only stage inputs; run each forward again in backward")
+    window: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_COUNT,
+        description="tasks sent ahead to each lane; 1 is central dispatch, unset hides dispatch",
+    )
+    replicas: (
+        Annotated[Annotated[_NumReplicas, Tag(NUMBER)] | Annotated[_Replicas, Tag(LIST)], Discriminator(_branch)] | None
+    ) = Field(
+        default=None,
+        description="copies of the model that share each batch: a number of CPU replicas of `stages` stages each, "
+        "or a table for each replica; unset is one",
+    )
+    sync: Literal["coarse", "fine"] = Field(
+        default="fine",
+        description="fine: each bucket is synchronised once its gradients exist; coarse: all after every backward",
+    )
+    staleness: Annotated[
+        Annotated[_Bound, Tag(NUMBER)]
+        | Annotated[list[_Bound], Field(min_length=1, max_length=MAX_REPLICAS), Tag(LIST)],
+        Discriminator(_branch),
+    ] = Field(default=0, description="iterations that parameters may lag behind; a number, or one for each replica")
+    staleness_warmup: int = Field(
+        default=0, ge=0, le=MAX_COUNT, description="first training iterations that run with staleness 0"
+    )
+    update: Literal["local", "cpu", "balanced"] = Field(
+        default="local",
+        description="where parameters are updated; local: on their stage's device; balanced: divided with the CPU",
+    )
+    share: Literal["fixed", "adaptive", "stealing"] = Field(
+        default="fixed",
+        description="a batch goes to the replicas by fixed weights, by measured speed, or to who is free",
+    )
+    shares: list[_Weight] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_REPLICAS,
+        description="a weight for each replica; adaptive shares start there; unset is equal",
+    )
+    bucket_mib: float = Field(
+        default=25.0, gt=0, le=MAX_BUCKET_MIB, allow_inf_nan=False, description="size of a gradient bucket in MiB"
+    )
+    prefetch: Prefetch = Field(default=Prefetch(), description="how far ahead of the computation data is brought")
+    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of forward and backward; updates are fp32")
+    clip_norm: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="greatest norm of all gradients together; unset: no limit"
+    )
+    skip_nonfinite: bool = Field(
+        default=False, description="skip the update of an iteration whose gradients are not all finite"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, given: Any) -> Any:
+        """The preset's row under the given table. None counts as not given, as it does on the wire."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("preset"), str):
+            return given
+        preset = PRESETS.get(given["preset"])
+        if preset is None:
+            return given  # its field says so
+        listed = isinstance(given.get("replicas"), list)
+        row = {axis: value for axis, value in preset.axes.items() if not (listed and axis in _CUT)}
+        return row | {axis: value for axis, value in given.items() if value is not None or axis not in row}
+
+    @model_validator(mode="after")
+    def _axes_agree(self) -> Self:
+        if isinstance(self.replicas, list):
+            self._check_cut_is_given_once(self.replicas)
+        _check_split(self.split, self.stages)
+        num_replicas = len(self.replica_list)
+        for axis in ("staleness", "shares"):
+            values = getattr(self, axis)
+            if isinstance(values, list) and len(values) != num_replicas:
+                raise ValueError(
+                    f"{axis} = {values!s:.80} has {len(values)} numbers; give {num_replicas}, one for each replica"
+                )
+        if self.shares is not None and self.share == "stealing":
+            raise ValueError(
+                "shares cannot stand beside share = 'stealing'; leave shares out or use share = 'adaptive'"
+            )
+        if self.shares is not None and not any(self.shares):
+            raise ValueError(f"shares = {self.shares!s:.80} gives nobody work; give at least one number above 0")
+        if any(replica.working_window for replica in self.replica_list):
+            self._check_window_streams()
+        return self
+
+    def _check_window_streams(self) -> None:
+        """Parameters and their updates are the host's, and layers take their turns in a fixed order."""
+        wanted = {"update": "cpu", "staleness": 0} | ({"share": "fixed"} if self.steals else {})
+        for axis, value in wanted.items():
+            given = self.staleness_list if axis == "staleness" else [getattr(self, axis)]
+            if any(each != value for each in given):
+                raise ValueError(
+                    f"{axis} = {getattr(self, axis)!r:.80} cannot stand beside a replica with a working_window; use "
+                    f"{axis} = {value!r}"
+                )
+
+    def _check_cut_is_given_once(self, replicas: list[Replica]) -> None:
+        given = " and ".join(axis for axis in _CUT if axis in self.model_fields_set and getattr(self, axis) is not None)
+        if not given:
+            return
+        listed = self.preset is not None and isinstance(PRESETS[self.preset].axes.get("replicas"), list)
+        whose = f"the list of replicas (preset = {self.preset!r} has one)" if listed else "a list of replicas"
+        num_stages = self.stages if self.split is None else len(self.split) + 1
+        tables = [f'{{ device = "{replica.device}", stages = {num_stages} }}' for replica in replicas[:2]]
+        ellipsis = ["..."] if len(replicas) > 2 else []
+        raise ValueError(
+            f"{given} cannot stand beside {whose}; "
+            f"give it to each replica, for example replicas = [{', '.join(tables + ellipsis)}]"
+        )
+
+    @model_serializer(mode="wrap")
+    def _without_cut_of_listed_replicas(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Their default values, beside a list of replicas, would read as given."""
+        table: dict[str, Any] = handler(self)
+        return {axis: table[axis] for axis in table if not (isinstance(self.replicas, list) and axis in _CUT)}
+
+    @property
+    def replica_list(self) -> tuple[Replica, ...]:
+        """Each replica, in the order in which they divide a batch, with its own number of microbatches."""
+        if isinstance(self.replicas, list):
+            return tuple(
+                replica.model_copy(update={"microbatches": replica.microbatches or self.microbatches})
+                for replica in self.replicas
+            )
+        return (Replica(stages=self.stages, split=self.split, microbatches=self.microbatches),) * (self.replicas or 1)
+
+    @property
+    def microbatch_counts(self) -> list[int]:
+        """Microbatches of each replica's share of a batch."""
+        return [replica.microbatches or self.microbatches for replica in self.replica_list]
+
+    @property
+    def staleness_list(self) -> list[int]:
+        """For each replica, the iterations that its parameters may lag behind once the warm-up is over."""
+        if isinstance(self.staleness, list):
+            return list(self.staleness)
+        return [self.staleness] * len(self.replica_list)
+
+    @property
+    def steals(self) -> bool:
+        """Whether there is more than one replica to take microbatches from the same batch."""
+        return self.share == "stealing" and len(self.replica_list) > 1
+
+    @property
+    def division(self) -> tuple[list[float], list[int]]:
+        """Shares and numbers of microbatches, as `weft.plan.division.divide` takes them at the start.
+
+        Where replicas steal, one part in `microbatches` microbatches: which replica computes one shows as it runs.
+        """
+        if self.steals:
+            return [1.0], [self.microbatches]
+        return self.share_list, self.microbatch_counts
+
+    @property
+    def share_list(self) -> list[float]:
+        """A weight for each replica, as `weft.plan.division` takes them: they need not add up to 1."""
+        return [1.0] * len(self.replica_list) if self.shares is None else list(self.shares)

@@ -1,0 +1,28 @@
+"""Workers needed: how many workers of each kind a strategy takes, and which of them inspects the job. Pure."""
+
+from __future__ import annotations
+
+from weft.spec.strategy import Strategy
+
+
+def workers_needed(strategy: Strategy) -> dict[str, int]:
+    """How many workers of each kind a job holds while it runs."""
+    workers = {"cpu": 0, "gpu": 0}
+    for replica in strategy.replica_list:
+        workers[replica.device] += replica.num_workers
+    needed = {"cpu": workers["cpu"] + _num_hosts(strategy), "gpu": workers["gpu"], "loader": 1}
+    return {kind: count for kind, count in needed.items() if count}
+
+
+def inspecting_worker(strategy: Strategy) -> int:
+    """The position that inspects: the first device's stage, since that process computes on the host too, with as many
+    threads as a CPU worker; without devices the first."""
+    needed = workers_needed(strategy)
+    return needed.get("cpu", 0) if "gpu" in needed else 0
+
+
+def _num_hosts(strategy: Strategy) -> int:
+    """Devices alone still need a CPU worker where their gradients meet, or where their updates are made."""
+    devices = [replica.device for replica in strategy.replica_list]
+    on_host = strategy.update != "local" or any(strategy.staleness_list)
+    return int("cpu" not in devices and (len(devices) > 1 or on_host))

@@ -1,0 +1,1 @@
+"""What tensors lie in and lanes wait on: arena, board, directory, collectives."""

@@ -1,0 +1,1 @@
+"""Frames, messages and the socket's directory. No torch."""

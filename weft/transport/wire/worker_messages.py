@@ -1,0 +1,190 @@
+"""What a worker says: each message, its fields, their types and their bounds. Pure.
+
+A worker's process runs the job's code, which shares its end of the link and may write there whatever it likes. So what
+comes from there is a stranger's, though it is ours that should speak: it is checked here, once, before any part of the
+daemon looks at it. What is not as it stands below is `Garbled`. What a field may mean, such as the name of a job, is
+the business of weft/scheduler/daemon/hearing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import AllowInfNan, ConfigDict, Field, Strict, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from weft.transport.wire.frames import Message
+
+MAX_WHOLE = 1 << 53  # of counts and bytes: what a float holds exactly, and above all that any machine has
+MAX_SECONDS = 1e9  # some thirty years
+MAX_DIMENSIONS = 64  # of a tensor: torch's own limit
+
+_MESSAGE = ConfigDict(strict=True, extra="forbid")
+
+_Whole = Annotated[int, Field(ge=0, le=MAX_WHOLE)]
+_Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS), AllowInfNan(False)]
+_Rate = Annotated[float, Field(gt=0), AllowInfNan(False)]
+_Attempt = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
+_ExitCode = Annotated[int, Field(ge=1, le=255)]
+_Dimensions = Annotated[list[_Whole], Field(max_length=MAX_DIMENSIONS)]
+_Shapes = list[Annotated[tuple[_Whole, _Dimensions], Strict(False)]]  # msgpack makes lists of tuples
+_StateEntry = Annotated[
+    tuple[str, Literal["elements", "tensor", "int", "float", "bool"], str, _Whole],
+    Strict(False),
+]
+_Reason = Literal[
+    "internal",
+    "invalid-workload",
+    "non-finite-loss",
+    "out-of-memory",
+    "run-directory",
+    "shared-memory",
+    "user-error",
+]
+
+
+class Garbled(Exception):
+    """What no worker sends. The text says what is wrong with it."""
+
+
+@with_config(_MESSAGE)
+class _Joined(TypedDict):
+    type: str
+    link_bytes_per_second: _Rate | None
+    device_bytes: _Whole | None
+
+
+@with_config(_MESSAGE)
+class _OfJob(TypedDict):
+    type: str
+    job: str
+    attempt: _Attempt
+
+
+@with_config(_MESSAGE)
+class _Unit(TypedDict):
+    name: str
+    parameter_bytes: _Whole
+    buffer_bytes: _Whole
+    forward_seconds: _Seconds
+    backward_seconds: _Seconds
+    dtype: str | None
+    itemsize: _Whole
+    shapes: _Shapes
+    tied_to: list[_Whole]
+    kind: str
+    output: str
+    in_place: bool
+    small_forward_seconds: _Seconds
+    small_backward_seconds: _Seconds
+
+
+@with_config(_MESSAGE)
+class _Parameter(TypedDict):
+    units: list[_Whole]
+    num_elements: _Whole
+    dtype: str
+    itemsize: _Whole
+    trained: bool
+    group: _Whole
+    state: list[_StateEntry] | None
+
+
+@with_config(_MESSAGE)
+class _Tensor(TypedDict):
+    dtype: str
+    itemsize: _Whole
+    shapes: _Shapes
+
+
+@with_config(_MESSAGE)
+class _Inspection(TypedDict):
+    """As weft.workers.inspection.inspection makes it; see weft.plan.inspection.Inspection."""
+
+    units: list[_Unit]
+    input: _Tensor
+    target: _Tensor
+    num_train: _Whole
+    num_validation: _Whole
+    load_seconds: _Seconds
+    update_seconds: _Seconds
+    device_update_seconds: _Seconds | None
+    metrics: list[str]
+    parameters: list[_Parameter]
+    elementwise: bool
+    weighted: bool
+    batch_modules: list[str]
+    copy_bytes_per_second: _Rate
+    small_size: _Whole
+    device_units: NotRequired[list[_Unit]]
+
+
+class _Inspected(_OfJob):
+    inspection: _Inspection
+
+
+class _Released(_OfJob):
+    clean: bool
+    peak_bytes: _Whole | None
+    device_peak_bytes: _Whole | None
+
+
+class _Fault(_OfJob):
+    reason: _Reason
+    message: str
+    exit_code: _ExitCode
+    exception: str
+
+
+class _DirectoryMissed(_OfJob):
+    message: str
+
+
+class _Text(_OfJob):
+    text: str
+
+
+@with_config(_MESSAGE)
+class _Values(TypedDict):
+    """What an iteration measured; a mean may be infinite, or no number."""
+
+    iteration: _Whole
+    means: dict[str, float]
+    facts: dict[str, float]
+
+
+class _Report(_OfJob):
+    lane: str
+    count: _Whole
+    records: bytes
+    values: list[_Values]
+
+
+_MESSAGES: Mapping[str, TypeAdapter[Any]] = {
+    "report": TypeAdapter(_Report),
+    "joined": TypeAdapter(_Joined),
+    "inspected": TypeAdapter(_Inspected),
+    "prepared": TypeAdapter(_OfJob),
+    "saved": TypeAdapter(_OfJob),
+    "released": TypeAdapter(_Released),
+    "fault": TypeAdapter(_Fault),
+    "directory-missed": TypeAdapter(_DirectoryMissed),
+    "output": TypeAdapter(_Text),
+    "profiled": TypeAdapter(_Text),
+}
+
+
+def checked(message: Message) -> Message:
+    """The same message, which has all its fields and no other. Errors: Garbled."""
+    kind = message.get("type")
+    known = _MESSAGES.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        raise Garbled(f"a message of the type {kind!r:.80}")
+    try:
+        known.validate_python(message)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(step)[:80] for step in wrong["loc"])
+        raise Garbled(f"{kind}: {place}: {wrong['msg']}") from None
+    return message

@@ -1,0 +1,1 @@
+"""FORWARD, BACKWARD, GRAD: stages, gradients, weights."""

@@ -1,0 +1,138 @@
+"""Gradients of one stage in buckets: where autograd leaves them, and the milestones posted from inside backward.
+
+The first microbatch's gradient is copied into its place, and from then on `p.grad` is that place: later microbatches
+add to it. During the last microbatch's backward a hook counts each bucket's parameters, and the one that completes a
+bucket posts its milestone, while backward goes on.
+
+    backward of the last microbatch   ▕ layer 3 ▏▕ layer 2 ▏▕ layer 1 ▏
+    milestones                                  ▲ bucket 0       ▲ bucket 1
+
+What has not come by the end of that backward has no gradient in it: `finish` posts those buckets, with zeros in the
+places of parameters that got none at all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from weft.workers.memory.bucket_memory import BucketMemory, Holder, shaped_like
+from weft.workload.workload import WorkloadError
+
+Post = Callable[[int], None]
+
+
+class StageGradients:
+    """post: called with a bucket's index once its gradient is complete; from autograd's thread, in backward.
+
+    own: flat tensors of a device, by bucket; without them gradients go to the shared memory of the holder. taken_over:
+    each iteration anew from another layer, which has left its numbers between our places.
+    """
+
+    def __init__(
+        self,
+        memory: BucketMemory,
+        holder: Holder,
+        parameters: Mapping[int, nn.Parameter],
+        own: Mapping[int, torch.Tensor] | None,
+        post: Post,
+        *,
+        taken_over: bool = False,
+    ) -> None:
+        self._memory = memory
+        self._holder = holder
+        self._buckets = {bucket.index: bucket for bucket in memory.held(holder)}
+        self._post = post
+        self._parameters = {index: parameters[index] for bucket in self._buckets.values() for index in bucket.places}
+        depth = 1 if own is not None else memory.gradient_depth(holder)
+        self._views = [self._places(own, step) for step in range(depth)]
+        self._padding = list(self._gaps(own)) if taken_over and own is not None else []
+        self._now = self._views[0]
+        self._is_last = self._is_only = False
+        self._present: set[int] = set()
+        self._counted: set[int] = set()  # in the last backward
+        self._left: dict[int, int] = {}
+        for bucket in self._buckets.values():
+            for index in bucket.places:
+                hook = self._hook(index, bucket.index)
+                self._parameters[index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _places(self, own: Mapping[int, torch.Tensor] | None, step: int) -> dict[int, torch.Tensor]:
+        places = {}
+        for bucket in self._buckets.values():
+            flat = own[bucket.index] if own is not None else self._memory.gradient(self._holder, bucket, step)
+            for index, (start, _) in bucket.places.items():
+                places[index] = shaped_like(self._parameters[index], flat, start)
+        return places
+
+    def _gaps(self, own: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
+        """What lies between the places of parameters: it counts in the norm, and is zero."""
+        for bucket in self._buckets.values():
+            end = 0
+            for start, count in sorted([*bucket.places.values(), (bucket.num_elements, 0)]):
+                if end < start:
+                    yield own[bucket.index][end:start]
+                end = start + count
+
+    def begin(self, step: int) -> None:
+        """Before the first backward of an iteration."""
+        if self._padding:
+            torch._foreach_zero_(self._padding)
+        self._now = self._views[step % len(self._views)]
+        self._present.clear()
+        self._counted.clear()
+        self._left = {bucket.index: len(bucket.places) for bucket in self._buckets.values()}
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def next_backward(self, *, is_last: bool, is_only: bool) -> None:
+        """Before each backward. is_last: no other of the iteration follows. is_only: none came before either."""
+        self._is_last, self._is_only = is_last, is_only
+
+    def _hook(self, index: int, bucket: int) -> Callable[[torch.Tensor], None]:
+        # weak: Python's collector does not see what a tensor's hooks hold, and we hold the tensor
+        gradients = weakref.ref(self)
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            owner = gradients()
+            assert owner is not None
+            owner._accumulated(parameter, index, bucket)
+
+        return accumulated
+
+    def _accumulated(self, parameter: torch.Tensor, index: int, bucket: int) -> None:
+        """autograd's call, once a parameter has all of a backward's gradient."""
+        place, gradient = self._now[index], parameter.grad
+        if gradient is not place:
+            assert gradient is not None
+            if gradient.is_sparse:
+                raise WorkloadError(
+                    f"a parameter of shape {tuple(parameter.shape)} gets a sparse gradient, which no bucket takes; "
+                    "build its nn.Embedding with sparse=False, or train one replica on the CPU without clipping"
+                )
+            place.copy_(gradient)
+            self._present.add(index)
+            parameter.grad = None if self._is_only else place
+        if self._is_last:
+            if index in self._counted:
+                raise WorkloadError(
+                    f"a parameter of shape {tuple(parameter.shape)} gets its gradient in two parts of one backward, so "
+                    "nobody knows when it is complete; give torch.utils.checkpoint use_reentrant=False"
+                )
+            self._counted.add(index)
+            self._left[bucket] -= 1
+            if self._left[bucket] == 0:
+                self._post(bucket)
+
+    def finish(self, bucket: int, step: int) -> None:
+        """After the last backward: a bucket that no hook has completed is complete, before it is posted."""
+        if self._left[bucket] == 0:
+            return
+        view = self._buckets[bucket]
+        if absent := [index for index in view.places if index not in self._present]:
+            for index in absent:
+                self._now[index].zero_()
+            self._memory.mark_missing(self._holder, view, absent, step)

@@ -1,0 +1,66 @@
+"""Hand-over: a value that one unit leaves and another takes up, through a place that was planned for it.
+
+`Tensor.copy_` broadcasts and converts, so a value that does not fit its place would be trained on as something else.
+Whoever fills a place asks here first. What fits is a plain dense tensor of the place's shape and dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, TypeGuard
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from weft.workload.workload import WorkloadError
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # exact types: a slot keeps nothing of a subclass
+
+
+def can_have_gradient(tensor: torch.Tensor) -> bool:
+    """By its dtype: autograd differentiates real and complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a slot can hold it: a tensor, dense, and of no class of its own."""
+    if not isinstance(value, torch.Tensor) or type(value) not in _PLAIN_TYPES:
+        return False
+    return value.layout is torch.strided and not value.is_nested and not value.is_quantized
+
+
+def check_fits(value: object, place: torch.Tensor, *, what: str, remedy: str) -> None:
+    """Raises WorkloadError with `what` came ("unit 2 (ReLU) passes on"), what was planned, and the remedy."""
+    if is_plain(value) and value.shape == place.shape and value.dtype is place.dtype:
+        return
+    raise WorkloadError(f"{what} {described(value)}, where {described(place)} was planned; {remedy}")
+
+
+def described(value: object) -> str:
+    """Shape and dtype of a plain tensor, the kind of anything else."""
+    if is_plain(value):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+    return f"a {type(value).__name__} of its own kind ({kind})"
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Of a tensor, or of a structure of them: what torch's pytree knows, and dataclasses, which it need not."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):
+                yield from tensors_of(getattr(leaf, field.name, None))
+
+
+def scalar(value: object, source: str) -> torch.Tensor:
+    """A loss or metric as the user's function returned it. Raises WorkloadError that names the source."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        if value.is_complex():
+            raise WorkloadError(f"{source} returned a complex number; it must return a real one, such as its .abs()")
+        return value
+    raise WorkloadError(f"{source} returned no scalar tensor; it must return the mean over the samples given")

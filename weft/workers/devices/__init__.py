@@ -1,0 +1,1 @@
+"""What a worker computes on: the host, the stand-in, CUDA."""

@@ -1,0 +1,1 @@
+"""What the planner must know of a job, found out by running it."""

@@ -1,0 +1,225 @@
+"""Inspection: what the planner has to know about a workload, found out by running it on one worker.
+
+One worker inspects, whatever the job's kinds of replicas, with a new model for each kind, which is thrown away:
+
+    CPU replicas alone       a CPU worker               units, load, update, copies
+    with GPU replicas        the first GPU's worker     units and update on its device; load and copies on its host,
+                                                        and what else the host will do: its units, its updates
+
+A GPU's worker computes on the host with as many threads as a CPU worker, so it may speak for both; two that inspected
+at the same time would slow each other down, and an answer that comes in two parts can be lost by halves. The host runs
+the model only where a replica will: of one that only GPUs compute it need not even have memory for the activations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from weft.plan.division import Part, divide
+from weft.plan.itinerary import Iteration, Itinerary
+from weft.spec.job_spec import JobSpec
+from weft.transport.memory.arena import dtype_name
+from weft.workers.compute.handover import described
+from weft.workers.devices.device import HostDevice
+from weft.workers.inspection.state_facts import state_facts
+from weft.workers.inspection.unit_facts import TIMED_RUNS, inspect_units
+from weft.workers.inspection.update_times import GradientSample, UpdateTimes, device_update, host_update
+from weft.workers.updates.sharded_optimizer import is_elementwise
+from weft.workers.updates.updates import group_of
+from weft.workload.data import Batches
+from weft.workload.optimizer import make_optimizer
+from weft.workload.units import units
+from weft.workload.workload import Workload, WorkloadError
+
+COPIED_BYTES = 16 << 20  # beyond the caches of a core
+
+
+def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: HostDevice) -> dict[str, Any]:
+    """The wire form of weft.plan.inspection.Inspection, for all kinds of replicas of the job.
+
+    load: makes the workload anew: a module may keep what it has computed on one device. device: the worker's own.
+    Errors: WorkloadError, and whatever the user's code raises.
+    """
+    if not _computes_on(spec, "gpu"):
+        return inspect(load(), spec)
+    with device.computing():
+        on_device = inspect(load(), spec, device)
+    if not _computes_on(spec, "cpu"):
+        return on_device
+    on_host = inspect(load(), spec)
+    return on_host | {
+        "device_units": on_device["units"],
+        "device_update_seconds": on_device["device_update_seconds"],
+        "small_size": min(on_host["small_size"], on_device["small_size"]),
+    }
+
+
+def inspect(workload: Workload, spec: JobSpec, device: HostDevice | None = None) -> dict[str, Any]:
+    """For replicas of one kind: those that compute on the device, by default the host."""
+    device = device or HostDevice()
+    batches = Batches(workload, seed=spec.job.seed)
+    _check(workload, spec, batches)
+    started = time.perf_counter()
+    samples = _samples(spec, batches)
+    _check_validation(batches, samples)
+    load_seconds = (time.perf_counter() - started) / len(samples)
+    learns = spec.job.mode == "train"
+    optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
+    sample = GradientSample(optimizer)
+    trained = _microbatch_sizes(spec, batches.num_train, 0)
+    facts, small_size = inspect_units(workload, spec, samples, trained=trained, device=device, leave=sample.take)
+    on_host = on_device = None
+    if optimizer is not None and _host_updates(spec, device):
+        on_host = host_update(optimizer, sample)
+    if optimizer is not None and _device_updates(spec, device):
+        on_device = device_update(workload, sample, device)
+    update = on_host or on_device
+    return {
+        "units": facts,
+        "input": _tensor_facts({size: inputs for size, (inputs, _) in samples.items()}),
+        "target": _tensor_facts({size: targets for size, (_, targets) in samples.items()}),
+        "num_train": batches.num_train,
+        "num_validation": batches.num_validation,
+        "load_seconds": load_seconds,
+        "update_seconds": 0.0 if update is None else update.seconds,
+        "device_update_seconds": None if on_device is None else on_device.seconds,
+        "metrics": list(workload.metrics),
+        "parameters": _parameter_facts(workload.model, optimizer, update),
+        "elementwise": optimizer is None or is_elementwise(optimizer),
+        "weighted": workload.weight is not None,
+        "batch_modules": _batch_modules(workload.model),
+        "copy_bytes_per_second": _copy_bytes_per_second(),
+        "small_size": small_size,
+    }
+
+
+def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
+    if batches.num_train == 0:
+        raise WorkloadError("Workload.train has length 0; give at least one sample")
+    trains = any(parameter.requires_grad for parameter in workload.model.parameters())
+    if spec.job.mode == "train" and not trains:
+        raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
+
+
+def _samples(spec: JobSpec, batches: Batches) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """One of each size of microbatch that will occur, or may."""
+    sizes = _microbatch_sizes(spec, batches.num_train, batches.num_validation)
+    sizes = sorted({*sizes, *_sizes_at_any_share(spec, max(batches.num_train, batches.num_validation))})
+    return {size: batches.load(_batch_of(size, training=size <= batches.num_train), Part(0, 0, size)) for size in sizes}
+
+
+def _check_validation(batches: Batches, samples: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Found out now, not after an epoch of training."""
+    fitting = [size for size in samples if size <= min(batches.num_train, batches.num_validation)]
+    if not fitting:
+        return
+    size = min(fitting)
+    held_out = batches.load(_batch_of(size, training=False), Part(0, 0, size))
+    for name, value, trained in zip(("input", "target"), held_out, samples[size], strict=True):
+        if value.shape != trained.shape or value.dtype is not trained.dtype:
+            raise WorkloadError(
+                f"Workload.validation: {size} {name}s are {described(value)}, and of Workload.train "
+                f"{described(trained)}; both must have the same shape and dtype"
+            )
+
+
+def _computes_on(spec: JobSpec, kind: str) -> bool:
+    return any(replica.device == kind for replica in spec.strategy.replica_list)
+
+
+def _host_updates(spec: JobSpec, device: HostDevice) -> bool:
+    """Whether the host makes updates that no inspection of CPU replicas tells."""
+    makes_any = spec.strategy.update != "local" or any(spec.strategy.staleness_list)
+    return not device.is_accelerator or (makes_any and not _computes_on(spec, "cpu"))
+
+
+def _device_updates(spec: JobSpec, device: HostDevice) -> bool:
+    """An optimizer that no device is to step need not be one that could. Versions of parameters are the host's."""
+    return device.is_accelerator and spec.strategy.update != "cpu" and not any(spec.strategy.staleness_list)
+
+
+def _microbatch_sizes(spec: JobSpec, num_train: int, num_validation: int) -> list[int]:
+    itinerary = Itinerary.of(
+        num_train=num_train,
+        num_validation=num_validation,
+        batch_size=spec.job.batch_size,
+        epochs=spec.job.epochs,
+        steps=spec.job.steps,
+        forward_only=spec.job.mode == "forward",
+    )
+    shares, counts = spec.strategy.division
+    sizes = {part.size for size in itinerary.batch_sizes() for parts in divide(size, shares, counts) for part in parts}
+    return sorted(sizes - {0})
+
+
+def _sizes_at_any_share(spec: JobSpec, num_samples: int) -> set[int]:
+    """The largest microbatch that a replica may get, and two on the way there: they show how shapes grow."""
+    if spec.strategy.share != "adaptive":
+        return set()
+    batch_size = min(spec.job.batch_size, num_samples)
+    largest = max(-(-batch_size // count) for count in spec.strategy.microbatch_counts)
+    return {largest, -(-largest // 2), -(-largest // 3)}
+
+
+def _batch_of(size: int, *, training: bool) -> Iteration:
+    return Iteration(index=0, training=training, epoch=0, step=0, start=0, size=size)
+
+
+def _batch_modules(model: nn.Module) -> list[str]:
+    """By their types: torch's batch norms and what is made of them. What another one does nobody can tell."""
+    return [
+        f"{name or 'the model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase) and not isinstance(module, _InstanceNorm)
+    ]
+
+
+def _parameter_facts(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, update: UpdateTimes | None
+) -> list[dict[str, Any]]:
+    """Of each parameter, in the order of `model.parameters()`."""
+    using: dict[int, list[int]] = {}
+    for number, (_, module) in enumerate(units(model)):
+        for parameter in module.parameters():
+            using.setdefault(id(parameter), []).append(number)
+    parameters = list(model.parameters())
+    groups = group_of(optimizer, parameters) if optimizer is not None else {}
+    return [
+        {
+            "units": using[id(parameter)],
+            "num_elements": parameter.numel(),
+            "dtype": dtype_name(parameter.dtype),
+            "itemsize": parameter.element_size(),
+            "trained": parameter.requires_grad and index in groups,
+            "group": groups.get(index, 0),
+            "state": state_facts(update.optimizer, parameter) if update is not None and update.moves else None,
+        }
+        for index, parameter in enumerate(parameters)
+    ]
+
+
+def _copy_bytes_per_second() -> float:
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    seconds = []
+    for _ in range(TIMED_RUNS):
+        started = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - started)
+    return COPIED_BYTES / min(seconds)
+
+
+def _tensor_facts(tensors: dict[int, torch.Tensor]) -> dict[str, Any]:
+    first = next(iter(tensors.values()))
+    return {
+        "dtype": dtype_name(first.dtype),
+        "itemsize": first.element_size(),
+        "shapes": [[size, list(tensor.shape)] for size, tensor in tensors.items()],
+    }

@@ -1,0 +1,89 @@
+"""State facts: what an optimizer keeps of a parameter, as the planner has to know it to let a bucket move.
+
+Found out on an optimizer that has stepped, with a gradient for at least one parameter of each sort. State can move
+where all of it stands in `optimizer.state`, as tensors of the parameter's shape and as numbers. Of any other nobody
+knows what belongs to one parameter: it stays where it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.transport.memory.arena import dtype_name
+from weft.workers.updates.optimizer_state import is_elementwise, options
+
+Entry = tuple[str, str, str, int]  # name, kind, dtype, itemsize
+_NUMBERS = (bool, int, float)  # exact types
+
+
+def optimizer_memory(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """What the optimizer remembers beside its state, to be compared before and after a step. What cannot be compared
+    is new each time."""
+    standard = vars(torch.optim.SGD([torch.zeros(1)], lr=1.0)).keys()
+    own = {name: value for name, value in vars(optimizer).items() if name not in standard}
+    return [*(_plain(options(group)) for group in optimizer.param_groups), _plain(own)]
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (*_NUMBERS, str, torch.dtype, torch.device)):
+        return value
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    if isinstance(value, Tensor) and value.dim() == 0:
+        return value.item()
+    return value if callable(value) else object()
+
+
+def state_facts(optimizer: torch.optim.Optimizer, parameter: Tensor) -> list[Entry] | None:
+    """The entries of a parameter's state; None where it cannot move.
+
+    A parameter that has none yet, or in which an element is no less than all, is taken to be like another one of its
+    group and dtype; of the same shape too, where the optimizer may look at it.
+    """
+    like, by_element = [parameter], is_elementwise(optimizer)
+    if not optimizer.state.get(parameter) or (parameter.dim() == 0 and by_element):
+        group = _group_of(optimizer, parameter)
+        like = [
+            p
+            for p in group
+            if p.dtype is parameter.dtype and p.dim() and optimizer.state.get(p)
+            if by_element or p.shape == parameter.shape
+        ]
+        if not like:
+            return None if parameter.dim() == 0 or any(optimizer.state.get(p) for p in group) else []
+    entries = [_entry(name, value, like[0]) for name, value in optimizer.state[like[0]].items()]
+    known = [entry for entry in entries if entry is not None]
+    return known if len(known) == len(entries) else None
+
+
+def sort_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[object, ...]:
+    """Within a group, one parameter of a sort shows what is kept of all of them. An optimizer whose kernel treats each
+    element by itself looks at no shape; any other may (Adafactor keeps sums over the rows of matrices)."""
+    if is_elementwise(optimizer):
+        return parameter.dtype, parameter.dim() > 0
+    return parameter.dtype, parameter.shape
+
+
+def _group_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> list[Tensor]:
+    """All parameters of its group."""
+    groups: list[list[Tensor]] = [group["params"] for group in optimizer.param_groups]
+    return next((group for group in groups if any(each is parameter for each in group)), [])
+
+
+def _entry(name: object, value: Any, parameter: Tensor) -> Entry | None:
+    if not isinstance(name, str):  # an optimizer of the user's may keep its state under any key
+        return None
+    if type(value) in _NUMBERS:
+        return (name, type(value).__name__, "", 8)
+    if not isinstance(value, Tensor):
+        return None
+    if value.dim() == 0:
+        return (name, "tensor", dtype_name(value.dtype), value.element_size())
+    if value.shape == parameter.shape:
+        return (name, "elements", dtype_name(value.dtype), value.element_size())
+    return None

@@ -1,0 +1,203 @@
+"""Unit facts: what one kind of device makes of each unit of a model: shapes, dtypes, seconds.
+
+One span of units after the other comes to the device, runs, and goes back, so that of the model no more than a span has
+to fit there beside the activations between two of them. A span ends with the first unit that passes on one tensor: only
+there can the model be cut. Most spans are of one unit; within a longer one a dict, a dataclass or an object of the
+user's goes from unit to unit with its graph, and nobody has to know what is in it.
+
+    span 0   adopt ▸ every size once, for shapes ▸ the largest forward and backward, for times ▸ a small one ▸ give back
+    span 1                                                                                         adopt ▸ ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.plan.error_places import function_place, unit_place, within
+from weft.spec.job_spec import JobSpec
+from weft.transport.memory.arena import dtype_name
+from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar, tensors_of
+from weft.workers.devices.device import HostDevice
+from weft.workload.units import units
+from weft.workload.workload import Workload
+
+TIMED_RUNS = 3  # after one that warms up; the fastest counts
+SMALL_RUNS = 2
+SMALLER = 4  # times, the second size that units are timed with: far enough for a slope, and an eighth of the time more
+
+Samples = Mapping[int, tuple[torch.Tensor, torch.Tensor]]  # (inputs, targets) by microbatch size
+Run = Callable[[Any], Any]
+
+
+def inspect_units(
+    workload: Workload,
+    spec: JobSpec,
+    samples: Samples,
+    *,
+    trained: Sequence[int],
+    device: HostDevice,
+    leave: Callable[[nn.Module], None],
+) -> tuple[list[dict[str, Any]], int]:
+    """The wire form of each unit's UnitFacts, and Inspection.small_size.
+
+    trained: sizes that are known to occur in training; others go through in validation's mode: batch norm trains on no
+    batch of one. leave: called with each unit, and a loss that is a module, before it leaves the device; it has the
+    gradients that its runs have left.
+    """
+    modules = units(workload.model)
+    facts = [_unit_facts(name, module) for name, module in modules]
+    _record_ties(modules, facts)
+    runs = _Runs(workload, spec, samples, trained, device)
+    span: list[nn.Module] = []
+    for number, (name, module) in enumerate(modules):
+        is_last = number == len(modules) - 1
+        if module not in span:
+            device.adopt(module)
+        span.append(module)
+        place = f"{unit_place(number, name, module)}, tried before training"
+        with within(place, innermost=True):
+            runs.record_shapes(module, facts[number])
+        if facts[number]["dtype"] is None and not is_last:
+            continue
+        needed = list({id(each): each for each in span}.values())
+        if is_last and isinstance(workload.loss, nn.Module):
+            needed.append(workload.loss)  # not before: it may hold units that have come and gone
+            device.adopt(workload.loss)
+        with within(place, innermost=True):
+            runs.measure(span, facts[number + 1 - len(span) : number + 1], is_last=is_last)
+        for each in needed:
+            leave(each)
+            device.give_back(each)
+        span = []
+    if not runs.small_size:
+        for fact in facts:
+            fact["small_forward_seconds"] = fact["small_backward_seconds"] = 0.0
+    return facts, runs.small_size
+
+
+def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kind": type(module).__name__,
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
+        "buffer_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
+        "forward_seconds": 0.0,
+        "backward_seconds": 0.0,
+        "output": "",
+        "dtype": None,
+        "itemsize": 0,
+        "shapes": [],
+        "tied_to": [],
+        "in_place": False,
+        "small_forward_seconds": 0.0,
+        "small_backward_seconds": 0.0,
+    }
+
+
+def _record_ties(modules: Sequence[tuple[str, nn.Module]], facts: Sequence[dict[str, Any]]) -> None:
+    """Before any unit is moved, which makes other tensors of buffers."""
+    owner: dict[int, int] = {}
+    for number, ((_, module), fact) in enumerate(zip(modules, facts, strict=True)):
+        # Two copies of a running mean would drift apart; a parameter may be in two stages, its gradients are summed.
+        tied = {owner.setdefault(id(buffer), number) for buffer in module.buffers()} - {number}
+        fact["tied_to"] = sorted(tied)
+
+
+class _Runs:
+    """What goes through the units, each from where the one before has left it. small_size: 0 where there is none."""
+
+    def __init__(
+        self, workload: Workload, spec: JobSpec, samples: Samples, trained: Sequence[int], device: HostDevice
+    ) -> None:
+        inputs, target = samples[max(samples)]
+        self.small_size = max(1, len(inputs) // SMALLER) if len(inputs) > 1 else 0
+        self._loss = workload.loss
+        self._autocasts = spec.strategy.precision == "bf16"
+        self._trained = trained
+        self._device = device
+        self._shaped: dict[int, Any] = {size: device.put(x) for size, (x, _) in samples.items()}
+        self._largest: Any = device.put(inputs)
+        self._target = device.put(target)
+        self._small: Any = self._largest[: self.small_size]
+
+    def record_shapes(self, module: nn.Module, fact: dict[str, Any]) -> None:
+        outputs = {}
+        for size, x in self._shaped.items():
+            module.train(size in self._trained)
+            with torch.no_grad():
+                outputs[size] = self._shaped[size] = self._run(module, x)
+        module.train()
+        largest, dtypes = outputs[max(outputs)], {getattr(y, "dtype", None) for y in outputs.values()}
+        if len(dtypes) == 1 and all(map(is_plain, outputs.values())):
+            fact["dtype"], fact["itemsize"] = dtype_name(largest.dtype), largest.element_size()
+            fact["shapes"] = [[size, list(y.shape)] for size, y in outputs.items()]
+        else:
+            odd = [described(y) for y in outputs.values() if not is_plain(y)]
+            fact["output"] = odd[0] if odd else "a tensor whose dtype depends on the microbatch"
+
+    def measure(self, span: Sequence[nn.Module], facts: Sequence[dict[str, Any]], *, is_last: bool) -> None:
+        """What the units take together counts as the last one's: nobody can tell them apart who needs to know."""
+        self._largest = _leaf(self._largest)  # without what the span before has kept for a backward
+        module = span[0] if len(span) == 1 else nn.Sequential(*span)
+        run = partial(self._run, partial(self._with_loss, module) if is_last else module)
+        facts[0]["in_place"] = _writes_to(run, self._largest)
+        fact = facts[-1]
+        fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, self._largest, TIMED_RUNS)
+        if self.small_size:
+            self._measure_small(module, fact)
+
+    def _measure_small(self, module: nn.Module, fact: dict[str, Any]) -> None:
+        """Without the loss: a count that the user keeps of its calls is none of a quarter microbatch's business, and
+        what it costs goes with the samples, as it does in a head of many classes."""
+        try:
+            forward, backward, self._small = self._times(partial(self._run, module), self._small, SMALL_RUNS)
+        except Exception:  # the user's code, given a size that the job has no use for: batch norm refuses one sample
+            self.small_size, self._small = 0, None
+            return
+        fact["small_forward_seconds"], fact["small_backward_seconds"] = forward, backward
+
+    def _times(self, run: Run, x: Any, runs: int) -> tuple[float, float, Any]:
+        """(forward seconds, backward seconds, output) of one unit, the fastest of the runs after the first."""
+        forward, backward = [], []
+        for _ in range(1 + runs):
+            given = (x := _leaf(x)).clone()  # a unit may work in place, which autograd forbids on a leaf
+            seconds, y = self._device.timed(partial(run, given))
+            forward.append(seconds)
+            seconds, _ = self._device.timed(partial(_backward, y))
+            backward.append(seconds)
+        return min(forward[1:]), min(backward[1:]), y
+
+    def _run(self, call: Run, x: Any) -> Any:
+        """As a stage does: under autocast, whose copies of parameters live until its end, for one forward at a time."""
+        with torch.autocast(self._device.torch.type, dtype=torch.bfloat16) if self._autocasts else nullcontext():
+            return call(x)
+
+    def _with_loss(self, module: nn.Module, x: Any) -> Any:
+        y = module(x)
+        with within(f"{function_place('loss')}, tried before training"):
+            loss = self._loss(y, self._target)
+        return scalar(loss, "Workload.loss")
+
+
+def _backward(y: Any) -> None:
+    outputs = [each for each in tensors_of(y) if each.requires_grad]
+    if outputs:
+        torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+
+
+def _writes_to(run: Run, x: torch.Tensor) -> bool:
+    """Whether the unit changes its input, by autograd's own count of changes."""
+    given = x.clone()
+    before = given._version
+    run(given)
+    return given._version != before
+
+
+def _leaf(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().requires_grad_(can_have_gradient(value))

@@ -1,0 +1,128 @@
+"""Update times: what a step of the user's optimizer takes, on the host and on a device, found out on a sample.
+
+A step takes as long as its bytes do, so a part of a large model tells enough, and the state of the whole of it, which
+may be twice the model, is never made. The sample is of whole parameters with the gradients that the units' runs have
+left, so it suits any optimizer: all parameters as far as SAMPLE_BYTES go, in the order of the model, and beyond it the
+smallest one of each sort that the optimizer may tell apart, so that state facts are found of every one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from weft.plan.error_places import step_place, within
+from weft.workers.devices.device import HostDevice
+from weft.workers.inspection.state_facts import optimizer_memory, sort_of
+from weft.workers.inspection.unit_facts import TIMED_RUNS
+from weft.workload.optimizer import make_optimizer
+from weft.workload.workload import Workload
+
+SAMPLE_BYTES = 256 << 20  # of parameters: far beyond any cache, and tens of milliseconds a step
+
+Sort = tuple[object, ...]
+
+
+class GradientSample:
+    """Keeps the gradients of some parameters and drops the others as they come. optimizer: None where nobody learns."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
+        self._sorts: dict[int, Sort] = {} if optimizer is None else _sorts(optimizer)
+        self._within: dict[int, nn.Parameter] = {}
+        self._within_bytes = 0
+        self._seen: set[Sort] = set()  # sorts of those within
+        self._beyond: dict[Sort, nn.Parameter] = {}  # of other sorts
+        self._bytes: dict[int, int] = {}  # of every parameter that has had a gradient, by its id
+
+    def take(self, module: nn.Module) -> None:
+        """A unit whose parameters have the gradients of its runs."""
+        for parameter in module.parameters():
+            if parameter.grad is not None and id(parameter) not in self._within:
+                self._take(parameter)
+
+    def _take(self, parameter: nn.Parameter) -> None:
+        sort = self._sorts.get(id(parameter))
+        dropped: nn.Parameter | None = parameter
+        if sort is not None:
+            size = self._bytes[id(parameter)] = parameter.numel() * parameter.element_size()
+            if self._within_bytes + size <= SAMPLE_BYTES:
+                self._within[id(parameter)] = parameter
+                self._within_bytes += size
+                self._seen.add(sort)
+                dropped = self._beyond.pop(sort, None)
+            elif sort not in self._seen:
+                dropped = self._larger(sort, parameter)
+        if dropped is not None:
+            dropped.grad = None
+
+    def _larger(self, sort: Sort, parameter: nn.Parameter) -> nn.Parameter | None:
+        """Keeps the smaller one of the sort; the other one, if there is one."""
+        kept = self._beyond.setdefault(sort, parameter)
+        if kept is parameter:
+            return None
+        if self._bytes[id(parameter)] >= self._bytes[id(kept)]:
+            return parameter
+        self._beyond[sort] = parameter
+        return kept
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [*self._within.values(), *self._beyond.values()]
+
+    def whole_per_part(self) -> float:
+        """Bytes of all parameters that have had a gradient ÷ those of the sample."""
+        part = sum(self._bytes[id(parameter)] for parameter in self.parameters())
+        return sum(self._bytes.values()) / part if part else 1.0
+
+
+def _sorts(optimizer: torch.optim.Optimizer) -> dict[int, Sort]:
+    """By the id of each of its parameters."""
+    return {
+        id(parameter): (number, *sort_of(optimizer, parameter))
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTimes:
+    """seconds: of one step on the whole model. optimizer: has stepped, on the sample. moves: whatever a step changes
+    beside the parameters stands in `optimizer.state`."""
+
+    seconds: float
+    optimizer: torch.optim.Optimizer
+    moves: bool
+
+
+def host_update(optimizer: torch.optim.Optimizer, sample: GradientSample) -> UpdateTimes:
+    """optimizer: of parameters that are on the host."""
+    return _measured(optimizer, sample, HostDevice())
+
+
+def device_update(workload: Workload, sample: GradientSample, device: HostDevice) -> UpdateTimes:
+    """With an optimizer that is made while the sample's parameters are on the device."""
+    held = [(parameter, parameter.data, parameter.grad) for parameter in sample.parameters()]
+    try:
+        for parameter, values, gradient in held:
+            parameter.grad = None  # it cannot be on another device than its parameter
+            parameter.data = device.put(values)
+            parameter.grad = None if gradient is None else device.put(gradient)
+        optimizer = make_optimizer(workload.optimizer, workload.model.parameters())
+        assert optimizer is not None
+        if optimizer.state:  # of Adagrad's constructor, which knows nothing of a kernel that is chosen after it
+            optimizer.load_state_dict(optimizer.state_dict())
+        return _measured(optimizer, sample, device)
+    finally:
+        for parameter, values, _ in held:
+            parameter.grad = None
+            parameter.data = values
+
+
+def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: HostDevice) -> UpdateTimes:
+    scale = sample.whole_per_part()
+    with within(f"{step_place(optimizer)}, tried before training"):
+        optimizer.step()  # makes the optimizer's state
+    before = optimizer_memory(optimizer)
+    seconds = min(device.timed(optimizer.step)[0] for _ in range(TIMED_RUNS))
+    return UpdateTimes(seconds * scale, optimizer, optimizer_memory(optimizer) == before)

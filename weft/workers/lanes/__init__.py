@@ -1,0 +1,1 @@
+"""A worker's lanes: operations in order, their waits and their stamps."""

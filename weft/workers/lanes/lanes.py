@@ -1,0 +1,86 @@
+"""The lanes of one worker in one attempt: one in the calling thread, the others in threads of their own.
+
+A lane ends when its inbox brings None or the attempt is aborted. What a lane in the calling thread raises is raised
+here, once the others have ended too; what another raises is told at once and ends that lane alone: the daemon, who
+hears of it, ends the rest.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from weft.workers.lanes.attempt import Attempt
+from weft.workers.lanes.lane import Lane, Send, Work
+from weft.workers.lanes.stream_lane import Launched, StreamLane
+
+Guard = Callable[[Callable[[], None]], None]
+Inbox = queue.SimpleQueue[Work | None]
+
+
+def run_lanes(
+    main: str,
+    programs: Mapping[str, list[dict[str, Any]]],
+    inboxes: Mapping[str, Inbox],
+    attempt: Attempt,
+    send: Send,
+    guard: Guard,
+    *,
+    threads: int,
+    stamps: bool = True,
+    reach: Callable[[int], bool] | None = None,
+) -> None:
+    """programs: by lane. main: the lane of the calling thread. guard: runs a lane in another thread, and tells what it
+    raises. threads: of torch, in each lane. stamps: see Lane. reach: the main lane's, see
+    weft.workers.profiling.profiler."""
+    lanes = _make_lanes(programs, attempt, send, stamps=stamps, reach={main: reach})
+
+    def run_beside(name: str) -> None:
+        torch.set_num_threads(threads)  # torch counts them for each thread of ours
+        guard(lambda: lanes[name].run(inboxes[name]))
+
+    beside = [
+        threading.Thread(target=run_beside, args=(name,), name=name, daemon=True) for name in lanes if name != main
+    ]
+    for thread in beside:
+        thread.start()
+    has_ended = False
+    try:
+        lanes[main].run(inboxes[main])
+        has_ended = True
+    finally:
+        if not has_ended:
+            attempt.abort()
+            for inbox in inboxes.values():
+                inbox.put(None)
+        for thread in beside:
+            thread.join()
+
+
+def _make_lanes(
+    programs: Mapping[str, list[dict[str, Any]]],
+    attempt: Attempt,
+    send: Send,
+    *,
+    stamps: bool,
+    reach: Mapping[str, Callable[[int], bool] | None],
+) -> dict[str, Lane] | dict[str, StreamLane]:
+    operations = {name: attempt.operations(name, program) for name, program in programs.items()}
+    if not attempt.device.is_accelerator:
+        return {
+            name: Lane(name, attempt, own, send, stamps=stamps, reach=reach.get(name))
+            for name, own in operations.items()
+        }
+    tasks = frozenset(task for own in operations.values() for task in own)
+    launched = Launched(attempt.num_tasks, tasks)
+    attempt.abort_with(launched.board)
+    return {
+        name: StreamLane(
+            name, attempt, own, send, device=attempt.device, launched=launched, stamps=stamps, reach=reach.get(name)
+        )
+        for name, own in operations.items()
+    }

@@ -1,0 +1,262 @@
+"""Model parts: what of the user's model and optimizer one worker holds, put together from its view of the plan.
+
+Without buckets a stage owns its state: an arena holds it, and the user's optimizer updates it. With buckets parameters
+lie in the shared memory of all, stages have arenas for the rest of their state only, and owners update.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.plan.course import Course
+from weft.plan.error_places import step_place, within
+from weft.plan.itinerary import Iteration
+from weft.spec.job_spec import JobSpec
+from weft.transport.memory.arena import Arena, Layout
+from weft.transport.memory.directory import Directory
+from weft.workers.compute.gradients import StageGradients
+from weft.workers.compute.measured import Measured
+from weft.workers.compute.stage import Stage, copy_buffer, keep_state, move_state
+from weft.workers.compute.stage_tasks import StageTasks
+from weft.workers.compute.weights import Weights
+from weft.workers.devices.device import HostDevice
+from weft.workers.memory.bucket_memory import BucketMemory, Holder, shaped_like
+from weft.workers.memory.layer_window import LayerWindow
+from weft.workers.memory.replica_memory import ReplicaMemory
+from weft.workers.memory.slots import SlotRing
+from weft.workers.updates.bucket_updates import BucketUpdates
+from weft.workers.updates.moving_state import Moves
+from weft.workers.updates.updates import step_scheduler
+from weft.workload.optimizer import make_optimizer
+from weft.workload.units import Unit, named_state, units
+from weft.workload.workload import Workload, make_scheduler
+
+PostGradient = Callable[[int, int, int], None]
+
+
+class StageUpdate:
+    """UPDATE(s) of a stage that owns its state."""
+
+    def __init__(self, workload: Workload, parameters: list[nn.Parameter], *, reports: bool) -> None:
+        model = workload.model.parameters()
+        self._optimizer = make_optimizer(workload.optimizer, parameters, model=model)
+        self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
+        self._stepping = within(step_place(self._optimizer))
+        self._reports = reports
+
+    def run(self, iteration: Iteration, measured: Measured) -> None:
+        rate = 0.0
+        if self._optimizer is not None:
+            rate = float(self._optimizer.param_groups[0].get("lr", 0.0))
+            with self._stepping:
+                self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        if self._scheduler is not None:
+            step_scheduler(self._scheduler)
+        if self._reports:
+            fragment = measured.of(iteration.index)
+            fragment.facts["lr"] = rate
+            fragment.complete = True
+
+
+class ModelParts:
+    """stages, memories: by holder. updates: of a job with buckets. own_updates: by stage, of one without."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        plan: Mapping[str, Any],
+        workload: Workload,
+        directory: Directory,
+        device: HostDevice,
+        course: Course,
+        weights: Weights,
+        rings: Mapping[str, SlotRing],
+        post_gradient: PostGradient,
+    ) -> None:
+        self._spec, self._plan, self._workload = spec, plan, workload
+        self._directory, self._device = directory, device
+        self._course, self._weights, self._rings = course, weights, rings
+        self._post_gradient = post_gradient
+        self.num_stages: list[int] = [replica["num_stages"] for replica in plan["replicas"]]
+        self._units = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
+        self._taken: set[int] = set()  # ids of parameters that a stage of this worker has
+        self._parameters = list(workload.model.parameters())
+        self.stages: dict[Holder, StageTasks] = {}
+        self.memories: dict[Holder, ReplicaMemory] = {}
+        self._windows: dict[int, LayerWindow] = {}
+        self.updates: BucketUpdates | None = None
+        self.own_updates: dict[int, StageUpdate] = {}
+        sync = plan["synchronisation"]
+        self._memory = None
+        self._in_buckets: set[int] = set()
+        if sync is not None:
+            self._memory = BucketMemory(directory, sync, [replica["staleness"] for replica in plan["replicas"]])
+            moves = Moves(directory, self._memory, course, plan["replicas"], device)
+            self._in_buckets = {id(self._parameters[i]) for bucket in self._memory.buckets for i in bucket.places}
+        own = [self._own_units(part["first"], part["last"]) for part in plan["stages"]]  # before any of them moves
+        for part, (stage_units, parameters) in zip(plan["stages"], own, strict=True):
+            self._add_stage(part, stage_units, parameters)
+        if self._memory is not None:
+            self._share_the_rest({id(p) for units, _ in own for unit in units for p in unit.module.parameters()})
+            self.updates = BucketUpdates(
+                spec, plan, workload, self._parameters, self._memory, moves, course, device, self.memories
+            )
+            if self.stages or self.updates.owners:
+                self._memory.publish_layout(named_state(self._units), self._parameters)
+        del self._parameters, self._units, self._workload  # the other stages' parts of the model go with them
+
+    # --- stages
+
+    def _add_stage(self, part: Mapping[str, Any], own: list[Unit], parameters: list[nn.Parameter]) -> None:
+        holder = (part["replica"], part["stage"])
+        for module in [unit.module for unit in own] + self._functions_with_state():
+            self._device.adopt(module)
+        gradients = None
+        if self._memory is not None:
+            gradients = self._place_in_buckets(holder, parameters)
+        state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
+        arena = self._state_arena(holder, own)
+        if not self._device.is_accelerator:
+            move_state([(name, tensor) for name, tensor in state if isinstance(tensor, nn.Parameter)], arena)
+        publish = keep_state(own, dict(state), arena, self._device)
+        stage = Stage(
+            own,
+            seed=self._spec.job.seed,
+            recompute=self._plan["recompute"],
+            copies_input=part["copies_input"],
+            precision=self._spec.strategy.precision,
+            device=self._device,
+            heads=self._functions_with_state(),
+        )
+        last = self.num_stages[holder[0]] - 1
+        self.stages[holder] = StageTasks(
+            stage,
+            replica=holder[0],
+            number=holder[1],
+            num_stages=last + 1,
+            course=self._course,
+            weights=self._weights,
+            rings=self._rings_of(holder[0]),
+            functions={"loss": self._workload.loss, **self._workload.metrics},
+            gradients=gradients,
+            before_evaluation=self._buffers_of_first(holder, own),
+            publish=publish if holder[0] == 0 else None,
+            device=self._device,
+            skips_nonfinite=self._spec.strategy.skip_nonfinite,
+        )
+        if self._memory is None and not self._course.itinerary.forward_only:
+            self.own_updates[holder[1]] = StageUpdate(self._workload, stage.parameters(), reports=holder[1] == last)
+
+    def _own_units(self, first: int, last: int) -> tuple[list[Unit], list[nn.Parameter]]:
+        """The stage's units, and the model's parameters with those that are the stage's.
+
+        Stages of one worker that share a parameter have one each, as in workers of their own: both gradients are whole
+        then, and are added as the graph has it.
+        """
+        own, parameters = self._units[first:last], self._parameters
+        held = {id(p) for unit in own for p in unit.module.parameters()}
+        if held & self._taken:
+            memo: dict[int, Any] = {}
+            own = [Unit(unit.index, unit.prefix, copy.deepcopy(unit.module, memo)) for unit in own]
+            parameters = [memo.get(id(parameter), parameter) for parameter in parameters]
+            self._in_buckets |= {id(memo[each]) for each in held if each in self._in_buckets}
+        self._taken |= held
+        return own, parameters
+
+    def _share_the_rest(self, placed: set[int]) -> None:
+        """What no stage of this worker has is kept as long as the optimizer that the user built on it: in the shared
+        memory, which has it anyway, and not in a copy of the model for each worker."""
+        assert self._memory is not None
+        for bucket in self._memory.buckets:
+            for index, (start, _) in bucket.places.items():
+                parameter = self._parameters[index]
+                if id(parameter) not in placed:
+                    parameter.data = shaped_like(parameter, self._memory.parameters(bucket), start)
+
+    def _functions_with_state(self) -> list[nn.Module]:
+        functions = (self._workload.loss, *self._workload.metrics.values())
+        return [function for function in functions if isinstance(function, nn.Module)]
+
+    def _place_in_buckets(self, holder: Holder, parameters: list[nn.Parameter]) -> StageGradients:
+        assert self._memory is not None
+        replica = self._plan["replicas"][holder[0]]
+        is_device = replica["device"] == "gpu"
+        window = self._window(holder[0])
+        memory = self.memories[holder] = ReplicaMemory(
+            self._memory,
+            self._course,
+            holder,
+            parameters,
+            is_private=replica["private"],
+            is_device=is_device,
+            writes=holder[0] == 0,
+            device=self._device,
+            window=window,
+        )
+        return StageGradients(
+            self._memory,
+            holder,
+            memory.held_parameters(),
+            memory.gradients,
+            lambda bucket: self._post_gradient(*holder, bucket),
+            taken_over=window is not None,
+        )
+
+    def _window(self, replica: int) -> LayerWindow | None:
+        plan = self._plan["replicas"][replica]
+        if plan["working_window"] is not None and replica not in self._windows:
+            assert self._memory is not None
+            self._windows[replica] = LayerWindow(
+                self._memory,
+                replica,
+                num_layers=plan["num_stages"],
+                num_places=plan["working_window"],
+                device=self._device,
+            )
+        return self._windows.get(replica)
+
+    def _state_arena(self, holder: Holder, own: list[Unit]) -> Arena:
+        """What of the units' state is in no bucket; found by peers as "state-REPLICA-STAGE"."""
+        state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
+        return self._directory.create(f"state-{holder[0]}-{holder[1]}", Layout.of(state))
+
+    def _rings_of(self, replica: int) -> dict[str, SlotRing]:
+        """By name without the replica; a device's own ring stands for the shared one that it is filled from."""
+        rings = {}
+        for name, ring in self._rings.items():
+            kind, _, rest = name.removeprefix("device-").partition("-")
+            number, _, stage = rest.partition("-")
+            plain = f"{kind}-{stage}" if stage else kind
+            if int(number) == replica and (name.startswith("device-") or plain not in rings):
+                rings[plain] = ring
+        return rings
+
+    def _buffers_of_first(self, holder: Holder, own: list[Unit]) -> Callable[[], None]:
+        """Other replicas evaluate with the first one's buffers; while they train, each has its own."""
+        buffers = {name for name, tensor in named_state(own) if not isinstance(tensor, nn.Parameter)}
+        if holder[0] == 0 or not buffers:
+            return lambda: None
+        theirs: dict[str, torch.Tensor] = {}
+        for stage, (first, last) in enumerate(self._plan["first_cuts"]):
+            arena = self._state_arena((0, stage), self._units[first:last])
+            theirs |= {name: tensor for name, tensor in arena.items().items() if name in buffers}
+
+        def read() -> None:
+            now = dict(named_state(own))
+            for name in buffers:
+                copy_buffer(name, now[name], theirs[name], self._device)
+
+        return read
+
+    def update_needed(self, task: Mapping[str, Any]) -> Callable[[Iteration], int] | None:
+        """For UP to a stale replica: the iteration whose update makes the version that is needed next."""
+        if task["kind"] != "up" or not self._plan["replicas"][task["replica"]]["staleness"]:
+            return None
+        memory, course = self.memories[task["replica"], task["stage"]], self._course
+        return lambda iteration: course.update_of(memory.next_version(iteration))

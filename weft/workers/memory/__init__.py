@@ -1,0 +1,1 @@
+"""Where a job's tensors lie in a worker: slots, buckets, replica, window."""

@@ -1,0 +1,131 @@
+"""Replica memory: where one stage of one replica has its parameters and gradients, and what brings them to and fro.
+
+A CPU replica computes on the shared parameters, so an owner's update is there without another copy. A private one, on a
+device or stale, has its own, and for these are the tasks
+
+    DOWN(r,s,b)   a device's gradient                   → the holder's shared gradient
+    UP(r,s,b)     the shared parameters, or a version   → own parameters            (route "host")
+                  the sum of all gradients              → own gradient              (route "sum")
+                  one or the other                                                  (route "either")
+    RELOAD(r,s,b) the shared parameters                 → own parameters            (of a layer that streams)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from weft.plan.course import Course
+from weft.plan.itinerary import Iteration
+from weft.workers.devices.device import HostDevice
+from weft.workers.memory.bucket_memory import BucketMemory, BucketView, Holder, shaped_like
+from weft.workers.memory.layer_window import LayerWindow
+
+
+class ReplicaMemory:
+    """values, gradients: flat, by bucket; gradients only of a device. writes: it gives the shared parameters their
+    first values. parameters: the model's; those in buckets move to their places, where modules compute from now on.
+    device: which has what is private to it. window: which has the places instead, of a layer that streams.
+    """
+
+    def __init__(
+        self,
+        memory: BucketMemory,
+        course: Course,
+        holder: Holder,
+        parameters: Sequence[nn.Parameter],
+        *,
+        is_private: bool,
+        is_device: bool,
+        writes: bool,
+        device: HostDevice | None = None,
+        window: LayerWindow | None = None,
+    ) -> None:
+        self._device = own = device or HostDevice()
+        self._memory = memory
+        self._course = course
+        self._holder = holder
+        self._buckets = {bucket.index: bucket for bucket in memory.held(holder)}
+        self._versions = dict.fromkeys(self._buckets, 0)
+        self._streams = window is not None
+        self.values: Mapping[int, torch.Tensor]
+        self.gradients: Mapping[int, torch.Tensor] | None = None
+        if window is not None:
+            self.values, self.gradients = window.places(holder)
+        else:
+            shared = {index: memory.parameters(bucket) for index, bucket in self._buckets.items()}
+            self.values = _zeros(own, shared) if is_private else shared
+            self.gradients = _zeros(own, shared) if is_device else None
+        if is_device:
+            for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
+                if bucket.route != "device":  # of which nothing comes down, and page-locked memory is taken at once
+                    memory.gradient(holder, bucket, 0)
+                    memory.sum(bucket)
+        self._parameters = parameters
+        for bucket in self._buckets.values():
+            self._place(bucket, writes=writes)
+
+    def _place(self, bucket: BucketView, *, writes: bool) -> None:
+        """Moves the bucket's parameters to their places; those of a layer that streams get their numbers by UP."""
+        for parameter, (start, _) in bucket.places.items():
+            tensor = self._parameters[parameter]
+            if writes:
+                shaped_like(tensor, self._memory.parameters(bucket), start).copy_(tensor.data)
+                if self._memory.num_versions:  # a stale replica comes back to the first one after a validation
+                    shaped_like(tensor, self._memory.version(bucket, 0), start).copy_(tensor.data)
+            place = shaped_like(tensor, self.values[bucket.index], start)
+            if not self._streams:
+                place.copy_(tensor.data)
+            tensor.data = place.data
+
+    def held_parameters(self) -> dict[int, nn.Parameter]:
+        return {i: self._parameters[i] for bucket in self._buckets.values() for i in bucket.places}
+
+    def down(self, bucket: int, iteration: Iteration) -> None:
+        assert self.gradients is not None
+        if self._course.contributes(iteration, self._holder[0]):
+            view = self._buckets[bucket]
+            self._device.copy(self._memory.gradient(self._holder, view, iteration.step), self.gradients[bucket])
+
+    def load(self, bucket: int) -> None:
+        """The shared parameters as they are now."""
+        self._device.copy(self.values[bucket], self._memory.parameters(self._buckets[bucket]))
+
+    def up(self, bucket: int, iteration: Iteration) -> None:
+        if self._streams:
+            self.load(bucket)
+            return
+        view = self._buckets[bucket]
+        is_local = self._course.is_local(bucket, iteration)
+        if view.route == "either" and not is_local:
+            if iteration.learns:
+                self.load(bucket)
+            return
+        if view.route in ("sum", "either"):
+            assert self.gradients is not None
+            if iteration.learns:
+                self._device.copy(self.gradients[bucket], self._memory.sum(view))
+            return
+        version = self.next_version(iteration)
+        if version != self._versions[bucket]:
+            source = self._memory.version(view, version) if self._memory.num_versions else self._memory.parameters(view)
+            self._device.copy(self.values[bucket], source)
+            self._versions[bucket] = version
+
+    def next_version(self, iteration: Iteration) -> int:
+        """The version that the iteration after this one computes with."""
+        if iteration.index + 1 == self._course.itinerary.num_iterations:
+            return self._versions[min(self._versions)]
+        return self._course.version(iteration.index + 1, self._holder[0])
+
+    def publish(self, bucket: BucketView, bounds: tuple[int, int]) -> None:
+        """Own parameters to the shared place, from where they are saved."""
+        start, stop = bounds
+        own = self.values[bucket.index][start:stop]
+        self._device.copy(self._memory.parameters(bucket)[start:stop], own)
+
+
+def _zeros(device: HostDevice, like: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    return {index: device.zeros(flat.numel(), flat.dtype) for index, flat in like.items()}

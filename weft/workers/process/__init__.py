@@ -1,0 +1,1 @@
+"""The fork server, the worker process, its output and footprint."""

@@ -1,0 +1,53 @@
+"""Footprint: what a worker process is before a job, and the most that it had in one."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+GROWTH_BYTES = 1 << 30  # a worker this much above its size when new is replaced: its heap is a job's leftovers
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a worker is before a job, to tell whether the job has left it as it was."""
+
+    modules: frozenset[str]
+    num_bytes: int
+    num_threads: int
+    dtype: torch.dtype
+
+    @classmethod
+    def now(cls) -> Footprint:
+        return cls(
+            frozenset(sys.modules),
+            psutil.Process().memory_info().rss,
+            threading.active_count(),
+            torch.get_default_dtype(),
+        )
+
+    def is_clean(self) -> bool:
+        grown = psutil.Process().memory_info().rss - self.num_bytes > GROWTH_BYTES
+        threads = threading.active_count() > self.num_threads + 1  # the control thread has come since
+        children = bool(psutil.Process().children())  # forked, they have our descriptors
+        return not grown and not threads and not children and torch.get_default_dtype() is self.dtype
+
+
+def reset_peak() -> None:
+    """Lets the kernel's high-water mark of this process begin anew (proc(5), clear_refs)."""
+    with contextlib.suppress(OSError):  # a kernel that does not: the mark is then of the process's whole life
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_resident_bytes() -> int | None:
+    """The most that was resident since the mark was reset, in bytes, shared pages included; None where no one tells."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None

@@ -1,0 +1,292 @@
+"""A worker process: two threads, one job at a time, job after job.
+
+    control thread   reads the daemon's messages; hands work to the lane, everything else to the main thread
+    main thread      does it: inspect, prepare (which runs the lanes until something else comes), save, release
+
+The compute lane runs in the main thread because glibc serves that one from the heap that grows, others from mappings
+that are made and unmapped for each large tensor. Other lanes have threads of their own (weft.workers.lanes.lanes). The
+daemon's end of the socket closing is the signal to end, at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from weft.machine.run_file import make_directory
+from weft.spec.job_spec import JobSpec
+from weft.transport.memory.directory import Directory, SharedMemoryGone
+from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, FrameReader, Message, WireError, encode
+from weft.workers.devices.device import HostDevice
+from weft.workers.devices.opening import open_device
+from weft.workers.inspection.inspection import inspect_job
+from weft.workers.lanes.attempt import Attempt
+from weft.workers.lanes.lanes import Inbox, run_lanes
+from weft.workers.process.footprint import Footprint, peak_resident_bytes, reset_peak
+from weft.workers.process.job_output import job_output
+from weft.workers.process.saving import save_state
+from weft.workers.process.torch_settings import TorchSettings
+from weft.workers.profiling.profiler import profiling
+from weft.workload.entry import load_workload, unload
+from weft.workload.faults import encodable, fault_of
+from weft.workload.workload import Workload
+
+RECEIVE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """lane: the one that runs in the main thread. device: "cpu", "stand-in", or the uuid of a GPU. cores: to run on,
+    empty for any. spin_seconds: see Board. stamps: see Lane."""
+
+    worker: str
+    lane: str
+    device: str
+    threads: int
+    cores: tuple[int, ...]
+    spin_seconds: float
+    stamps: bool
+    directory: str
+    authkey: bytes
+
+
+def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
+    """The body of a worker process: never returns before the daemon closes the connection."""
+    if config.cores:
+        os.sched_setaffinity(0, config.cores)
+    torch.set_num_threads(config.threads)
+    os.environ["WEFT_WORKER"] = config.worker  # for the job's code
+    device = open_device(config.device)
+    _warm_up(device)
+    gc.collect()
+    gc.freeze()  # torch and all that it imported: 90 ms of every later collection that nothing would come of
+    worker = _Worker(connection, config, device)
+    threading.Thread(target=worker.read_messages, name="control", daemon=True).start()
+    worker.serve()
+
+
+class _Worker:
+    def __init__(self, connection: socket.socket, config: WorkerConfig, device: HostDevice) -> None:
+        self._connection = connection
+        self._device = device
+        self._config = config
+        self._send_lock = threading.Lock()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._inboxes: dict[str, Inbox] = {}
+        self._attempt: Attempt | None = None
+        self._job: Message = {}
+        self._baseline = Footprint.now()
+        self._settings = TorchSettings.now()
+
+    # --- control thread
+
+    def read_messages(self) -> None:
+        reader = FrameReader(MAX_WORKER_FRAME_BYTES)
+        try:
+            while data := self._connection.recv(RECEIVE_BYTES):
+                for message in reader.feed(data):
+                    self._route(message)
+        except ConnectionError:
+            pass
+        except (OSError, WireError):
+            _leave_without_link()
+        except Exception:  # a fault of ours, and a worker that hears no more: as if it had been killed from outside
+            traceback.print_exc(file=sys.__stderr__)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(0)  # the daemon is gone; the main thread may be deep in the user's code
+
+    def _route(self, message: Message) -> None:
+        if message["type"] == "dispatch":
+            self._inboxes[message["lane"]].put(message["work"])
+            return
+        if message["type"] in ("shares", "grants", "routes"):
+            if self._attempt is not None:  # gone where the job's own code has failed meanwhile
+                self._adjust(self._attempt, message)
+            return
+        if message["type"] == "prepare":
+            self._inboxes = message["inboxes"] = {lane: queue.SimpleQueue() for lane in message["plan"]["lanes"]}
+        else:
+            for inbox in self._inboxes.values():
+                inbox.put(None)  # the lanes stop for what comes now
+        if message["type"] == "release" and self._attempt is not None:
+            self._attempt.abort()
+        self._inbox.put(message)
+
+    @staticmethod
+    def _adjust(attempt: Attempt, message: Message) -> None:
+        """How iterations are divided, and their buckets go, whose tasks have not come yet."""
+        if message["type"] == "shares":
+            attempt.course.set_shares(message["first"], message["shares"])
+        elif message["type"] == "routes":
+            attempt.course.set_routes(message["first"], message["local"])
+        else:
+            attempt.course.grant(message["replica"], message["grants"])
+
+    # --- main thread
+
+    def serve(self) -> None:
+        device = self._device
+        link, capacity = device.link_bytes_per_second(), device.capacity_bytes()
+        self._send({"type": "joined", "link_bytes_per_second": link, "device_bytes": capacity})
+        while True:
+            message = self._inbox.get()
+            match message["type"]:
+                case "inspect":
+                    self._guarded(self._inspect, message)
+                case "prepare":
+                    self._guarded(self._prepare, message)
+                case "save":
+                    self._guarded(self._save, message)
+                case "release":
+                    self._release(message)
+                case other:
+                    raise AssertionError(f"the daemon sent {other!r}")
+
+    def _guarded(self, handle: Any, message: Message) -> None:
+        """As `_guard`, with what user code prints."""
+        self._job = {"job": message["job"], "attempt": message["attempt"]}
+
+        def run() -> None:
+            with job_output(self._send_output):
+                handle(message)
+
+        self._guard(run)
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        """Runs user code: whatever it raises fails the job and leaves the worker waiting for its release."""
+        try:
+            run()
+        except SharedMemoryGone as error:
+            self._send(
+                {"type": "directory-missed", **self._job, "message": encodable(f"{self._config.worker}: {error}")}
+            )
+        except BaseException as error:  # user code may raise anything, SystemExit included
+            self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
+
+    def _inspect(self, message: Message) -> None:
+        spec = _enter_job(message)
+        before = set(sys.modules)
+
+        def load() -> Workload:
+            unload(spec, before)  # of the time before, where there was one
+            return load_workload(spec)
+
+        try:
+            inspection = inspect_job(load, spec, self._device)
+        finally:
+            unload(spec, before)
+        gc.collect()  # models are full of cycles, and the job wants the memory
+        self._send({"type": "inspected", **self._job, "inspection": inspection})
+
+    def _prepare(self, message: Message) -> None:
+        reset_peak()
+        self._device.reset_peak()
+        spec = _enter_job(message)
+        plan = message["plan"]
+        if not plan["lanes"]:  # a host, where every device updates its own parameters
+            self._send({"type": "prepared", **self._job})
+            return
+        workload = load_workload(spec)
+        directory = self._directory(message["arenas"])
+        with self._device.computing():
+            self._attempt = Attempt(spec, plan, workload, directory, self._config.spin_seconds, self._device)
+        del workload  # the other stages' units go with it
+        if notice := self._device.notice():
+            self._send_output(f"{self._config.worker}: {notice}\n")
+        job = self._job
+        main = self._config.lane if self._config.lane in plan["lanes"] else next(iter(plan["lanes"]))
+        with profiling(
+            spec.profile,
+            self._device,
+            [main, *(lane for lane in plan["lanes"] if lane != main)],
+            {**job, "worker": self._config.worker},
+            Path(message["run_dir"]),
+            lambda text: self._send({"type": "profiled", **job, "text": text}),
+        ) as reach:
+            self._send({"type": "prepared", **job})
+            run_lanes(
+                main,
+                plan["lanes"],
+                message["inboxes"],
+                self._attempt,
+                lambda report: self._send({**report, **job}),
+                self._guard,
+                threads=self._config.threads,
+                stamps=self._config.stamps,
+                reach=reach,
+            )
+
+    def _save(self, message: Message) -> None:
+        save_state(self._directory(message["arenas"]), message["arenas_to_save"], Path(message["path"]))
+        self._send({"type": "saved", **self._job})
+
+    def _release(self, message: Message) -> None:
+        peak_bytes = peak_resident_bytes() if self._attempt is not None else None
+        self._attempt = None
+        unload(JobSpec.parse(message["spec"]), self._baseline.modules)
+        os.chdir("/")
+        self._settings.restore()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        device_peak = self._device.peak_bytes() if peak_bytes is not None else None
+        self._device.end_job()
+        clean = self._baseline.is_clean() and self._device.is_clean()
+        released = {"type": "released", "job": message["job"], "attempt": message["attempt"]}
+        self._send({**released, "clean": clean, "peak_bytes": peak_bytes, "device_peak_bytes": device_peak})
+
+    def _directory(self, job: str) -> Directory:
+        return Directory(Path(self._config.directory), self._config.authkey, job, self._device.pin)
+
+    def _send(self, message: Message) -> None:
+        with self._send_lock:
+            try:
+                self._connection.sendall(encode(message))
+            except ConnectionError:
+                os._exit(0)  # the daemon is gone
+            except OSError:
+                _leave_without_link()
+
+    def _send_output(self, text: str) -> None:
+        self._send({"type": "output", **self._job, "text": encodable(text)})
+
+
+def _leave_without_link() -> NoReturn:
+    """The job's code has closed the socket, put something else in its place or read from it."""
+    os._exit(LINK_GONE_EXIT)
+
+
+def _enter_job(message: Message) -> JobSpec:
+    spec = JobSpec.parse(message["spec"])
+    os.environ["WEFT_JOB_ID"] = message["job"]
+    os.environ["WEFT_RUN_DIR"] = message["run_dir"]
+    with contextlib.suppress(OSError):  # the daemon makes it, too, and says what is wrong with it
+        make_directory(Path(message["run_dir"]))
+    with contextlib.suppress(OSError):  # load_workload says what is wrong with it
+        os.chdir(spec.directory)
+    return spec
+
+
+def _warm_up(device: HostDevice) -> None:
+    """One tiny training step: the first one of a process builds kernels' tables, thread pools and optimizer modules."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)).to(device.torch)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    x, target = torch.randn(4, 8, device=device.torch), torch.zeros(4, dtype=torch.int64, device=device.torch)
+    nn.functional.cross_entropy(model(x), target).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

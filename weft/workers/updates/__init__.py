@@ -1,0 +1,1 @@
+"""SYNC, UPDATE, VALIDATE: owners, the norm, sharded optimizers, state that moves."""

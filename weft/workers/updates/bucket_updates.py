@@ -1,0 +1,221 @@
+"""Bucket updates: which buckets the lanes of one worker sum and update, and by which optimizer.
+
+    owner           a lane of the plan's `owners`: its range of every bucket that it owns, shared or a device's own
+    device's own    UPDATE(r,s,b) of a device's parameters with the sum that has come up
+
+A device that updates a bucket alone owns it; then the bucket's parameters and gradient are the device's own as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.plan.course import Course
+from weft.plan.itinerary import Iteration
+from weft.spec.job_spec import JobSpec
+from weft.workers.compute.measured import Measured
+from weft.workers.devices.device import HostDevice
+from weft.workers.memory.bucket_memory import BucketMemory, BucketView, Holder
+from weft.workers.memory.replica_memory import ReplicaMemory
+from weft.workers.updates.moving_state import Moves
+from weft.workers.updates.norm import DeviceNorm, Norm
+from weft.workers.updates.owner import Owner, missing_parameters
+from weft.workers.updates.updates import Updates, group_of, make_shard
+from weft.workload.optimizer import can_skip_on_device, make_optimizer
+from weft.workload.workload import Workload
+
+
+class BucketUpdates:
+    """owners: by number. parameters: the model's. memories: of the stages that the worker holds."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        plan: Mapping[str, Any],
+        workload: Workload,
+        parameters: Sequence[nn.Parameter],
+        memory: BucketMemory,
+        moves: Moves,
+        course: Course,
+        device: HostDevice,
+        memories: Mapping[Holder, ReplicaMemory],
+    ) -> None:
+        self._strategy, self._plan = spec.strategy, plan
+        self._memory, self._moves, self._course, self._device = memory, moves, course, device
+        self._memories = memories
+        self.owners: dict[int, Owner] = {}
+        self._of_devices: dict[Holder, Updates] = {}
+        self._of_owners: dict[int, Updates | None] = {}
+        self._of_buckets: dict[tuple[Holder, int], Updates] = {}  # of a device's own parameters
+        for number, lane in enumerate(plan["synchronisation"]["owners"]):
+            if lane["worker"] == plan["position"]:
+                self._add_owner(number, workload, parameters)
+        for holder in memories:
+            if self._plan["replicas"][holder[0]]["device"] == "gpu":
+                self._add_device(holder, workload, parameters)
+
+    # --- set-up
+
+    def _add_device(self, holder: Holder, workload: Workload, parameters: Sequence[nn.Parameter]) -> None:
+        """The updates that one stage's device makes with sums; of parameters that no CPU replica has, the first holder
+        publishes its own."""
+        held = self._memory.held(holder)
+        summed = [b for b in held if b.route == "sum" or (b.route == "either" and b.device_owner is None)]
+        if not summed:
+            return
+        bounds = {bucket.index: (0, bucket.num_elements) for bucket in summed}
+        alone = not any(self._is_cpu(r) for bucket in summed for r, _ in bucket.holders)
+        own = {bucket.index: self._memories[holder] for bucket in summed}
+        self._of_devices[holder] = self._updates(
+            workload,
+            parameters,
+            summed,
+            bounds,
+            own,
+            speculative=False,
+            publishes=alone and holder == summed[0].holders[0],
+        )
+        self._of_buckets |= {(holder, bucket.index): self._of_devices[holder] for bucket in summed}
+
+    def _add_owner(self, number: int, workload: Workload, parameters: Sequence[nn.Parameter]) -> None:
+        sync = self._plan["synchronisation"]
+        owned = [bucket for bucket in self._memory.buckets if number in bucket.owners]
+        alone = [bucket for bucket in owned if bucket.route == "device" or number == bucket.device_owner]
+        own = {bucket.index: self._memories[bucket.holders[0]] for bucket in alone}
+        updated = [
+            bucket for bucket in owned if bucket.route != "sum" or any(self._is_cpu(r) for r, _ in bucket.holders)
+        ]
+        updates = None
+        if updated:
+            bounds = {bucket.index: bucket.range_of(number) for bucket in updated}
+            updates = self._updates(
+                workload, parameters, updated, bounds, own, speculative=sync["speculative"], publishes=bool(alone)
+            )
+            self._of_buckets |= {(bucket.holders[0], bucket.index): updates for bucket in alone}
+        gradients = {index: (memory.gradients or {})[index] for index, memory in own.items()}
+        self._of_owners[number] = updates
+        self.owners[number] = Owner(
+            number, self._memory, self._course, gradients, updates, squares=sync["bounded"], device=self._device
+        )
+
+    def _updates(
+        self,
+        workload: Workload,
+        parameters: Sequence[nn.Parameter],
+        buckets: list[BucketView],
+        bounds: Mapping[int, tuple[int, int]],
+        own: Mapping[int, ReplicaMemory],
+        *,
+        speculative: bool,
+        publishes: bool,
+    ) -> Updates:
+        """own: whose memory is updated, by bucket; nothing for the shared one."""
+        memory, course, sync = self._memory, self._course, self._plan["synchronisation"]
+        template = make_optimizer(workload.optimizer, parameters)
+        assert template is not None
+        groups = group_of(template, parameters)
+        shards = {}
+        for bucket in buckets:
+            device = own.get(bucket.index)
+            values = device.values[bucket.index] if device is not None else memory.parameters(bucket)
+            gradient = (device.gradients or {})[bucket.index] if device is not None else memory.sum(bucket)
+            shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
+        moves = self._moves
+
+        def begin(bucket: BucketView, iteration: Iteration) -> None:
+            if not own:
+                moves.begin(updates, bucket, iteration)
+
+        def done(bucket: BucketView, iteration: Iteration) -> None:
+            if not own:
+                moves.done(updates, bucket, iteration)
+            if memory.num_versions:
+                start, stop = bounds[bucket.index]
+                memory.version(bucket, iteration.step + 1)[start:stop].copy_(memory.parameters(bucket)[start:stop])
+            if publishes and iteration.step == course.itinerary.steps - 1:
+                own[bucket.index].publish(bucket, bounds[bucket.index])
+
+        updates = Updates(
+            workload,
+            template,
+            parameters,
+            buckets,
+            shards,
+            norm=self._norm(template) if sync["bounded"] else None,
+            speculative=speculative,
+            missing=missing_parameters(memory, course),
+            begin=begin,
+            done=done,
+            takes=moves.device_takes if own else moves.host_takes,
+            device=self._device,
+            reports=self._plan["position"] == sync["reporter"],
+        )
+        return updates
+
+    def _is_cpu(self, replica: int) -> bool:
+        return bool(self._plan["replicas"][replica]["device"] == "cpu")
+
+    def _norm(self, template: torch.optim.Optimizer) -> Norm:
+        """A device's host need not know it, unless it has to leave out a step that the device cannot."""
+        memory, strategy, device = self._memory, self._strategy, self._device
+        clip_norm, skips = strategy.clip_norm, strategy.skip_nonfinite
+        if device.is_accelerator and (not skips or can_skip_on_device(template)):
+            return DeviceNorm(memory, self._course, clip_norm, skips_nonfinite=skips, device=device)
+        return Norm(memory, self._course, clip_norm, skips_nonfinite=skips)
+
+    # --- tasks
+
+    def takes(self, task: Mapping[str, Any]) -> Callable[[Iteration], bool] | None:
+        """Whether a task is of the way that its bucket goes; None where it runs in any case."""
+        if task["way"] is None:
+            return None
+        bucket, course = task["bucket"], self._course
+        if task["kind"] == "update":
+            updates = self._updates_of(task)
+            if updates is not None and updates.ends_with(self._memory.buckets[bucket]):
+                return None
+        is_device = task["way"] == "device"
+        return lambda iteration: iteration.learns and course.is_local(bucket, iteration) is is_device
+
+    def reads_norm(self, task: Mapping[str, Any]) -> bool:
+        """Whether the task reads on the host what the norm of the gradient is."""
+        if task["kind"] not in ("update", "validate"):
+            return False
+        updates = self._updates_of(task)
+        return updates is not None and updates.reads_norm(task["kind"])
+
+    def _updates_of(self, task: Mapping[str, Any]) -> Updates | None:
+        """Of an UPDATE or VALIDATE."""
+        r, s = task["replica"], task["stage"]
+        return self._of_owners[r] if s < 0 else self._of_devices[r, s]
+
+    def sums_on_host(self, task: Mapping[str, Any]) -> bool:
+        """Whether a SYNC in a device's lane adds up what has come down, since no other worker does: of a parameter that
+        stages share."""
+        return (
+            task["kind"] == "sync"
+            and self._device.is_accelerator
+            and not self.owners[task["replica"]].is_own(task["bucket"])
+        )
+
+    def update_device(self, r: int, s: int, bucket: int, iteration: Iteration, measured: Measured) -> None:
+        """UPDATE(r,s,b) of a device's own parameters with the sum that has come up."""
+        self._of_devices[r, s].update(self._memory.buckets[bucket], iteration, measured)
+
+    def down(self, holder: Holder, bucket: int, iteration: Iteration) -> None:
+        """DOWN(r,s,b): the gradient, and what else the host needs if the bucket comes down anew."""
+        memory, view = self._memories[holder], self._memory.buckets[bucket]
+        memory.down(bucket, iteration)
+        if view.route == "either" and view.holders[0] == holder:
+            self._moves.down(self._of_buckets[holder, bucket], view, memory.values[bucket], iteration)
+
+    def up(self, holder: Holder, bucket: int, iteration: Iteration) -> None:
+        """UP(r,s,b): the parameters or the sum, and what else the device needs if the bucket stays up from now on."""
+        view = self._memory.buckets[bucket]
+        self._memories[holder].up(bucket, iteration)
+        if view.route == "either" and iteration.learns:
+            self._moves.up(self._of_buckets[holder, bucket], view, iteration)

@@ -1,0 +1,181 @@
+"""Updates: one worker's optimizer over the parts of buckets that it updates, and when an update stands.
+
+    nothing bounds it     UPDATE: step
+    wait for the norm     UPDATE: step with the clipping factor, or none at all
+    speculate             UPDATE: step as if the norm were small   VALIDATE: leave it, or undo it and step again
+
+Where the last step was clipped, or skipped, the next one most likely is: UPDATE then leaves its bucket to VALIDATE. A
+device always leaves it, since its host does not know the norm and so cannot choose: it steps once, with the factor.
+
+The norm is known once every owner has done its last SYNC of the iteration; until then the graph lets nobody read it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from weft.plan.error_places import step_place, within
+from weft.plan.itinerary import Iteration
+from weft.workers.compute.measured import Measured
+from weft.workers.devices.device import HostDevice
+from weft.workers.memory.bucket_memory import BucketView
+from weft.workers.updates.norm import DeviceNorm, Norm, Verdict
+from weft.workers.updates.optimizer_state import State
+from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
+from weft.workload.workload import Workload, make_scheduler
+
+Missing = Callable[[BucketView, Iteration], frozenset[int]]
+Done = Callable[[BucketView, Iteration], None]
+Takes = Callable[[BucketView, Iteration], bool]
+
+
+class Updates:
+    """shards: by bucket. norm: None where nothing bounds updates. speculative: the step ends with VALIDATE. begin:
+    called before a bucket's update, done once it stands. takes: whether a bucket is updated here in an iteration.
+    device: what has the shards. reports: this one tells the learning rate and the norm of each step."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        template: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        buckets: Sequence[BucketView],
+        shards: Mapping[int, Shard],
+        *,
+        norm: Norm | None,
+        speculative: bool,
+        missing: Missing,
+        done: Done,
+        begin: Done = lambda bucket, iteration: None,
+        takes: Takes = lambda bucket, iteration: True,
+        device: HostDevice | None = None,
+        reports: bool,
+    ) -> None:
+        self._template = template
+        self._scheduler = make_scheduler(workload.scheduler, template)
+        self._device = device or HostDevice()
+        self._chooses = speculative and not self._device.is_accelerator
+        self._optimizer = ShardedOptimizer(template, shards, parameters=parameters, speculative=self._chooses)
+        self._optimizer.read_hyperparameters()
+        self._buckets = buckets
+        self._norm = norm
+        self._speculative = speculative
+        self._speculated: set[int] = set()  # buckets of the iteration that is on its way
+        self._stood = self._chooses  # the last step, as it was
+        self._missing = missing
+        self._begin = begin
+        self._done = done
+        self._takes = takes
+        self._reports = reports
+
+    def update(self, bucket: BucketView, iteration: Iteration, measured: Measured) -> None:
+        """The last bucket's also ends the step, even if it is updated elsewhere."""
+        takes = self._takes(bucket, iteration)
+        if takes:
+            self._begin(bucket, iteration)
+        if self._speculative:
+            if takes and self._stood:
+                self._optimizer.speculate(bucket.index, touched=self._touched(bucket, iteration), squares=False)
+                self._speculated.add(bucket.index)
+            return
+        verdict = Verdict() if self._norm is None else self._norm.verdict(iteration)
+        if takes:
+            self._step(bucket, iteration, verdict)
+            self._done(bucket, iteration)
+        if self.ends_with(bucket):
+            self._end_step(iteration, measured, verdict)
+
+    def ends_with(self, bucket: BucketView) -> bool:
+        """Whether the step ends with the bucket's UPDATE, not with a VALIDATE."""
+        return not self._speculative and bucket is self._buckets[-1]
+
+    def reads_norm(self, kind: str) -> bool:
+        """Whether a task of the kind reads on the host what the norm is."""
+        bounded = self._norm is not None and not isinstance(self._norm, DeviceNorm)
+        return bounded and kind == ("validate" if self._speculative else "update")
+
+    def take_state(self, bucket: BucketView, *, keeps: bool) -> Iterator[tuple[Segment, State]]:
+        """What the optimizer knows of each segment of the bucket's shard, and without `keeps` no longer knows."""
+        return self._optimizer.take_state(bucket.index, keeps=keeps)
+
+    def give_state(self, bucket: BucketView, state_of: Callable[[Segment], State]) -> None:
+        self._optimizer.give_state(bucket.index, state_of)
+
+    def validate(self, iteration: Iteration, measured: Measured) -> None:
+        """All updates of the iteration have been made; the norm is known."""
+        assert self._norm is not None
+        verdict = self._norm.verdict(iteration)
+        self._stood = self._chooses and bool(verdict.scale == 1.0) and not verdict.skips
+        for bucket in self._buckets:
+            if not self._takes(bucket, iteration):
+                continue
+            stands = False
+            if bucket.index in self._speculated:
+                stands = self._stood
+                (self._optimizer.confirm if stands else self._optimizer.undo)(bucket.index)
+            if not stands:
+                self._step(bucket, iteration, verdict)
+            self._done(bucket, iteration)
+        self._speculated.clear()
+        self._end_step(iteration, measured, verdict)
+
+    def _step(self, bucket: BucketView, iteration: Iteration, verdict: Verdict) -> None:
+        if not verdict.skips:
+            touched = self._touched(bucket, iteration)
+            self._optimizer.step(bucket.index, touched=touched, scale=verdict.scale, found_inf=verdict.found_inf)
+
+    def _touched(self, bucket: BucketView, iteration: Iteration) -> Callable[[int], bool] | None:
+        missing = self._missing(bucket, iteration)
+        return (lambda parameter: parameter not in missing) if missing else None
+
+    def _end_step(self, iteration: Iteration, measured: Measured, verdict: Verdict) -> None:
+        if self._reports:
+            self._report(iteration, measured, verdict.norm)
+        if self._scheduler is not None:
+            step_scheduler(self._scheduler)
+            self._optimizer.read_hyperparameters()
+
+    def _report(self, iteration: Iteration, measured: Measured, norm: float | torch.Tensor | None) -> None:
+        """Once the step is made."""
+        facts = {"lr": float(self._template.param_groups[0].get("lr", 0.0))}
+
+        def complete(norm: float | None) -> None:
+            if norm is not None and self._norm is not None:
+                facts["grad_norm"] = norm
+                facts.update({"skipped": 1.0} if self._norm.skips(norm) else {})
+            measured.complete(iteration.index, facts)
+
+        if isinstance(norm, torch.Tensor):
+            self._device.tell(norm, complete)
+        else:
+            self._device.after(lambda: complete(norm))
+
+
+def step_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+    with warnings.catch_warnings():  # torch takes it for a mistake if the first step is one that was skipped
+        warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
+        with within(step_place(scheduler)):
+            scheduler.step()
+
+
+def group_of(template: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> dict[int, int]:
+    """Parameter index -> its group in the optimizer; those that are in none are absent."""
+    groups = {id(p): number for number, group in enumerate(template.param_groups) for p in group["params"]}
+    return {index: groups[id(p)] for index, p in enumerate(parameters) if id(p) in groups}
+
+
+def make_shard(
+    bucket: BucketView, bounds: tuple[int, int], values: torch.Tensor, gradient: torch.Tensor, groups: Mapping[int, int]
+) -> Shard:
+    """The elements `bounds` of a bucket whose flat values and gradient are given whole."""
+    first, last = bounds
+    segments = []
+    for parameter, (start, count) in sorted(bucket.places.items(), key=lambda place: place[1]):
+        begin, end = max(start, first), min(start + count, last)
+        if begin < end:
+            segments.append(Segment(parameter, groups[parameter], begin - first, end - first, begin - start))
+    return Shard(values[first:last].data, gradient[first:last].data, tuple(segments))

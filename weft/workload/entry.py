@@ -1,0 +1,183 @@
+"""The entry function: from the file that a spec names to the Workload that it returns, and out of the process again.
+
+A worker outlives its jobs, so what a job imports from its own directory must go when it ends: the next job may be the
+same file, edited. `unload` takes exactly that away. Installed packages, the standard library and Weft itself stay, even
+where the job's directory is the one that they are in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.spec.job_spec import JobSpec, SpecError, is_unicode
+from weft.workload.model_memory import settle
+from weft.workload.workload import Workload, WorkloadError, kind_of
+
+MAX_NAMES = 8  # of functions, in a message: a line's worth
+
+
+def load_workload(spec: JobSpec) -> Workload:
+    """Imports the entry's file and calls its function with `job.args`; `unload` it when the job ends.
+
+    torch's default generator is seeded with `job.seed` before the import and again before the call, so what the model
+    starts from is a function of the spec. The spec's directory comes first on `sys.path` during both, and no bytecode
+    is written. Raises WorkloadError, naming the field, if file or function are not as the spec says or the Workload is
+    not complete. What the user's code raises passes unchanged.
+    """
+    try:
+        spec.check_files()
+    except SpecError as error:
+        raise WorkloadError(str(error)) from None
+    with _import_settings(spec.directory):
+        torch.manual_seed(spec.job.seed)
+        function = _entry_function(spec, _import_entry(spec.entry_file))
+        _check_arguments(function, spec)
+        torch.manual_seed(spec.job.seed)
+        result = function(**spec.job.args)
+    workload = _checked(result, spec)
+    settle(workload.model)
+    return workload
+
+
+def unload(spec: JobSpec, before: Collection[str]) -> None:
+    """Forgets the entry's module and every module that was imported from the job's directory.
+
+    before: names of the modules, `set(sys.modules)`, that were there before the job; those stay.
+    """
+    directory = Path(spec.directory).resolve()
+    sys.modules.pop(_module_name(spec.entry_file), None)
+    for name in set(sys.modules) - set(before):
+        if name.partition(".")[0] != "weft" and _is_of_job(sys.modules[name], directory):
+            del sys.modules[name]
+
+
+def _module_name(path: Path) -> str:
+    """The same in every process that loads the file, so that what its functions and classes pickle to is, too."""
+    return f"weft_entry_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+
+
+@contextlib.contextmanager
+def _import_settings(directory: str) -> Iterator[None]:
+    # Bytecode is matched to its source by second and size, so an edit within one second could pass unseen: write none.
+    writes_nothing, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    sys.path.insert(0, directory)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = writes_nothing
+        with contextlib.suppress(ValueError):  # the user's code may have taken it away
+            sys.path.remove(directory)
+
+
+def _import_entry(path: Path) -> ModuleType:
+    name = _module_name(path)
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    assert module_spec is not None  # JobSpec lets only names in .py pass
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look themselves up there
+    with contextlib.ExitStack() as undoing:
+        undoing.callback(sys.modules.pop, name, None)
+        module_spec.loader.exec_module(module)
+        undoing.pop_all()
+    return module
+
+
+def _entry_function(spec: JobSpec, module: ModuleType) -> Callable[..., Any]:
+    name = spec.entry_function
+    function = getattr(module, name, None)
+    if function is None:
+        own = [key for key, value in vars(module).items() if _is_function_of(value, module)]
+        close = difflib.get_close_matches(name, own, n=1)
+        remedy = f"did you mean {close[0]}?" if close else f"it defines: {_listed(own)}"
+        raise WorkloadError(f"job.entry: {spec.entry_file} has no {name!r}; {remedy}")
+    if not callable(function):
+        raise WorkloadError(
+            f"job.entry: {name!r} in {spec.entry_file} is {kind_of(function)}, not a function; "
+            "name a function that returns a weft.Workload"
+        )
+    return function  # type: ignore[no-any-return]  # callable() narrows Any to nothing that mypy could hold
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES]) or 'no function'}{more}"
+
+
+def _is_function_of(value: object, module: ModuleType) -> bool:
+    return inspect.isfunction(value) and value.__module__ == module.__name__
+
+
+def _check_arguments(function: Callable[..., Any], spec: JobSpec) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some callables written in C tell nothing; the call itself will
+        return
+    try:
+        signature.bind(**spec.job.args)
+    except TypeError as error:
+        raise WorkloadError(f"job.args: {error}; the function is {spec.entry_function}{signature}") from None
+
+
+def _checked(workload: object, spec: JobSpec) -> Workload:
+    if not isinstance(workload, Workload):
+        raise WorkloadError(
+            f"job.entry: {spec.entry_function} returned {kind_of(workload)}; it must return a weft.Workload"
+        )
+    if not isinstance(workload.model, nn.Module):
+        raise WorkloadError(f"Workload.model is {kind_of(workload.model)}; give a torch.nn.Module")
+    for name, value in (("loss", workload.loss), ("optimizer", workload.optimizer)):
+        if not callable(value):
+            raise WorkloadError(f"Workload.{name} is {kind_of(value)}; give a function")
+    for name, optional in (("weight", workload.weight), ("scheduler", workload.scheduler)):
+        if optional is not None and not callable(optional):
+            raise WorkloadError(f"Workload.{name} is {kind_of(optional)}; give a function, or leave it out")
+    _check_metrics(workload.metrics)
+    return workload
+
+
+def _check_metrics(metrics: object) -> None:
+    if not isinstance(metrics, Mapping):
+        raise WorkloadError(
+            f"Workload.metrics is {kind_of(metrics)}; give a mapping from names to functions (output, target) -> scalar"
+        )
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or not is_unicode(name):
+            raise WorkloadError(f"Workload.metrics: the name {name!r:.80} is no text; give one in UTF-8")
+        if not callable(metric):
+            raise WorkloadError(f"Workload.metrics[{name!r:.80}] is {kind_of(metric)}; give a function")
+    if "loss" in metrics:
+        raise WorkloadError("Workload.metrics: 'loss' is always reported; give the metric another name")
+
+
+def _is_of_job(module: ModuleType, directory: Path) -> bool:
+    places = [path.resolve() for path in _locations(module)]
+    return any(path.is_relative_to(directory) and not _is_installed(path) for path in places)
+
+
+def _locations(module: ModuleType) -> list[Path]:
+    """The file of a module, or the directories of a namespace package, which has none."""
+    file = getattr(module, "__file__", None)
+    paths = [Path(path) for path in ([file] if file else getattr(module, "__path__", ()))]
+    return [path for path in paths if path.is_absolute()]  # torch.ops and its like name files that are nowhere
+
+
+def _is_installed(path: Path) -> bool:
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
+        return True
+    return any(path.is_relative_to(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib"))

@@ -1,0 +1,119 @@
+"""Faults: what the user's code raised, as plain data for the daemon: a reason, a text and an exit code."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import weft
+from weft.machine.free_memory import SharedMemoryFull
+from weft.machine.run_file import RunFileError
+from weft.plan.error_places import places_of, samples_place
+from weft.spec.job_spec import SpecError
+from weft.workload.origin import is_ours, is_users
+from weft.workload.workload import WorkloadError
+
+MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybody reads
+
+CANNOT_WRITE, SOFTWARE = 74, 70  # exit codes, as in sysexits.h
+OURS = "a fault of Weft's own, not of the job's code; please report it\n"
+
+# What does not come from torch's allocator of a GPU: the host's, CUDA where it loads a kernel, libraries' workspaces.
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+_IMPORT_SYSTEM = "<frozen importlib"
+_OUR_FILES = str(Path(weft.__file__).parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """reason: as in a job's record. exit_code: what the followers of the job exit with. exception: the name of what the
+    user's code raised, empty where an error of ours says all."""
+
+    reason: str
+    message: str
+    exit_code: int
+    exception: str = ""
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Our own errors say what to change; the user's come with their traceback, from the user's first frame on."""
+    match error:
+        case NonFiniteLoss():
+            return Fault("non-finite-loss", str(error), 1)
+        case WorkloadError() | SpecError():
+            return Fault("invalid-workload", encodable(_with_places(error)), 2)
+        case SharedMemoryFull():
+            return Fault("shared-memory", encodable(str(error)), 1)
+        case RunFileError():
+            return Fault("run-directory", encodable(str(error)), CANNOT_WRITE)
+        case SystemExit():
+            message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"
+            return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code), "SystemExit")
+    told = _text(error)
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in told for sign in _OUT_OF_MEMORY):
+        return Fault("out-of-memory", _traceback(error), 1, type(error).__name__)
+    if is_ours(error):
+        return Fault("internal", OURS + _traceback(error), SOFTWARE)
+    return Fault("user-error", _traceback(error), 1, type(error).__name__)
+
+
+def _with_places(error: Exception) -> str:
+    places = ", ".join(places_of(error))
+    return f"{error} ({places})" if places else str(error)
+
+
+def _failing_exit_code(code: object) -> int:
+    """The code of the user's exit() where a follower can end with it; a job that has ended early has not succeeded."""
+    return int(code) if isinstance(code, int) and 0 < code < 256 else 1  # True is an int, and no exit code on the wire
+
+
+def _text(error: BaseException) -> str:
+    """str(error), also where the user's __str__ is broken."""
+    return "".join(traceback.TracebackException.from_exception(error).format_exception_only())
+
+
+def encodable(text: str) -> str:
+    """The text with a question mark for each lone surrogate, which no encoding takes (a file name can hold some)."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _traceback(error: BaseException) -> str:
+    told = traceback.TracebackException.from_exception(error)
+    files = [frame.filename for frame in told.stack]
+    theirs = [number for number, file in enumerate(files) if is_users(file)]
+    libraries = [number for number, file in enumerate(files) if not file.startswith((_OUR_FILES, _IMPORT_SYSTEM))]
+    if begin := theirs or libraries:
+        told.stack = traceback.StackSummary.from_list(told.stack[begin[0] :])
+    elif isinstance(error, SyntaxError):  # its place is in its text, and the way there is the import system's
+        told.stack = traceback.StackSummary()
+    text = encodable("".join(told.format()))
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS // 2] + "\n...\n" + text[-8000:]
+
+
+class NonFiniteLoss(WorkloadError):
+    """The training loss of one microbatch is nan or infinite: training on would only spread it.
+
+    step: training step, from 0. value: the loss. microbatch: its number in the batch, where it is known. samples: of
+    the training data, those in it.
+    """
+
+    def __init__(self, step: int, value: float, microbatch: int | None = None, samples: Sequence[int] = ()) -> None:
+        super().__init__(step, value, microbatch, samples)  # what pickle calls it with again, in another process
+        self.step = step
+        self.value = value
+        self.microbatch = microbatch
+        self.samples = samples
+
+    def __str__(self) -> str:
+        told = f": {samples_place('train', self.samples)}" if self.samples else ""
+        where = "" if self.microbatch is None else f" (microbatch {self.microbatch}{told})"
+        return f"loss is {self.value} at step {self.step}{where}; lower the learning rate, or check the data"

@@ -1,0 +1,63 @@
+"""The model's memory, as the user's code has left it, and as every part of a job wants to find it.
+
+A stage moves its parameters into shared memory, each dense and by itself. Whoever computes with them elsewhere (the
+reference, the inspection, another stage) has to have them in the same order of elements, since kernels round by it.
+So the model is settled as soon as it is loaded; what would mean something else once it is moved is refused.
+"""
+
+from __future__ import annotations
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from weft.spec.job_spec import is_unicode
+from weft.workload.workload import WorkloadError
+
+
+def settle(model: nn.Module) -> None:
+    """Gives each parameter that has gaps in its memory (a slice of a larger tensor) a dense place.
+
+    Raises WorkloadError for parameters that share memory without being one parameter, which would part ways, and for
+    what model.safetensors cannot hold.
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if not is_lazy(parameter)]
+    for _, parameter in named:
+        if parameter.stride() != torch.empty_like(parameter, device="meta").stride():
+            parameter.data = parameter.data.clone()
+    _check_apart(named)
+    _check_saved(model)
+
+
+def _check_apart(named: list[tuple[str, nn.Parameter]]) -> None:
+    spans = sorted(
+        (each.data_ptr(), each.data_ptr() + each.numel() * each.itemsize, name)
+        for name, each in named
+        if each.requires_grad and not each.is_meta
+    )
+    end, before = 0, ""
+    for start, stop, name in spans:
+        if start < min(end, stop):
+            raise WorkloadError(
+                f"Workload.model: the parameters {before!r} and {name!r} share memory and are two parameters, so each "
+                "would be trained by itself; make them one: assign the parameter (a.weight = b.weight), not its data"
+            )
+        if stop > end:
+            end, before = stop, name
+
+
+def _check_saved(model: nn.Module) -> None:
+    for name in (*model.state_dict(), *(name for name, _ in model.named_modules())):
+        if not is_unicode(name):
+            raise WorkloadError(f"Workload.model: the name {name!r:.80} is no text; give one in UTF-8")
+    dtypes = {tensor.dtype: name for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    for dtype, name in dtypes.items():
+        try:
+            save({name: torch.empty(0, dtype=dtype)})
+        except (KeyError, SafetensorError):
+            raise WorkloadError(
+                f"Workload.model: {name!r} is {str(dtype).removeprefix('torch.')}, which model.safetensors cannot "
+                "hold; use another dtype (complex64 for complex numbers), or keep a buffer with persistent=False"
+            ) from None

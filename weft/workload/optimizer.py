@@ -1,0 +1,128 @@
+"""The user's optimizer, with torch's fused CPU kernel where that kernel is known to be right.
+
+A Python loop over parameters is an order of magnitude slower than `fused=True`, and torch never chooses the fused
+kernel by itself. The two round differently, so whoever builds an optimizer for a job (the reference loop, a stage's
+worker) builds it here: the choice depends on the model's parameters and on the user's arguments alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.plan.error_places import within
+from weft.workload.workload import WorkloadError, kind_of
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+# Exact types: a subclass may override `step` and know nothing of fused kernels.
+_FUSED_ON_CPU = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})
+
+# torch 2.13's fused SGD leaves most bfloat16 and float16 parameters untouched (pytorch issue 191763).
+_FUSED_DTYPES = frozenset({torch.float32, torch.float64})
+
+
+def make_optimizer(
+    factory: OptimizerFactory, parameters: Iterable[nn.Parameter], *, model: Iterable[nn.Parameter] | None = None
+) -> torch.optim.Optimizer | None:
+    """Builds the optimizer of one stage, or of the whole model; None where there are no parameters.
+
+    Sets `fused=True` in each parameter group where torch has a fused CPU implementation and the user has chosen neither
+    `fused` nor `foreach` (either one given as False keeps torch's plain loop, as it does in torch itself). The fused
+    kernels take no sparse gradients: a model with `nn.Embedding(sparse=True)` needs `fused=False`.
+
+    model: all parameters of the model, where only a stage's are given. The kernels round differently from the plain
+    loop, so all that is trained must suit them, or nothing gets them: who is in a group with whom depends on the cut.
+
+    Raises WorkloadError if the factory's result cannot be used. What the factory itself raises passes unchanged.
+    """
+    given = list(parameters)
+    if not given:
+        return None
+    with within("in Workload.optimizer"):
+        optimizer = factory(given)
+    _check(optimizer, given)
+    trained = [parameter for parameter in (given if model is None else model) if parameter.requires_grad]
+    if type(optimizer) in _FUSED_ON_CPU and all(map(_fits_fused_kernel, trained)):
+        for group in optimizer.param_groups:
+            if _can_fuse(group):
+                group["fused"] = True
+    if type(optimizer) is torch.optim.SGD:
+        optimizer.register_step_pre_hook(_begin_momentum)
+    return optimizer
+
+
+def can_skip_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of `make_optimizer`'s that is given found_inf changes nothing where that is 1.0.
+
+    So do the fused kernels. Not where something of the user's hangs on `step`: it would be called, too. And a dampened
+    momentum would begin with a skipped step as memory that nobody has written.
+    """
+    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+    return type(optimizer) in _FUSED_ON_CPU and all(
+        [
+            *(hook is _begin_momentum for hook in hooks),
+            *(group["fused"] and not _is_dampened(group) for group in optimizer.param_groups),
+        ]
+    )
+
+
+def _is_dampened(group: dict[str, Any]) -> bool:
+    return bool(group.get("momentum") and group.get("dampening"))
+
+
+def _begin_momentum(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Fused SGD of torch 2.13 raises TypeError where a parameter has its first gradient after others have had theirs.
+
+    A momentum of zeros gives the first step that torch's loop makes, as long as there is no dampening.
+    """
+    for group in optimizer.param_groups:
+        if group["fused"] and group["momentum"] and not group["dampening"]:
+            for parameter in group["params"]:
+                if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _check(optimizer: object, given: list[nn.Parameter]) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise WorkloadError(
+            f"Workload.optimizer returned {kind_of(optimizer)}; it must return a torch.optim.Optimizer, "
+            "for example lambda parameters: torch.optim.Adam(parameters, lr=1e-3)"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise WorkloadError(
+            "Workload.optimizer returned LBFGS, which runs the model again within one step; "
+            "use an optimizer whose step needs no closure, for example torch.optim.Adam"
+        )
+    known = {id(parameter) for parameter in given}
+    if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
+        raise WorkloadError(
+            "Workload.optimizer returned an optimizer of other parameters than it was given; "
+            "build it on its argument, which holds the parameters of one stage, not on model.parameters()"
+        )
+
+
+def _can_fuse(group: dict[str, Any]) -> bool:
+    chosen = group.get("fused") is not None or group.get("foreach") is not None
+    forbidden = group.get("differentiable", False) or group.get("capturable", False)
+    tensor_settings = any(
+        isinstance(part, torch.Tensor)
+        for name, value in group.items()
+        if name != "params"
+        for part in (value if isinstance(value, tuple) else (value,))
+    )
+    dampened = _is_dampened(group)  # see _begin_momentum
+    return not (chosen or forbidden or tensor_settings or dampened)
+
+
+def _fits_fused_kernel(parameter: torch.Tensor) -> bool:
+    """The kernels walk raw memory: a parameter with odd strides would meet the wrong elements of its gradient."""
+    return (
+        type(parameter) in (torch.Tensor, nn.Parameter)
+        and parameter.device.type in ("cpu", "cuda")
+        and parameter.dtype in _FUSED_DTYPES
+        and parameter.is_contiguous()
+    )

@@ -1,0 +1,124 @@
+"""Workload: what the user's entry function returns. Plain PyTorch objects, nothing of ours inside.
+
+The model is cut into *units*: the children of a plain `nn.Sequential`, or the whole model where it is something else.
+A stage is a contiguous run of units. Units, not stages, key the random numbers, so a result does not depend on where
+the planner cuts.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import Dataset, TensorDataset
+
+from weft.plan.error_places import within
+
+BatchFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+WeightFunction = Callable[[torch.Tensor], float | torch.Tensor]
+SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+class WorkloadError(Exception):
+    """The user's workload cannot be trained as the spec asks. The text says what to change."""
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for whoever gave it."""
+    return "None" if value is None else type(value).__name__
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """A model and what it takes to train it.
+
+    model: any `nn.Module`; an `nn.Sequential` can be cut between its children into stages.
+    loss: (output, target) -> scalar tensor, the mean over the samples given (or over what `weight` counts of them).
+    train, validation: a `TensorDataset`, a pair of tensors (inputs, targets) with equal first dimension, or any
+        map-style dataset whose items are (input, target) pairs of tensors or numbers.
+    optimizer: called with an iterable of parameters (those of one stage), returns a `torch.optim.Optimizer`.
+    metrics: name -> (output, target) -> scalar tensor, a mean as the loss is; reported for validation.
+    weight: target -> what a microbatch with this target counts in its batch, a number of 0 or more, for example its
+        tokens with loss: `lambda target: (target != -100).sum()`. Unset, its samples. Where it is 0 the microbatch
+        runs forward only, and its loss, which may be nan, is not asked for.
+    scheduler: called once with each optimizer, returns a `torch.optim.lr_scheduler.LRScheduler`; its `step()` is
+        called after every training step. One that needs a measured value (`ReduceLROnPlateau`) is refused.
+    """
+
+    model: nn.Module
+    loss: BatchFunction
+    train: Any
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    validation: Any = None
+    metrics: Mapping[str, BatchFunction] = field(default_factory=dict)
+    weight: WeightFunction | None = None
+    scheduler: SchedulerFactory | None = None
+
+
+def as_dataset(data: Any, field_name: str) -> Dataset[Any]:
+    """A sized map-style dataset from what the user gave; raises WorkloadError that names the field."""
+    if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data):
+        inputs, targets = data
+        if inputs.shape[:1] != targets.shape[:1]:
+            raise WorkloadError(
+                f"Workload.{field_name}: {tuple(inputs.shape)} inputs and {tuple(targets.shape)} targets; "
+                "the first dimensions must be equal"
+            )
+        return TensorDataset(inputs, targets)
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise WorkloadError(
+            f"Workload.{field_name} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "
+            "or a pair of tensors (inputs, targets)"
+        )
+    dataset: Dataset[Any] = data
+    return dataset
+
+
+def weight_of(target: torch.Tensor, function: WeightFunction | None) -> float:
+    """What one microbatch counts, by `Workload.weight` (its samples where that is None): finite, 0 or more.
+
+    target: its samples along the first dimension. Raises WorkloadError for what is no such number.
+    """
+    if function is None:
+        return len(target)
+    with within("in Workload.weight"):
+        value = function(target)
+    if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
+        shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else kind_of(value)
+        raise WorkloadError(f"Workload.weight returned {shape}; it must return a number, or a tensor of one")
+    weight = float(value)
+    if not (math.isfinite(weight) and weight >= 0):
+        raise WorkloadError(f"Workload.weight returned {weight}; it must return a finite number of 0 or more")
+    return weight
+
+
+def make_scheduler(factory: SchedulerFactory | None, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+    """The learning rate's scheduler of one optimizer, which has its first rate from now on; None without a factory.
+
+    Raises WorkloadError if the factory's result cannot be used.
+    """
+    if factory is None:
+        return None
+    with within("in Workload.scheduler"):
+        scheduler = factory(optimizer)
+    if not isinstance(scheduler, LRScheduler):
+        raise WorkloadError(
+            f"Workload.scheduler returned {kind_of(scheduler)}; it must return a "
+            "torch.optim.lr_scheduler.LRScheduler, for example CosineAnnealingLR(optimizer, T_max=100)"
+        )
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise WorkloadError(
+            "Workload.scheduler returned ReduceLROnPlateau, whose step needs a measured value; "
+            "use a scheduler that depends on the number of steps alone, for example CosineAnnealingLR"
+        )
+    if scheduler.optimizer is not optimizer:
+        raise WorkloadError(
+            "Workload.scheduler returned a scheduler of another optimizer than it was given; build it on its argument"
+        )
+    return scheduler
