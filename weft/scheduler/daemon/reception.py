@@ -189,7 +189,9 @@ class Reception:
     def accept(self, spawn: Spawn, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Begins to serve a new connection, in a task of the daemon's group."""
         visit = Visit(reader, writer, self._bounds)
-        if len(self._visits) >= self._bounds.sockets and not self._cut_one_that_stalls(self._visits.values()):
+        if len(self._visits) >= self._bounds.sockets and not self._cut_one_that_stalls(
+            self._visits.values(), time.monotonic() - self._bounds.stalling_seconds
+        ):
             self._count(ErrorCode.TOO_MANY_CONNECTIONS)
             visit.cut()
             return
@@ -270,21 +272,22 @@ class Reception:
 
     async def _take_place(self, visit: Visit) -> None:
         """Where all are taken, one who keeps the daemon waiting gives way. It shows in a moment who does."""
-        if not self._has_place():
+        came = time.monotonic()
+        if not self._has_place(came - self._bounds.stalling_seconds):
             await asyncio.sleep(self._bounds.stalling_seconds)
-            if not self._has_place():
+            if not self._has_place(came):  # not by the clock: a timer of the loop may be a millisecond early
                 raise WireError(
                     ErrorCode.TOO_MANY_CONNECTIONS, f"{self._bounds.talking} clients are connected; try again"
                 )
         self._talking.add(visit)
 
-    def _has_place(self) -> bool:
-        return len(self._talking) < self._bounds.talking or self._cut_one_that_stalls(self._talking)
+    def _has_place(self, stalls_since: float) -> bool:
+        return len(self._talking) < self._bounds.talking or self._cut_one_that_stalls(self._talking, stalls_since)
 
-    def _cut_one_that_stalls(self, visits: Iterable[Visit]) -> bool:
-        """Whether there is one. It is that which the daemon waits for the longest."""
+    def _cut_one_that_stalls(self, visits: Iterable[Visit], stalls_since: float) -> bool:
+        """Whether there is one since then or before. It is that which the daemon waits for the longest."""
         stalling = {visit.stalls_since: visit for visit in visits if visit.stalls_since is not None}
-        if not stalling or time.monotonic() - min(stalling) < self._bounds.stalling_seconds:
+        if not stalling or min(stalling) > stalls_since:
             return False
         visit = stalling[min(stalling)]
         self._talking.discard(visit)
