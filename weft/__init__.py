@@ -15,16 +15,31 @@ from weft.version import __version__ as __version__
 if TYPE_CHECKING:
     from weft.client.client import AsyncClient as AsyncClient
     from weft.client.client import Client as Client
+    from weft.client.client import DaemonUnreachable as DaemonUnreachable
+    from weft.client.client import RequestRefused as RequestRefused
+    from weft.client.embedded import Daemon as Daemon
     from weft.spec.field_errors import SpecError as SpecError
     from weft.spec.job_spec import JobSpec as JobSpec
     from weft.workload.workload import Workload as Workload
 
-__all__ = ["AsyncClient", "Client", "JobSpec", "SpecError", "Workload"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Daemon",
+    "DaemonUnreachable",
+    "JobSpec",
+    "RequestRefused",
+    "SpecError",
+    "Workload",
+]
 
 _HOMES = {
     "AsyncClient": "weft.client.client",
     "Client": "weft.client.client",
+    "Daemon": "weft.client.embedded",
+    "DaemonUnreachable": "weft.client.client",
     "JobSpec": "weft.spec.job_spec",
+    "RequestRefused": "weft.client.client",
     "SpecError": "weft.spec.field_errors",
     "Workload": "weft.workload.workload",
 }
