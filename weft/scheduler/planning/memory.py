@@ -1,5 +1,5 @@
-"""Owner memory: what owners on the host keep for updates beside the shared memory. Pure; known as far as the inspection
-knows what the optimizer keeps."""
+"""Memory: how many bytes a plan takes, of shared memory and beside it. Pure; the optimizer's as far as the inspection
+knows what it keeps."""
 
 from __future__ import annotations
 

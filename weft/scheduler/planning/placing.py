@@ -1,8 +1,4 @@
-"""Placement: which worker holds which stage of which replica, and who reduces and updates each bucket. Pure.
-
-Positions of workers, as `workers_needed` counts them: the CPU replicas' stages, then hosts (CPU workers that only
-reduce and update for devices), then the devices' stages, then the loader.
-"""
+"""Placing: the stages of every replica onto positions of workers. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +12,6 @@ from weft.plan.plan import ReplicaPlan
 from weft.scheduler.planning.synchronising import needs_buckets, synchronisation_of
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import workers_needed
-
-
-def stages_asked(strategy: Strategy) -> str:
-    """As the spec has it, for the error that says there are too many."""
-    if strategy.replicas is None:
-        return str(strategy.stages)
-    return ", ".join(f"{replica.device} × {replica.stages}" for replica in strategy.replica_list)
 
 
 def place(

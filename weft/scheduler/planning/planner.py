@@ -1,8 +1,8 @@
 """Planner: from a spec and an inspection to a checked plan. Pure; a plan that cannot run is refused with the reason.
 
-The cut: contiguous units to stages so that the slowest stage is as fast as possible (dynamic programming over measured
-unit times), for each replica by itself, by the times of its kind of device. The graph: design section 3. The check: the
-graph's cycles, then one simulated run with real slot depths.
+The cut (`partition.py`), for each replica by itself and by the times of its kind of device; who has what
+(`placing.py`, `synchronising.py`); rings; the graph (`graph/`). The check: the graph's cycles, then one simulated run
+with real slot depths.
 """
 
 from __future__ import annotations
