@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weft.metrics.grafana.__main__ import main
-from weft.metrics.grafana.board import Board, Panel, Query, board_json, check_board
+from weft.metrics.grafana.board import Dashboard, Panel, Query, board_json, check_board
 from weft.metrics.grafana.boards import BOARDS, files
 from weft.metrics.grafana.queries import QueryError
 from weft.metrics.grafana.rules import families
@@ -18,10 +18,10 @@ FOLDER = Path(__file__).parents[3] / "observability"
 EACH_BOARD = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
 
 
-def board_with(*queries: Query, **changes: Any) -> Board:
+def board_with(*queries: Query, **changes: Any) -> Dashboard:
     panel = Panel(title="Panel", text="", unit="none", queries=queries)
     rows = (("Row", (replace(panel, **changes),)),)
-    return Board(uid="weft-test", title="Test", text="", variables=("instance", "job"), rows=rows)
+    return Dashboard(uid="weft-test", title="Test", text="", variables=("instance", "job"), rows=rows)
 
 
 def test_there_are_four_boards() -> None:
@@ -29,12 +29,12 @@ def test_there_are_four_boards() -> None:
 
 
 @EACH_BOARD
-def test_a_board_asks_for_what_is_declared(board: Board) -> None:
+def test_a_board_asks_for_what_is_declared(board: Dashboard) -> None:
     check_board(board, families())
 
 
 @EACH_BOARD
-def test_panels_have_a_text_and_do_not_overlap(board: Board) -> None:
+def test_panels_have_a_text_and_do_not_overlap(board: Dashboard) -> None:
     cells: set[tuple[int, int]] = set()
     for panel in board.panels():
         assert panel.text.endswith("."), panel.title
@@ -47,7 +47,7 @@ def test_panels_have_a_text_and_do_not_overlap(board: Board) -> None:
 
 
 @EACH_BOARD
-def test_a_board_has_its_variables_and_leads_to_the_others(board: Board) -> None:
+def test_a_board_has_its_variables_and_leads_to_the_others(board: Dashboard) -> None:
     made = board_json(board)
     assert [each["name"] for each in made["templating"]["list"]] == ["datasource", *board.variables]
     (links,) = made["links"]

@@ -23,7 +23,7 @@ import uvloop
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.daemon.driver import Changed
 from weft.scheduler.daemon.guard import MAX_TRACEBACKS
-from weft.scheduler.daemon.reception import Bounds, Reception, Stream
+from weft.scheduler.daemon.reception import Bounds, Caller, Reception
 from weft.transport.wire.frames import (
     MAX_CLIENT_FRAME_BYTES,
     MAX_ERROR_CHARS,
@@ -75,31 +75,31 @@ class Verbs:
     def table(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("echo", "fail", "unsendable", "flood", "hold", "refuse", "say")}
 
-    async def echo(self, request: Message, stream: Stream) -> Message:
+    async def echo(self, request: Message, caller: Caller) -> Message:
         return {"text": request.get("text")}
 
-    async def fail(self, request: Message, stream: Stream) -> Message:
+    async def fail(self, request: Message, caller: Caller) -> Message:
         raise BUGS[request["bug"]]
 
-    async def unsendable(self, request: Message, stream: Stream) -> Message:
+    async def unsendable(self, request: Message, caller: Caller) -> Message:
         if request["how"] == "event":
-            await stream.send({"value": UNSENDABLE[request["value"]]})
+            await caller.send({"value": UNSENDABLE[request["value"]]})
         return {"value": UNSENDABLE[request["value"]]}
 
-    async def flood(self, request: Message, stream: Stream) -> Message:
+    async def flood(self, request: Message, caller: Caller) -> Message:
         for _ in range(256):
-            await stream.send({"log": "x" * MIB})
+            await caller.send({"log": "x" * MIB})
         return {}
 
-    async def hold(self, request: Message, stream: Stream) -> Message:
-        await stream.send({"log": "held"})
+    async def hold(self, request: Message, caller: Caller) -> Message:
+        await caller.send({"log": "held"})
         while True:
-            await stream.wait_for(self.never)
+            await caller.wait_for(self.never)
 
-    async def refuse(self, request: Message, stream: Stream) -> Message:
+    async def refuse(self, request: Message, caller: Caller) -> Message:
         raise WireError(ErrorCode.NO_SUCH_JOB, request["text"] + ("\udcff" if request.get("odd") else ""))
 
-    async def say(self, request: Message, stream: Stream) -> Message:
+    async def say(self, request: Message, caller: Caller) -> Message:
         return {"text": "x" * field(request, "size", int)}
 
 

@@ -15,7 +15,7 @@ from weft.plan.course import Course
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.bucket_memory import BucketMemory
-from weft.workers.updates.norm import CLIP_EPSILON, DeviceNorm, Norm, Verdict
+from weft.workers.updates.norm import CLIP_EPSILON, Bound, DeviceNorm, Norm
 
 CLIP_NORM = 1.0
 SQUARES = (0.0, 1e-30, 0.49, 0.998, 1.0, 1.7, 3e11, 1e300, math.inf, math.nan)
@@ -38,13 +38,13 @@ class Stand:
         self.memory.norms(step)[0, 0] = squares / 2
         self.memory.norms(step)[1, 0] = squares / 2
 
-    def host(self, squares: float) -> Verdict:
+    def host(self, squares: float) -> Bound:
         self.write(squares)
-        return self.on_host.verdict(self.course.iteration(0))
+        return self.on_host.bound(self.course.iteration(0))
 
-    def device(self, squares: float, step: int = 0) -> Verdict:
+    def device(self, squares: float, step: int = 0) -> Bound:
         self.write(squares, step)
-        return self.on_device.verdict(self.course.iteration(step))
+        return self.on_device.bound(self.course.iteration(step))
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def test_a_gradient_is_clipped_as_torch_does_it(stand_of: Callable[..., Stand]) 
         parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
         parameter.grad = torch.full((1,), norm, dtype=torch.float64)
         torch.nn.utils.clip_grad_norm_([parameter], CLIP_NORM)
-        verdict = stand.host(norm**2)
-        assert verdict.norm == pytest.approx(norm)
-        assert norm * verdict.scale == pytest.approx(float(parameter.grad), rel=1e-12)
+        bound = stand.host(norm**2)
+        assert bound.norm == pytest.approx(norm)
+        assert norm * bound.scale == pytest.approx(float(parameter.grad), rel=1e-12)
     assert CLIP_EPSILON == 1e-6
 
 
@@ -76,7 +76,7 @@ def test_a_norm_that_is_no_number_is_told_and_stays_one(stand_of: Callable[..., 
     assert math.isnan(told.norm)
     assert math.isnan(told.scale)
     assert not told.skips
-    assert stand_of().host(math.inf) == Verdict(math.inf, 0.0), "finite elements are scaled to nothing"
+    assert stand_of().host(math.inf) == Bound(math.inf, 0.0), "finite elements are scaled to nothing"
 
 
 @pytest.mark.parametrize("squares", [math.nan, math.inf])
@@ -86,8 +86,8 @@ def test_where_that_is_asked_for_an_update_without_a_finite_norm_is_skipped(
 ) -> None:
     stand = stand_of(clip_norm, skips=True)
     assert stand.host(squares).skips
-    verdict = stand.host(4.0)
-    assert (verdict.scale, verdict.skips) == (pytest.approx(1.0 if clip_norm is None else 0.5), False)
+    bound = stand.host(4.0)
+    assert (bound.scale, bound.skips) == (pytest.approx(1.0 if clip_norm is None else 0.5), False)
 
 
 @pytest.mark.parametrize("clip_norm", [None, CLIP_NORM, 0.3])
@@ -109,10 +109,10 @@ def test_a_device_comes_to_the_same_bits_as_its_host(
             assert device.found_inf is None
 
 
-def test_a_device_makes_one_verdict_of_an_iteration(stand_of: Callable[..., Stand]) -> None:
+def test_a_device_finds_one_bound_for_an_iteration(stand_of: Callable[..., Stand]) -> None:
     stand = stand_of()
-    verdict = stand.device(0.25)
-    assert stand.on_device.verdict(stand.course.iteration(0)) is verdict
+    bound = stand.device(0.25)
+    assert stand.on_device.bound(stand.course.iteration(0)) is bound
     assert float(stand.device(9.0, step=1).norm or 0.0) == 3.0
 
 
@@ -131,7 +131,7 @@ def test_sums_of_a_way_that_a_bucket_does_not_go_are_left_out(planned: Any, tmp_
         for bucket in stand.memory.buckets:
             squares += stand.memory.num_owners - (len(bucket.ranges) if bucket.index in local else bucket in either)
         for norm in (stand.on_host, stand.on_device):
-            told = norm.verdict(iteration).norm
+            told = norm.bound(iteration).norm
             assert told is not None
             assert float(told) == pytest.approx(math.sqrt(squares))
         assert stand.memory.norms(index).eq(1.0).all(), "others read them too"

@@ -54,7 +54,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class Dashboard:
     """variables: of VARIABLES, in the order in which they are shown, beside the data source. rows: title, panels."""
 
     uid: str
@@ -68,7 +68,7 @@ class Board:
             yield from panels
 
 
-def check_board(board: Board, families: Mapping[str, frozenset[str]]) -> None:
+def check_board(board: Dashboard, families: Mapping[str, frozenset[str]]) -> None:
     """Errors: QueryError for a metric, a label, a variable or a unit that does not exist."""
     for name in board.variables:
         check_query(VARIABLES[name][0], families)
@@ -88,7 +88,7 @@ def check_board(board: Board, families: Mapping[str, frozenset[str]]) -> None:
                 raise QueryError(f"{where}the board has no variable {', '.join(unknown)}")
 
 
-def board_json(board: Board) -> dict[str, Any]:
+def board_json(board: Dashboard) -> dict[str, Any]:
     return {
         "uid": board.uid,
         "title": f"Weft / {board.title}",
@@ -142,7 +142,7 @@ def _variable(name: str) -> dict[str, Any]:
     }
 
 
-def _placed(board: Board) -> list[dict[str, Any]]:
+def _placed(board: Dashboard) -> list[dict[str, Any]]:
     """Panels from left to right, a new line where the next one does not fit."""
     placed: list[dict[str, Any]] = []
     y = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from weft.metrics.grafana.board import Board, board_json, check_board
+from weft.metrics.grafana.board import Dashboard, board_json, check_board
 from weft.metrics.grafana.jobs import JOB_BOARD, OVERVIEW
 from weft.metrics.grafana.node import NODE
 from weft.metrics.grafana.pipeline import PIPELINE
 from weft.metrics.grafana.rules import alert_rules, check_rules, families, recording_rules
 
-BOARDS: Final[tuple[Board, ...]] = (OVERVIEW, JOB_BOARD, PIPELINE, NODE)
+BOARDS: Final[tuple[Dashboard, ...]] = (OVERVIEW, JOB_BOARD, PIPELINE, NODE)
 
 
 def files() -> dict[str, str]:

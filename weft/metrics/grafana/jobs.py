@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.metrics.grafana.board import Board, Panel, Query
+from weft.metrics.grafana.board import Dashboard, Panel, Query
 
 INSTANCE: Final = 'instance=~"$instance"'
 JOB: Final = f'{INSTANCE},job=~"$job"'
@@ -141,7 +141,7 @@ _ALL_OVER_LIMIT = Panel(
     queries=(Query(expression=f"instance_job:weft_iteration_over_limit:ratio1m{{{INSTANCE}}}", legend="{{job}}"),),
 )
 
-OVERVIEW: Final = Board(
+OVERVIEW: Final = Dashboard(
     uid="weft-overview",
     title="Overview",
     text="All jobs of all daemons: what runs, what waits, what failed.",
@@ -251,7 +251,7 @@ _JOB_MODES = Panel(
     ),
 )
 
-JOB_BOARD: Final = Board(
+JOB_BOARD: Final = Dashboard(
     uid="weft-job",
     title="Job",
     text="One job: does it learn, how fast is it, and how fast could it be.",

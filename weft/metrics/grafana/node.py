@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.metrics.grafana.board import Board, Panel, Query
+from weft.metrics.grafana.board import Dashboard, Panel, Query
 from weft.metrics.grafana.jobs import INSTANCE
 
 RATE: Final = "[$__rate_interval]"
@@ -116,7 +116,7 @@ _SERIES = Panel(
     queries=(Query(expression=f'scrape_samples_scraped{{job="weft",{INSTANCE}}}', legend="{{instance}}"),),
 )
 
-NODE: Final = Board(
+NODE: Final = Dashboard(
     uid="weft-node",
     title="Node and daemon",
     text="Is the daemon healthy, and are its workers.",

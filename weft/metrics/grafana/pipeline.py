@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.metrics.grafana.board import Board, Panel, Query
+from weft.metrics.grafana.board import Dashboard, Panel, Query
 from weft.metrics.grafana.jobs import JOB
 
 LANES: Final = f'{JOB},worker=~"$worker"'
@@ -170,7 +170,7 @@ _RESIDUAL = Panel(
     queries=(Query(expression=f"instance_job:weft_residual:share{{{JOB}}}", legend="{{job}}"),),
 )
 
-PIPELINE: Final = Board(
+PIPELINE: Final = Dashboard(
     uid="weft-pipeline",
     title="Pipeline",
     text="Where the time of a job's lanes goes: work, stalls by cause, and what computation hides.",

@@ -150,7 +150,7 @@ class Visit:
         self._writer.transport.abort()
 
 
-class Stream:
+class Caller:
     """What a verb that takes its time says before it answers, and whether anybody still listens. Errors: ClientGone."""
 
     def __init__(self, number: int, visit: Visit) -> None:
@@ -171,7 +171,7 @@ class Stream:
             pass
 
 
-Verb = Callable[[Message, Stream], Awaitable[Message]]
+Verb = Callable[[Message, Caller], Awaitable[Message]]
 
 
 class Reception:
@@ -310,7 +310,7 @@ class Reception:
         if handler is None:
             known = ", ".join(sorted(self._verbs))
             raise WireError(ErrorCode.UNKNOWN_VERB, f"no verb {verb!r:.80}; this daemon knows {known}")
-        await visit.send({"id": number, "ok": await handler(request, Stream(number, visit))})
+        await visit.send({"id": number, "ok": await handler(request, Caller(number, visit))})
 
     def _count(self, code: ErrorCode) -> None:
         if code is not ErrorCode.TIMED_OUT:  # a client that waits long is told so every half minute

@@ -19,7 +19,7 @@ from weft.scheduler.core.events import CancelRequested
 from weft.scheduler.daemon.changed import Spawn
 from weft.scheduler.daemon.driver import Driver
 from weft.scheduler.daemon.pool import Pool
-from weft.scheduler.daemon.reception import Reception, Stream, Verb
+from weft.scheduler.daemon.reception import Caller, Reception, Verb
 from weft.scheduler.daemon.summary import summary_of
 from weft.scheduler.ledger.ledger import AsyncLedger, IdTaken, JobRow, Ledger, LedgerError, Submission
 from weft.scheduler.runs.recording import keep_recording
@@ -82,7 +82,7 @@ class Service:
 
     # --- verbs
 
-    async def _submit(self, request: Message, stream: Stream) -> Message:
+    async def _submit(self, request: Message, caller: Caller) -> Message:
         self._check_room()
         tables = field(request, "spec", dict)
         job = field(request, "job", (str, type(None)), None)
@@ -91,10 +91,10 @@ class Service:
             raise WireError(ErrorCode.BAD_FIELD, f"priority is {priority}; give {-MAX_PRIORITY} to {MAX_PRIORITY}")
         return await self._admit(tables, job, priority)
 
-    async def _restart(self, request: Message, stream: Stream) -> Message:
+    async def _restart(self, request: Message, caller: Caller) -> Message:
         """A terminal state never changes: what starts is a new job, with what the ledger has of the old one."""
         self._check_room()
-        row = await self._ended_row(request, stream)
+        row = await self._ended_row(request, caller)
         return await self._admit(row.spec, None, row.priority)
 
     def _check_room(self) -> None:
@@ -144,11 +144,11 @@ class Service:
         if problem and (job is None or await self._ledger.run(Ledger.job, job) is None):
             raise WireError(ErrorCode.INVALID_SPEC, problem)
 
-    async def _remove(self, request: Message, stream: Stream) -> Message:
+    async def _remove(self, request: Message, caller: Caller) -> Message:
         """First what the job left on disk, then its row: what fails half-way can be tried again."""
         stop = threading.Event()
         async with self._removing:
-            row = await self._ended_row(request, stream)
+            row = await self._ended_row(request, caller)
             try:
                 await asyncio.to_thread(remove, Path(row.run_dir), row.job, self._settings.runs_path, stop)
             except NotRemoved as error:
@@ -159,7 +159,7 @@ class Service:
         self._driver.any_change.notify()
         return {"job": row.job}
 
-    async def _ps(self, request: Message, stream: Stream) -> Message:
+    async def _ps(self, request: Message, caller: Caller) -> Message:
         before = field(request, "ended_before", (int, float, type(None)), None)
         if before is None:
             rows = await self._ledger.run(Ledger.jobs, limit=MAX_JOBS_LISTED)
@@ -167,7 +167,7 @@ class Service:
             rows = await self._ledger.run(Ledger.ended_before, float(before), limit=MAX_JOBS_LISTED)
         return {"jobs": [summary_of(row, self._driver) for row in rows], "ledger": self._ledger.health.to_wire()}
 
-    async def _show(self, request: Message, stream: Stream) -> Message:
+    async def _show(self, request: Message, caller: Caller) -> Message:
         row = await self._row(request)
         run = self._driver.runs.get(row.job)
         details: dict[str, Any] = row.result or {}
@@ -185,7 +185,7 @@ class Service:
             "error": row.error,
         }
 
-    async def _record(self, request: Message, stream: Stream) -> Message:
+    async def _record(self, request: Message, caller: Caller) -> Message:
         """A job that has ended has its recording; one that runs gets a new one."""
         row = await self._row(request)
         run = self._driver.runs.get(row.job)
@@ -205,25 +205,25 @@ class Service:
             raise WireError(ErrorCode.NOTHING_RECORDED, str(error)) from None
         return {"path": str(path)}
 
-    async def _wait(self, request: Message, stream: Stream) -> Message:
+    async def _wait(self, request: Message, caller: Caller) -> Message:
         timeout = field(request, "timeout", (int, float, type(None)), None)
         if timeout is not None and not 0 <= timeout <= MAX_WAIT_SECONDS:  # refuses nan, too
             raise WireError(ErrorCode.BAD_FIELD, f"timeout is {timeout}; give 0 to {MAX_WAIT_SECONDS:.0f} seconds")
         row = await self._row(request)
         try:
             async with asyncio.timeout(timeout):
-                await self._until_ended(row.job, stream)
+                await self._until_ended(row.job, caller)
         except TimeoutError:
             raise WireError(
                 ErrorCode.TIMED_OUT, f"{row.job} has not ended within {round(timeout or 0, 1):g} s"
             ) from None
         return {"result": await result_of(await self._row(request))}
 
-    async def _until_ended(self, job: str, stream: Stream) -> None:
+    async def _until_ended(self, job: str, caller: Caller) -> None:
         while (changed := self._driver.changed.get(job)) is not None:
-            await stream.wait_for(changed)
+            await caller.wait_for(changed)
 
-    async def _follow(self, request: Message, stream: Stream) -> Message:
+    async def _follow(self, request: Message, caller: Caller) -> Message:
         row = await self._row(request)
         offset = field(request, "offset", int, 0)
         live = field(request, "live", bool, True)
@@ -235,24 +235,24 @@ class Service:
             seen = changed.num_times if changed else 0
             if (run := self._driver.runs.get(row.job)) is not None:
                 await run.written()
-            await log.send_new(stream)
+            await log.send_new(caller)
             if changed is None or not live:
                 return {"result": await result_of(await self._row(request))}
             if with_progress and time.monotonic() - sent_at >= PROGRESS_SECONDS:
                 sent_at = time.monotonic()
                 if (progress := self._driver.progress(row.job)) is not None:
-                    await stream.send({"progress": progress})
+                    await caller.send({"progress": progress})
             if changed.num_times == seen:  # nothing has come while this was sent
-                await stream.wait_for(changed)
+                await caller.wait_for(changed)
 
-    async def _cancel(self, request: Message, stream: Stream) -> Message:
+    async def _cancel(self, request: Message, caller: Caller) -> Message:
         row = await self._row(request)
         if row.job in self._core.jobs:
             self._driver.feed(CancelRequested(job=row.job))
-            await self._until_ended(row.job, stream)
+            await self._until_ended(row.job, caller)
         return {"state": (await self._row(request)).state}
 
-    async def _status(self, request: Message, stream: Stream) -> Message:
+    async def _status(self, request: Message, caller: Caller) -> Message:
         counts = await self._ledger.run(Ledger.counts_by_state)
         return {
             "pid": os.getpid(),
@@ -282,23 +282,23 @@ class Service:
             raise WireError(ErrorCode.NO_SUCH_JOB, f"no job {name!r:.140}; `weft ps --all` lists them")
         return row
 
-    async def _ended_row(self, request: Message, stream: Stream) -> JobRow:
+    async def _ended_row(self, request: Message, caller: Caller) -> JobRow:
         row = await self._row(request)
         state = JobState(self._driver.states.get(row.job, row.state))
         if not state.is_terminal:
             raise WireError(
                 ErrorCode.NOT_ENDED, f"{row.job} is {state}; end it first with `weft cancel {row.job}`, then try again"
             )
-        await self._until_ended(row.job, stream)  # its end may be on its way to the ledger
+        await self._until_ended(row.job, caller)  # its end may be on its way to the ledger
         return await self._row(request)
 
 
 def _told_of_the_ledger(verb: Verb) -> Verb:
     """The same, where a ledger that fails is a refusal."""
 
-    async def told(request: Message, stream: Stream) -> Message:
+    async def told(request: Message, caller: Caller) -> Message:
         try:
-            return await verb(request, stream)
+            return await verb(request, caller)
         except LedgerError as error:
             raise WireError(ErrorCode.LEDGER_UNAVAILABLE, str(error)) from None
 
@@ -331,13 +331,13 @@ class _FollowedLog:
         self._offset = offset
         self._noticed = ""
 
-    async def send_new(self, stream: Stream) -> None:
+    async def send_new(self, caller: Caller) -> None:
         """To its end. Where it cannot be read the follower is told so once, and still gets what comes after it."""
         try:
             while data := await asyncio.to_thread(read_log, self._directory, self._offset):
                 self._offset += len(data)
-                await stream.send({"log": data.decode("utf-8", "replace"), "offset": self._offset})
+                await caller.send({"log": data.decode("utf-8", "replace"), "offset": self._offset})
         except RunFileError as error:
             if self._noticed != str(error):
                 self._noticed = str(error)
-                await stream.send({"notice": self._noticed})
+                await caller.send({"notice": self._noticed})

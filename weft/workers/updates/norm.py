@@ -23,17 +23,14 @@ CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """norm: before clipping; None where nobody asks. scale: what to multiply the gradient with. skips: nothing is to
-    change. found_inf: as torch's fused optimizers take it, 1.0 where nothing is to change.
+class Bound:
+    """What the norm says about one update. Tensors are a device's, of no dimension, and their numbers are not there
+    yet."""
 
-    Tensors are a device's, of no dimension, and their numbers are not there yet.
-    """
-
-    norm: float | torch.Tensor | None = None
-    scale: float | torch.Tensor = 1.0
-    skips: bool = False
-    found_inf: torch.Tensor | None = None
+    norm: float | torch.Tensor | None = None  # before clipping; None where nobody asks
+    scale: float | torch.Tensor = 1.0  # what to multiply the gradient with
+    skips: bool = False  # nothing is to change
+    found_inf: torch.Tensor | None = None  # as torch's fused optimizers take it: 1.0 where nothing is to change
 
 
 class Norm:
@@ -44,10 +41,10 @@ class Norm:
         self._clip_norm = clip_norm
         self._skips_nonfinite = skips_nonfinite
 
-    def verdict(self, iteration: Iteration) -> Verdict:
+    def bound(self, iteration: Iteration) -> Bound:
         squares = float(self._written(self._memory.norms(iteration.step), iteration).sum())
         norm = math.sqrt(squares) if squares >= 0 else math.nan
-        return Verdict(norm, self._factor(norm), self.skips(norm))
+        return Bound(norm, self._factor(norm), self.skips(norm))
 
     def skips(self, norm: float) -> bool:
         return self._skips_nonfinite and not math.isfinite(norm)
@@ -84,19 +81,19 @@ class DeviceNorm(Norm):
     ) -> None:
         super().__init__(memory, course, clip_norm, skips_nonfinite=skips_nonfinite)
         self._device = device
-        self._known: tuple[int, Verdict] = (-1, Verdict())  # iteration, and what is found in it
+        self._known: tuple[int, Bound] = (-1, Bound())  # iteration, and what is found in it
 
-    def verdict(self, iteration: Iteration) -> Verdict:
+    def bound(self, iteration: Iteration) -> Bound:
         """In the stream, behind all that the sums come from. One for all of the lane's updates of an iteration."""
         if self._known[0] != iteration.index:
             self._known = (iteration.index, self._found(iteration))
         return self._known[1]
 
-    def _found(self, iteration: Iteration) -> Verdict:
+    def _found(self, iteration: Iteration) -> Bound:
         """In the arithmetic of the host's, to the bit."""
         norm = self._written(self._device.put(self._memory.norms(iteration.step)), iteration).sum().sqrt()
         scale: float | torch.Tensor = 1.0
         if self._clip_norm is not None:
             # A number over a tensor would be torch's reciprocal, times the number.
             scale = torch.full_like(norm, self._clip_norm).div(norm + CLIP_EPSILON).clamp(max=1.0)
-        return Verdict(norm, scale, found_inf=norm.isfinite().logical_not().float() if self._skips_nonfinite else None)
+        return Bound(norm, scale, found_inf=norm.isfinite().logical_not().float() if self._skips_nonfinite else None)

@@ -23,7 +23,7 @@ from weft.plan.itinerary import Iteration
 from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import HostDevice
 from weft.workers.memory.bucket_memory import BucketView
-from weft.workers.updates.norm import DeviceNorm, Norm, Verdict
+from weft.workers.updates.norm import Bound, DeviceNorm, Norm
 from weft.workers.updates.optimizer_state import State
 from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
 from weft.workload.workload import Workload, make_scheduler
@@ -82,12 +82,12 @@ class Updates:
                 self._optimizer.speculate(bucket.index, touched=self._touched(bucket, iteration), squares=False)
                 self._speculated.add(bucket.index)
             return
-        verdict = Verdict() if self._norm is None else self._norm.verdict(iteration)
+        bound = Bound() if self._norm is None else self._norm.bound(iteration)
         if takes:
-            self._step(bucket, iteration, verdict)
+            self._step(bucket, iteration, bound)
             self._done(bucket, iteration)
         if self.ends_with(bucket):
-            self._end_step(iteration, measured, verdict)
+            self._end_step(iteration, measured, bound)
 
     def ends_with(self, bucket: BucketView) -> bool:
         """Whether the step ends with the bucket's UPDATE, not with a VALIDATE."""
@@ -108,8 +108,8 @@ class Updates:
     def validate(self, iteration: Iteration, measured: Measured) -> None:
         """All updates of the iteration have been made; the norm is known."""
         assert self._norm is not None
-        verdict = self._norm.verdict(iteration)
-        self._stood = self._chooses and bool(verdict.scale == 1.0) and not verdict.skips
+        bound = self._norm.bound(iteration)
+        self._stood = self._chooses and bool(bound.scale == 1.0) and not bound.skips
         for bucket in self._buckets:
             if not self._takes(bucket, iteration):
                 continue
@@ -118,23 +118,23 @@ class Updates:
                 stands = self._stood
                 (self._optimizer.confirm if stands else self._optimizer.undo)(bucket.index)
             if not stands:
-                self._step(bucket, iteration, verdict)
+                self._step(bucket, iteration, bound)
             self._done(bucket, iteration)
         self._speculated.clear()
-        self._end_step(iteration, measured, verdict)
+        self._end_step(iteration, measured, bound)
 
-    def _step(self, bucket: BucketView, iteration: Iteration, verdict: Verdict) -> None:
-        if not verdict.skips:
+    def _step(self, bucket: BucketView, iteration: Iteration, bound: Bound) -> None:
+        if not bound.skips:
             touched = self._touched(bucket, iteration)
-            self._optimizer.step(bucket.index, touched=touched, scale=verdict.scale, found_inf=verdict.found_inf)
+            self._optimizer.step(bucket.index, touched=touched, scale=bound.scale, found_inf=bound.found_inf)
 
     def _touched(self, bucket: BucketView, iteration: Iteration) -> Callable[[int], bool] | None:
         missing = self._missing(bucket, iteration)
         return (lambda parameter: parameter not in missing) if missing else None
 
-    def _end_step(self, iteration: Iteration, measured: Measured, verdict: Verdict) -> None:
+    def _end_step(self, iteration: Iteration, measured: Measured, bound: Bound) -> None:
         if self._reports:
-            self._report(iteration, measured, verdict.norm)
+            self._report(iteration, measured, bound.norm)
         if self._scheduler is not None:
             step_scheduler(self._scheduler)
             self._optimizer.read_hyperparameters()
