@@ -21,7 +21,7 @@ from weft.metrics.prometheus.declared import MAX_SERIES
 from weft.metrics.prometheus.exporter import Exporter
 from weft.metrics.recording.recording import packed_rows
 from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
-from weft.plan.kinds import MODE_INDEX, MODE_OF_KIND
+from weft.plan.kinds import KINDS, MODE_INDEX
 from weft.plan.plan import Plan
 from weft.plan.rows import Row
 from weft.scheduler.daemon.http.server import MetricsServer
@@ -152,7 +152,7 @@ def _run_iteration(run: JobRun, plan: Plan, workers: tuple[str, ...], index: int
     for lane, program in plan.graph.programs.items():
         tasks = [plan.graph.tasks[task] for task in program]
         edges = [edge for task in program for edge in plan.graph.cross_lane_inputs(task)]
-        modes = [MODE_OF_KIND[task.kind] for task in tasks] + [f"stall_{edge.cause}" for edge in edges]
+        modes = [KINDS[task.kind].mode for task in tasks] + [f"stall_{edge.cause}" for edge in edges]
         stamp = index << 32
         rows: list[Row] = []
         for mode in dict.fromkeys([*modes, "stall_dispatch"]):

@@ -12,7 +12,7 @@ from weft.metrics.accounts.accounting import MODES
 from weft.metrics.recording.recording import RecordedEdge, Recording, Row, packed_rows
 from weft.plan.graph import Lane
 from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
-from weft.plan.kinds import MODE_OF_KIND
+from weft.plan.kinds import KINDS
 from weft.plan.plan import Plan
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.planning.simulator import Span, simulate
@@ -96,7 +96,7 @@ def _rows(plan: Plan, lane: Lane, spans: list[Span], ends: Mapping[tuple[int, in
             _, edge = max(arrivals, key=lambda arrival: arrival[0])
             mode = MODES.index(f"stall_{edge.cause}")
             rows.append((mode, span.task, span.iteration, edge.source, _ns(now), _ns(span.start)))
-        rows.append((MODES.index(MODE_OF_KIND[task.kind]), task.id, span.iteration, -1, _ns(span.start), _ns(span.end)))
+        rows.append((MODES.index(KINDS[task.kind].mode), task.id, span.iteration, -1, _ns(span.start), _ns(span.end)))
         now = span.end
     return rows
 

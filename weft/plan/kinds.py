@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
 
 
 class Kind(enum.StrEnum):
+    """A new one is a line here, a row of KINDS and an operation in a worker."""
+
     LOAD = "load"
     FETCH = "fetch"  # a microbatch to a device
     FORWARD = "forward"
@@ -17,6 +22,32 @@ class Kind(enum.StrEnum):
     VALIDATE = "validate"  # of speculative updates, once the norm is known
     UP = "up"  # a bucket's parameters, or its summed gradient, to a device
     RELOAD = "reload"  # a bucket's parameters to a device once more, for the backward of a layer that had to make room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindFacts:
+    mode: str  # what its time counts as; a milestone takes none, what is left to do for it is its backward's
+    learns: bool = False  # it has nothing to do in an iteration that learns nothing, a validation's for example
+    computes: bool = False  # it runs the units of a stage
+    of_position: bool = False  # in its replica's program: where replicas steal, without a microbatch unless granted one
+    is_milestone: bool = False  # it may be posted from inside another task
+    moves: Literal["microbatch", "bucket"] | None = None  # between host and device, or to a replica's own parameters
+    link: Literal["h2d", "d2h"] | None = None  # the way that this goes
+
+
+KINDS: Final[Mapping[Kind, KindFacts]] = {
+    Kind.LOAD: KindFacts(mode="load"),
+    Kind.FETCH: KindFacts(mode="transfer", of_position=True, moves="microbatch", link="h2d"),
+    Kind.FORWARD: KindFacts(mode="forward", computes=True, of_position=True),
+    Kind.BACKWARD: KindFacts(mode="backward", learns=True, computes=True, of_position=True),
+    Kind.GRAD: KindFacts(mode="backward", learns=True, is_milestone=True),
+    Kind.DOWN: KindFacts(mode="transfer", learns=True, moves="bucket", link="d2h"),
+    Kind.SYNC: KindFacts(mode="sync", learns=True),
+    Kind.UPDATE: KindFacts(mode="update", learns=True),
+    Kind.VALIDATE: KindFacts(mode="update", learns=True),
+    Kind.UP: KindFacts(mode="transfer", moves="bucket", link="h2d"),
+    Kind.RELOAD: KindFacts(mode="transfer", learns=True, moves="bucket", link="h2d"),
+}
 
 
 class Cause(enum.StrEnum):
@@ -55,21 +86,6 @@ STALL_MODES = (
 MODES = BUSY_MODES + STALL_MODES
 FIRST_STALL = len(BUSY_MODES)  # an index into MODES: below it are the busy ones
 MODE_INDEX = {mode: index for index, mode in enumerate(MODES)}
-# What a task's time counts as, by its kind in the iteration graph. A milestone takes none; what is left to do for it
-# belongs to the backward that it ends.
-MODE_OF_KIND = {
-    "load": "load",
-    "fetch": "transfer",
-    "forward": "forward",
-    "backward": "backward",
-    "grad": "backward",
-    "down": "transfer",
-    "sync": "sync",
-    "update": "update",
-    "validate": "update",
-    "up": "transfer",
-    "reload": "transfer",
-}
 
 
 def is_compute_lane(lane: str) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from weft.metrics.accounts.accounting import MODES
 from weft.metrics.recording.recording import RecordedEdge, Recording, Row, packed_rows
 from weft.plan.inspection import Inspection, UnitFacts
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.planning.simulator import simulate
 from weft.scheduler.runs.recording import lane_name, recorded_programs, recorded_tasks
@@ -26,8 +26,6 @@ from weft.spec.job_spec import JobSpec, SpecError
 
 SCALE = 1_000_000_000
 ITERATIONS = 14
-MODE_OF_KIND = {Kind.FETCH: "transfer", Kind.DOWN: "transfer", Kind.UP: "transfer", Kind.GRAD: "sync"}
-MODE_OF_KIND |= {Kind.VALIDATE: "update"} | {kind: str(kind) for kind in Kind if str(kind) in MODES}
 
 RecordingOf = Callable[..., Recording]
 
@@ -68,7 +66,7 @@ def recording_of(
         for lane, spans in ran.spans.items():
             rows: list[Row] = []
             for span in spans:
-                mode = MODES.index(MODE_OF_KIND[plan.graph.tasks[span.task].kind])
+                mode = MODES.index(KINDS[plan.graph.tasks[span.task].kind].mode)
                 rows.append((mode, span.task, span.iteration, -1, round(span.start * SCALE), round(span.end * SCALE)))
             packed[lane_name(lane, tuple(names))] = packed_rows(rows)
         return Recording(

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from weft.plan.graph import Lane
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan
 from weft.scheduler.adapting.shares import Measurement
 
@@ -28,9 +28,7 @@ class ReplicaPace:
     def __init__(self, plan: Plan) -> None:
         self._num_replicas = len(plan.replicas)
         self._computing = {
-            task.id: (task.replica, task.microbatch)
-            for task in plan.graph.tasks
-            if task.kind in (Kind.FORWARD, Kind.BACKWARD)
+            task.id: (task.replica, task.microbatch) for task in plan.graph.tasks if KINDS[task.kind].computes
         }
         self._updating = {task.id: task.lane for task in plan.graph.tasks if task.kind is Kind.UPDATE}
         self._spans: dict[int, dict[int, Span]] = {}

@@ -20,8 +20,6 @@ from weft.plan.plan import Plan
 MIN_ITERATIONS = 8  # of an interval: fewer say more about the machine's noise than about lanes
 KEPT = 64  # iterations of an interval, the newest
 
-_STEPS = (Kind.DOWN, Kind.SYNC, Kind.UPDATE, Kind.UP)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteMeasurement:
@@ -45,7 +43,7 @@ class RoutePace:
             for stage in range(each.num_stages)
         }
         self._backwards = set(ends.values())
-        self._timed = {task.id for task in tasks if task.kind in _STEPS}
+        self._timed = {task.id for task in tasks if task.bucket >= 0}
         self._timed |= {task.id for task in tasks if task.kind is Kind.FORWARD and task.microbatch == 0}
         self._timed |= self._backwards
         self._planned = plan.task_seconds

@@ -8,7 +8,7 @@ from weft.plan.buckets import Holder
 from weft.plan.division import divide
 from weft.plan.graph import Graph, Lane, Task
 from weft.plan.inspection import Inspection
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.plan.placement import Placement
 from weft.plan.plan import BucketPlan, Plan
 from weft.spec.job_spec import JobSpec
@@ -29,7 +29,7 @@ def mean_seconds(plan: Plan, task_seconds: Sequence[float] | None = None) -> tup
     costs = tuple(task_seconds or planned)
     if plan.share != "stealing":
         return costs
-    of_position = [task for task in plan.graph.tasks if task.kind in (Kind.FETCH, Kind.FORWARD, Kind.BACKWARD)]
+    of_position = [task for task in plan.graph.tasks if KINDS[task.kind].of_position]
     busy: dict[int, dict[Lane, float]] = {}
     for task in of_position:
         lanes = busy.setdefault(task.replica, {})

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.plan.graph import Lane
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS
 from weft.plan.plan import Plan
 from weft.scheduler.adapting.replica_pace import ReplicaPace
 from weft.scheduler.core.core import Core
@@ -215,7 +215,7 @@ class _Run:
         """Nothing for a position that has no microbatch, or on the way that a bucket does not go."""
         if self._plan.graph.tasks[task].passes(self._local):
             return 0.0
-        if self._steals and self._plan.graph.tasks[task].kind in (Kind.FETCH, Kind.FORWARD, Kind.BACKWARD):
+        if self._steals and KINDS[self._plan.graph.tasks[task].kind].of_position:
             where = self._plan.graph.tasks[task]
             if (iteration, where.replica, where.microbatch) not in self._granted:
                 return 0.0

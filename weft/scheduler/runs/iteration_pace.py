@@ -21,7 +21,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS
 from weft.scheduler.planning.limit import speed_limit
 from weft.plan.plan import Plan
 from weft.scheduler.runs.task_times import TaskTimes
@@ -30,7 +30,6 @@ SAMPLE: Final = 127  # steps. With fewer a slow moment of the machine is in the 
 LEAST: Final = 8  # steps; arbitrary: of eight, one that a program beside it has slowed is not in the median
 MAX_TASKS: Final = 4096  # above it the search for the critical cycle would hold up the daemon
 ROUNDING: Final = 0.005  # by which iterations may be shorter: the ratio, with two digits, is still 1
-NEVER_RUN: Final = (Kind.BACKWARD,)  # by a job that only runs forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,6 @@ class IterationPace:
         graph = self._plan.graph
         if len(graph.tasks) > MAX_TASKS:
             return None
-        idle = NEVER_RUN if self._plan.itinerary.forward_only else ()
         # where replicas steal, a position has a microbatch in some iterations and passes at once in others
         middle = statistics.fmean if self._plan.share == "stealing" else statistics.median
         seconds = [0.0] * len(graph.tasks)
@@ -93,6 +91,6 @@ class IterationPace:
                 continue
             if times.has(task.id):
                 seconds[task.id] = middle(times.of(task.id, steps)) / 1e9
-            elif task.kind not in idle:
+            elif not (KINDS[task.kind].learns and self._plan.itinerary.forward_only):
                 return None  # not all have run
         return speed_limit(graph.going(local), seconds).seconds or None

@@ -33,7 +33,7 @@ from weft.scheduler.runs.reported_rows import ReportedRows
 from weft.scheduler.runs.run_directory import LOG, RunDirectory
 from weft.scheduler.runs.run_writer import WriteAtOnce, Writer
 from weft.scheduler.runs.transfers import Transfers
-from weft.plan.kinds import FIRST_STALL, MODE_OF_KIND
+from weft.plan.kinds import FIRST_STALL, KINDS
 from weft.plan.rows import last_ends, unpack
 
 MODEL = "model.safetensors"
@@ -305,7 +305,7 @@ class JobRun:
 def _modes_of_lanes(plan: Plan, worker_names: tuple[str, ...]) -> dict[str, set[str]]:
     """What each lane, by its name in the accounts, can be busy with."""
     return {
-        f"{worker_names[lane.worker]}/{lane.name}": {MODE_OF_KIND[plan.graph.tasks[task].kind] for task in program}
+        f"{worker_names[lane.worker]}/{lane.name}": {KINDS[plan.graph.tasks[task].kind].mode for task in program}
         for lane, program in plan.graph.programs.items()
     }
 

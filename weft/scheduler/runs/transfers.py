@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from weft.plan.itinerary import Iteration
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan, Ring
 
 
@@ -24,23 +24,24 @@ class Transfers:
             if ring.name.startswith("device-"):
                 self._fetched_per_sample[ring.replica] += _bytes_per_sample(ring)
         self._streams = [replica.working_window is not None for replica in plan.replicas]
-        self._bytes_per_step = {kind: [0] * len(plan.replicas) for kind in (Kind.DOWN, Kind.UP, Kind.RELOAD)}
+        self._bucket_bytes = {
+            kind: [0] * len(plan.replicas) for kind, facts in KINDS.items() if facts.moves == "bucket"
+        }
         for task in plan.graph.tasks:
-            if task.kind in self._bytes_per_step and plan.synchronisation is not None:
+            if task.kind in self._bucket_bytes and plan.synchronisation is not None:
                 num_bytes = plan.synchronisation.buckets[task.bucket].bucket.num_bytes
-                self._bytes_per_step[task.kind][task.replica] += num_bytes
+                self._bucket_bytes[task.kind][task.replica] += num_bytes
         self._moved: dict[str, float] = {}
 
     def finish(self, iteration: Iteration, samples: Sequence[int]) -> None:
         """The iteration is over. samples: those that each replica had of it; one that had none sends no gradients."""
         fetched = sum(each * count for each, count in zip(self._fetched_per_sample, samples, strict=True))
         self._add(Kind.FETCH, fetched)
-        up = zip(self._bytes_per_step[Kind.UP], self._streams, strict=True)
-        self._add(Kind.UP, sum(each for each, streams in up if streams or iteration.learns))
-        if iteration.learns:
-            down = zip(self._bytes_per_step[Kind.DOWN], samples, strict=True)
-            self._add(Kind.DOWN, sum(each for each, count in down if count))
-            self._add(Kind.RELOAD, sum(self._bytes_per_step[Kind.RELOAD]))
+        for kind, by_replica in self._bucket_bytes.items():
+            runs = [iteration.learns or (streams and not KINDS[kind].learns) for streams in self._streams]
+            sent = [count > 0 or KINDS[kind].link != "d2h" for count in samples]
+            counted = zip(by_replica, runs, sent, strict=True)
+            self._add(kind, sum(num_bytes for num_bytes, run, send in counted if run and send))
 
     def _add(self, kind: Kind, num_bytes: float) -> None:
         if num_bytes:

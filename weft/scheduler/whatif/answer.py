@@ -21,7 +21,7 @@ from typing import Any, Final
 from weft.metrics.recording.recording import Recording
 from weft.plan.graph import Graph, Lane
 from weft.plan.inspection import Inspection
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan
 from weft.scheduler.planning.costs import mean_seconds
 from weft.scheduler.planning.limit import speed_limit
@@ -205,7 +205,7 @@ def gradient_milestones(plan: Plan, inspection: Inspection) -> Milestones:
     }
     found: dict[int, dict[int, float]] = {}
     for task in plan.graph.tasks:
-        if task.kind is Kind.GRAD and plan.share != "stealing":
+        if KINDS[task.kind].is_milestone and plan.share != "stealing":
             first, stop = cuts[task.replica, task.stage]
             parameters = [place.parameter for place in buckets[task.bucket].places]
             units = [unit for p in parameters for unit in inspection.parameters[p].units if first <= unit < stop]

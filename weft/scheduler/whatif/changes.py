@@ -15,16 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.spec.job_spec import JobSpec, SpecError, apply_override
 from weft.spec.presets import PRESETS
 from weft.spec.strategy import TRAINED_AXES
 
 MAX_SPEED: Final = 1e9  # a billion times as fast is as good as for nothing
 LINKS: Final[Mapping[str, frozenset[Kind]]] = {
-    "": frozenset({Kind.FETCH, Kind.UP, Kind.RELOAD, Kind.DOWN}),
-    "h2d": frozenset({Kind.FETCH, Kind.UP, Kind.RELOAD}),
-    "d2h": frozenset({Kind.DOWN}),
+    way: frozenset(kind for kind, facts in KINDS.items() if facts.link and way in ("", facts.link))
+    for way in ("", "h2d", "d2h")
 }
 KEYS: Final = (
     "workers.NAME.speed, workers.NAME.LANE.speed, links.speed, links.h2d.speed, links.d2h.speed, load.speed, "

@@ -25,12 +25,11 @@ from weft.metrics.recording.recording import NUM_BUSY, Recording
 from weft.plan.division import divide
 from weft.plan.graph import Task
 from weft.plan.inspection import Inspection, Shape, TensorFacts, UnitFacts
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan
 from weft.spec.job_spec import JobSpec
 
 NANOSECONDS: Final = 1_000_000_000
-COMPUTE: Final = (Kind.FORWARD, Kind.BACKWARD)
 
 # Found on one machine (EPYC, 2 cores) with the example of digits by 1 and 2 stages: what a task costs beyond its units
 # (slots, random numbers, the start of autograd), and what timing a unit alone counts that a stage has once.
@@ -96,7 +95,7 @@ class PlannedJob:
 
     def learns(self, task: Task) -> bool:
         """Whether the task does anything: a job that only runs forward passes over its backwards."""
-        return task.kind is not Kind.BACKWARD or self.spec.job.mode == "train"
+        return not KINDS[task.kind].learns or self.spec.job.mode == "train"
 
     def device(self, task: Task) -> str:
         """The kind of the worker that runs it."""
@@ -137,7 +136,7 @@ class RecordedCosts:
         self._units = {device: _unit_lines(job.spec, inspection, device) for device in ("cpu", "gpu")}
         self._seconds = {key_of(task): seconds[task.id] for task in job.plan.graph.tasks if task.id in seconds}
         self._modelled = dict(zip(map(key_of, job.plan.graph.tasks), self._model(job), strict=True))
-        self._corrections = {kind: self._corrected(kind, seconds) for kind in COMPUTE}
+        self._corrections = {kind: self._corrected(kind, seconds) for kind in Kind if KINDS[kind].computes}
         self._ratios = self._ratios_of_others()
         self._means = self._means_of_each()
 
@@ -150,7 +149,7 @@ class RecordedCosts:
         key = key_of(task)
         if key in self._seconds and abs(modelled - self._modelled[key]) <= SAME * modelled:
             return self._seconds[key]
-        if task.kind in COMPUTE:
+        if KINDS[task.kind].computes:
             samples = job.samples(task)
             return self._line(job, task, corrected=True).at(samples) if samples and job.learns(task) else 0.0
         if modelled:
@@ -164,7 +163,7 @@ class RecordedCosts:
         modelled = []
         for task in job.plan.graph.tasks:
             samples = job.samples(task)
-            if task.kind in COMPUTE:
+            if KINDS[task.kind].computes:
                 modelled.append(self._line(job, task).at(samples) if samples and job.learns(task) else 0.0)
             elif task.kind is Kind.LOAD:
                 modelled.append(self._inspection.load_seconds * samples / self._job.largest_microbatch)

@@ -8,7 +8,7 @@ from typing import Final
 
 from weft.metrics.recording.recording import Recording
 from weft.plan.inspection import Inspection
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS
 from weft.plan.placement import COMPUTE, SYNC
 from weft.scheduler.whatif.changes import Changes
 from weft.scheduler.whatif.costs import PlannedJob
@@ -50,7 +50,7 @@ def notes_of(
 def _of_cores(changed: PlannedJob) -> Iterator[str]:
     lanes: dict[int, set[str]] = {}
     for lane, program in changed.plan.graph.programs.items():
-        if any(changed.plan.graph.tasks[task].kind is not Kind.GRAD for task in program):
+        if not all(KINDS[changed.plan.graph.tasks[task].kind].is_milestone for task in program):
             lanes.setdefault(lane.worker, set()).add(lane.name)
     if any({COMPUTE, SYNC} <= names for names in lanes.values()):
         yield (

@@ -18,7 +18,7 @@ import torch
 
 from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
-from weft.plan.kinds import MODE_OF_KIND
+from weft.plan.kinds import KINDS
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Prefetch
 from weft.transport.memory.board import INITIAL_BYTE, Board, num_words
@@ -27,7 +27,7 @@ from weft.workers.compute.measured import Measured
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import HostDevice
 from weft.workers.lanes.model_parts import ModelParts
-from weft.workers.lanes.operation import PASSES, Operation, Run
+from weft.workers.lanes.operation import Operation, Run
 from weft.workers.memory.bucket_memory import Holder
 from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.memory.slots import SlotRing
@@ -83,7 +83,7 @@ class Attempt:
             (task["replica"], task["stage"], task["bucket"]): task["id"]
             for program in plan["lanes"].values()
             for task in program
-            if task["kind"] == "grad"
+            if KINDS[task["kind"]].is_milestone
         }
         # By milestone: who posts it from inside another task.
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
@@ -117,16 +117,16 @@ class Attempt:
         return {
             task["id"]: Operation(
                 task=task["id"],
-                mode=MODE_OF_KIND[task["kind"]],
+                mode=KINDS[task["kind"]].mode,
                 waits=tuple((source, distance, cause) for source, distance, cause in task["waits"]),
                 wakes=task["wakes"],
-                passes=task["kind"] in PASSES,
+                passes=KINDS[task["kind"]].learns,
                 run=self._bind(task, measured),
                 update_needed=self._parts.update_needed(task),
                 takes=updates.takes(task) if updates is not None else None,
                 skips=self._skips(task),
                 place=_place_of(task, num_replicas=len(self.course.microbatches)),
-                is_milestone=task["kind"] == "grad",
+                is_milestone=KINDS[task["kind"]].is_milestone,
                 reads_on_host=updates is not None and (updates.reads_norm(task) or updates.sums_on_host(task)),
                 is_read_on_host=self._bounded and task["kind"] == "sync",
             )

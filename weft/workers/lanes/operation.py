@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from weft.plan.itinerary import Iteration
 
-PASSES = frozenset({"backward", "grad", "reload", "down", "sync", "update", "validate"})  # nothing to do in validation
 Run = Callable[[Iteration], None]
 
 

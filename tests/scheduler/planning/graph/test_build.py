@@ -18,7 +18,7 @@ from weft.plan.course import Course
 from weft.plan.graph import Graph, Lane, Task
 from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts
 from weft.plan.itinerary import Itinerary
-from weft.plan.kinds import Cause, Kind
+from weft.plan.kinds import KINDS, Cause, Kind
 from weft.plan.placement import Placement
 from weft.plan.plan import Plan, Route
 from weft.scheduler.planning.graph.build import build_graph
@@ -26,7 +26,6 @@ from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
 from weft.scheduler.planning.rings import make_rings
 from weft.spec.strategy import Replica, Strategy
-from weft.workers.lanes.operation import PASSES
 
 _MODEL = runpy.run_path(str(Path(__file__).with_name("memory_model.py")))
 
@@ -64,7 +63,7 @@ class Race:
     def _waits(self, index: int, number: int) -> Iterable[tuple[int, int]]:
         """(task, iteration) for each word that the lane waits for, as weft.workers.lanes.lane does."""
         task, i = self._case.graph.tasks[number], self._case.course.iteration(index)
-        if (not i.learns and task.kind in PASSES) or not self._workers.takes(task, i):
+        if (not i.learns and KINDS[task.kind].learns) or not self._workers.takes(task, i):
             return
         stale = task.kind is Kind.UP and self._case.placement.replicas[task.replica].staleness > 0
         for edge in self._case.graph.cross_lane_inputs(number):
@@ -86,7 +85,7 @@ class Race:
             for lane, tick in self._posted[waited].items():
                 clock[lane] = max(clock.get(lane, 0), tick)
         me = _MODEL["Running"](f"{task} of iteration {index}", task.lane, clock, self._memory)
-        if (i.learns or task.kind not in PASSES) and self._workers.takes(task, i):
+        if (i.learns or not KINDS[task.kind].learns) and self._workers.takes(task, i):
             self._workers.run(task, i, me)
         self._post(task, index)
 
