@@ -14,7 +14,6 @@ from weft.plan.buckets import (
     FIRST_BUCKET_BYTES,
     Bucket,
     OwnedRange,
-    by_holder,
     make_buckets,
     owned_ranges,
 )
@@ -58,13 +57,6 @@ def test_a_bucket_lies_in_one_stage_of_each_replica(parameter_of: ParameterOf) -
     buckets = make_buckets(parameters, [[(0, 2), (2, 4)], [(0, 3), (3, 4)]], MIB)
     assert [parameters_in(bucket) for bucket in buckets] == [[3], [2], [1, 0]]
     assert [bucket.holders for bucket in buckets] == [((0, 1), (1, 1)), ((0, 1), (1, 0)), ((0, 0), (1, 0))]
-    held = by_holder(buckets)
-    assert {holder: [bucket.index for bucket in those] for holder, those in held.items()} == {
-        (0, 0): [2],
-        (0, 1): [0, 1],
-        (1, 0): [1, 2],
-        (1, 1): [0],
-    }
 
 
 def test_a_parameter_that_two_stages_use_is_held_by_both(parameter_of: ParameterOf) -> None:

@@ -13,15 +13,25 @@ bucket, parameters of one optimizer group lie together, so that a step is one ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.plan.inspection import ParameterFacts
+from weft.plan.inspection import ParameterFacts, StateFacts
 
 ALIGNMENT_BYTES = 128  # of places and ranges: two cache lines, at which fused kernels round as on whole parameters
 FIRST_BUCKET_BYTES = 1 << 20  # as DDP's: the first gradients of backward should not wait for many others
 
 Holder = tuple[int, int]
+
+
+class Route(enum.StrEnum):
+    """How a bucket's update is placed."""
+
+    HOST = "host"  # owners update the shared parameters, devices get them
+    SUM = "sum"  # owners only sum, every device gets the sum and updates its own parameters
+    DEVICE = "device"  # the only replica updates its own
+    EITHER = "either"  # HOST, or what devices do without it: the table of routes says in which iteration which
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +54,38 @@ class OwnedRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """holders: (replica, stage) of every stage that uses its parameters. offset: of the bucket in the block of all, in
-    bytes. num_elements counts the padding too."""
-
     index: int
     dtype: str
     itemsize: int
-    offset: int
-    num_elements: int
+    offset: int  # in the block of all buckets, in bytes
+    num_elements: int  # the padding too
     places: tuple[Place, ...]
-    holders: tuple[Holder, ...]
+    holders: tuple[Holder, ...]  # every stage that uses its parameters
+    # What follows is the synchronisation's: `make_buckets` leaves it open.
+    route: Route = Route.HOST
+    ranges: tuple[OwnedRange, ...] = ()
+    device_ranges: tuple[OwnedRange, ...] = ()  # of EITHER, where the only holder updates all of it the other way
+    state: tuple[tuple[StateFacts, ...], ...] = ()  # of EITHER: by place, what of the optimizer's moves with the bucket
 
     @property
     def num_bytes(self) -> int:
         return self.num_elements * self.itemsize
+
+    @property
+    def all_ranges(self) -> tuple[OwnedRange, ...]:
+        return (*self.ranges, *self.device_ranges)
+
+    def owners(self) -> list[int]:
+        return [owned.owner for owned in self.all_ranges]
+
+    def state_bytes(self) -> int:
+        """Of all that moves. One number counts 8 bytes, and each owner has its own."""
+        places = zip(self.places, self.state, strict=True) if self.state else ()
+        return sum(
+            place.num_elements * facts.itemsize if facts.kind == "elements" else 8 * len(self.ranges)
+            for place, entries in places
+            for facts in entries
+        )
 
 
 def make_buckets(
@@ -144,9 +172,3 @@ def owned_ranges(bucket: Bucket, owners: Sequence[int], *, elementwise: bool) ->
         for number, owner in enumerate(owners)
         if bounds[number] < bounds[number + 1]
     )
-
-
-def by_holder(buckets: Sequence[Bucket]) -> Mapping[Holder, tuple[Bucket, ...]]:
-    """The buckets of each (replica, stage), in order."""
-    holders = sorted({holder for bucket in buckets for holder in bucket.holders})
-    return {holder: tuple(bucket for bucket in buckets if holder in bucket.holders) for holder in holders}

@@ -5,14 +5,13 @@ An inspection (what a worker found out about the user's model and data) and a sp
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from weft.plan.buckets import Bucket, OwnedRange
+from weft.plan.buckets import Bucket, Route
 from weft.plan.graph import Graph, Lane, Task
-from weft.plan.inspection import Shape, StateFacts
+from weft.plan.inspection import Shape
 from weft.plan.itinerary import Itinerary
 from weft.plan.kinds import Kind, Way
 
@@ -68,43 +67,6 @@ class ReplicaPlan:
     working_window: int | None = None
 
 
-class Route(enum.StrEnum):
-    """How a bucket's update is placed."""
-
-    HOST = "host"  # owners update the shared parameters, devices get them
-    SUM = "sum"  # owners only sum, every device gets the sum and updates its own parameters
-    DEVICE = "device"  # the only replica updates its own
-    EITHER = "either"  # HOST, or what devices do without it: the table of routes says in which iteration which
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketPlan:
-    """device_ranges: of the route EITHER, where the only holder updates the whole bucket itself the other way. state:
-    of the same route, what the optimizer keeps of each of the bucket's places, which moves with the bucket."""
-
-    bucket: Bucket
-    route: Route
-    ranges: tuple[OwnedRange, ...]
-    device_ranges: tuple[OwnedRange, ...] = ()
-    state: tuple[tuple[StateFacts, ...], ...] = ()
-
-    @property
-    def all_ranges(self) -> tuple[OwnedRange, ...]:
-        return (*self.ranges, *self.device_ranges)
-
-    def owners(self) -> list[int]:
-        return [owned.owner for owned in self.all_ranges]
-
-    def state_bytes(self) -> int:
-        """Of all that moves. One number counts 8 bytes, and each owner has its own."""
-        places = zip(self.bucket.places, self.state, strict=True) if self.state else ()
-        return sum(
-            place.num_elements * facts.itemsize if facts.kind == "elements" else 8 * len(self.ranges)
-            for place, entries in places
-            for facts in entries
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synchronisation:
     """How gradients become updates, for a job with buckets. owners: the lane in which each works.
@@ -114,7 +76,7 @@ class Synchronisation:
     devices update themselves at the start.
     """
 
-    buckets: tuple[BucketPlan, ...]
+    buckets: tuple[Bucket, ...]
     owners: tuple[Lane, ...]
     elementwise: bool
     coarse: bool
@@ -154,7 +116,7 @@ class Plan:
     def has_ways(self) -> bool:
         """Whether any bucket's way may change as the job runs."""
         sync = self.synchronisation
-        return sync is not None and any(part.route is Route.EITHER for part in sync.buckets)
+        return sync is not None and any(bucket.route is Route.EITHER for bucket in sync.buckets)
 
     def lanes_of(self, worker: int) -> list[Lane]:
         return [lane for lane in self.graph.programs if lane.worker == worker]
@@ -291,26 +253,26 @@ class Plan:
             "notes": list(self.notes),
         }
 
-    def _start_of(self, part: BucketPlan) -> Way:
+    def _start_of(self, bucket: Bucket) -> Way:
         assert self.synchronisation is not None
-        return Way.DEVICE if part.bucket.index in self.synchronisation.local else Way.HOST
+        return Way.DEVICE if bucket.index in self.synchronisation.local else Way.HOST
 
     def _describe_buckets(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
         if self.synchronisation is None:
             return []
         return [
             {
-                "parameters": [place.parameter for place in part.bucket.places],
-                "bytes": part.bucket.num_bytes,
-                "route": str(part.route),
-                **({"starts": self._start_of(part)} if part.route is Route.EITHER else {}),
-                "holders": [list(holder) for holder in part.bucket.holders],
+                "parameters": [place.parameter for place in bucket.places],
+                "bytes": bucket.num_bytes,
+                "route": str(bucket.route),
+                **({"starts": self._start_of(bucket)} if bucket.route is Route.EITHER else {}),
+                "holders": [list(holder) for holder in bucket.holders],
                 "owners": {
                     names[self.synchronisation.owners[owned.owner].worker]: [owned.start, owned.stop]
-                    for owned in part.all_ranges
+                    for owned in bucket.all_ranges
                 },
             }
-            for part in self.synchronisation.buckets
+            for bucket in self.synchronisation.buckets
         ]
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from weft.plan.buckets import Route
 from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts
 from weft.plan.kinds import Kind, Way
-from weft.plan.plan import Plan, Route
+from weft.plan.plan import Plan
 from weft.scheduler.adapting.balance import Trip, kept, measured_local
 from weft.scheduler.adapting.bucket_routes import BucketRoutes
 from weft.scheduler.adapting.route_pace import KEPT, MIN_ITERATIONS, RouteMeasurement, RoutePace

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.plan.buckets import Route
 from weft.plan.graph import Lane
 from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts
 from weft.plan.placement import Placement
-from weft.plan.plan import Route
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
 from weft.spec.strategy import Strategy
@@ -227,7 +227,7 @@ def test_everything_has_a_worker_of_its_kind_and_every_element_one_owner(
     for part in sync.buckets:
         assert [0, *(owned.stop for owned in part.ranges)] == [
             *(owned.start for owned in part.ranges),
-            part.bucket.num_elements,
+            part.num_elements,
         ]
         check_owners(placement, part.route, [sync.owners[owned.owner] for owned in part.ranges])
 

@@ -20,7 +20,7 @@ SAMPLE_BYTES = 3 * 4 + 8  # a row of three float32, and an int64
 
 def parameter_bytes(plan: Plan) -> int:
     assert plan.synchronisation is not None
-    return sum(part.bucket.num_bytes for part in plan.synchronisation.buckets)
+    return sum(part.num_bytes for part in plan.synchronisation.buckets)
 
 
 def test_a_device_fetches_samples_and_moves_gradients_and_parameters(plan_of: Callable[..., Plan]) -> None:

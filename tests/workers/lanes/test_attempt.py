@@ -136,7 +136,7 @@ class Turns:
     def set_routes(self, rng: random.Random) -> list[frozenset[int]]:
         """Each bucket that may goes any way in each iteration; the buckets that devices update, by iteration."""
         sync = self.plan.synchronisation
-        either = [part.bucket.index for part in sync.buckets if part.route == "either"]
+        either = [part.index for part in sync.buckets if part.route == "either"]
         ways = [frozenset(sync.local)]
         for index in range(1, self.plan.itinerary.num_iterations):
             ways.append(frozenset(bucket for bucket in either if rng.random() < 0.5))

@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.plan.buckets import Bucket, Holder
+from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.graph import Task
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import Kind
 from weft.plan.placement import Placement
-from weft.plan.plan import BucketPlan, Plan, Route
+from weft.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Trip:
 def local_buckets(inspection: Inspection, placement: Placement) -> frozenset[int]:
     """Buckets that devices update themselves; one that several stages hold stays where any of them would keep it."""
     assert placement.synchronisation is not None
-    buckets = [part.bucket for part in placement.synchronisation.buckets]
+    buckets = placement.synchronisation.buckets
     local: set[int] = set()
     for holder in placement.holders():
         if placement.replicas[holder[0]].device == "gpu":
@@ -125,9 +125,9 @@ def measured_local(
     local: set[int] = set()
     for r, replica in enumerate(plan.replicas):
         for s in range(replica.num_stages) if replica.device == "gpu" else ():
-            held = [part for part in either if (r, s) in part.bucket.holders]
+            held = [part for part in either if (r, s) in part.holders]
             end = times.last_backward(r, s)
-            births = [min(end, born.get((part.bucket.index, (r, s)), end)) for part in held]
+            births = [min(end, born.get((part.index, (r, s)), end)) for part in held]
             trips = [_measured_trip(times, part, (r, s), birth) for part, birth in zip(held, births, strict=True)]
             trips.sort(key=lambda trip: trip.born)
             earlier = sum(times.of(Kind.FORWARD, r, stage, 0) + times.last_backward(r, stage) for stage in range(s))
@@ -135,9 +135,9 @@ def measured_local(
     return frozenset(local)
 
 
-def _measured_trip(times: _Times, part: BucketPlan, holder: Holder, born: float) -> Trip:
+def _measured_trip(times: _Times, part: Bucket, holder: Holder, born: float) -> Trip:
     """Owners of a bucket work beside one another."""
-    b = part.bucket.index
+    b = part.index
 
     def owned(owner: int) -> float:
         return times.of(Kind.SYNC, owner, -1, bucket=b) + times.of(Kind.UPDATE, owner, -1, bucket=b)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from weft.plan.plan import Plan, Route
+from weft.plan.buckets import Route
+from weft.plan.plan import Plan
 from weft.plan.rows import Row
 from weft.scheduler.adapting.route_pace import RouteMeasurement, RoutePace
 
@@ -21,7 +22,7 @@ class BucketRoutes:
         self.local: frozenset[int] = frozenset(sync.local if sync else ())
         self.since = 0
         self._itinerary = plan.itinerary
-        self._either = [part.bucket for part in sync.buckets if part.route is Route.EITHER] if sync else []
+        self._either = [bucket for bucket in sync.buckets if bucket.route is Route.EITHER] if sync else []
         self._workers = {(stage.replica, stage.stage): worker_names[stage.worker] for stage in plan.stages}
         self._devices = {r for r, replica in enumerate(plan.replicas) if replica.device == "gpu"}
         self._pace = RoutePace(plan) if self._either else None

@@ -116,11 +116,10 @@ def last_backward(plan: Plan, holder: Holder) -> Task:
 def _takers(plan: Plan) -> list[tuple[Task, Holder]]:
     """The tasks that take a gradient from the device on which it is born: DOWN, or the SYNC of its own lane."""
     assert plan.synchronisation is not None
-    parts = {part.bucket.index: part for part in plan.synchronisation.buckets}
     takers = []
     for task in plan.graph.tasks:
         if task.kind is Kind.DOWN:
             takers.append((task, (task.replica, task.stage)))
         elif task.kind is Kind.SYNC and task.way is Way.DEVICE:
-            takers.append((task, parts[task.bucket].bucket.holders[0]))
+            takers.append((task, plan.synchronisation.buckets[task.bucket].holders[0]))
     return takers

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from weft.plan.buckets import Holder
+from weft.plan.buckets import Bucket, Holder
 from weft.plan.division import divide
 from weft.plan.graph import Graph, Lane, Task
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS, Kind
 from weft.plan.placement import Placement
-from weft.plan.plan import BucketPlan, Plan
+from weft.plan.plan import Plan
 from weft.spec.job_spec import JobSpec
 
 
@@ -53,7 +53,7 @@ class _Costs:
         self._forward, self._backward = self._by_stage("forward_seconds"), self._by_stage("backward_seconds")
         self._parameter_bytes = self._by_stage("parameter_bytes")
         sync = placement.synchronisation
-        self._buckets: Mapping[int, BucketPlan] = {p.bucket.index: p for p in sync.buckets} if sync else {}
+        self._buckets: Sequence[Bucket] = sync.buckets if sync else ()
         self._all_bytes = sum(unit.parameter_bytes for unit in inspection.units) or 1
 
     def _by_stage(self, fact: str) -> dict[Holder, float]:
@@ -77,7 +77,7 @@ class _Costs:
                 again = self._forward[r, s] if self._recompute else 0.0
                 return (self._backward[r, s] + again) * self._size(task) if self._placement.learns else 0.0
             case Kind.DOWN | Kind.UP | Kind.RELOAD:
-                return self._inspection.link_seconds(self._buckets[task.bucket].bucket.num_bytes)
+                return self._inspection.link_seconds(self._buckets[task.bucket].num_bytes)
             case Kind.SYNC:
                 return self._sync(task)
             case Kind.UPDATE:
@@ -93,7 +93,7 @@ class _Costs:
 
     def _sync(self, task: Task) -> float:
         """A device adds up nothing of its own; its squares take the speed of its own memory, next to nothing."""
-        holders = len(self._buckets[task.bucket].bucket.holders)
+        holders = len(self._buckets[task.bucket].holders)
         if holders == 1 and self._device(task) == "gpu":
             return 0.0
         return self._owned_bytes(task) / self._inspection.copy_bytes_per_second * (holders + 1) / 2
@@ -104,11 +104,11 @@ class _Costs:
 
     def _owned_bytes(self, task: Task) -> int:
         part = self._buckets[task.bucket]
-        return sum(part.bucket.itemsize * (r.stop - r.start) for r in part.all_ranges if r.owner == task.replica)
+        return sum(part.itemsize * (r.stop - r.start) for r in part.all_ranges if r.owner == task.replica)
 
     def _updated_bytes(self, task: Task) -> float:
         if task.bucket < 0:
             return self._parameter_bytes[task.replica, task.stage]
         if task.stage >= 0:
-            return self._buckets[task.bucket].bucket.num_bytes
+            return self._buckets[task.bucket].num_bytes
         return self._owned_bytes(task)

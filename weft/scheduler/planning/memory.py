@@ -27,7 +27,7 @@ def _updated_on_host(placement: Placement) -> list[Bucket]:
     if sync is None:
         return []
     on_host = {number for number, lane in enumerate(sync.owners) if placement.workers[lane.worker] == "cpu"}
-    return [part.bucket for part in sync.buckets if on_host & {owned.owner for owned in part.ranges}]
+    return [bucket for bucket in sync.buckets if on_host & {owned.owner for owned in bucket.ranges}]
 
 
 def _state_bytes(inspection: Inspection, bucket: Bucket) -> int:
@@ -60,6 +60,6 @@ def _synchronised_bytes(placement: Placement) -> int:
     depths = [1 + replica.staleness for replica in placement.replicas]
     versions = max(depths) if max(depths) > 1 else 0
     return sum(
-        part.bucket.num_bytes * (versions + sum(depths[r] for r, _ in part.bucket.holders)) + part.state_bytes()
-        for part in placement.synchronisation.buckets
+        bucket.num_bytes * (versions + sum(depths[r] for r, _ in bucket.holders)) + bucket.state_bytes()
+        for bucket in placement.synchronisation.buckets
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.plan.buckets import Bucket, OwnedRange, make_buckets, owned_ranges
+from weft.plan.buckets import Bucket, OwnedRange, Route, make_buckets, owned_ranges
 from weft.plan.graph import Lane
 from weft.plan.inspection import Inspection, StateFacts
 from weft.plan.placement import COMPUTE, SYNC, Placement
-from weft.plan.plan import BucketPlan, Route, Synchronisation
+from weft.plan.plan import Synchronisation
 from weft.spec.strategy import Strategy
 
 
@@ -49,8 +49,8 @@ def synchronisation_of(
             route = Route.EITHER
         has_two = route is Route.EITHER and len(bucket.holders) == 1
         plans.append(
-            BucketPlan(
-                bucket=bucket,
+            replace(
+                bucket,
                 route=route,
                 ranges=ranges(bucket, route),
                 device_ranges=ranges(bucket, Route.DEVICE) if has_two else (),
@@ -65,7 +65,7 @@ def synchronisation_of(
         bounded=bounded,
         speculative=bounded and fine and _hides_updates(placement, hosts),
         warmup=strategy.staleness_warmup,
-        local=tuple(p.bucket.index for p in plans if p.route is Route.EITHER and p.bucket.index in local),
+        local=tuple(p.index for p in plans if p.route is Route.EITHER and p.index in local),
     )
 
 

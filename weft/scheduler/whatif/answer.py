@@ -195,7 +195,6 @@ def gradient_milestones(plan: Plan, inspection: Inspection) -> Milestones:
     by the measured times of the units."""
     if plan.synchronisation is None:
         return {}
-    buckets = {part.bucket.index: part.bucket for part in plan.synchronisation.buckets}
     cuts = {(stage.replica, stage.stage): (stage.first, stage.last) for stage in plan.stages}
     last = {
         (task.replica, task.stage): task.id
@@ -207,7 +206,7 @@ def gradient_milestones(plan: Plan, inspection: Inspection) -> Milestones:
     for task in plan.graph.tasks:
         if KINDS[task.kind].is_milestone and plan.share != "stealing":
             first, stop = cuts[task.replica, task.stage]
-            parameters = [place.parameter for place in buckets[task.bucket].places]
+            parameters = [place.parameter for place in plan.synchronisation.buckets[task.bucket].places]
             units = [unit for p in parameters for unit in inspection.parameters[p].units if first <= unit < stop]
             device = plan.replicas[task.replica].device
             seconds = [unit.backward_seconds for unit in inspection.units_on(device)[first:stop]]

@@ -50,17 +50,16 @@ class BucketView:
 
     @classmethod
     def of(cls, part: Mapping[str, Any]) -> BucketView:
-        bucket = part["bucket"]
         return cls(
-            **{key: bucket[key] for key in ("index", "dtype", "itemsize", "offset", "num_elements")},
-            places={p["parameter"]: (p["offset"], p["num_elements"]) for p in bucket["places"]},
-            holders=tuple((r, s) for r, s in bucket["holders"]),
+            **{key: part[key] for key in ("index", "dtype", "itemsize", "offset", "num_elements")},
+            places={p["parameter"]: (p["offset"], p["num_elements"]) for p in part["places"]},
+            holders=tuple((r, s) for r, s in part["holders"]),
             ranges={owned["owner"]: (owned["start"], owned["stop"]) for owned in part["ranges"]},
             route=str(part["route"]),
             device_owner=next((owned["owner"] for owned in part["device_ranges"]), None),
             state={
                 place["parameter"]: tuple((entry["name"], entry["kind"], entry["dtype"]) for entry in entries)
-                for place, entries in zip(bucket["places"], part["state"], strict=False)
+                for place, entries in zip(part["places"], part["state"], strict=False)
             },
         )
 

@@ -18,14 +18,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from weft.plan.buckets import Holder
+from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.course import Course
 from weft.plan.division import Part
 from weft.plan.graph import Edge, Graph, Lane, Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import Kind, Way
 from weft.plan.placement import Placement
-from weft.plan.plan import BucketPlan, Ring, Route
+from weft.plan.plan import Ring
 from weft.spec.strategy import Strategy
 from weft.workers.memory.bucket_memory import NORMS_DEPTH
 
@@ -120,7 +120,7 @@ class Workers:
         self._replicas = case.placement.replicas
         sync = case.placement.synchronisation
         self._sync = sync
-        self._parts: dict[int, BucketPlan] = {part.bucket.index: part for part in sync.buckets} if sync else {}
+        self._parts: dict[int, Bucket] = {part.index: part for part in sync.buckets} if sync else {}
         depth = 1 + max(replica.staleness for replica in self._replicas)
         self._num_versions = depth if depth > 1 else 0
         self._versions: dict[tuple[Holder, int], int] = {}
@@ -245,7 +245,7 @@ class Workers:
                 me.look(("buffers", stage))
 
     def _held(self, task: Task) -> list[int]:
-        return [b for b, part in self._parts.items() if (task.replica, task.stage) in part.bucket.holders]
+        return [b for b, part in self._parts.items() if (task.replica, task.stage) in part.holders]
 
     def _read_parameters(self, bucket: int, task: Task, i: Iteration, me: Running) -> None:
         private = self._replicas[task.replica].private
@@ -260,7 +260,7 @@ class Workers:
             return
         for s in range(holder[1] % replica.working_window, replica.num_stages, replica.working_window):
             other = holder[0], s
-            for bucket in [b for b, part in self._parts.items() if other in part.bucket.holders and other != holder]:
+            for bucket in [b for b, part in self._parts.items() if other in part.holders and other != holder]:
                 for owner in self._owners(bucket):
                     me.write(cell(other, bucket, owner), "gone")
 
@@ -336,7 +336,7 @@ class Workers:
         for owner in self._owners(task.bucket) if self._course.contributes(i, task.replica) else ():
             me.read(("device-gradient", holder, task.bucket, owner), ("part", i.step))
             me.write((*self._gradient(holder, task.bucket, i), owner), ("part", i.step))
-        if self._state_comes_down(task.bucket, i) and holder == self._parts[task.bucket].bucket.holders[0]:
+        if self._state_comes_down(task.bucket, i) and holder == self._parts[task.bucket].holders[0]:
             for owner in self._owners(task.bucket):
                 me.read(("device-state", holder, task.bucket, owner), i.step)
                 me.write(("moving", task.bucket, owner), i.step)
@@ -344,14 +344,14 @@ class Workers:
                 me.write(("shared", task.bucket, owner), i.step)
 
     def _contributors(self, bucket: int, i: Iteration) -> list[Holder]:
-        return [holder for holder in self._parts[bucket].bucket.holders if self._course.contributes(i, holder[0])]
+        return [holder for holder in self._parts[bucket].holders if self._course.contributes(i, holder[0])]
 
     def _sum(self, bucket: int, owner: int, i: Iteration) -> Cell:
-        first = self._parts[bucket].bucket.holders[0]
+        first = self._parts[bucket].holders[0]
         return ("sum", bucket, owner) if self._num_versions else (*self._gradient(first, bucket, i), owner)
 
     def _summed(self, bucket: int, owner: int, i: Iteration, *, own: bool) -> Cell:
-        first = self._parts[bucket].bucket.holders[0]
+        first = self._parts[bucket].holders[0]
         return ("device-gradient", first, bucket, owner) if own else self._sum(bucket, owner, i)
 
     def _reduce(self, task: Task, i: Iteration, me: Running) -> None:
@@ -382,7 +382,7 @@ class Workers:
         """As if every norm were too large: undone, and made again."""
         self._read_norms(i, me)
         for bucket, part in self._parts.items():
-            summed = part.route is Route.SUM and all(self._replicas[r].device == "gpu" for r, _ in part.bucket.holders)
+            summed = part.route is Route.SUM and all(self._replicas[r].device == "gpu" for r, _ in part.holders)
             ways = {t.way for t in self._updates if (t.replica, t.stage, t.bucket) == (task.replica, -1, bucket)}
             passes = any(way and (way is Way.DEVICE) is not self._course.is_local(bucket, i) for way in ways)
             if task.replica in part.owners() and not summed and not passes:
@@ -398,8 +398,8 @@ class Workers:
     def _step(self, bucket: int, owner: int, i: Iteration, me: Running, before: object, after: object) -> None:
         part, own = self._parts[bucket], self._is_own(bucket, owner)
         self._read_missing(bucket, i, me)
-        place: Cell = ("own", *part.bucket.holders[0]) if own else ("shared",)
-        side: Cell = ("device-state", part.bucket.holders[0]) if own else ("host-state",)
+        place: Cell = ("own", *part.holders[0]) if own else ("shared",)
+        side: Cell = ("device-state", part.holders[0]) if own else ("host-state",)
         if not own and before == i.step and self._state_comes_down(bucket, i):
             me.read(("moving", bucket, owner), i.step)
             me.write((*side, bucket, owner), i.step)
@@ -416,7 +416,7 @@ class Workers:
     def _state_comes_down(self, bucket: int, i: Iteration) -> bool:
         """A bucket that goes to the host again needs the device's state, unless CPU replicas have kept the host's."""
         part = self._parts[bucket]
-        on_cpu = any(self._replicas[r].device == "cpu" for r, _ in part.bucket.holders)
+        on_cpu = any(self._replicas[r].device == "cpu" for r, _ in part.holders)
         turns = part.route is Route.EITHER and self._course.has_turned(bucket, i)
         return turns and not on_cpu and not self._course.is_local(bucket, i)
 

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.plan.buckets import Route
 from weft.plan.course import Course
 from weft.plan.graph import Graph, Lane, Task
 from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts
 from weft.plan.itinerary import Itinerary
 from weft.plan.kinds import KINDS, Cause, Kind
 from weft.plan.placement import Placement
-from weft.plan.plan import Plan, Route
+from weft.plan.plan import Plan
 from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
@@ -152,7 +153,7 @@ def make_case(
 def set_routes(course: Course, placement: Placement, rng: random.Random) -> None:
     """Each bucket that may goes any way in each iteration."""
     sync = placement.synchronisation
-    either = [p.bucket.index for p in sync.buckets if p.route is Route.EITHER] if sync else []
+    either = [p.index for p in sync.buckets if p.route is Route.EITHER] if sync else []
     for index in range(1, course.itinerary.num_iterations):
         course.set_routes(index, [bucket for bucket in either if rng.random() < 0.5])
 

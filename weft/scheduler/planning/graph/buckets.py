@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.plan.buckets import Holder
+from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.graph import Lane
 from weft.plan.kinds import Cause, Kind, Way
 from weft.plan.placement import DOWN, UP
-from weft.plan.plan import BucketPlan, Route, Synchronisation
+from weft.plan.plan import Synchronisation
 from weft.scheduler.planning.graph.pipeline import GraphBuilder, Key
 from weft.scheduler.planning.graph.window import WindowGraph
 
@@ -57,43 +57,43 @@ class BucketGraph:
         share a GPU, and with it the lanes."""
         return [(r, s) for r, s in reversed(self._placement.holders()) if not self._builder.streams(r)]
 
-    def _held(self, r: int, s: int) -> list[BucketPlan]:
-        return [part for part in self._plan.buckets if (r, s) in part.bucket.holders]
+    def _held(self, r: int, s: int) -> list[Bucket]:
+        return [part for part in self._plan.buckets if (r, s) in part.holders]
 
-    def _owned(self, owner: int) -> list[BucketPlan]:
+    def _owned(self, owner: int) -> list[Bucket]:
         return [part for part in self._plan.buckets if owner in part.owners()]
 
-    def _updated(self, owner: int) -> list[BucketPlan]:
+    def _updated(self, owner: int) -> list[Bucket]:
         """Those of which the owner has parameters to update."""
         return [part for part in self._owned(owner) if self._owners_update(part)]
 
-    def _owners_update(self, part: BucketPlan) -> bool:
+    def _owners_update(self, part: Bucket) -> bool:
         """Not where every holder is a device that updates its own."""
         return part.route is not Route.SUM or self._on_cpu(part)
 
-    def _on_cpu(self, part: BucketPlan) -> bool:
+    def _on_cpu(self, part: Bucket) -> bool:
         """Whether a CPU replica computes on the shared parameters."""
-        return any(not self._builder.is_device(r) for r, _ in part.bucket.holders)
+        return any(not self._builder.is_device(r) for r, _ in part.holders)
 
     # --- the ways of a bucket that has two
 
-    def _sync_way(self, owner: int, part: BucketPlan) -> Way | None:
+    def _sync_way(self, owner: int, part: Bucket) -> Way | None:
         if not part.device_ranges:
             return None
         return Way.DEVICE if any(owned.owner == owner for owned in part.device_ranges) else Way.HOST
 
-    def _update_way(self, owner: int, part: BucketPlan) -> Way | None:
+    def _update_way(self, owner: int, part: Bucket) -> Way | None:
         if part.route is not Route.EITHER or part.device_ranges:
             return self._sync_way(owner, part)
         return None if self._on_cpu(part) else Way.HOST
 
-    def _openers(self, ways: Sequence[tuple[BucketPlan, Way | None]]) -> list[BucketPlan]:
+    def _openers(self, ways: Sequence[tuple[Bucket, Way | None]]) -> list[Bucket]:
         """Those of which one is the first that the owner does in an iteration, whatever passes."""
         fixed = next((number for number, (_, way) in enumerate(ways) if way is None), len(ways))
         return [part for part, _ in ways[: fixed + 1]]
 
-    def _add(self, kind: Kind, r: int, s: int, part: BucketPlan, lane: Lane, way: Way | None = None) -> None:
-        self._builder.add((kind, r, s, -1, part.bucket.index), lane, way)
+    def _add(self, kind: Kind, r: int, s: int, part: Bucket, lane: Lane, way: Way | None = None) -> None:
+        self._builder.add((kind, r, s, -1, part.index), lane, way)
 
     def _owner_tasks(self, owner: int) -> None:
         """Where the norm must be known first, all SYNC come before all UPDATE; speculation needs no such order."""
@@ -146,61 +146,61 @@ class BucketGraph:
     def _gradient_edges(self, r: int, s: int) -> None:
         last = (Kind.BACKWARD, r, s, self._placement.replicas[r].microbatches - 1, -1)
         for part in self._held(r, s):
-            b = part.bucket.index
+            b = part.index
             self._builder.edge(last, (Kind.GRAD, r, s, -1, b), 0, Cause.GRADIENT)
             if self._builder.is_device(r) and part.route is not Route.DEVICE:
                 self._builder.edge((Kind.GRAD, r, s, -1, b), (Kind.DOWN, r, s, -1, b), 0, Cause.GRADIENT)
                 # the device's copy of the gradient is written again
                 self._builder.edge((Kind.DOWN, r, s, -1, b), (Kind.BACKWARD, r, s, 0, -1), 1, Cause.SLOT)
 
-    def _arrival(self, r: int, s: int, part: BucketPlan, owner: int) -> Key:
+    def _arrival(self, r: int, s: int, part: Bucket, owner: int) -> Key:
         """The task after which the owner can read a holder's gradient."""
         on_device = part.route is Route.DEVICE or self._sync_way(owner, part) is Way.DEVICE
         comes_down = self._builder.is_device(r) and not on_device
-        return (Kind.DOWN if comes_down else Kind.GRAD, r, s, -1, part.bucket.index)
+        return (Kind.DOWN if comes_down else Kind.GRAD, r, s, -1, part.index)
 
     def _owner_edges(self, owner: int, *, coarse: bool) -> None:
         owned = self._owned(owner)
         for part in owned:
-            sync = (Kind.SYNC, owner, -1, -1, part.bucket.index)
-            for r, s in part.bucket.holders:
+            sync = (Kind.SYNC, owner, -1, -1, part.index)
+            for r, s in part.holders:
                 self._builder.edge(self._arrival(r, s, part, owner), sync, 0, Cause.SYNC)
         for part in self._openers([(part, self._sync_way(owner, part)) for part in owned]) if coarse else ():
             for r, s in self._placement.holders():
                 last = (Kind.BACKWARD, r, s, self._placement.replicas[r].microbatches - 1, -1)
-                self._builder.edge(last, (Kind.SYNC, owner, -1, -1, part.bucket.index), 0, Cause.SYNC)
+                self._builder.edge(last, (Kind.SYNC, owner, -1, -1, part.index), 0, Cause.SYNC)
         updated = self._updated(owner)
         for part in updated:
-            b = part.bucket.index
+            b = part.index
             self._builder.edge((Kind.SYNC, owner, -1, -1, b), (Kind.UPDATE, owner, -1, -1, b), 0, Cause.SYNC)
-            if self._comes_up_summed(part) and self._builder.is_device(part.bucket.holders[0][0]):
+            if self._comes_up_summed(part) and self._builder.is_device(part.holders[0][0]):
                 # unlike a replica on shared parameters, the device whose gradient gave way to the sum does not wait
                 self._builder.edge(self._completion(owner, part), self._writer_of_sum(part), 1, Cause.SLOT)
         if self._plan.speculative and updated:
             self._norm_edges((Kind.VALIDATE, owner, -1, -1, -1))
         elif self._plan.bounded:
             for part in self._openers([(part, self._update_way(owner, part)) for part in updated]):
-                self._norm_edges((Kind.UPDATE, owner, -1, -1, part.bucket.index))
+                self._norm_edges((Kind.UPDATE, owner, -1, -1, part.index))
 
     def _norm_edges(self, target: Key) -> None:
         """The norm is known once every owner has done its last SYNC."""
         for other in range(len(self._plan.owners)):
-            last = self._owned(other)[-1].bucket.index
+            last = self._owned(other)[-1].index
             self._builder.edge((Kind.SYNC, other, -1, -1, last), target, 0, Cause.SYNC)
 
     @staticmethod
-    def _comes_up_summed(part: BucketPlan) -> bool:
+    def _comes_up_summed(part: Bucket) -> bool:
         """Whether devices may update with the sum of several holders' gradients."""
         return part.route is Route.SUM or (part.route is Route.EITHER and not part.device_ranges)
 
-    def _completions(self, part: BucketPlan) -> list[Key]:
+    def _completions(self, part: Bucket) -> list[Key]:
         """The tasks after which a bucket's parameters stand where they are shared; of the route "device", its own."""
         return [self._completion(owned.owner, part) for owned in part.ranges]
 
-    def _completion(self, owner: int, part: BucketPlan) -> Key:
+    def _completion(self, owner: int, part: Bucket) -> Key:
         if self._plan.speculative:
             return (Kind.VALIDATE, owner, -1, -1, -1)
-        return (Kind.UPDATE, owner, -1, -1, part.bucket.index)
+        return (Kind.UPDATE, owner, -1, -1, part.index)
 
     def _shared_edges(self, r: int, s: int) -> None:
         """The stage computes on the owners' parameters."""
@@ -225,12 +225,12 @@ class BucketGraph:
                     if not part.device_ranges:
                         self._sum_comes_up(r, s, part)
 
-    def _parameters_come_up(self, r: int, s: int, part: BucketPlan) -> None:
+    def _parameters_come_up(self, r: int, s: int, part: Bucket) -> None:
         """Where UP has another load as well, it waits for these only in the iterations that take this way. The bucket's
         parameters have been read by then, or it would have no gradient; but a stale one goes by an older gradient."""
         replica = self._placement.replicas[r]
         way = Way.HOST if self._comes_up_summed(part) else None
-        up = (Kind.UP, r, s, -1, part.bucket.index)
+        up = (Kind.UP, r, s, -1, part.index)
         if replica.staleness:
             last = (Kind.BACKWARD, r, s, replica.microbatches - 1, -1)
             self._builder.edge(last, up, 0, Cause.GRADIENT, way)
@@ -238,8 +238,8 @@ class BucketGraph:
             self._builder.edge(key, up, replica.staleness, Cause.UPDATE, way)
         self._builder.edge(up, (Kind.FORWARD, r, s, 0, -1), 1, Cause.UPDATE)
 
-    def _sum_comes_up(self, r: int, s: int, part: BucketPlan) -> None:
-        b = part.bucket.index
+    def _sum_comes_up(self, r: int, s: int, part: Bucket) -> None:
+        b = part.index
         up, update = (Kind.UP, r, s, -1, b), (Kind.UPDATE, r, s, -1, b)
         for owned in part.ranges:
             self._builder.edge((Kind.SYNC, owned.owner, -1, -1, b), up, 0, Cause.SYNC)
@@ -252,7 +252,7 @@ class BucketGraph:
         self._builder.edge(update, (Kind.FORWARD, r, s, 0, -1), 1, Cause.UPDATE)
         self._builder.edge(up, self._writer_of_sum(part), 1, Cause.SLOT)
 
-    def _writer_of_sum(self, part: BucketPlan) -> Key:
+    def _writer_of_sum(self, part: Bucket) -> Key:
         """The sum stands where the first holder's gradient was, and will be."""
-        r, s = part.bucket.holders[0]
-        return (Kind.DOWN, r, s, -1, part.bucket.index) if self._builder.is_device(r) else (Kind.BACKWARD, r, s, 0, -1)
+        r, s = part.holders[0]
+        return (Kind.DOWN, r, s, -1, part.index) if self._builder.is_device(r) else (Kind.BACKWARD, r, s, 0, -1)

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.plan.buckets import Bucket
 from weft.plan.kinds import Cause, Kind
 from weft.plan.placement import DOWN, UP
-from weft.plan.plan import BucketPlan
 from weft.scheduler.planning.graph.pipeline import GraphBuilder, Key
 
 
@@ -32,8 +32,8 @@ class WindowGraph:
         builder: GraphBuilder,
         replica: int,
         *,
-        held: Callable[[int, int], Sequence[BucketPlan]],
-        completions: Callable[[BucketPlan], list[Key]],
+        held: Callable[[int, int], Sequence[Bucket]],
+        completions: Callable[[Bucket], list[Key]],
     ) -> None:
         plan = builder.placement.replicas[replica]
         assert plan.working_window is not None
@@ -62,7 +62,7 @@ class WindowGraph:
     def edges(self) -> None:
         for s in range(self._num_layers):
             for part in self._held(self._r, s):
-                self._gradient_goes_down(s, part.bucket.index)
+                self._gradient_goes_down(s, part.index)
                 self._parameters_come_up(s, part)
 
     def _makes_room(self, s: int) -> bool:
@@ -75,7 +75,7 @@ class WindowGraph:
 
     def _of_buckets(self, kind: Kind, s: int, lane: str | None = None) -> None:
         for part in self._held(self._r, s):
-            self._builder.add((kind, self._r, s, -1, part.bucket.index), self._builder.lane(self._r, s, lane))
+            self._builder.add((kind, self._r, s, -1, part.index), self._builder.lane(self._r, s, lane))
 
     def _first(self, kind: Kind, s: int) -> Key:
         return (kind, self._r, s, 0, -1)
@@ -90,8 +90,8 @@ class WindowGraph:
         distance, following = (0, s - self._window) if s >= self._window else (1, self._top(s))
         self._builder.edge(down, self._first(Kind.BACKWARD, following), distance, Cause.SLOT)
 
-    def _parameters_come_up(self, s: int, part: BucketPlan) -> None:
-        up, reload = ((kind, self._r, s, -1, part.bucket.index) for kind in (Kind.UP, Kind.RELOAD))
+    def _parameters_come_up(self, s: int, part: Bucket) -> None:
+        up, reload = ((kind, self._r, s, -1, part.index) for kind in (Kind.UP, Kind.RELOAD))
         for key in self._completions(part):
             self._builder.edge(key, up, 1, Cause.UPDATE)
         self._builder.edge(up, self._first(Kind.FORWARD, s), 0, Cause.UPDATE)
