@@ -18,6 +18,7 @@ import socket
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from multiprocessing import get_context
 from pathlib import Path
@@ -366,7 +367,7 @@ def events_per_second(window: int | None, count: int) -> float:
     core = Core({"cpu-0": "cpu", "loader-0": "loader"})
     for name, worker in core.workers.items():
         core.handle(WorkerJoined(worker=name, kind=worker.kind), 0.0)
-    core.handle(JobSubmitted(job=JOB, spec=spec, priority=0), 0.0)
+    core.handle(JobSubmitted(job=JOB, needs=Counter(plan.workers)), 0.0)
     core.handle(JobPlanned(job=JOB, attempt=1, plan=plan), 0.0)
     for name in core.workers:
         core.handle(WorkerPrepared(job=JOB, attempt=1, worker=name), 0.0)

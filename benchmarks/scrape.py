@@ -115,12 +115,15 @@ def job_plan(clip_norm: float | None = None) -> Plan:
         update_seconds=1e-3,
         metrics=(),
     )
-    spec = JobSpec(
+    return make_plan(job_spec(clip_norm), inspection, shared_bytes_free=1 << 40)
+
+
+def job_spec(clip_norm: float | None = None) -> JobSpec:
+    return JobSpec(
         job=JobSection(entry="bench.py:workload", steps=1000, batch_size=BATCH_SIZE),
         strategy=Strategy(stages=NUM_STAGES, microbatches=MICROBATCHES, clip_norm=clip_norm),
         directory="/",
     )
-    return make_plan(spec, inspection, shared_bytes_free=1 << 40)
 
 
 @contextmanager
@@ -133,7 +136,7 @@ def exporting(plan: Plan) -> Iterator[Exporter]:
         jobs = {}
         for number in range(NUM_JOBS):
             workers = tuple(f"{kind}-{number * NUM_STAGES + i}" for i, kind in enumerate(plan.workers))
-            run = jobs[f"job-{number}"] = JobRun(f"job-{number}", home / f"job-{number}", {})
+            run = jobs[f"job-{number}"] = JobRun(f"job-{number}", home / f"job-{number}", job_spec())
             stack.callback(run.close)
             run.begin(plan, workers)
             metrics.begin(run)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from weft.scheduler.core.core import Core
-from weft.scheduler.core.events import JobSubmitted, RecordState
+from weft.spec.admission import problem_of_crew
 from weft.spec.job_spec import JobSpec
 from weft.spec.presets import PRESETS
 from weft.spec.strategy import TRAINED_AXES, Strategy
@@ -34,18 +34,10 @@ def test_a_preset_on_the_command_line_is_the_strategy(example: Path, preset: str
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_it_runs_or_the_machine_is_too_small(example: Path, preset: str) -> None:
     spec = JobSpec.load(example, [f"strategy.preset={preset}"])
-    submitted = JobSubmitted(job="job-1", spec=spec, priority=0)
     needs = workers_needed(spec.strategy)
-    enough = {f"{kind}-{number}": kind for kind, count in needs.items() for number in range(count)}
-    for workers in (enough, {worker: kind for worker, kind in enough.items() if not worker.endswith("-0")}):
-        states = [each for each in Core(workers).handle(submitted, 0.0) if isinstance(each, RecordState)]
-        if workers is enough:
-            assert [each.state for each in states] == ["queued"]
-            continue
-        (refused,) = states
-        assert (refused.state, refused.reason) == ("failed", "invalid-plan")
-        assert refused.message is not None
-        assert " and this daemon has " in refused.message
+    assert problem_of_crew(spec, Counter(needs).elements()) is None
+    one_less = Counter({kind: count - 1 for kind, count in needs.items()})
+    assert " and this daemon has " in (problem_of_crew(spec, one_less.elements()) or "")
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Admission: what of a job can be refused before anybody runs it: from its spec alone, and from the daemon's workers.
 
 Each function gives the sentence that refuses the job, or None. A client asks before it submits, the service before it
-acknowledges, the core of a job that a daemon with fewer workers finds in the ledger, the planner of any spec that it is
-given. What only the user's code tells (how the model can be cut, how many samples there are) the planner finds out.
+acknowledges, the driver of a job that a daemon with fewer workers finds in the ledger, the planner of any spec that it
+is given. What only the user's code tells (how the model can be cut, how many samples there are) the planner finds out.
 """
 
 from __future__ import annotations

@@ -43,15 +43,7 @@ from weft.scheduler.core.events import (
 )
 from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES
-from weft.spec.job_spec import JobSpec
 
-SPEC = JobSpec.parse(
-    {
-        "job": {"entry": "job.py:workload", "batch_size": 8, "steps": 2},
-        "strategy": {"microbatches": 2},
-        "directory": "/",
-    }
-)
 ACTIVE = [Phase.PLANNING, Phase.PREPARING, Phase.RUNNING, Phase.SAVING]
 
 
@@ -69,8 +61,8 @@ class Rehearsal:
         return self.core.handle(event, self.now)
 
     def submit(self, job: str, *, priority: int = 0, stages: int = 1, attempt: int = 1) -> list[Command]:
-        spec = SPEC.model_copy(update={"strategy": SPEC.strategy.model_copy(update={"stages": stages})})
-        return self.tell(JobSubmitted(job=job, spec=spec, priority=priority, attempt=attempt))
+        needs = {"cpu": stages, "loader": 1}
+        return self.tell(JobSubmitted(job=job, needs=needs, priority=priority, attempt=attempt))
 
     def workers(self, job: str) -> tuple[str, ...]:
         return self.core.jobs[job].workers
@@ -123,8 +115,7 @@ def state(job: str, state: str, attempt: int = 1, **fields: Any) -> RecordState:
 
 
 def start_of(rehearsal: Rehearsal, job: str, attempt: int = 1, worker: str = "cpu-0") -> list[Command]:
-    spec = rehearsal.core.jobs[job].spec
-    return [state(job, "planning", attempt), PlanJob(job=job, attempt=attempt, worker=worker, spec=spec)]
+    return [state(job, "planning", attempt), PlanJob(job=job, attempt=attempt, worker=worker)]
 
 
 # --- a job from end to end
@@ -256,34 +247,32 @@ def test_jobs_start_by_priority_and_then_in_the_order_of_submission(rehearsal: R
 
 def test_a_job_waits_for_workers_that_are_not_up_yet() -> None:
     core = Core({"cpu-0": "cpu", "loader-0": "loader"})
-    submitted = JobSubmitted(job="a", spec=SPEC, priority=0)
-    assert core.handle(submitted, 0.0) == [state("a", "queued")]
+    assert core.handle(JobSubmitted(job="a", needs={"cpu": 1, "loader": 1}), 0.0) == [state("a", "queued")]
     assert core.handle(WorkerJoined(worker="cpu-0", kind="cpu"), 0.0) == []
     assert core.handle(WorkerJoined(worker="loader-0", kind="loader"), 0.0) == [
         state("a", "planning"),
-        PlanJob(job="a", attempt=1, worker="cpu-0", spec=SPEC),
+        PlanJob(job="a", attempt=1, worker="cpu-0"),
     ]
 
 
 @pytest.fixture
-def of_a_device() -> tuple[Core, JobSpec]:
+def of_a_device() -> Core:
     """A job of a device with a host, which has just begun."""
-    strategy = {"replicas": [{"device": "gpu"}], "update": "cpu"}
-    spec = JobSpec.parse({"job": SPEC.to_wire()["job"], "strategy": strategy, "directory": "/"})
     names = {"cpu-0": "cpu", "gpu-0": "gpu", "loader-0": "loader"}
     core = Core(names)
     for name, kind in names.items():
         core.handle(WorkerJoined(worker=name, kind=kind), 0.0)
-    assert core.handle(JobSubmitted(job="a", spec=spec, priority=0), 0.0) == [
+    submitted = JobSubmitted(job="a", needs={"cpu": 1, "gpu": 1, "loader": 1}, inspector=1)
+    assert core.handle(submitted, 0.0) == [
         state("a", "queued"),
         state("a", "planning"),
-        PlanJob(job="a", attempt=1, worker="gpu-0", spec=spec),
+        PlanJob(job="a", attempt=1, worker="gpu-0"),
     ]
-    return core, spec
+    return core
 
 
-def test_a_device_s_worker_that_is_killed_while_it_inspects_is_asked_again(of_a_device: tuple[Core, JobSpec]) -> None:
-    core, spec = of_a_device
+def test_a_device_s_worker_that_is_killed_while_it_inspects_is_asked_again(of_a_device: Core) -> None:
+    core = of_a_device
     assert core.handle(WorkerLost(worker="gpu-0", exit_code=-9), 0.0)[-2:] == [
         Release(worker="cpu-0", job="a", attempt=1),
         Release(worker="loader-0", job="a", attempt=1),
@@ -292,26 +281,15 @@ def test_a_device_s_worker_that_is_killed_while_it_inspects_is_asked_again(of_a_
         core.handle(WorkerReleased(worker=worker, job="a", attempt=1, clean=True), 0.0)
     assert core.handle(WorkerJoined(worker="gpu-0", kind="gpu"), 0.0) == [
         state("a", "planning", 2),
-        PlanJob(job="a", attempt=2, worker="gpu-0", spec=spec),
+        PlanJob(job="a", attempt=2, worker="gpu-0"),
     ]
 
 
-def test_a_host_that_dies_while_a_device_inspects_ends_the_attempt_too(of_a_device: tuple[Core, JobSpec]) -> None:
-    core, _ = of_a_device
+def test_a_host_that_dies_while_a_device_inspects_ends_the_attempt_too(of_a_device: Core) -> None:
+    core = of_a_device
     core.handle(WorkerLost(worker="cpu-0", exit_code=-11), 0.0)
     assert core.jobs["a"].phase is Phase.RELEASING
     assert core.jobs["a"].waiting_for == {"gpu-0", "loader-0"}
-
-
-def test_a_job_that_can_never_fit_fails_at_once_with_the_remedy(rehearsal: Rehearsal) -> None:
-    message = (
-        "strategy.stages = 3 needs 3 CPU workers and this daemon has 2; "
-        "use fewer stages, or start the daemon with --workers 3"
-    )
-    assert rehearsal.submit("a", stages=3) == [
-        state("a", "failed", reason="invalid-plan", message=message, exit_code=2)
-    ]
-    assert rehearsal.core.jobs == {}
 
 
 # --- cancel and fault

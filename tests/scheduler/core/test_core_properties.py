@@ -56,12 +56,12 @@ from weft.scheduler.core.events import (
 from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES
 from weft.spec.job_spec import JobSpec
-from weft.spec.workers_needed import workers_needed
+from weft.spec.workers_needed import inspecting_worker, workers_needed
 
 TERMINAL = {"completed", "failed", "cancelled"}
 NEXT = {
-    "": {"queued", "failed"},
-    "queued": {"planning", "cancelled"},
+    "": {"queued"},
+    "queued": {"planning", "cancelled", "failed"},
     "planning": {"running", "recovering"} | TERMINAL - {"completed"},
     "running": {"recovering"} | TERMINAL,
     "recovering": {"queued", "cancelled"},
@@ -236,8 +236,11 @@ class Play(RuleBasedStateMachine):
     def submit(self, stages: int, kind: str, priority: int) -> None:
         name = f"job-{len(self.models)}"
         self.models[name] = Model(stages, kind, possible={"completed"} if stages <= NUM_CPUS else {"failed"})
-        spec = self._spec_of(**strategy_of(stages, kind))
-        self.tell(JobSubmitted(job=name, spec=spec, priority=priority))
+        strategy = self._spec_of(**strategy_of(stages, kind)).strategy
+        needs, inspector = workers_needed(strategy), inspecting_worker(strategy)
+        self.tell(JobSubmitted(job=name, needs=needs, inspector=inspector, priority=priority))
+        if stages > NUM_CPUS:  # as the driver has it, of a job in the ledger
+            self.tell(JobFaulted(job=name, attempt=1, reason="invalid-plan", message="too few", exit_code=2))
 
     @precondition(lambda self: self.models)
     @rule(data=st.data())
@@ -350,7 +353,6 @@ class Play(RuleBasedStateMachine):
     def a_job_holds_all_its_workers_or_none(self) -> None:
         for job in self.core.jobs.values():
             held = {worker.name for worker in self.core.workers.values() if worker.job == job.name}
-            needed = workers_needed(job.spec.strategy)
             match job.phase:
                 case Phase.QUEUED:
                     assert held == set(job.workers) == set()
@@ -360,7 +362,7 @@ class Play(RuleBasedStateMachine):
                 case _:
                     assert held == set(job.workers)
                     kinds = [self.core.workers[name].kind for name in job.workers]
-                    assert {kind: kinds.count(kind) for kind in needed} == needed
+                    assert {kind: kinds.count(kind) for kind in job.needs} == job.needs
                     assert all(self.core.workers[name].up for name in held)
 
     @invariant()
@@ -399,8 +401,8 @@ class Play(RuleBasedStateMachine):
         recovering = any(model.recovers and not model.cancelled for model in self.models.values())
         if queue and not self.draining and not recovering:
             free = self.core.free()
-            needed = workers_needed(queue[0].spec.strategy)
-            assert any(len(free.get(kind, ())) < count for kind, count in needed.items()), queue[0].story
+            needs = queue[0].needs.items()
+            assert any(len(free.get(kind, ())) < count for kind, count in needs), queue[0].story
 
     # --- and how it ends
 

@@ -33,14 +33,14 @@ GPU = {"device": "gpu"}
 class Rehearsal:
     """A core that runs one job of one device with a host; two buckets."""
 
-    def __init__(self, plan: Plan, spec: Any) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         names = {"cpu-0": "cpu", "gpu-0": "gpu", "loader-0": "loader"}
         self.core = Core(names)
         self.commands: list[Command] = []
         for name, kind in names.items():
             self.tell(WorkerJoined(worker=name, kind=kind))
-        self.tell(JobSubmitted(job="a", spec=spec, priority=0))
+        self.tell(JobSubmitted(job="a", needs={"cpu": 1, "gpu": 1, "loader": 1}, inspector=1))
         self.tell(JobPlanned(job="a", attempt=1, plan=plan))
         for name in names:
             self.tell(WorkerPrepared(job="a", attempt=1, worker=name))
@@ -71,7 +71,7 @@ class Rehearsal:
 
 
 @pytest.fixture
-def rehearse(plan_of: Any, spec_of: Any, inspection_of: Any, unit_of: Any, parameter_of: Any) -> Any:
+def rehearse(plan_of: Any, inspection_of: Any, unit_of: Any, parameter_of: Any) -> Any:
     def build(**settings: Any) -> Rehearsal:
         parameters = tuple(parameter_of(number, num_elements=1000, state=()) for number in range(2))
         inspection = inspection_of([unit_of(number) for number in range(2)], parameters=parameters, **settings)
@@ -83,7 +83,7 @@ def rehearse(plan_of: Any, spec_of: Any, inspection_of: Any, unit_of: Any, param
             "batch_size": 2,
             "window": 4000,
         }
-        return Rehearsal(plan_of(inspection, **table), spec_of(**table))
+        return Rehearsal(plan_of(inspection, **table))
 
     return build
 

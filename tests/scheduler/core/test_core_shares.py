@@ -30,20 +30,19 @@ from weft.scheduler.core.events import (
     WorkerPrepared,
 )
 from weft.scheduler.core.job import Job
-from weft.spec.job_spec import JobSpec
 
 
 class Rehearsal:
     """A core that runs one job of two replicas on the workers cpu-0 and cpu-1."""
 
-    def __init__(self, plan_of: Callable[..., Plan], spec_of: Callable[..., JobSpec], **settings: Any) -> None:
+    def __init__(self, plan_of: Callable[..., Plan], **settings: Any) -> None:
         settings = {"replicas": 2, "microbatches": 4, "steps": 30} | settings
         self.plan = plan_of(**settings)
         self.core = Core({"cpu-0": "cpu", "cpu-1": "cpu", "loader-0": "loader"})
         self.commands: list[Command] = []
         for worker in self.core.workers.values():
             self.tell(WorkerJoined(worker=worker.name, kind=worker.kind))
-        self.tell(JobSubmitted(job="a", spec=spec_of(**settings), priority=0))
+        self.tell(JobSubmitted(job="a", needs={"cpu": 2, "loader": 1}))
         self.tell(JobPlanned(job="a", attempt=1, plan=self.plan))
         for name in self.core.workers:
             self.tell(WorkerPrepared(job="a", attempt=1, worker=name))
@@ -76,8 +75,8 @@ Rehearse = Callable[..., Rehearsal]
 
 
 @pytest.fixture
-def rehearse(plan_of: Callable[..., Plan], spec_of: Callable[..., JobSpec]) -> Rehearse:
-    return lambda **settings: Rehearsal(plan_of, spec_of, **settings)
+def rehearse(plan_of: Callable[..., Plan]) -> Rehearse:
+    return lambda **settings: Rehearsal(plan_of, **settings)
 
 
 def test_new_shares_hold_from_the_first_iteration_that_nobody_was_sent_anything_of(rehearse: Rehearse) -> None:

@@ -9,7 +9,6 @@ import pytest
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import CancelRequested, DrainRequested, JobSubmitted, WorkerJoined, WorkerLost
 from weft.scheduler.core.waiting import why
-from weft.spec.job_spec import JobSpec
 
 Submit = Callable[..., None]
 
@@ -23,9 +22,9 @@ def core() -> Core:
 
 
 @pytest.fixture
-def submit(core: Core, spec_of: Callable[..., JobSpec]) -> Submit:
+def submit(core: Core) -> Submit:
     def submit(name: str, stages: int = 1, priority: int = 0) -> None:
-        core.handle(JobSubmitted(job=name, spec=spec_of(stages=stages), priority=priority), 0.0)
+        core.handle(JobSubmitted(job=name, needs={"cpu": stages, "loader": 1}, priority=priority), 0.0)
 
     return submit
 

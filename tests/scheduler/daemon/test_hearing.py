@@ -217,9 +217,9 @@ async def staged(home: Path) -> AsyncIterator[Stage]:
         await ledger.close()
 
 
-def spec() -> JobSpec:
+def spec(**strategy: Any) -> JobSpec:
     job = {"entry": "line.py:workload", "batch_size": 4, "steps": 1000}
-    return JobSpec.parse({"job": job, "strategy": {}, "directory": "/"})
+    return JobSpec.parse({"job": job, "strategy": strategy, "directory": "/"})
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -393,6 +393,20 @@ async def test_a_bug_of_ours_about_one_job_is_that_jobs_end_alone(
             assert "a fault of Weft's own (KeyError: 'a bug')" in row.error
         assert stage.phase(other) is Phase.RUNNING
         await stage.end(other)
+
+
+async def test_a_job_of_a_daemon_that_had_more_workers_fails_at_once_with_the_remedy(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        tables = spec(stages=3).to_wire()
+        row = (await stage.ledger.run(Ledger.add, tables, uid=0, priority=0, submitted_at=time.time())).row
+        stage.driver.adopt(row, attempt=2)
+        assert stage.phase(row.job) is None
+        end = await stage.end(row.job)
+        assert (end.state, end.reason, end.exit_code) == ("failed", "invalid-plan", 2)
+        assert end.error == (
+            "strategy.stages = 3 needs 3 CPU workers and this daemon has 2; "
+            "use fewer stages, or start the daemon with --workers 3"
+        )
 
 
 async def test_a_worker_whose_start_fails_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,10 @@ from weft.plan.plan import Plan
 from weft.scheduler.runs import run_directory
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.run import JobRun
+from weft.spec.job_spec import JobSpec
 
 SECOND = 1_000_000_000
+SPEC = JobSpec.parse({"job": {"entry": "digits.py:workload", "batch_size": 8, "steps": 4}, "directory": "/"})
 MAX_SECONDS = 4  # of one iteration of the stamps below
 
 
@@ -32,7 +34,7 @@ def plan(
 
 @pytest.fixture
 def run(tmp_path: Path, plan: Plan) -> Iterator[JobRun]:
-    run = JobRun("digits-1", tmp_path / "runs" / "digits-1", {"job": {"entry": "digits.py:workload"}})
+    run = JobRun("digits-1", tmp_path / "runs" / "digits-1", SPEC)
     run.begin(plan, ("cpu-0", "loader-0"))
     yield run
     run.close()
@@ -154,7 +156,7 @@ def test_a_new_attempt_starts_its_numbers_and_its_metrics_over(run: JobRun, plan
 
 
 def test_the_plan_and_the_spec_stand_beside_the_metrics(run: JobRun, plan: Plan) -> None:
-    assert json.loads((run.directory / "spec.json").read_text()) == {"job": {"entry": "digits.py:workload"}}
+    assert json.loads((run.directory / "spec.json").read_text()) == SPEC.to_wire()
     told = json.loads((run.directory / "plan.json").read_text())
     assert told["workers"] == ["cpu-0", "loader-0"]
     assert told["lanes"]["cpu-0/compute"] == ["FORWARD(0,0)", "BACKWARD(0,0)", "UPDATE(0)"]
@@ -167,7 +169,7 @@ def test_the_log_keeps_what_was_there_and_gives_each_line_of_ours_its_time(run: 
     run.log_output("the user's own\n")
     run.log_output("half a line")
     run.close()
-    again = JobRun("digits-1", run.directory, {})
+    again = JobRun("digits-1", run.directory, run.spec)
     again.log("recovered")
     again.close()
     first, second, third, last = run.log_path.read_text().splitlines()
@@ -258,7 +260,7 @@ def test_a_recording_that_waited_for_another_tells_that_the_job_has_ended_meanwh
 def test_a_profiled_jobs_recording_is_due_once_all_workers_told_and_its_iterations_are_over(
     tmp_path: Path, plan: Plan
 ) -> None:
-    spec = {"job": {"entry": "digits.py:workload"}, "profile": {"first": 1, "iterations": 2}}
+    spec = JobSpec.parse({**SPEC.to_wire(), "profile": {"first": 1, "iterations": 2}})
     run = JobRun("digits-1", tmp_path / "runs" / "digits-1", spec)
     run.begin(plan, ("cpu-0", "loader-0"))
     due = []

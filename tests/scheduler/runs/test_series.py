@@ -17,6 +17,7 @@ from weft.plan.plan import Plan
 from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.run import JobRun
 from weft.scheduler.runs.series import GRACE_SECONDS, TICKS_PER_LIMIT, JobMetrics
+from weft.spec.job_spec import JobSpec
 
 SECOND = 1_000_000_000
 WORKERS = ("cpu-0", "cpu-1", "loader-0")
@@ -34,10 +35,11 @@ def run(
     plan_of: Callable[..., Plan],
     inspection_of: Callable[..., Inspection],
     unit_of: Callable[..., UnitFacts],
+    spec_of: Callable[..., JobSpec],
 ) -> Iterator[JobRun]:
     """Two replicas, each on a worker with a compute and a sync lane."""
     parameter = ParameterFacts(units=(0,), num_elements=640, dtype="float32", itemsize=4, trained=True, group=0)
-    run = JobRun("digits-1", tmp_path / "digits-1", {})
+    run = JobRun("digits-1", tmp_path / "digits-1", spec_of())
     run.begin(plan_of(inspection_of([unit_of(0)], parameters=(parameter,)), replicas=2), WORKERS)
     yield run
     run.close()

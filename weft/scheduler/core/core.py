@@ -55,8 +55,6 @@ from weft.scheduler.core.events import (
     WorkerReleased,
 )
 from weft.scheduler.core.job import MOVES, Job, Outcome, Phase, Worker
-from weft.spec.admission import problem_of_crew
-from weft.spec.workers_needed import inspecting_worker, workers_needed
 
 RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
 CANCEL_SECONDS = 1.0  # the same of a job that somebody has cancelled, and waits for: done within 2 s, come what may
@@ -122,12 +120,8 @@ class Core:
     def _job_submitted(self, event: JobSubmitted) -> list[Command]:
         assert event.job not in self.jobs, event.job
         self._sequence += 1
-        job = Job(event.job, event.spec, event.priority, self._sequence, event.attempt)
+        job = Job(event.job, event.needs, event.inspector, event.priority, self._sequence, event.attempt)
         self.jobs[event.job] = job
-        problem = problem_of_crew(event.spec, (worker.kind for worker in self.workers.values()))
-        if problem is not None:  # of a job in the ledger: there were more workers when it was submitted
-            job.outcome = Outcome("failed", "invalid-plan", problem, 2)
-            return self._end(job)
         return [RecordState(job=job.name, state="queued", attempt=job.attempt), *self._start_jobs()]
 
     def _start_jobs(self) -> list[Command]:
@@ -140,16 +134,14 @@ class Core:
             if job.phase is not Phase.QUEUED:
                 continue
             free = self.free()
-            needed = workers_needed(job.spec.strategy)
-            if any(len(free.get(kind, ())) < count for kind, count in needed.items()):
+            if any(len(free.get(kind, ())) < count for kind, count in job.needs.items()):
                 break
-            job.workers = tuple(name for kind, count in needed.items() for name in free[kind][:count])
+            job.workers = tuple(name for kind, count in job.needs.items() for name in free[kind][:count])
             for name in job.workers:
                 self.workers[name].job = job.name
             self._move(job, Phase.PLANNING, f"holds {', '.join(job.workers)}")
             commands.append(RecordState(job=job.name, state="planning", attempt=job.attempt))
-            inspector = job.workers[inspecting_worker(job.spec.strategy)]
-            commands.append(PlanJob(job=job.name, attempt=job.attempt, worker=inspector, spec=job.spec))
+            commands.append(PlanJob(job=job.name, attempt=job.attempt, worker=job.workers[job.inspector]))
         return commands
 
     def _job_planned(self, event: JobPlanned) -> list[Command]:

@@ -6,24 +6,23 @@ A command that takes time is answered by exactly one completion event, named bes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.plan.plan import Plan
 from weft.scheduler.adapting.route_pace import RouteMeasurement
 from weft.scheduler.adapting.shares import Measurement, Verdict
-from weft.spec.job_spec import JobSpec
 
 # --- events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
-    """attempt is above 1 for a job that a daemon took over from the ledger."""
-
     job: str
-    spec: JobSpec
-    priority: int
-    attempt: int = 1
+    needs: Mapping[str, int]  # kind of worker -> how many it holds while it runs; no more than the core has
+    inspector: int = 0  # the position, among those that it holds, of the one that inspects it
+    priority: int = 0
+    attempt: int = 1  # above 1 where a daemon took the job over from the ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +204,6 @@ class PlanJob:
     job: str
     attempt: int
     worker: str
-    spec: JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

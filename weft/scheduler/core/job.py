@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,6 @@ from weft.plan.plan import Plan
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.adapting.routes import Routes
 from weft.scheduler.adapting.shares import Shares
-from weft.spec.job_spec import JobSpec
 
 if TYPE_CHECKING:
     from weft.scheduler.adapting.stealing import Stealing
@@ -54,7 +54,8 @@ class Job:
     all its attempts."""
 
     name: str
-    spec: JobSpec
+    needs: Mapping[str, int]  # kind of worker -> how many it holds while it runs
+    inspector: int  # the position, among those, of the one that inspects
     priority: int
     sequence: int
     attempt: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.job import Phase
-from weft.spec.workers_needed import workers_needed
 
 
 def why(core: Core, name: str) -> str | None:
@@ -24,7 +23,7 @@ def why(core: Core, name: str) -> str | None:
     free = {kind: len(names) for kind, names in core.free().items()}
     missing = [
         f"{count} {kind} worker{'s' if count > 1 else ''} ({free.get(kind, 0)} free)"
-        for kind, count in workers_needed(job.spec.strategy).items()
+        for kind, count in job.needs.items()
         if free.get(kind, 0) < count
     ]
     holders = sorted({worker.job for worker in core.workers.values() if worker.job})

@@ -61,8 +61,10 @@ from weft.scheduler.runs.result import conclude, could_not_begin, details_of
 from weft.scheduler.runs.run import JobRun
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.scheduler.runs.series import JobMetrics
+from weft.spec.admission import problem_of_crew
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.job_state import JobState
+from weft.spec.workers_needed import inspecting_worker, workers_needed
 from weft.transport.wire.frames import Message
 
 MAX_BUG_CHARS = 500  # of an exception's text, in the reason that a job's owner reads
@@ -138,7 +140,7 @@ class Driver:
         except SpecError as error:
             self._begin_task("end", row.job, self._ledger.run(Ledger.record, row.job, **could_not_begin(error)))
             return
-        run = JobRun(row.job, Path(row.run_dir), row.spec, self.writer)
+        run = JobRun(row.job, Path(row.run_dir), spec, self.writer)
         self.changed[row.job] = Changed()
         self.runs[row.job] = run
         self._begin_task("directory", row.job, self._make_directory(run))
@@ -146,7 +148,11 @@ class Driver:
         if attempt > 1:
             self._exporter.add("weft_recoveries_total", cause="daemon-restart")
             run.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
-        self.feed(JobSubmitted(job=row.job, spec=spec, priority=row.priority, attempt=attempt))
+        needs, inspector = workers_needed(spec.strategy), inspecting_worker(spec.strategy)
+        self.feed(JobSubmitted(job=row.job, needs=needs, inspector=inspector, priority=row.priority, attempt=attempt))
+        problem = problem_of_crew(spec, self.crew.kinds().values())
+        if problem is not None:  # of a job in the ledger: there were more workers when it was submitted
+            self._fail(row.job, attempt, "invalid-plan", problem, exit_code=2)
 
     async def _make_directory(self, run: JobRun) -> None:
         error = await self.writer.make_directory(run.directory)
@@ -165,7 +171,7 @@ class Driver:
             inspection, self.runs[name].inspection = Inspection.from_wire(told), told
             free = free_memory()
             plan = await asyncio.to_thread(
-                make_plan, job.spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
+                make_plan, self.runs[name].spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
             )
         except PlanError as error:
             self._fail(name, attempt, "invalid-plan", error, exit_code=2)
@@ -253,7 +259,7 @@ class Driver:
             "job": job,
             "attempt": attempt,
             "arenas": arenas_name(job, attempt),
-            "spec": self.core.jobs[job].spec.to_wire(),
+            "spec": run.spec.to_wire(),
             "run_dir": str(run.directory),
         }
         self._pool.send(worker, message | fields)

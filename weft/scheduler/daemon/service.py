@@ -139,8 +139,7 @@ class Service:
 
     async def _refuse_impossible(self, spec: JobSpec, job: str | None) -> None:
         """Errors: WireError for what can never run here. A job that is known, submitted again, is no news."""
-        kinds = (worker.kind for worker in self._core.workers.values())
-        problem = problem_of_spec(spec) or problem_of_crew(spec, kinds)
+        problem = problem_of_spec(spec) or problem_of_crew(spec, self._driver.crew.kinds().values())
         if problem and (job is None or await self._ledger.run(Ledger.job, job) is None):
             raise WireError(ErrorCode.INVALID_SPEC, problem)
 

@@ -8,7 +8,7 @@ timeline, or the proof that the plan cannot run.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,8 +36,6 @@ from weft.scheduler.core.events import (
     WorkerPrepared,
     WorkerReleased,
 )
-from weft.spec.job_spec import JobSection, JobSpec
-from weft.spec.strategy import Replica, Strategy
 
 WARMUP_ITERATIONS = 4  # the first ones fill the pipeline and the input slots
 MEASURED_ITERATIONS = 4
@@ -88,17 +86,6 @@ def simulate(
     return run.to_end()
 
 
-def _strategy_of(plan: Plan) -> Strategy:
-    """One that needs the plan's workers, which is all that the core asks of it."""
-    held = [{stage.worker for stage in plan.stages if stage.replica == r} for r in range(len(plan.replicas))]
-    replicas = [
-        Replica(device=replica.device, stages=len(workers))
-        for replica, workers in zip(plan.replicas, held, strict=True)
-    ]
-    on_cpu = sum(replica.stages for replica in replicas if replica.device == "cpu")
-    return Strategy(replicas=replicas, update="cpu" if plan.workers.count("cpu") > on_cpu else "local")
-
-
 class _Run:
     def __init__(self, plan: Plan, seconds: Sequence[float], milestones: Milestones, wake: float) -> None:
         self._plan = plan
@@ -125,14 +112,10 @@ class _Run:
         self._graph = plan.graph.going(self._local)
 
     def to_end(self) -> Simulation:
-        spec = JobSpec(
-            job=JobSection(entry="simulated.py:workload", batch_size=1, steps=1),
-            strategy=_strategy_of(self._plan),
-        )
         self._core.start()
         for name, worker in self._core.workers.items():
             self._feed(WorkerJoined(worker=name, kind=worker.kind))
-        self._feed(JobSubmitted(job=_JOB, spec=spec, priority=0))
+        self._feed(JobSubmitted(job=_JOB, needs=Counter(self._plan.workers)))
         while self._happening:
             self._now, _, lane, task, iteration = heapq.heappop(self._happening)
             self._finished[task] = iteration

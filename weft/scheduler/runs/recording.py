@@ -53,7 +53,7 @@ def make_recording(run: JobRun) -> Recording | None:
         finished=run.finished_iterations,
         planned=run.planned or (),
         task_seconds=plan.task_seconds,
-        spec=run.spec,
+        spec=run.spec.to_wire(),
         inspection=run.inspection,
         facts=_facts(run, plan),
     )

@@ -35,6 +35,7 @@ from weft.scheduler.runs.run_writer import WriteAtOnce, Writer
 from weft.scheduler.runs.transfers import Transfers
 from weft.plan.kinds import FIRST_STALL, KINDS
 from weft.plan.rows import last_ends, unpack
+from weft.spec.job_spec import JobSpec
 
 MODEL = "model.safetensors"
 
@@ -55,7 +56,7 @@ class _Values:
 class JobRun:
     """writer: of its files; without one they are written at once, in the caller's thread."""
 
-    def __init__(self, job: str, directory: Path, spec: dict[str, Any], writer: Writer | None = None) -> None:
+    def __init__(self, job: str, directory: Path, spec: JobSpec, writer: Writer | None = None) -> None:
         self.job = job
         self.directory = directory
         self.spec = spec
@@ -94,7 +95,7 @@ class JobRun:
         self._last_end: tuple[int, int] | None = None  # iteration and the time at which it ended
         self._validating: dict[str, float] = {}
         self._weighed = 0.0  # of the validation that is on its way
-        self.files.keep("spec.json", json.dumps(spec, indent=2) + "\n")
+        self.files.keep("spec.json", json.dumps(spec.to_wire(), indent=2) + "\n")
 
     @property
     def log_path(self) -> Path:
@@ -128,7 +129,7 @@ class JobRun:
         self._values, self._ends, self._validating = {}, {}, {}
         self._weighed = 0.0
         self._last_end = None
-        asked = "profile" in self.spec
+        asked = self.spec.profile is not None
         self._to_profile = {worker_names[lane.worker] for lane in plan.graph.programs} if asked else None
         self.files.start_over()
         self.files.keep("plan.json", json.dumps(plan.describe(worker_names), indent=1) + "\n")
@@ -152,10 +153,10 @@ class JobRun:
 
     def take_profiled(self) -> bool:
         """Once in an attempt: all its workers have made their profile, and the profiled iterations are over."""
-        if self._to_profile is None or self._to_profile:
+        profile = self.spec.profile
+        if profile is None or self._to_profile is None or self._to_profile:
             return False
-        profile = self.spec["profile"]
-        if self.finished_iterations < profile["first"] + profile["iterations"]:
+        if self.finished_iterations < profile.first + profile.iterations:
             return False
         self._to_profile = None
         return True
@@ -268,7 +269,7 @@ class JobRun:
         return {
             **{key: described[key] for key in (*keys, "window", "shared_bytes", "notes")},
             "windows": self.plan.windows(self.worker_names),
-            "strategy": self.spec.get("strategy", {}),
+            "strategy": self.spec.to_wire()["strategy"],
             "batch_size": self.plan.itinerary.batch_size,
             "num_train": self.plan.itinerary.num_train,
             "shares": list(self.replicas.newest),
