@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.scheduler.core.events import Event, Grant, RecordVerdict, ReplicasMeasured, RoutesMeasured, SetRoutes, SetShares
+from weft.scheduler.core.events import (
+    Event,
+    Grant,
+    RecordVerdict,
+    ReplicasMeasured,
+    RoutesMeasured,
+    SetRoutes,
+    SetShares,
+)
 from weft.scheduler.core.job import Job
 from weft.scheduler.runs.run import JobRun
 from weft.transport.wire.frames import Message

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from weft.plan.itinerary import Itinerary
 from weft.metrics.accounts.accounting import JobAccount
-from weft.metrics.prometheus.declared import METRICS
-from weft.metrics.prometheus.histogram import Observations
 from weft.metrics.accounts.overlap import OverlapAccount
-from weft.metrics.recording.recording import Recorder, packed_rows
 from weft.metrics.accounts.stops import Stops
 from weft.metrics.accounts.waits import WaitAccount
-from weft.scheduler.runs.task_times import TaskTimes
+from weft.metrics.prometheus.declared import METRICS
+from weft.metrics.prometheus.histogram import Observations
+from weft.metrics.recording.recording import Recorder, packed_rows
+from weft.plan.itinerary import Itinerary
 from weft.plan.kinds import FIRST_STALL, MODE_INDEX
 from weft.plan.rows import unpack
+from weft.scheduler.runs.task_times import TaskTimes
 
 _MICROBATCH_EDGES = next(metric.buckets for metric in METRICS if metric.name == "weft_microbatch_seconds")
 _BACKWARD = MODE_INDEX["backward"]

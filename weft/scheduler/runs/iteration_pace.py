@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from weft.plan.kinds import KINDS
-from weft.scheduler.planning.limit import speed_limit
 from weft.plan.plan import Plan
+from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.runs.task_times import TaskTimes
 
 SAMPLE: Final = 127  # steps. With fewer a slow moment of the machine is in the median

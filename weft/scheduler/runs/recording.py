@@ -9,9 +9,9 @@ from typing import Any
 
 from weft.metrics.recording.recording import FILE, PROFILED_FILE, PlannedSpan, RecordedEdge, RecordedTask, Recording
 from weft.plan.graph import Lane
-from weft.scheduler.runs.run import JobRun
 from weft.plan.plan import Plan
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, simulate
+from weft.scheduler.runs.run import JobRun
 
 PLANNED_ITERATIONS = 3
 MAX_TASKS_TO_SIMULATE = 4096  # in an iteration: more take seconds, of a core that a lane has use for

@@ -12,9 +12,9 @@ from itertools import chain
 from operator import le
 from typing import Final
 
+from weft.plan.kinds import MODES
 from weft.plan.plan import Plan
 from weft.plan.rows import FIELDS_PER_ROW
-from weft.plan.kinds import MODES
 
 MAX_NS: Final = 1 << 62  # of CLOCK_MONOTONIC: a difference of two, and the sum of a lane's rows, is an int64 too
 NONE: Final = -1

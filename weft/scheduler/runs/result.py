@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from weft.metrics.views.time_report import path_report, time_report
 from weft.machine.run_file import is_regular
+from weft.metrics.views.time_report import path_report, time_report
+from weft.scheduler.ledger.ledger import JobChanges, JobRow
 from weft.scheduler.runs.recording import keep_recording, lane_name, make_recording
 from weft.scheduler.runs.run import MODEL, JobRun
-from weft.spec.job_state import JobState
-from weft.scheduler.ledger.ledger import JobChanges, JobRow
 from weft.spec.job_spec import SpecError
+from weft.spec.job_state import JobState
 from weft.transport.wire.frames import Message
 
 DETAILS = (

@@ -20,21 +20,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.plan.itinerary import Iteration
 from weft.metrics.accounts.history import History
 from weft.metrics.accounts.progress import Progress
 from weft.metrics.recording.recording import PlannedSpan
-from weft.scheduler.adapting.bucket_routes import BucketRoutes
-from weft.scheduler.runs.iteration_pace import IterationPace, Pace
-from weft.scheduler.runs.books import JobBooks
+from weft.plan.itinerary import Iteration
+from weft.plan.kinds import FIRST_STALL, KINDS
 from weft.plan.plan import Plan
+from weft.plan.rows import last_ends, unpack
+from weft.scheduler.adapting.bucket_routes import BucketRoutes
 from weft.scheduler.adapting.replica_shares import ReplicaShares
+from weft.scheduler.runs.books import JobBooks
+from weft.scheduler.runs.iteration_pace import IterationPace, Pace
 from weft.scheduler.runs.reported_rows import ReportedRows
 from weft.scheduler.runs.run_directory import LOG, RunDirectory
 from weft.scheduler.runs.run_writer import WriteAtOnce, Writer
 from weft.scheduler.runs.transfers import Transfers
-from weft.plan.kinds import FIRST_STALL, KINDS
-from weft.plan.rows import last_ends, unpack
 from weft.spec.job_spec import JobSpec
 
 MODEL = "model.safetensors"

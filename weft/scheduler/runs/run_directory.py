@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from weft.machine.run_file import FileFull, append, read, replace
 from weft.metrics.recording.step_log import FILE as METRICS
 from weft.metrics.recording.step_log import MAX_BYTES as MAX_METRICS_BYTES
-from weft.machine.run_file import FileFull, append, read, replace
 from weft.scheduler.runs.run_writer import Writer
 
 LOG: Final = "job.log"

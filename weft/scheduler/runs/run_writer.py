@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from weft.metrics.prometheus.exporter import Exporter
 from weft.machine.run_file import ForeignFile, RunFileError, check_room, make_directory
+from weft.metrics.prometheus.exporter import Exporter
 
 T = TypeVar("T")
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from weft.plan.itinerary import Iteration
-from weft.plan.kinds import is_compute_lane
 from weft.metrics.prometheus.declared import MAX_SERIES
 from weft.metrics.prometheus.exporter import Exporter
+from weft.plan.itinerary import Iteration
+from weft.plan.kinds import is_compute_lane
 from weft.scheduler.runs.run import JobRun
 
 GRACE_SECONDS: Final = 60.0  # four scrapes at Prometheus's usual interval of 15 s: the last one, and some that fail
