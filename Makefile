@@ -4,7 +4,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo observability check-observability test lint types contracts tests soak bench format clean
+.PHONY: help install demo observability check-observability test lint types contracts tests quick exhaustive soak bench
+.PHONY: format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,8 +39,14 @@ types: $(READY)
 contracts: $(READY)
 	$(BIN)/lint-imports --no-cache
 
-tests: $(READY)
-	$(BIN)/pytest
+tests: quick
+	$(BIN)/pytest -m 'not quick and not soak'
+
+quick: $(READY)  ## the small tests alone, which make test begins with: within two minutes
+	$(BIN)/pytest -m quick
+
+exhaustive: $(READY)  ## all tests, with the whole products of axes where make test has few rows of each
+	$(BIN)/pytest --exhaustive
 
 soak: $(READY)  ## the faults and strangers of make test in far greater numbers: some tens of minutes
 	$(BIN)/pytest -m soak

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -18,6 +20,25 @@ from weft.spec.strategy import Prefetch, Replica, Strategy
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# --- which tests run, and with what
+
+_PAIRS = runpy.run_path(str(Path(__file__).with_name("pairs.py")))
+pytest_addoption, pytest_generate_tests = _PAIRS["pytest_addoption"], _PAIRS["pytest_generate_tests"]
+pytest_report_collectionfinish = _PAIRS["pytest_report_collectionfinish"]
+
+NOT_QUICK = {"integration", "examples", "gpu", "benchmarks"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever is small has the mark `quick`."""
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder not in NOT_QUICK and not any(item.get_closest_marker(name) for name in ("slow", "soak")):
+            item.add_marker(pytest.mark.quick)
+
+
+# --- made-up models
 
 PLENTY = 1 << 40
 
