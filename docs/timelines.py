@@ -21,7 +21,7 @@ from weft.metrics.views.timeline import Bar, bar_label, timeline_svg
 from weft.plan.division import divide
 from weft.plan.graph import Lane, Task
 from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
-from weft.plan.kinds import MODE_OF_KIND, Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.plan.placement import COMPUTE, DOWN, FETCH, LOAD, SYNC, UP
 from weft.plan.plan import Plan
 from weft.scheduler.planning.planner import make_plan
@@ -168,7 +168,7 @@ def _milestones(plan: Plan, inspection: Inspection) -> Milestones:
     """
     if plan.synchronisation is None:
         return {}
-    buckets = {part.bucket.index: part.bucket for part in plan.synchronisation.buckets}
+    buckets = {bucket.index: bucket for bucket in plan.synchronisation.buckets}
     units = {(stage.replica, stage.stage): (stage.first, stage.last) for stage in plan.stages}
     last = {(t.replica, t.stage): t.id for t in plan.graph.tasks if t.kind is Kind.BACKWARD}
     milestones: dict[int, dict[int, float]] = {task: {} for task in last.values()}
@@ -203,7 +203,7 @@ def _bar(task: Task, span: Span) -> Bar:
     return Bar(
         start=span.start,
         end=span.end,
-        kind=MODE_OF_KIND[task.kind],
+        kind=KINDS[task.kind].mode,
         label=bar_label(task.kind, task.microbatch, task.bucket),
         iteration=span.iteration,
         detail=str(task),
