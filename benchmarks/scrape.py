@@ -19,11 +19,10 @@ from measure import Result, main, value_result
 
 from weft.metrics.prometheus.declared import MAX_SERIES
 from weft.metrics.prometheus.exporter import Exporter
-from weft.metrics.recording.recording import packed_rows
 from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
 from weft.plan.kinds import KINDS, MODE_INDEX
 from weft.plan.plan import Plan
-from weft.plan.rows import Row
+from weft.plan.rows import Row, packed_rows
 from weft.scheduler.daemon.http.server import MetricsServer
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.runs.run import JobRun

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from weft.metrics.accounts.accounting import BUSY_MODES
+from weft.plan.kinds import BUSY_MODES
 from weft.reference import loop as reference
 from weft.spec.strategy import Strategy
 from weft.workers.process.torch_settings import TorchSettings

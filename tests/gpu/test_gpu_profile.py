@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from weft.metrics.recording.profile_account import compare
-from weft.metrics.recording.recording import NUM_BUSY, Recording
+from weft.metrics.recording.recording import Recording
+from weft.plan.kinds import FIRST_STALL
 from weft.plan.worker_profile import KINDS, WorkerProfile, outermost, profiles_in
 from weft.spec.job_spec import JobSpec
 
@@ -46,7 +47,7 @@ def test_kernels_and_copies_ran_in_the_rows_of_their_lanes(profiled: tuple[Recor
     """Events are told on the host's clock by us, kernels by CUPTI and the profiler's marks."""
     recording, profile = profiled
     for track in profile.tracks:
-        busy = [(row[4], row[5]) for row in recording.rows[f"gpu-0/{track.lane}"] if row[0] < NUM_BUSY]
+        busy = [(row[4], row[5]) for row in recording.rows[f"gpu-0/{track.lane}"] if row[0] < FIRST_STALL]
         ran = [span for span in outermost(track.rows()) if profile.start_ns <= span[0] and span[1] <= profile.end_ns]
         within = sum(max(0, min(end, stop) - max(start, begin)) for start, end in ran for begin, stop in busy)
         assert within > 0.5 * sum(end - start for start, end in ran), track.lane

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from weft.metrics.prometheus.exporter import Exporter
-from weft.metrics.recording.recording import NUM_BUSY, Recording
+from weft.metrics.recording.recording import Recording
 from weft.metrics.views.page_data import timeline
+from weft.plan.kinds import FIRST_STALL
 from weft.scheduler.daemon.http.server import MetricsServer
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
@@ -179,7 +180,7 @@ async def test_a_running_job_is_shown_and_updated_and_a_click_on_a_bar_tells_wha
     assert daemon.client.cancel(job) == "cancelled"
     lane = list(recording.programs)[1]
     (row,) = [
-        row for row in recording.rows[lane] if row[:3] == (0, bar["task"], bar["iteration"]) and row[0] < NUM_BUSY
+        row for row in recording.rows[lane] if row[:3] == (0, bar["task"], bar["iteration"]) and row[0] < FIRST_STALL
     ]
     assert row[5] - row[4] == bar["duration"]
     assert said["task"] == recording.tasks[bar["task"]].name

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.accounts.accounting import MODES
 from weft.metrics.recording.recording import PROFILED_FILE, Recording
+from weft.plan.kinds import MODES
 from weft.plan.worker_profile import Track, WorkerProfile, outermost, profiles_in
 from weft.spec.job_spec import JobSpec
 

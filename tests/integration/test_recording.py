@@ -17,9 +17,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from weft.client.client import RequestRefused
-from weft.metrics.accounts.accounting import MODES, JobAccount
+from weft.metrics.accounts.accounting import JobAccount
 from weft.metrics.recording.recording import Recording
 from weft.metrics.recording.window import last_iterations
+from weft.plan.kinds import MODES
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, until, SECONDS = _REAL["RealDaemon"], _REAL["until"], _REAL["SECONDS"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.accounts.accounting import MODES
+from weft.plan.kinds import MODES
 
 _FOLDER = Path(__file__).parent
 _REAL = runpy.run_path(str(_FOLDER / "real_daemon.py"))

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.accounts.accounting import MODES
-from weft.metrics.recording.recording import RecordedEdge, Recording, Row, packed_rows
+from weft.metrics.recording.recording import Recording
 from weft.plan.graph import Lane
 from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
-from weft.plan.kinds import KINDS
+from weft.plan.kinds import KINDS, MODES
 from weft.plan.plan import Plan
+from weft.plan.rows import Row, packed_rows
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.planning.simulator import Span, simulate
 from weft.scheduler.runs.recording import lane_name, planned_spans, recorded_programs, recorded_tasks
@@ -60,7 +60,7 @@ def record(plan: Plan, *, iterations: int = 12, seconds: Mapping[int, float] | N
         attempt=1,
         clock_ns=1_700_000_000_000_000_000,
         tasks=recorded_tasks(plan, names),
-        edges=tuple(RecordedEdge(e.source, e.target, e.distance, str(e.cause)) for e in plan.graph.edges),
+        edges=plan.graph.edges,
         programs=recorded_programs(plan, names),
         packed={
             lane_name(lane, names): packed_rows(_rows(plan, lane, spans, ends))

@@ -4,8 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.metrics.accounts import accounting
-from weft.plan.kinds import BUSY_MODES, MODE_INDEX, MODES, STALL_MODES
 from weft.plan.rows import FIELDS_PER_ROW, pack, unpack
 
 numbers = st.integers(-(2**63), 2**63 - 1)
@@ -34,9 +32,3 @@ def test_bytes_that_are_no_whole_numbers_are_refused(size: int) -> None:
 def test_a_number_beyond_64_bits_is_refused_where_it_is_stamped() -> None:
     with pytest.raises(OverflowError):
         pack([2**63, 0, 0, 0, 0, 0])
-
-
-def test_the_modes_are_those_that_the_accounts_know() -> None:
-    """Neither part may import the other, so they agree here."""
-    assert (BUSY_MODES, STALL_MODES, MODES) == (accounting.BUSY_MODES, accounting.STALL_MODES, accounting.MODES)
-    assert [MODES[MODE_INDEX[mode]] for mode in MODES] == list(MODES)

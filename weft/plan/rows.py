@@ -9,12 +9,12 @@ waited for, or -1. Times are CLOCK_MONOTONIC. A lane's rows are in order and do 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from weft.plan.kinds import FIRST_STALL
 
 FIELDS_PER_ROW = 6
-
 
 Row = tuple[int, int, int, int, int, int]
 
@@ -22,6 +22,10 @@ Row = tuple[int, int, int, int, int, int]
 def pack(rows: list[int]) -> bytes:
     """Rows laid end to end in one flat list, as bytes."""
     return array("q", rows).tobytes()
+
+
+def packed_rows(rows: Iterable[Row]) -> bytes:
+    return array("q", chain.from_iterable(rows)).tobytes()
 
 
 def unpack(data: bytes) -> Iterator[Row]:

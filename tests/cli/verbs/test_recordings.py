@@ -16,7 +16,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from weft.cli.verbs.app import app
-from weft.metrics.recording.recording import Recording, packed_rows
+from weft.metrics.recording.recording import Recording
+from weft.plan.rows import packed_rows
 from weft.plan.worker_profile import Track, WorkerProfile, packed_track
 
 _MADE = runpy.run_path(str(Path(__file__).parents[2] / "metrics" / "conftest.py"))

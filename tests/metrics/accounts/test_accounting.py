@@ -6,17 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.metrics.accounts.accounting import (
-    BUSY_MODES,
-    MODES,
-    NANOSECONDS,
-    STALL_MODES,
-    AccountingError,
-    JobAccount,
-    Row,
-)
-from weft.plan import kinds, rows
+from weft.metrics.accounts.accounting import NANOSECONDS, AccountingError, JobAccount
+from weft.plan import rows
+from weft.plan.kinds import MODE_INDEX, MODES
+from weft.plan.rows import Row
 
+FORWARD, IDLE, STALL = (MODE_INDEX[mode] for mode in ("forward", "idle", "stall_gradient"))
 DURATIONS = st.lists(st.tuples(st.sampled_from(MODES), st.integers(0, 10**12)), min_size=1, max_size=60)
 GAPS = st.lists(st.tuples(st.sampled_from(MODES), st.integers(0, 10**12), st.integers(0, 10**9)), min_size=1)
 
@@ -26,14 +21,9 @@ def rows_of(durations: list[tuple[str, int]] | list[tuple[str, int, int]], start
     rows: list[Row] = []
     for mode, duration, *gap in durations:
         start += sum(gap)
-        rows.append((mode, len(rows), 0, -1, start, start + duration))
+        rows.append((MODE_INDEX[mode], len(rows), 0, -1, start, start + duration))
         start += duration
     return rows
-
-
-def test_the_modes_are_those_of_the_records_that_workers_stamp() -> None:
-    assert (BUSY_MODES, STALL_MODES) == (kinds.BUSY_MODES, kinds.STALL_MODES)
-    assert MODES == kinds.MODES
 
 
 @given(DURATIONS, st.integers(0, 60))
@@ -76,7 +66,7 @@ def test_what_was_taken_adds_up_to_the_total(durations: list[tuple[str, int]], c
 
 
 def test_rows_are_taken_as_a_report_carries_them() -> None:
-    report = rows.pack([0, 7, 3, -1, 100, 200, kinds.MODE_INDEX["stall_gradient"], -1, 3, 9, 200, 260])
+    report = rows.pack([0, 7, 3, -1, 100, 200, MODE_INDEX["stall_gradient"], -1, 3, 9, 200, 260])
     account = JobAccount()
     account.add("1/compute", rows.unpack(report))
     assert account.lane_seconds() == {"1/compute": {"forward": 1e-7, "stall_gradient": 6e-8}}
@@ -110,24 +100,24 @@ def test_an_interval_begins_where_the_last_was_taken_and_counters_do_not_end_it(
 
 def test_a_row_that_overlaps_the_one_before_is_refused_with_both_told() -> None:
     account = JobAccount()
-    account.add("0/compute", [("forward", 3, 5, -1, 100, 200)])
+    account.add("0/compute", [(FORWARD, 3, 5, -1, 100, 200)])
     with pytest.raises(AccountingError) as refused:
-        account.add("0/compute", [("idle", -1, 5, -1, 200, 210), ("stall_gradient", 4, 5, 9, 190, 300)])
+        account.add("0/compute", [(IDLE, -1, 5, -1, 200, 210), (STALL, 4, 5, 9, 190, 300)])
     assert str(refused.value) == (
         "lane 0/compute: stall_gradient of task 4 in iteration 5 (waited for task 9) from 190 to 300 ns starts 20 ns "
         "before idle of task -1 in iteration 5 from 200 to 210 ns ended; a lane's rows are in order and don't overlap"
     )
     assert account.lane_seconds()["0/compute"] == {"forward": 1e-7, "idle": 1e-8}
-    account.add("0/compute", [("idle", -1, 5, -1, 210, 220)])
+    account.add("0/compute", [(IDLE, -1, 5, -1, 210, 220)])
     assert account.residual_seconds("0/compute") == 0
 
 
-@pytest.mark.parametrize("earlier", [[], [("forward", 0, 0, -1, 0, 10)]])
+@pytest.mark.parametrize("earlier", [[], [(FORWARD, 0, 0, -1, 0, 10)]])
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (("forward", 0, 0, -1, 50, 20), "ends 30 ns before it starts"),
-        (("lunch", 0, 0, -1, 20, 50), "'lunch' of task 0 .* none of forward, backward"),
+        ((FORWARD, 0, 0, -1, 50, 20), "ends 30 ns before it starts"),
+        ((99, 0, 0, -1, 20, 50), "99 of task 0 .* none of forward, backward"),
         ((len(MODES), 0, 0, -1, 20, 50), "none of forward"),
         ((-1, 0, 0, -1, 20, 50), "none of forward"),
     ],

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.metrics.accounts.accounting import BUSY_MODES, MODES
 from weft.metrics.accounts.stops import IDLE, Row, Stops
+from weft.plan.kinds import BUSY_MODES, MODES
 
 FORWARD, BACKWARD = BUSY_MODES.index("forward"), BUSY_MODES.index("backward")
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.metrics.accounts.accounting import MODES
 from weft.metrics.recording.critical_path import critical_path
-from weft.metrics.recording.recording import Recording, packed_rows
-from weft.plan.kinds import Kind
+from weft.metrics.recording.recording import Recording
+from weft.plan.kinds import MODES, Kind
 from weft.plan.plan import Plan
+from weft.plan.rows import packed_rows
 
 PipelineOf, RecordingOf = Callable[..., Plan], Callable[..., Recording]
 DEVICE = {"device": "gpu", "stages": 2}

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.metrics.accounts.accounting import MODES, JobAccount
+from weft.metrics.accounts.accounting import JobAccount
 from weft.metrics.accounts.overlap import OverlapAccount
 from weft.metrics.recording.profile_account import NO_MODE, Pair, compare, spans_of_rows, spans_of_track
-from weft.metrics.recording.recording import Recording, Row, packed_rows
+from weft.metrics.recording.recording import Recording
+from weft.plan.kinds import MODES
+from weft.plan.rows import Row, packed_rows
 from weft.plan.worker_profile import KINDS, Track, WorkerProfile, packed_track
 
 FORWARD, BACKWARD, SYNC, UPDATE, TRANSFER = (

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from weft.metrics.accounts.accounting import MODES
-from weft.metrics.recording.recording import Recorder, Recording, RecordingError, packed_rows, unpacked
+from weft.metrics.recording.recording import Recorder, Recording, RecordingError
+from weft.plan.kinds import MODES
 from weft.plan.plan import Plan
+from weft.plan.rows import packed_rows, unpack
 
 FORWARD, BACKWARD = MODES.index("forward"), MODES.index("backward")
 PipelineOf, RecordingOf = Callable[..., Plan], Callable[..., Recording]
@@ -58,7 +59,7 @@ def test_a_recorder_forgets_the_oldest_reports_of_all_lanes_first() -> None:
     recorder = Recorder(max_bytes=3 * 48)
     for number in range(4):
         recorder.add(f"cpu-{number % 2}/compute", packed_rows([(FORWARD, 0, number, -1, number, number + 1)]))
-    kept = {lane: [row[2] for row in unpacked(data)] for lane, data in recorder.packed().items()}
+    kept = {lane: [row[2] for row in unpack(data)] for lane, data in recorder.packed().items()}
     assert kept == {"cpu-0/compute": [2], "cpu-1/compute": [1, 3]}
 
 
@@ -66,7 +67,7 @@ def test_one_report_is_kept_however_large_it_is() -> None:
     recorder = Recorder(max_bytes=48)
     rows = [(FORWARD, 0, 0, -1, n, n + 1) for n in range(5)]
     recorder.add("cpu-0/compute", packed_rows(rows))
-    assert list(unpacked(recorder.packed()["cpu-0/compute"])) == rows
+    assert list(unpack(recorder.packed()["cpu-0/compute"])) == rows
 
 
 def test_iterations_of_which_a_lane_lacks_rows_do_not_count_as_whole(recording: Recording) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.accounts.accounting import MODES
-from weft.metrics.recording.recording import NUM_BUSY, Recording, Row, packed_rows
+from weft.metrics.recording.recording import Recording
 from weft.metrics.recording.slot_use import batches_ahead, bytes_used, ring_uses
 from weft.metrics.recording.window import Window, last_iterations
+from weft.plan.kinds import FIRST_STALL, MODES
 from weft.plan.plan import Plan
+from weft.plan.rows import Row, packed_rows
 
 GPU, CPU = {"device": "gpu"}, {"device": "cpu"}
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -58,7 +59,7 @@ def test_slots_are_occupied_from_the_end_of_the_writer_to_the_end_of_the_reader(
     runs = {
         recording.tasks[row[1]].name: row
         for _, row in runs_in(recording, window)
-        if row[0] < NUM_BUSY and row[2] == window.last
+        if row[0] < FIRST_STALL and row[2] == window.last
     }
     assert use.levels == (
         (window.start_ns, 0),

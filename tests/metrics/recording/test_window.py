@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from weft.metrics.accounts.accounting import MODES
-from weft.metrics.recording.recording import NUM_BUSY, Recording, packed_rows
+from weft.metrics.recording.recording import Recording
 from weft.metrics.recording.window import Window, iterations_between, last_iterations
+from weft.plan.kinds import FIRST_STALL, MODES
 from weft.plan.plan import Plan
+from weft.plan.rows import packed_rows
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_a_window_of_all_begins_with_the_first_task_and_ends_with_the_last(
 ) -> None:
     window = window_of(recording, None)
     assert (window.first, window.last, window.num_iterations) == (0, 11, 12)
-    starts = [row[4] for rows in recording.rows.values() for row in rows if row[0] < NUM_BUSY]
+    starts = [row[4] for rows in recording.rows.values() for row in rows if row[0] < FIRST_STALL]
     assert (window.start_ns, window.end_ns) == (min(starts), recording.iteration_ends[11])
 
 

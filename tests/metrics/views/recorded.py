@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from weft.metrics.accounts.accounting import MODES
-from weft.metrics.recording.recording import PlannedSpan, RecordedEdge, RecordedTask, Recording, Row, packed_rows
+from weft.metrics.recording.recording import PlannedSpan, RecordedTask, Recording
+from weft.plan.graph import Edge
+from weft.plan.kinds import MODES, Cause
+from weft.plan.rows import Row, packed_rows
 
 TASK_NS, WAIT_NS = 60_000, 20_000
 
@@ -57,9 +59,7 @@ def wide_recording(num_lanes: int = 32, tasks_per_lane: int = 200, iterations: i
         attempt=1,
         clock_ns=1_700_000_000_000_000_000,
         tasks=tuple(tasks),
-        edges=tuple(
-            RecordedEdge(task.id - tasks_per_lane, task.id, 0, "activation") for task in tasks[tasks_per_lane:]
-        ),
+        edges=tuple(Edge(task.id - tasks_per_lane, task.id, 0, Cause.ACTIVATION) for task in tasks[tasks_per_lane:]),
         programs={
             lane: tuple(range(number * tasks_per_lane, (number + 1) * tasks_per_lane))
             for number, lane in enumerate(lanes)

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.accounts.accounting import MODES
 from weft.metrics.recording.critical_path import critical_path
-from weft.metrics.recording.recording import Recording, Row, packed_rows
+from weft.metrics.recording.recording import Recording
 from weft.metrics.views import page_data
 from weft.metrics.views.page_data import tail, timeline, window_of
+from weft.plan.kinds import MODES
+from weft.plan.rows import Row, packed_rows
 
 _RECORDED = runpy.run_path(str(Path(__file__).with_name("recorded.py")))
 wide_recording, iteration_ns = _RECORDED["wide_recording"], _RECORDED["iteration_ns"]

@@ -10,11 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from weft.metrics.accounts.accounting import MODES
-from weft.metrics.recording.recording import NUM_BUSY, Recording, packed_rows
+from weft.metrics.recording.recording import Recording
 from weft.metrics.recording.stall_shares import stall_shares
 from weft.metrics.recording.step_log import Step, StepLog, Validation
+from weft.plan.kinds import FIRST_STALL, MODES
 from weft.plan.plan import Plan
+from weft.plan.rows import packed_rows
 
 SVG = "{http://www.w3.org/2000/svg}"
 FORWARD, STALL = MODES.index("forward"), MODES.index("stall_data")
@@ -33,11 +34,11 @@ def test_the_shares_of_an_iteration_are_its_stalls_over_the_time_of_all_compute_
     assert [each.iteration for each in whole] == list(recording.iteration_ends)
     lanes = [lane for lane in recording.programs if lane.endswith("/compute")]
     stalled: dict[str, int] = {}
-    first = min(row[4] for rows in recording.rows.values() for row in rows if row[0] < NUM_BUSY)
+    first = min(row[4] for rows in recording.rows.values() for row in rows if row[0] < FIRST_STALL)
     last = max(recording.iteration_ends.values())
     for lane in lanes:
         for mode, _, _, _, start, end in recording.rows[lane]:
-            if mode >= NUM_BUSY:
+            if mode >= FIRST_STALL:
                 cause = MODES[mode].removeprefix("stall_")
                 stalled[cause] = stalled.get(cause, 0) + min(end, last) - max(start, first)
     for cause, ns in stalled.items():

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.metrics.accounts.accounting import MODES, JobAccount
+from weft.metrics.accounts.accounting import JobAccount
 from weft.metrics.accounts.waits import WaitAccount
 from weft.metrics.recording.recording import Recording
 from weft.metrics.views.time_report import MAX_STALLS, bubble_ratio, imbalance, path_report, time_report
-from weft.plan.kinds import Kind
+from weft.plan.kinds import MODES, Kind
 from weft.plan.plan import Plan
 
 PipelineOf, RecordingOf = Callable[..., Plan], Callable[..., Recording]

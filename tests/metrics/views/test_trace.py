@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.accounts.accounting import MODES
 from weft.metrics.recording.critical_path import critical_path
-from weft.metrics.recording.recording import NUM_BUSY, RecordedEdge, RecordedTask, Recording, Row, packed_rows
+from weft.metrics.recording.recording import RecordedTask, Recording
 from weft.metrics.recording.window import Window, last_iterations, planned_runs
 from weft.metrics.views.trace import JOB_PROCESS, trace_json
+from weft.plan.graph import Edge
+from weft.plan.kinds import FIRST_STALL, MODES, Cause
 from weft.plan.plan import Plan
+from weft.plan.rows import Row, packed_rows
 from weft.plan.worker_profile import KINDS, ProfileRow, Track, WorkerProfile, apart_or_within, packed_track
 
 _FORMAT = runpy.run_path(str(Path(__file__).with_name("trace_format.py")))
@@ -213,7 +215,7 @@ def test_every_wait_for_a_task_has_an_arrow_from_that_task_to_the_one_that_waite
     waits = {
         (lane, row[5] - window.start_ns, MODES[row[0]].removeprefix("stall_"))
         for lane, row in runs_in(recording, window)
-        if row[0] >= NUM_BUSY and row[3] >= 0 and row[4] > window.start_ns and row[5] < window.end_ns
+        if row[0] >= FIRST_STALL and row[3] >= 0 and row[4] > window.start_ns and row[5] < window.end_ns
     }
     names = thread_names(trace)
     arrows = {
@@ -312,7 +314,7 @@ def hand_made(rows: dict[str, list[Row]]) -> Recording:
         attempt=1,
         clock_ns=0,
         tasks=tasks,
-        edges=(RecordedEdge(0, 1, 0, "activation"),),
+        edges=(Edge(0, 1, 0, Cause.ACTIVATION),),
         programs={"cpu-0/compute": (0,), "cpu-1/compute": (1,)},
         packed={lane: packed_rows(each) for lane, each in rows.items()},
         finished=1 + max(row[2] for each in rows.values() for row in each),
@@ -388,7 +390,7 @@ def device_job(recorded: Callable[..., tuple[Plan, Recording]]) -> Recording:
 
 def kernels_within(recording: Recording, lane: str) -> list[ProfileRow]:
     """Two in each task of the lane, one of them within the other where that is long enough."""
-    rows = [row for row in recording.rows[lane] if row[0] < NUM_BUSY]
+    rows = [row for row in recording.rows[lane] if row[0] < FIRST_STALL]
     return [
         (name, KINDS.index("kernel"), start + name * (end - start) // 4, end)
         for _, _, _, _, start, end in rows

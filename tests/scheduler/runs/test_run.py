@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.recording.recording import Recording, packed_rows
+from weft.metrics.recording.recording import Recording
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import MODE_INDEX
 from weft.plan.plan import Plan
+from weft.plan.rows import packed_rows
 from weft.scheduler.runs import run_directory
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.run import JobRun

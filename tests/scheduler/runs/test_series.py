@@ -10,10 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from weft.metrics.prometheus.declared import MAX_SERIES
 from weft.metrics.prometheus.exporter import Exporter
-from weft.metrics.recording.recording import packed_rows
 from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts
 from weft.plan.kinds import MODE_INDEX
 from weft.plan.plan import Plan
+from weft.plan.rows import packed_rows
 from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.run import JobRun
 from weft.scheduler.runs.series import GRACE_SECONDS, TICKS_PER_LIMIT, JobMetrics

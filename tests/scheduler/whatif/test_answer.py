@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.metrics.accounts.accounting import MODES
-from weft.metrics.recording.recording import RecordedEdge, Recording, Row, packed_rows
+from weft.metrics.recording.recording import Recording
 from weft.plan.inspection import Inspection, UnitFacts
-from weft.plan.kinds import KINDS, Kind
+from weft.plan.kinds import KINDS, MODES, Kind
+from weft.plan.rows import Row, packed_rows
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.planning.simulator import simulate
 from weft.scheduler.runs.recording import lane_name, recorded_programs, recorded_tasks
@@ -74,7 +74,7 @@ def recording_of(
             attempt=1,
             clock_ns=0,
             tasks=recorded_tasks(plan, tuple(names)),
-            edges=tuple(RecordedEdge(e.source, e.target, e.distance, str(e.cause)) for e in plan.graph.edges),
+            edges=plan.graph.edges,
             programs=recorded_programs(plan, tuple(names)),
             packed=packed,
             finished=ITERATIONS,

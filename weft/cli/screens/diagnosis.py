@@ -24,6 +24,7 @@ from typing import Final
 
 from weft.cli.screens import remedies
 from weft.cli.screens.remedies import Remedy, Settings, Setup
+from weft.plan.kinds import is_compute_lane
 from weft.transport.wire.frames import Message
 
 WORTH: Final = 0.05  # of the compute lanes' time: less is within what two runs of the same job differ by
@@ -102,7 +103,7 @@ class _Loss:
 
 def diagnose(times: Times) -> Diagnosis | None:
     """None before any lane has computed."""
-    lanes = {lane: modes for lane, modes in times.lanes.items() if is_compute(lane) and _computed(modes) > 0}
+    lanes = {lane: modes for lane, modes in times.lanes.items() if is_compute_lane(lane) and _computed(modes) > 0}
     if not lanes:
         return None
     total = sum(sum(modes.values()) for modes in lanes.values())
@@ -114,11 +115,6 @@ def diagnose(times: Times) -> Diagnosis | None:
     if heaviest in _OF_HAND_OVERS and (small := _small_tasks(loss, lanes, times)) is not None:
         return small
     return _RULES[heaviest](loss, lanes, times)
-
-
-def is_compute(lane: str) -> bool:
-    """Also "compute-1", of another stage on the same GPU."""
-    return lane.rpartition("/")[2].partition("-")[0] == "compute"
 
 
 def short(lane: str) -> str:

@@ -15,14 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from weft.plan.kinds import MODES
 from weft.transport.wire.frames import Message
 
 PIPE_WIDTH = 10_000  # columns; a table in a pipe is as wide as it needs to be, and never cut
-MODES = (
-    *("forward", "backward", "sync", "update", "load", "transfer", "snapshot"),
-    *("stall_data", "stall_activation", "stall_gradient", "stall_sync", "stall_update", "stall_slot"),
-    *("stall_dispatch", "recovery", "idle"),
-)
 _STATE_STYLES = {"running": "green", "completed": "dim", "failed": "red", "cancelled": "dim", "recovering": "yellow"}
 _NONE = "-"
 

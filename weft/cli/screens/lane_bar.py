@@ -10,8 +10,8 @@ from typing import Final
 
 from rich.text import Text
 
-from weft.cli.screens.diagnosis import is_compute, is_wait
-from weft.cli.screens.display import MODES
+from weft.cli.screens.diagnosis import is_wait
+from weft.plan.kinds import MODES, is_compute_lane
 
 MIN_NAMED_CELLS: Final = 5  # a name that is cut below this says nothing
 
@@ -33,7 +33,7 @@ def lane_bar(lane: str, seconds: Mapping[str, float], width: int, *, colour: boo
     """seconds: by mode. An empty lane is a row of spaces."""
     shown = [mode for mode in MODES if seconds.get(mode, 0.0) > 0]
     cells = apportion([seconds[mode] for mode in shown], width)
-    bar, waits = Text(no_wrap=True), _WAITS if is_compute(lane) else _QUIET
+    bar, waits = Text(no_wrap=True), _WAITS if is_compute_lane(lane) else _QUIET
     num_waits = 0
     for mode, num_cells in zip(shown, cells, strict=True):
         if num_cells == 0:

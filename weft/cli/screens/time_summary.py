@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from weft.cli.screens.diagnosis import Times, diagnose, is_compute, is_wait
+from weft.cli.screens.diagnosis import Times, diagnose, is_wait
 from weft.plan.error_places import without_places
+from weft.plan.kinds import is_compute_lane
 from weft.transport.wire.frames import Message
 
 VERSION: Final = 1
@@ -87,13 +88,13 @@ def _lanes(lanes: Mapping[str, Message]) -> list[dict[str, Any]]:
 
 
 def _lane_order(row: Mapping[str, Any]) -> tuple[bool, float, str]:
-    compute = is_compute(row["lane"])
+    compute = is_compute_lane(row["lane"])
     return not compute, -row["wait_percent"] if compute else row["wait_percent"], row["lane"]
 
 
 def _stalls(stalls: Sequence[Message], lanes: Mapping[str, Message]) -> list[dict[str, Any]]:
     rows = [{**stall, "percent": part(stall["seconds"], lanes[stall["lane"]]["wall_seconds"])} for stall in stalls]
-    return sorted(rows, key=lambda row: (not is_compute(row["lane"]), -row["seconds"], row["lane"]))
+    return sorted(rows, key=lambda row: (not is_compute_lane(row["lane"]), -row["seconds"], row["lane"]))
 
 
 def _overlap(overlap: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[dict[str, Any]]:

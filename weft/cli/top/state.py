@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from weft.cli.screens.diagnosis import is_compute
 from weft.cli.screens.time_summary import time_summary
+from weft.plan.kinds import is_compute_lane
 from weft.transport.wire.frames import Message
 
 VERSION: Final = 1
@@ -258,14 +258,14 @@ def _stalls_within(before: Sequence[Message], after: Sequence[Message]) -> list[
     long as the shortest that it had, and that is taken off, so none is told longer than it was."""
     stalled = {(stall["lane"], stall["cause"], stall["task"]): float(stall["seconds"]) for stall in before}
     untold = {
-        compute: min((stall["seconds"] for stall in before if is_compute(stall["lane"]) is compute), default=0.0)
+        compute: min((stall["seconds"] for stall in before if is_compute_lane(stall["lane"]) is compute), default=0.0)
         for compute in (True, False)
         if len(before) >= MAX_STALLS
     }
     grown = []
     for stall in after:
         earlier = stalled.get(
-            (stall["lane"], stall["cause"], stall["task"]), untold.get(is_compute(stall["lane"]), 0.0)
+            (stall["lane"], stall["cause"], stall["task"]), untold.get(is_compute_lane(stall["lane"]), 0.0)
         )
         if stall["seconds"] > earlier:
             grown.append({**stall, "seconds": stall["seconds"] - earlier})

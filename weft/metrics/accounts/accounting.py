@@ -6,7 +6,7 @@ never overlap, so of a lane's wall time every nanosecond is either in exactly on
     compute  ├ forward ┤├ stall_gradient ┤├ backward ┤··gap··├ idle ┤
              └──────────────────────── wall ────────────────────────┘     residual = wall - rows = the gaps
 
-Sums are whole nanoseconds, so nothing is lost to rounding. This module knows modes and lanes by name only.
+Sums are whole nanoseconds, so nothing is lost to rounding.
 """
 
 from __future__ import annotations
@@ -15,27 +15,14 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final, NoReturn, TypedDict
 
-from weft.plan.kinds import is_compute_lane
+from weft.plan.kinds import FIRST_STALL, MODE_INDEX, MODES, is_compute_lane
+from weft.plan.rows import Row
 
-BUSY_MODES: Final = ("forward", "backward", "sync", "update", "load", "transfer", "snapshot")
-STALL_MODES: Final = (
-    "stall_data",
-    "stall_activation",
-    "stall_gradient",
-    "stall_sync",
-    "stall_update",
-    "stall_slot",
-    "stall_dispatch",
-    "recovery",
-    "idle",
-)
-MODES: Final = BUSY_MODES + STALL_MODES
 NANOSECONDS: Final = 1_000_000_000
 
-_INDEX: Final[dict[str | int, int]] = {mode: i for i, mode in enumerate(MODES)} | {i: i for i in range(len(MODES))}
-_DATA: Final = MODES.index("stall_data")
+_DATA: Final = MODE_INDEX["stall_data"]
+_NUM_MODES: Final = len(MODES)
 
-Row = tuple[str | int, int, int, int, int, int]
 LaneSeconds = dict[str, dict[str, float]]
 
 
@@ -60,10 +47,10 @@ class JobAccount:
         self._lanes: dict[str, _LaneAccount] = {}
 
     def add(self, lane: str, rows: Iterable[Row]) -> None:
-        """Accounts for rows (mode, task, iteration, waited_for, start_ns, end_ns), as they lie in a report.
+        """Accounts for rows as they lie in a report.
 
-        A mode is a name of MODES or its index there. Raises AccountingError at the first row that overlaps the one
-        before, goes backwards or has no known mode; the rows before it are counted.
+        Raises AccountingError at the first row that overlaps the one before, goes backwards or has no known mode; the
+        rows before it are counted.
         """
         account = self._lanes.get(lane)
         if account is None:
@@ -108,7 +95,7 @@ class JobAccount:
         if total_ns == 0:
             return None
         return {
-            "stall_percent": 100 * sum(interval_ns[len(BUSY_MODES) :]) / total_ns,
+            "stall_percent": 100 * sum(interval_ns[FIRST_STALL:]) / total_ns,
             "data_percent": 100 * interval_ns[_DATA] / total_ns,
         }
 
@@ -135,28 +122,28 @@ class _LaneAccount:
             if last is None:
                 return
             self._begin(last)
-        mode_ns, index, last_end = self.mode_ns, _INDEX, last[5]
+        mode_ns, num_modes, last_end = self.mode_ns, _NUM_MODES, last[5]
         for row in rows:  # the daemon's hottest loop: some 0.2 µs a row
             mode, _, _, _, start, end = row
-            if not last_end <= start <= end or mode not in index:
+            if not last_end <= start <= end or not 0 <= mode < num_modes:
                 self.last_row = last
                 self._refuse(row)
-            mode_ns[index[mode]] += end - start
+            mode_ns[mode] += end - start
             last_end = end
             last = row
         self.last_row = last
 
     def _begin(self, row: Row) -> None:
         mode, _, _, _, start, end = row
-        if start > end or mode not in _INDEX:
+        if start > end or not 0 <= mode < _NUM_MODES:
             self._refuse(row)
         self.first_ns = start
-        self.mode_ns[_INDEX[mode]] += end - start
+        self.mode_ns[mode] += end - start
         self.last_row = row
 
     def _refuse(self, row: Row) -> NoReturn:
         mode, _, _, _, start, end = row
-        if mode not in _INDEX:
+        if not 0 <= mode < _NUM_MODES:
             problem = f"has a mode that is none of {', '.join(MODES)}"
         elif start > end:
             problem = f"ends {start - end} ns before it starts"
@@ -189,6 +176,6 @@ class _LaneAccount:
 
 def _story(row: Row) -> str:
     mode, task, iteration, waited_for, start, end = row
-    name = MODES[_INDEX[mode]] if mode in _INDEX else repr(mode)
+    name = MODES[mode] if 0 <= mode < _NUM_MODES else repr(mode)
     waited = f" (waited for task {waited_for})" if waited_for >= 0 else ""
     return f"{name} of task {task} in iteration {iteration}{waited} from {start} to {end} ns"

@@ -21,7 +21,9 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from weft.metrics.accounts.accounting import MODES, NANOSECONDS, JobAccount
+from weft.metrics.accounts.accounting import NANOSECONDS, JobAccount
+from weft.plan.kinds import MODES
+from weft.plan.rows import Row
 
 KINDS: Final = ("sync", "transfer", "update")
 SETTLE_ABOVE: Final = 512  # intervals of a worker: often enough that no report waits for long
@@ -34,7 +36,6 @@ _LAST_COMPUTE: Final = max(MODES.index(mode) for mode in _COMPUTE)
 _KIND_OF_MODE: Final = {MODES.index(kind): kind for kind in KINDS}
 
 Interval = tuple[int, int, int]  # start_ns, end_ns, a mode's index in MODES
-Row = tuple[int, int, int, int, int, int]
 Nanoseconds = dict[str, dict[str, tuple[int, int]]]
 OverlapSeconds = dict[str, dict[str, dict[str, float]]]
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from weft.metrics.accounts.accounting import MODES
+from weft.plan.kinds import MODE_INDEX
+from weft.plan.rows import Row
 
-IDLE: Final = MODES.index("idle")
+IDLE: Final = MODE_INDEX["idle"]
 KEPT: Final = 64  # stops of a worker; rows come within a second or so of their end
-
-Row = tuple[int, int, int, int, int, int]
 
 
 class Stops:

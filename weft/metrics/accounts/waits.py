@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
-from weft.metrics.accounts.accounting import BUSY_MODES, MODES, NANOSECONDS
+from weft.metrics.accounts.accounting import NANOSECONDS
+from weft.plan.kinds import FIRST_STALL, MODES
+from weft.plan.rows import Row
 
-_FIRST_STALL: Final = len(BUSY_MODES)
-
-Row = tuple[int, int, int, int, int, int]
 Key = tuple[str, int, int]  # lane, a mode's index in MODES, the task waited for or -1
 
 
@@ -23,7 +21,7 @@ class WaitAccount:
         """Accounts for rows as they lie in a report: modes by their index in MODES."""
         sums = self._ns
         for mode, _, _, waited_for, start, end in rows:
-            if mode >= _FIRST_STALL:
+            if mode >= FIRST_STALL:
                 key = lane, mode, waited_for
                 sums[key] = sums.get(key, 0) + end - start
 

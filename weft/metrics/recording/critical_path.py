@@ -15,7 +15,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-from weft.metrics.recording.recording import NUM_BUSY, Recording, Row
+from weft.metrics.recording.recording import Recording
+from weft.plan.kinds import FIRST_STALL
+from weft.plan.rows import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ class _Walk:
         """What the task had to wait for last: another lane's task, or the one before it in its own lane."""
         rows = self._rows[lane]
         for before in range(index - 1, -1, -1):
-            if rows[before][0] < NUM_BUSY:
+            if rows[before][0] < FIRST_STALL:
                 return lane, before
             source = rows[before][3]
             if source >= 0 and (found := self._run_of(source, rows[before])) is not None:
@@ -99,7 +101,7 @@ class _Walk:
             mode, task, of, _, start, _ = rows[index]
             if start >= ended:
                 break
-            if mode < NUM_BUSY:
+            if mode < FIRST_STALL:
                 if task == source and of in wanted:
                     return lane, index
                 inside = lane, index
@@ -107,4 +109,4 @@ class _Walk:
 
     @staticmethod
     def _busy_before(rows: list[Row], stop: int) -> int | None:
-        return next((index for index in range(stop - 1, -1, -1) if rows[index][0] < NUM_BUSY), None)
+        return next((index for index in range(stop - 1, -1, -1) if rows[index][0] < FIRST_STALL), None)

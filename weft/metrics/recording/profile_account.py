@@ -18,9 +18,10 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from weft.metrics.accounts.accounting import MODES
 from weft.metrics.accounts.overlap import KINDS
-from weft.metrics.recording.recording import NUM_BUSY, Recording, Row
+from weft.metrics.recording.recording import Recording
+from weft.plan.kinds import FIRST_STALL, MODES
+from weft.plan.rows import Row
 from weft.plan.worker_profile import Track, WorkerProfile, outermost
 
 Span = tuple[int, int, int]  # start_ns, end_ns, a mode's index in MODES, or NO_MODE
@@ -89,7 +90,7 @@ def compare(recording: Recording, profiles: Sequence[WorkerProfile]) -> Comparis
 
 
 def spans_of_rows(rows: Iterable[Row]) -> list[Span]:
-    return [(start, end, mode) for mode, _, _, _, start, end in rows if mode < NUM_BUSY]
+    return [(start, end, mode) for mode, _, _, _, start, end in rows if mode < FIRST_STALL]
 
 
 def spans_of_track(track: Track | None, rows: Sequence[Row]) -> list[Span]:
@@ -100,7 +101,7 @@ def spans_of_track(track: Track | None, rows: Sequence[Row]) -> list[Span]:
     for start, end in outermost(track.rows()) if track is not None else ():
         place = bisect_right(starts, (start + end) // 2) - 1
         row = rows[place] if place >= 0 and (start + end) // 2 < rows[place][5] else None
-        task = place if row is not None and row[0] < NUM_BUSY else None
+        task = place if row is not None and row[0] < FIRST_STALL else None
         if spans and task is not None and task == last_task:
             spans[-1] = (spans[-1][0], end, spans[-1][2])
         else:

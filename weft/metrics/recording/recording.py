@@ -9,9 +9,8 @@ iterations of a small job or a few hundred of one with many tasks.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -20,19 +19,17 @@ from typing import Any, Final
 import msgpack
 
 from weft.machine.run_file import load, replace
-from weft.metrics.accounts.accounting import BUSY_MODES
+from weft.plan.graph import Edge
 from weft.plan.itinerary import Itinerary
+from weft.plan.kinds import FIRST_STALL, MODE_INDEX, Cause
+from weft.plan.rows import Row, unpack
 
 FILE: Final = "recording.msgpack"
 PROFILED_FILE: Final = "profiled.msgpack"  # as it was when the iterations that were to be profiled were over
 VERSION: Final = 1
 RECORDED_BYTES: Final = 8 << 20  # of a running job's rows: 175,000 of them; a daemon runs few jobs at a time
 MAX_BYTES: Final = 256 << 20  # of a file: the rows, and some 100 MB of a graph of 256 stages and 1,024 microbatches
-NUM_BUSY: Final = len(BUSY_MODES)
-BACKWARD: Final = BUSY_MODES.index("backward")
-_FIELDS: Final = 6
-
-Row = tuple[int, int, int, int, int, int]
+BACKWARD: Final = MODE_INDEX["backward"]
 
 
 class RecordingError(ValueError):
@@ -51,14 +48,6 @@ class RecordedTask:
     microbatch: int
     bucket: int
     lane: str
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedEdge:
-    source: int
-    target: int
-    distance: int
-    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +72,7 @@ class Recording:
     attempt: int
     clock_ns: int
     tasks: tuple[RecordedTask, ...]
-    edges: tuple[RecordedEdge, ...]
+    edges: tuple[Edge, ...]
     programs: Mapping[str, tuple[int, ...]]
     packed: Mapping[str, bytes]
     finished: int
@@ -116,7 +105,7 @@ class Recording:
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
         """By lane, in the order of the programs."""
-        return {lane: list(unpacked(self.packed.get(lane, b""))) for lane in self.programs}
+        return {lane: list(unpack(self.packed.get(lane, b""))) for lane in self.programs}
 
     @cached_property
     def iteration_ends(self) -> dict[int, int]:
@@ -125,7 +114,7 @@ class Recording:
         ends: dict[int, int] = {}
         for rows in self.rows.values():
             for mode, task, iteration, _, _, end in rows:
-                if mode < NUM_BUSY and task >= 0 and first <= iteration <= last and end > ends.get(iteration, 0):
+                if mode < FIRST_STALL and task >= 0 and first <= iteration <= last and end > ends.get(iteration, 0):
                     ends[iteration] = end
         return dict(sorted(ends.items()))
 
@@ -164,7 +153,7 @@ class Recording:
         runs: dict[tuple[int, int], int] = {}
         for rows in self.rows.values():
             for mode, task, iteration, _, start, end in rows:
-                if mode < NUM_BUSY and task >= 0:
+                if mode < FIRST_STALL and task >= 0:
                     runs[task, iteration] = runs.get((task, iteration), 0) + end - start
         found: dict[int, list[int]] = {}
         for (task, _), took in runs.items():
@@ -192,7 +181,10 @@ class Recording:
                 **{
                     **wire,
                     "tasks": tuple(RecordedTask(**task) for task in wire["tasks"]),
-                    "edges": tuple(RecordedEdge(*edge) for edge in wire["edges"]),
+                    "edges": tuple(
+                        Edge(source, target, distance, Cause(cause))
+                        for source, target, distance, cause in wire["edges"]
+                    ),
                     "programs": {lane: tuple(program) for lane, program in wire["programs"].items()},
                     "planned": tuple(PlannedSpan(*span) for span in wire["planned"]),
                     "task_seconds": tuple(wire["task_seconds"]),
@@ -238,20 +230,6 @@ def packed_by_lane(reports: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
     for lane, packed in reports:
         parts.setdefault(lane, []).append(packed)
     return {lane: b"".join(chunks) for lane, chunks in parts.items()}
-
-
-def unpacked(data: bytes) -> Iterator[Row]:
-    """Rows of bytes. Errors: ValueError where they are no whole number of rows."""
-    flat = array("q")
-    flat.frombytes(data)
-    if len(flat) % _FIELDS:
-        raise ValueError(f"{len(flat)} numbers are no whole number of rows of {_FIELDS}")
-    values = iter(flat)
-    return zip(values, values, values, values, values, values, strict=True)
-
-
-def packed_rows(rows: Sequence[Row]) -> bytes:
-    return array("q", [number for row in rows for number in row]).tobytes()
 
 
 def _plain(recording: Recording) -> dict[str, Any]:

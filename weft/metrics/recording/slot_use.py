@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from weft.metrics.recording.recording import NUM_BUSY, Recording
+from weft.metrics.recording.recording import Recording
 from weft.metrics.recording.window import Window
+from weft.plan.kinds import FIRST_STALL
 
 Run = tuple[int, int]  # start and end in nanoseconds
 Level = tuple[int, int]  # from this instant on, so many
@@ -87,7 +88,7 @@ def runs_of(recording: Recording) -> dict[tuple[int, int], Run]:
     runs: dict[tuple[int, int], Run] = {}
     for rows in recording.rows.values():
         for mode, task, iteration, _, start, end in rows:
-            if mode < NUM_BUSY and task >= 0:
+            if mode < FIRST_STALL and task >= 0:
                 before = runs.get((task, iteration))
                 runs[task, iteration] = (start if before is None else before[0], end)
     return runs

@@ -6,10 +6,9 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.metrics.accounts.accounting import MODES
-from weft.metrics.recording.recording import NUM_BUSY, Recording
+from weft.metrics.recording.recording import Recording
 from weft.metrics.recording.window import begin_of_first
-from weft.plan.kinds import is_compute_lane
+from weft.plan.kinds import FIRST_STALL, MODES, is_compute_lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ def stall_shares(recording: Recording) -> list[IterationStalls]:
     sums: list[dict[str, int]] = [{} for _ in wanted]
     for rows in lanes:
         for mode, _, _, _, start, end in rows:
-            if mode < NUM_BUSY:
+            if mode < FIRST_STALL:
                 continue
             cause = MODES[mode].removeprefix("stall_")
             place = bisect_left(stops, start)

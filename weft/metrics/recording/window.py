@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.metrics.accounts.accounting import NANOSECONDS
-from weft.metrics.recording.recording import NUM_BUSY, PlannedSpan, Recording
+from weft.metrics.recording.recording import PlannedSpan, Recording
+from weft.plan.kinds import FIRST_STALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def planned_runs(recording: Recording, window: Window) -> dict[str, list[Planned
 
 def begin_of_first(recording: Recording) -> int:
     """When iteration 0, which must be recorded, began its first task. Before it lanes waited for others' set-up."""
-    starts = [row[4] for rows in recording.rows.values() for row in rows if row[0] < NUM_BUSY and row[2] == 0]
+    starts = [row[4] for rows in recording.rows.values() for row in rows if row[0] < FIRST_STALL and row[2] == 0]
     return min(starts)
 
 

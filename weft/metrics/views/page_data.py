@@ -20,9 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from weft.metrics.accounts.accounting import MODES, NANOSECONDS
+from weft.metrics.accounts.accounting import NANOSECONDS
 from weft.metrics.recording.critical_path import critical_path
-from weft.metrics.recording.recording import BACKWARD, NUM_BUSY, Recording, Row
+from weft.metrics.recording.recording import BACKWARD, Recording
+from weft.plan.kinds import FIRST_STALL, MODES
+from weft.plan.rows import Row
 
 DEFAULT_ITERATIONS: Final = 4
 MAX_ITERATIONS: Final = 64
@@ -56,7 +58,7 @@ def timeline(recording: Recording, iterations: int) -> Iterator[bytes]:
         "attempt": recording.attempt,
         "ended": bool(recording.facts.get("ended")),
         "modes": list(MODES),
-        "num_busy": NUM_BUSY,
+        "num_busy": FIRST_STALL,
         "ended_at": (window.end_ns + recording.clock_ns) / NANOSECONDS if window else None,
         "duration": window.end_ns - start if window else 0,
         "iterations": _iterations(recent, window),

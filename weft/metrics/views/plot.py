@@ -17,8 +17,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from weft.metrics.accounts.accounting import STALL_MODES
 from weft.metrics.recording.step_log import StepLog
+from weft.plan.kinds import STALL_MODES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
-from weft.metrics.accounts.accounting import MODES, NANOSECONDS, JobAccount, LaneSeconds
+from weft.metrics.accounts.accounting import NANOSECONDS, JobAccount, LaneSeconds
 from weft.metrics.accounts.waits import WaitAccount
 from weft.metrics.recording.critical_path import Step, critical_path
 from weft.metrics.recording.recording import Recording
-from weft.plan.kinds import is_compute_lane
+from weft.plan.kinds import MODES, is_compute_lane
 
 MAX_STALLS = 20  # arbitrary: a screen; those of compute lanes count first, since the others wait as a matter of course
 PATH_ITERATIONS = 8

@@ -21,12 +21,14 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Final
 
-from weft.metrics.accounts.accounting import MODES, NANOSECONDS
+from weft.metrics.accounts.accounting import NANOSECONDS
 from weft.metrics.recording.critical_path import critical_path
-from weft.metrics.recording.recording import NUM_BUSY, RecordedEdge, RecordedTask, Recording, Row
+from weft.metrics.recording.recording import RecordedTask, Recording
 from weft.metrics.recording.slot_use import Level, batches_ahead, bytes_used, ring_uses, runs_of
 from weft.metrics.recording.window import Window, planned_runs
-from weft.plan.kinds import is_compute_lane
+from weft.plan.graph import Edge
+from weft.plan.kinds import FIRST_STALL, MODES, is_compute_lane
+from weft.plan.rows import Row
 from weft.plan.worker_profile import KINDS, ProfileRow, WorkerProfile
 
 Event = dict[str, Any]
@@ -147,7 +149,7 @@ class _Trace:
         for mode, number, iteration, waited_for, start, end in rows:
             span = max(start, self._window.start_ns), min(end, self._window.end_ns)
             task = self._tasks[number] if number >= 0 else None
-            if mode < NUM_BUSY and task is not None:
+            if mode < FIRST_STALL and task is not None:
                 args = _about(task, iteration)
                 if span != (start, end):
                     args["cut"] = True
@@ -188,7 +190,7 @@ class _Trace:
 
     def _flows(self) -> Iterator[Event]:
         lane_of = {task.id: task.lane for task in self._tasks}
-        inputs: dict[int, list[RecordedEdge]] = {}
+        inputs: dict[int, list[Edge]] = {}
         for edge in self._recording.edges:
             if lane_of[edge.source] != lane_of[edge.target]:
                 inputs.setdefault(edge.target, []).append(edge)
@@ -253,7 +255,7 @@ class _Runs:
         if place < 0:
             return None
         mode, *_, end = self._rows[lane][place]
-        return when if mode < NUM_BUSY and when < end else None
+        return when if mode < FIRST_STALL and when < end else None
 
 
 def _begun(rows: Sequence[Row], window: Window) -> Iterator[tuple[int, int, int, set[int]]]:
@@ -261,7 +263,7 @@ def _begun(rows: Sequence[Row], window: Window) -> Iterator[tuple[int, int, int,
     waited: set[int] = set()
     last = None
     for mode, task, iteration, waited_for, start, _ in rows:
-        if mode >= NUM_BUSY:
+        if mode >= FIRST_STALL:
             if waited_for >= 0:
                 waited.add(waited_for)
             continue

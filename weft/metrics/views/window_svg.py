@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from weft.metrics.accounts.accounting import BUSY_MODES, MODES, NANOSECONDS
+from weft.metrics.accounts.accounting import NANOSECONDS
 from weft.metrics.recording.critical_path import critical_path
-from weft.metrics.recording.recording import NUM_BUSY, RecordedTask, Recording, Row
+from weft.metrics.recording.recording import RecordedTask, Recording
 from weft.metrics.recording.window import Window, planned_runs
 from weft.metrics.views.timeline import STALL, Bar, bar_label, timeline_svg
 from weft.metrics.views.trace import in_order
+from weft.plan.kinds import BUSY_MODES, FIRST_STALL, MODES
+from weft.plan.rows import Row
 
 
 def window_svg(recording: Recording, window: Window) -> str:
@@ -19,7 +21,9 @@ def window_svg(recording: Recording, window: Window) -> str:
 class _Picture:
     def __init__(self, recording: Recording, window: Window) -> None:
         self._recording, self._window = recording, window
-        self._mode_of_task = {row[1]: row[0] for rows in recording.rows.values() for row in rows if row[0] < NUM_BUSY}
+        self._mode_of_task = {
+            row[1]: row[0] for rows in recording.rows.values() for row in rows if row[0] < FIRST_STALL
+        }
         self._critical = {
             (step.lane, step.task, step.iteration) for step in critical_path(recording, window.start_ns, window.end_ns)
         }
@@ -51,7 +55,7 @@ class _Picture:
     def _bars(self, lane: str, rows: Sequence[Row]) -> Iterator[Bar]:
         begin, tasks = self._window.start_ns, self._recording.tasks
         for mode, number, iteration, waited_for, start, end in rows:
-            if mode < NUM_BUSY and number >= 0:
+            if mode < FIRST_STALL and number >= 0:
                 critical = (lane, number, iteration) in self._critical
                 yield self._task_bar(tasks[number], iteration, start - begin, end - begin, critical=critical)
             else:

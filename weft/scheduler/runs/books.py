@@ -16,10 +16,10 @@ from weft.metrics.accounts.stops import Stops
 from weft.metrics.accounts.waits import WaitAccount
 from weft.metrics.prometheus.declared import METRICS
 from weft.metrics.prometheus.histogram import Observations
-from weft.metrics.recording.recording import Recorder, packed_rows
+from weft.metrics.recording.recording import Recorder
 from weft.plan.itinerary import Itinerary
 from weft.plan.kinds import FIRST_STALL, MODE_INDEX
-from weft.plan.rows import unpack
+from weft.plan.rows import packed_rows, unpack
 from weft.scheduler.runs.task_times import TaskTimes
 
 _MICROBATCH_EDGES = next(metric.buckets for metric in METRICS if metric.name == "weft_microbatch_seconds")

@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from weft.metrics.recording.recording import FILE, PROFILED_FILE, PlannedSpan, RecordedEdge, RecordedTask, Recording
+from weft.metrics.recording.recording import FILE, PROFILED_FILE, PlannedSpan, RecordedTask, Recording
 from weft.plan.graph import Lane
 from weft.plan.plan import Plan
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, simulate
@@ -47,7 +47,7 @@ def make_recording(run: JobRun) -> Recording | None:
         attempt=run.attempt,
         clock_ns=time.time_ns() - time.monotonic_ns(),
         tasks=recorded_tasks(plan, names),
-        edges=tuple(RecordedEdge(e.source, e.target, e.distance, str(e.cause)) for e in plan.graph.edges),
+        edges=plan.graph.edges,
         programs=recorded_programs(plan, names),
         packed=run.books.recorder.packed(),
         finished=run.finished_iterations,

@@ -21,11 +21,11 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Final
 
-from weft.metrics.recording.recording import NUM_BUSY, Recording
+from weft.metrics.recording.recording import Recording
 from weft.plan.division import divide
 from weft.plan.graph import Task
 from weft.plan.inspection import Inspection, Shape, TensorFacts, UnitFacts
-from weft.plan.kinds import KINDS, Kind
+from weft.plan.kinds import FIRST_STALL, KINDS, Kind
 from weft.plan.plan import Plan
 from weft.spec.job_spec import JobSpec
 
@@ -116,7 +116,7 @@ def recorded_seconds(recording: Recording) -> dict[int, float]:
     found: dict[int, list[int]] = {}
     for rows in recording.rows.values():
         for mode, task, iteration, _, start, end in rows:
-            if mode < NUM_BUSY and task >= 0 and iteration in recording.training:
+            if mode < FIRST_STALL and task >= 0 and iteration in recording.training:
                 found.setdefault(task, []).append(end - start)
     steals = recording.spec.get("strategy", {}).get("share") == "stealing"
     return {task: _typical(runs, steals=steals) / NANOSECONDS for task, runs in found.items()}

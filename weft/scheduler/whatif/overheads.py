@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Final
 
-from weft.metrics.accounts.accounting import MODES, NANOSECONDS
-from weft.metrics.recording.recording import NUM_BUSY, Recording, Row
+from weft.metrics.accounts.accounting import NANOSECONDS
+from weft.metrics.recording.recording import Recording
 from weft.plan.graph import Lane
-from weft.plan.kinds import is_compute_lane
+from weft.plan.kinds import FIRST_STALL, MODES, is_compute_lane
+from weft.plan.rows import Row
 
 DISPATCH: Final = MODES.index("stall_dispatch")
 COMPUTE: Final = "compute"
@@ -35,7 +36,7 @@ class Overheads:
 def overheads_of(recording: Recording) -> Overheads:
     shares: dict[str, list[float]] = {}
     for lane, rows in recording.rows.items():
-        num_tasks = sum(row[0] < NUM_BUSY for row in rows)
+        num_tasks = sum(row[0] < FIRST_STALL for row in rows)
         if num_tasks:
             lost = sum(row[5] - row[4] for row in rows if row[0] == DISPATCH)
             shares.setdefault(lane.rpartition("/")[2], []).append(lost / num_tasks / NANOSECONDS)
@@ -53,7 +54,7 @@ def wake_latencies(recording: Recording) -> list[float]:
         (row[1], row[2]): row[5]
         for rows in recording.rows.values()
         for row in rows
-        if row[0] < NUM_BUSY and row[1] >= 0
+        if row[0] < FIRST_STALL and row[1] >= 0
     }
     found = []
     for lane, rows in recording.rows.items():
@@ -67,7 +68,7 @@ def wake_latencies(recording: Recording) -> list[float]:
 def _latency(row: Row, distances: Mapping[tuple[int, int], int], ends: Mapping[tuple[int, int], int]) -> int | None:
     """A task posts its end shortly before it stamps it, so a lane that spins may be found awake before: that is 0."""
     mode, task, iteration, source, start, end = row
-    if mode < NUM_BUSY or source < 0:
+    if mode < FIRST_STALL or source < 0:
         return None
     came = ends.get((source, iteration - distances.get((source, task), 0)))
     return max(0, end - came) if came is not None and came > start else None

@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from weft.metrics.accounts.accounting import BUSY_MODES, STALL_MODES
 from weft.metrics.prometheus.exporter import Exporter
 from weft.metrics.views.page_data import MAX_ITERATIONS
 from weft.metrics.views.timeline import COLOURS
+from weft.plan.kinds import BUSY_MODES, STALL_MODES
 from weft.scheduler.daemon.http import page_routes
 from weft.scheduler.daemon.http.page_routes import FOLDER
 from weft.scheduler.daemon.http.server import MetricsServer
