@@ -202,7 +202,8 @@ class RealDaemon:
         shutil.rmtree(self.home, ignore_errors=True)
 
     def log(self) -> str:
-        return "".join(path.read_text() for path in (self.home / "daemon.log", self.state / "workers.log"))
+        files = (self.home / "daemon.log", self.state / "workers.log")
+        return "".join(path.read_text() for path in files if path.exists())
 
     def footprint(self) -> Counter[str]:
         """What the idle daemon holds: descriptors of it and its helpers, shared mappings of its workers, sockets."""

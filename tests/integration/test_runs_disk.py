@@ -52,7 +52,7 @@ def look(event, arguments):
 told = os.open(home / "violations", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 sys.addaudithook(look)
 sys.argv = ["weft", *sys.argv[3:]]
-from weft.cli import main
+from weft.cli.main import main
 main()
 """
 

@@ -25,7 +25,7 @@ from weft.scheduler.runs.run_writer import Writer
 
 LOG: Final = "job.log"
 MAX_LOG_BYTES: Final = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
-MAX_WAITING_BYTES: Final = 1 << 20  # of lines of one file that no disk takes: a minute of a talkative job
+MAX_WAITING_BYTES: Final = 8 << 20  # of lines of one file that no disk takes, or none in time on a busy machine
 LOG_CHUNK_BYTES: Final = 1 << 16  # of a log in one event: hundreds of clients may each be sent one
 WRITE_BYTES: Final = 1 << 16  # of metrics, from which on they are written before the next flush
 _LOG_IS_FULL: Final = b"the log is full; nothing more is kept\n"
