@@ -334,13 +334,12 @@ def two_way_source(optimizer: str) -> str:
     return source
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("strategy", TWO_WAYS.values(), ids=TWO_WAYS)
+@pytest.mark.pairs(name=TWO_WAYS, optimizer=OPTIMIZERS)
 def test_buckets_that_go_another_way_at_any_step_train_what_the_plain_loop_trains(
-    turns_of: Callable[..., tuple[Turns, Any]], strategy: dict[str, Any], optimizer: str
+    turns_of: Callable[..., tuple[Turns, Any]], name: str, optimizer: str
 ) -> None:
     """Five steps of two epochs, with validation between and behind them, and a last step on either way."""
-    source, rng, expected = two_way_source(optimizer), random.Random(1), None
+    source, strategy, rng, expected = two_way_source(optimizer), TWO_WAYS[name], random.Random(1), None
     for choose in ORDERS:
         turns, spec = turns_of(source, update="balanced", **strategy)
         ways = turns.set_routes(rng)

@@ -208,14 +208,13 @@ def assert_trained(workers: Workers, expected: reference.ReferenceResult) -> Non
         torch.testing.assert_close(state[name], tensor, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("tile_bytes", [0, TILE_BYTES], ids=["page-locked", "through tiles"])
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.pairs(name=STRATEGIES, tile_bytes=(0, TILE_BYTES))
 def test_streams_that_are_late_train_what_the_plain_loop_trains(
-    workers_of: Callable[..., tuple[Workers, Any]], strategy: dict[str, Any], tile_bytes: int
+    workers_of: Callable[..., tuple[Workers, Any]], name: str, tile_bytes: int
 ) -> None:
     """Also where no memory can be page-locked, and each copy's tiles are late besides."""
-    workers, spec = workers_of(tile_bytes=tile_bytes, **strategy)
-    train_and_compare(workers, spec, strategy)
+    workers, spec = workers_of(tile_bytes=tile_bytes, **STRATEGIES[name])
+    train_and_compare(workers, spec, STRATEGIES[name])
     staged = [device.num_staged > 0 for device in workers.devices if isinstance(device, ThreadDevice)]
     assert staged == [tile_bytes > 0] * len(staged)
 

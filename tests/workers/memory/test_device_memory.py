@@ -230,12 +230,11 @@ def test_a_step_that_the_device_cannot_leave_out_is_the_one_thing_that_waits_for
     assert turns.readers == {"update"}
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "momentum", "adagrad", "whole"])
-@pytest.mark.parametrize("strategy", TWO_WAYS.values(), ids=TWO_WAYS)
+@pytest.mark.pairs(name=TWO_WAYS, optimizer=["adam", "momentum", "adagrad", "whole"])
 def test_what_moves_with_a_bucket_that_turns_is_copied_to_where_it_is_computed_with(
-    watched: Watched, strategy: dict[str, Any], optimizer: str
+    watched: Watched, name: str, optimizer: str
 ) -> None:
-    turns = watched(optimizer, update="balanced", **strategy)
+    turns = watched(optimizer, update="balanced", **TWO_WAYS[name])
     turns.set_routes(random.Random(1))
     turns.run(random.Random(0).choice)
     assert turns.violations == []
