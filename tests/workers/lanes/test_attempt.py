@@ -15,7 +15,8 @@ from weft.plan.itinerary import Iteration
 from weft.reference import loop as reference
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.directory import Directory
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Accelerator, Device
+from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.operation import Operation
@@ -105,7 +106,7 @@ Values = Mapping[int, Mapping[str, float]]
 class Turns:
     """Every lane of every worker, run a task at a time in this thread."""
 
-    def __init__(self, planned: Any, directory: Directory, make_device: Callable[[], HostDevice] = StandIn) -> None:
+    def __init__(self, planned: Any, directory: Directory, make_device: Callable[[], Device] = StandIn) -> None:
         """make_device: of the workers that have one."""
         self.plan = planned.plan
         self._directory = directory
@@ -168,8 +169,9 @@ class Turns:
         operation, iteration = operations[place], attempt.iteration(index)
         if operation.runs(iteration):
             self._perform(attempt, operation, iteration)
-        for act in attempt.device.take_acts():
-            act()
+        if isinstance(attempt.device, Accelerator):
+            for act in attempt.device.take_acts():
+                act()
         attempt.board.post(operation.task, index)
 
     def _perform(self, attempt: Attempt, operation: Operation, iteration: Iteration) -> None:

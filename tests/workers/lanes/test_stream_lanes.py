@@ -22,7 +22,8 @@ import torch
 from weft.metrics.accounts.accounting import JobAccount
 from weft.plan.rows import unpack
 from weft.reference import loop as reference
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Device
+from weft.workers.devices.host import HostDevice
 from weft.workers.devices.tiles import Tiles
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lanes import Inbox, run_lanes
@@ -73,10 +74,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 class Workers:
     """A job's workers, each with a thread for its main lane."""
 
-    def __init__(self, planned: Any, make_device: Callable[[], HostDevice]) -> None:
+    def __init__(self, planned: Any, make_device: Callable[[], Device]) -> None:
         self._planned, self.plan = planned, planned.plan
         self._make_device = make_device
-        self.devices: list[HostDevice] = []
+        self.devices: list[Device] = []
         self.directory = planned.new_directory()
         self.reports: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from weft.plan.itinerary import Iteration
+from weft.workers.devices.device import Accelerator
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.operation import Operation
@@ -178,7 +179,7 @@ class WatchedTurns(_ATTEMPT["Turns"]):  # type: ignore[misc]
             super().__init__(planned, directory, lambda: make_device(self._memory))
 
     def _perform(self, attempt: Attempt, operation: Operation, iteration: Iteration) -> None:
-        if not attempt.device.is_accelerator:
+        if not isinstance(attempt.device, Accelerator):
             operation.run(iteration)
             return
         task = str(self.plan.graph.tasks[operation.task].kind)
