@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from weft.plan.course import Course
 from weft.plan.division import divide
 from weft.plan.itinerary import Itinerary
+from weft.plan.tables import NO_MORE, Adjustment
 from weft.reference.replicas import updates_seen
 
 
@@ -108,9 +109,10 @@ def test_shares_change_from_the_iteration_that_is_told() -> None:
     course = course_of(
         Itinerary(num_train=8, num_validation=0, batch_size=8, steps=4), staleness=(0, 0), shares=(1.0, 1.0)
     )
-    course.set_shares(2, [3.0, 1.0])
+    course.adjust(2, Adjustment(shares=(3.0, 1.0)))
     sizes = [[sum(part.size for part in own) for own in course.parts(course.iteration(index))] for index in range(4)]
     assert sizes == [[4, 4], [4, 4], [6, 2], [6, 2]]
+    assert [course.samples(course.iteration(index)) for index in range(4)] == sizes
 
 
 def test_where_replicas_steal_a_position_has_the_microbatch_that_was_granted_for_it() -> None:
@@ -125,8 +127,8 @@ def test_where_replicas_steal_a_position_has_the_microbatch_that_was_granted_for
         }
     )
     first, second = course.iteration(0), course.iteration(1)
-    course.grant(1, [(0, 0, 2), (0, 1, 0), (0, 2, -1)])
-    course.grant(0, [(0, 0, 1), (1, 0, 3)])
+    course.adjust(0, Adjustment(grants=[(1, 0, 0, 2), (1, 0, 1, 0), (1, 0, 2, NO_MORE)]))
+    course.adjust(0, Adjustment(grants=[(0, 0, 0, 1), (0, 1, 0, 3)]))
     assert [course.part(first, 1, position).number for position in (0, 1)] == [2, 0]
     assert [course.part(first, 1, 0).start, course.part(first, 1, 0).size] == [4, 2]
     assert course.part(first, 1, 2).size == 0, "nothing was left for it"

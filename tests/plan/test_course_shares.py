@@ -10,6 +10,7 @@ import pytest
 from weft.plan.course import Course
 from weft.plan.division import Part, divide
 from weft.plan.itinerary import Itinerary
+from weft.plan.tables import NO_MORE, Adjustment
 
 ITINERARY = Itinerary(num_train=10, num_validation=0, batch_size=10, steps=50)
 
@@ -22,8 +23,8 @@ def course_of(share: str, **changes: Any) -> Course:
 
 def test_an_iteration_is_divided_by_the_shares_that_hold_in_it() -> None:
     course = course_of("adaptive")
-    course.set_shares(3, [4, 1])
-    course.set_shares(7, [1, 0])
+    course.adjust(3, Adjustment(shares=[4, 1]))
+    course.adjust(7, Adjustment(shares=[1, 0]))
     for index, shares in ((2, [1, 1]), (3, [4, 1]), (6, [4, 1]), (7, [1, 0])):
         assert course.parts(ITINERARY.at(index)) == divide(10, shares, [4, 4])
     assert course.contributes(ITINERARY.at(6), 1)
@@ -32,12 +33,21 @@ def test_an_iteration_is_divided_by_the_shares_that_hold_in_it() -> None:
 
 def test_a_position_has_the_microbatch_that_it_was_granted() -> None:
     course = course_of("stealing")
-    course.grant(1, [(0, 0, 2), (0, 1, 3), (0, 2, -1), (1, 0, 0)])
+    course.adjust(0, Adjustment(grants=[(1, 0, 0, 2), (1, 0, 1, 3), (1, 0, 2, NO_MORE), (1, 1, 0, 0)]))
     (parts,) = divide(10, [1], [4])
     assert [course.part(ITINERARY.at(0), 1, position) for position in (0, 1)] == parts[2:]
     assert [course.part(ITINERARY.at(0), 1, position).size for position in (2, 3)] == [0, 0]
     assert course.part(ITINERARY.at(1), 1, 0) == parts[0] == Part(0, 0, 3)
     assert [course.loaded_part(ITINERARY.at(1), 0, number) for number in range(4)] == parts
+
+
+def test_samples_are_those_of_the_microbatches_that_were_granted() -> None:
+    """Ten samples in four microbatches: 3, 3, 2, 2."""
+    course = course_of("stealing")
+    course.adjust(0, Adjustment(grants=[(0, 0, 0, 0), (0, 0, 1, 1)]))
+    course.adjust(0, Adjustment(grants=[(1, 0, 0, 2), (1, 0, 1, NO_MORE)]))
+    course.adjust(0, Adjustment(grants=[(0, 0, 2, 3), (0, 1, 0, 0)]))
+    assert course.samples(ITINERARY.at(0)) == [8, 2]
 
 
 def test_owners_read_the_gradient_of_every_replica_that_steals() -> None:
@@ -51,10 +61,10 @@ def test_what_is_not_decided_cannot_be_asked_for() -> None:
         course_of("stealing").part(ITINERARY.at(0), 0, 0)
 
 
-def test_grants_of_iterations_that_are_past_are_forgotten() -> None:
+def test_grants_of_iterations_that_are_over_are_forgotten() -> None:
     course = course_of("stealing")
     for index in range(40):
-        course.grant(0, [(index, 0, 1), (index, 1, -1)])
-    assert course.part(ITINERARY.at(39), 0, 0).number == 1
+        course.adjust(max(0, index - 7), Adjustment(grants=[(0, index, 0, 1), (0, index, 1, NO_MORE)]))
+    assert course.part(ITINERARY.at(39), 0, 0).number == course.part(ITINERARY.at(32), 0, 0).number == 1
     with pytest.raises(KeyError):
-        course.part(ITINERARY.at(0), 0, 0)
+        course.part(ITINERARY.at(31), 0, 0)

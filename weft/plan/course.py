@@ -1,6 +1,7 @@
 """Course: what each iteration of an attempt is, and who has which part of its batch; from numbers alone.
 
-Also which way each bucket goes that may go either way: it follows from the table of routes, row by row from the daemon.
+Also which way each bucket goes that may go either way. What changes as the job runs comes as adjustments: the daemon
+takes them as its workers do, so that all read the same.
 
 Also which version of the parameters a stale replica computes with: version v is after v updates. With staleness k,
 step i runs on version i - k; during warm-up (and right after, until it has fallen behind) on the newest it may have.
@@ -8,21 +9,20 @@ step i runs on version i - k; during warm-up (and right after, until it has fall
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from weft.plan.division import Part, divide
 from weft.plan.itinerary import Iteration, Itinerary
-from weft.plan.tables import RouteTable, ShareTable
+from weft.plan.tables import NO_MORE, Adjustment, Grant, IterationTable
 
 _KEPT = 64  # answers of each kind; a lane asks for few different ones in a row
-_GRANTS_KEPT = 4  # iterations; one begins when a replica works in the one before and a stage may be one behind
 _NOTHING = Part(-1, 0, 0)
 
 
 class Course:
-    """replicas, share, shares: as in the plan's worker view. One thread may set shares and routes and take grants while
-    lanes ask for the iterations whose tasks they have been sent."""
+    """replicas, share, shares: as in the plan's worker view. One thread may adjust while lanes ask for the iterations
+    whose tasks they have been sent."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self.itinerary = Itinerary(**plan["itinerary"])
@@ -30,8 +30,8 @@ class Course:
         self.steals = plan.get("share") == "stealing"
         self._staleness: list[int] = [replica["staleness"] for replica in plan["replicas"]]
         self._warmup: int = (plan["synchronisation"] or {}).get("warmup", 0)
-        self._routes = RouteTable((plan["synchronisation"] or {}).get("local", ()))
-        self._shares = ShareTable([1.0] if self.steals else plan["shares"])
+        self.local = IterationTable(frozenset[int]((plan["synchronisation"] or {}).get("local", ())))
+        self.shares = IterationTable((1.0,) if self.steals else tuple[float, ...](plan["shares"]))
         self._divided = self.microbatches[:1] if self.steals else self.microbatches
         self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
         self._iterations: dict[int, Iteration] = {}
@@ -51,24 +51,29 @@ class Course:
         ends = following == self.itinerary.num_iterations or not self.iteration(following).learns
         return iteration.learns and ends
 
+    def adjust(self, first: int, adjustment: Adjustment) -> None:
+        """Shares and ways hold from iteration `first` on; of grants, the iterations before it are over. What it changes
+        has not been dispatched: of other ways, not even the training iteration before."""
+        if adjustment.shares:
+            self.shares.set(first, tuple(adjustment.shares))
+        if adjustment.local is not None:
+            self.local.set(first, frozenset(adjustment.local))
+        if adjustment.grants:
+            self._grant(first, adjustment.grants)
+
+    def _grant(self, first: int, grants: Sequence[Grant]) -> None:
+        for past in [iteration for iteration in self._granted if iteration < first]:
+            del self._granted[past]
+        for replica, iteration, position, number in grants:
+            granted = self._granted.setdefault(iteration, {})
+            if number != NO_MORE:
+                granted[replica, position] = number
+
     # --- who has what
-
-    def set_shares(self, first: int, shares: Sequence[float]) -> None:
-        """From iteration `first` on, of which no task has been dispatched."""
-        self._shares.set(first, shares)
-
-    def grant(self, replica: int, grants: Sequence[Sequence[int]]) -> None:
-        """The numbers of microbatches at the replica's next positions, before the tasks of these are dispatched."""
-        for iteration, position, number in grants:
-            if iteration not in self._granted:
-                self._granted[iteration] = {}
-                self._granted.pop(iteration - _GRANTS_KEPT, None)
-            if number >= 0:
-                self._granted[iteration][replica, position] = number
 
     def parts(self, iteration: Iteration) -> list[list[Part]]:
         """The microbatches of each replica; where replicas steal, those of the batch, as if it were one replica's."""
-        key = (iteration.size, self._shares.of(iteration.index))
+        key = (iteration.size, self.shares.of(iteration.index))
         parts = self._parts.get(key)
         if parts is None:
             if len(self._parts) >= _KEPT:
@@ -91,15 +96,21 @@ class Course:
         """Whether owners have to read the replica's gradient. Where replicas steal they do: they know of no grants."""
         return self.steals or any(part.size for part in self.parts(iteration)[replica])
 
-    # --- which way buckets go
+    def samples(self, iteration: Iteration) -> list[int]:
+        """How many of a batch each replica has; where replicas steal, once all of it is granted."""
+        parts = self.parts(iteration)
+        if not self.steals:
+            return [sum(part.size for part in own) for own in parts]
+        samples = [0] * len(self.microbatches)
+        for (replica, _), number in self._granted[iteration.index].items():
+            samples[replica] += parts[0][number].size
+        return samples
 
-    def set_routes(self, first: int, local: Iterable[int]) -> None:
-        """From iteration `first` on; no task of the training iteration before it has been dispatched."""
-        self._routes.set(first, frozenset(local))
+    # --- which way buckets go
 
     def is_local(self, bucket: int, iteration: Iteration) -> bool:
         """Whether devices update the bucket themselves, which may go either way."""
-        return bucket in self._routes.of(iteration.index)
+        return bucket in self.local.of(iteration.index)
 
     def has_turned(self, bucket: int, iteration: Iteration) -> bool:
         """Whether the bucket goes another way than in the training iteration before."""

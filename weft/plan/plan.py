@@ -5,11 +5,12 @@ An inspection (what a worker found out about the user's model and data) and a sp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from weft.plan.buckets import Bucket, Route
+from weft.plan.course import Course
 from weft.plan.graph import Graph, Lane, Task
 from weft.plan.inspection import Shape
 from weft.plan.itinerary import Itinerary
@@ -147,6 +148,18 @@ class Plan:
         states = [f"state-0-{stage.stage}" for stage in self.stages if stage.replica == 0]
         return states if self.synchronisation is None else [*states, "parameters"]
 
+    def course(self) -> Course:
+        sync = self.synchronisation
+        return Course(
+            {
+                "itinerary": asdict(self.itinerary),
+                "replicas": [asdict(replica) for replica in self.replicas],
+                "share": self.share,
+                "shares": self.shares,
+                "synchronisation": {"warmup": sync.warmup, "local": sync.local} if sync else None,
+            }
+        )
+
     def _synchronisation_view(self) -> dict[str, Any] | None:
         """reporter: the worker that tells the learning rate and the norm of each step."""
         if self.synchronisation is None:
@@ -207,6 +220,22 @@ class Plan:
             for stage in self.stages
             if stage.stage == 0 and self.replicas[stage.replica].working_window is not None
         ]
+
+    def updates(self, local: Collection[int], worker_names: Sequence[str]) -> str | None:
+        """In words, which buckets the host updates and which of them each device, while devices update these
+        themselves; None where that cannot change."""
+        if self.synchronisation is None or not self.has_ways:
+            return None
+        workers = {(stage.replica, stage.stage): worker_names[stage.worker] for stage in self.stages}
+        by: dict[str, list[int]] = {}
+        for bucket in self.synchronisation.buckets:
+            devices = [workers[holder] for holder in bucket.holders if self.replicas[holder[0]].device == "gpu"]
+            if bucket.route is Route.EITHER:
+                who = " and ".join(devices) if bucket.index in local else "the host"
+                by.setdefault(who, []).append(bucket.index)
+        return "; ".join(
+            f"bucket{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} by {who}" for who, numbers in by.items()
+        )
 
     def describe(self, worker_names: tuple[str, ...] | None = None) -> dict[str, Any]:
         """The plan as people and `plan.json` see it."""

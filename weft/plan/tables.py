@@ -1,22 +1,37 @@
-"""Iteration table: a value that changes as a job runs, by the first iteration that has it.
+"""Iteration table: a value that changes as a job runs, by the first iteration that has it; and what changes it.
 
 One thread may set while others look up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 KEPT = 16  # rows; values change no faster than they are measured, so the oldest are long past
+NO_MORE = -1  # instead of a microbatch's number: the position and all after it in the iteration have none
 
+Grant = tuple[int, int, int, int]  # replica, iteration, position, number of the microbatch or NO_MORE
 Value = TypeVar("Value")
+
+
+class Adjustment(NamedTuple):
+    """What is told of a running job's iterations: one of the three."""
+
+    shares: Sequence[float] = ()  # of a batch, by replica
+    local: Sequence[int] | None = None  # the buckets, of those that may go either way, that devices update themselves
+    grants: Sequence[Grant] = ()  # of replicas that steal: the microbatches at their next positions
 
 
 class IterationTable(Generic[Value]):
     def __init__(self, value: Value) -> None:
         """value: at the start."""
         self._rows: tuple[tuple[int, Value], ...] = ((0, value),)  # replaced whole, never changed
+
+    @property
+    def newest(self) -> tuple[int, Value]:
+        """The value that was set last, behind its first iteration, which may be still to come."""
+        return self._rows[-1]
 
     def set(self, first: int, value: Value) -> None:
         """From iteration `first` on; it must lie behind all that were set before."""
@@ -29,21 +44,3 @@ class IterationTable(Generic[Value]):
             if first <= iteration:
                 return value
         return rows[0][1]
-
-
-class ShareTable(IterationTable[tuple[float, ...]]):
-    """shares: at the start, one number for each replica."""
-
-    def __init__(self, shares: Sequence[float]) -> None:
-        super().__init__(tuple(shares))
-
-    def set(self, first: int, shares: Sequence[float]) -> None:
-        """From iteration `first` on; it must lie behind all that were set before."""
-        super().set(first, tuple(shares))
-
-
-class RouteTable(IterationTable[frozenset[int]]):
-    """local: the buckets at the start."""
-
-    def __init__(self, local: Iterable[int]) -> None:
-        super().__init__(frozenset(local))

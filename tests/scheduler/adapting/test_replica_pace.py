@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from weft.plan.itinerary import Iteration
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
 from weft.scheduler.adapting.replica_pace import MIN_ITERATIONS, ReplicaPace
-from weft.scheduler.adapting.replica_shares import ReplicaShares
-from weft.scheduler.adapting.shares import Verdict
 
 PlanOf = Callable[..., Plan]
 MS = 1_000_000
@@ -20,7 +18,7 @@ MS = 1_000_000
 
 @pytest.fixture
 def plan(plan_of: PlanOf) -> Plan:
-    return plan_of(replicas=2, microbatches=2, share="adaptive")
+    return plan_of(replicas=2, microbatches=2, share="adaptive", steps=20)
 
 
 def task_of(plan: Plan, kind: Kind, replica: int, microbatch: int = -1) -> int:
@@ -28,14 +26,24 @@ def task_of(plan: Plan, kind: Kind, replica: int, microbatch: int = -1) -> int:
 
 
 def run(
-    pace: ReplicaPace, plan: Plan, iteration: int, *, seconds: float = 0.1, units: tuple[int, int] = (4, 4)
+    pace: ReplicaPace,
+    plan: Plan,
+    index: int,
+    *,
+    seconds: float = 0.1,
+    units: tuple[int, int] = (4, 4),
+    granted: dict[int, list[int]] | None = None,
+    **changes: Any,
 ) -> None:
     """Replica 0 works 10 ms, replica 1 works 40, with a gap; updates take 5 and hide behind nothing."""
+    rows = []
     for replica, end in ((0, 10), (1, 40)):
-        pace.add(task_of(plan, Kind.FORWARD, replica, 0), iteration, 0, 3 * MS)
-        pace.add(task_of(plan, Kind.BACKWARD, replica, 1), iteration, (end - 2) * MS, end * MS)
-    pace.add(task_of(plan, Kind.UPDATE, 0), iteration, 40 * MS, 45 * MS)
-    pace.finish(iteration, units, seconds)
+        rows.append((0, task_of(plan, Kind.FORWARD, replica, 0), index, -1, 0, 3 * MS))
+        rows.append((0, task_of(plan, Kind.BACKWARD, replica, 1), index, -1, (end - 2) * MS, end * MS))
+    rows.append((0, task_of(plan, Kind.UPDATE, 0), index, -1, 40 * MS, 45 * MS))
+    pace.add(rows, granted)
+    iteration = plan.itinerary.at(index)
+    pace.finish(replace(iteration, **{"training": True, "size": 8} | changes), units, seconds)
 
 
 def test_a_replicas_time_is_from_its_first_forward_to_its_last_backward(plan: Plan) -> None:
@@ -81,7 +89,8 @@ def test_iterations_under_other_shares_do_not_count(plan: Plan) -> None:
 
 def test_a_replica_without_samples_and_an_iteration_that_does_not_count_are_not_measured(plan: Plan) -> None:
     pace = ReplicaPace(plan)
-    run(pace, plan, 0, units=(0, 0))
+    run(pace, plan, 0, training=False)
+    run(pace, plan, 0, size=4)
     assert pace.take(1) is None
     run(pace, plan, 1, units=(4, 0))
     measured = pace.take(1)
@@ -89,35 +98,10 @@ def test_a_replica_without_samples_and_an_iteration_that_does_not_count_are_not_
     assert measured.unit_seconds[1] is None
 
 
-# --- what each replica had
-
-
-def iteration_of(index: int, size: int, **changes: Any) -> Iteration:
-    facts: dict[str, Any] = {"index": index, "training": True, "epoch": 0, "step": index, "start": 0, "size": size}
-    return Iteration(**facts | changes)
-
-
-def test_samples_are_those_of_the_shares_of_the_iteration(plan: Plan) -> None:
-    replicas = ReplicaShares(plan)
-    replicas.set(5, [0.75, 0.25])
-    assert replicas.finish(iteration_of(4, 8), 0.1) == [4, 4]
-    assert replicas.finish(iteration_of(5, 8), 0.1) == [6, 2]
-    assert replicas.newest == (0.75, 0.25)
-
-
-def test_samples_are_those_of_the_microbatches_that_were_granted(plan_of: PlanOf) -> None:
-    """Nine samples in four microbatches: 3, 2, 2, 2."""
-    replicas = ReplicaShares(plan_of(replicas=2, microbatches=4, share="stealing"))
-    replicas.grant(0, [(0, 0, 0), (0, 1, 1)])
-    replicas.grant(1, [(0, 0, 2), (0, 1, -1)])
-    replicas.grant(0, [(0, 2, 3), (1, 0, 0)])
-    assert replicas.finish(iteration_of(0, 9), 0.1) == [7, 2]
-
-
-def test_a_verdict_is_a_sentence_with_its_numbers(plan: Plan) -> None:
-    replicas = ReplicaShares(plan)
-    text = replicas.judge(Verdict(replica=1, with_seconds=0.0123, without_seconds=0.011), 240)
-    assert text == (
-        "replica 1 does not pay: 12.3 ms an iteration with it, 11.0 ms without; its share is 0 from iteration 240 on"
-    )
-    assert replicas.verdicts == [text]
+def test_positions_without_a_microbatch_are_not_measured(plan: Plan) -> None:
+    """Their tasks pass at some other time."""
+    pace = ReplicaPace(plan)
+    run(pace, plan, 0, granted={0: [2, 1]}, units=(2, 1))
+    measured = pace.take(1)
+    assert measured is not None
+    assert measured.unit_seconds == pytest.approx((0.005, 0.003))

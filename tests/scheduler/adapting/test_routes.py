@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from weft.plan.buckets import Route
 from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts
 from weft.plan.kinds import Kind, Way
 from weft.plan.plan import Plan
+from weft.plan.rows import Row
+from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.balance import Trip, kept, measured_local
-from weft.scheduler.adapting.bucket_routes import BucketRoutes
-from weft.scheduler.adapting.route_pace import KEPT, MIN_ITERATIONS, RouteMeasurement, RoutePace
-from weft.scheduler.adapting.routes import Routes, adapt
+from weft.scheduler.adapting.policy import Decision
+from weft.scheduler.adapting.routes import KEPT, MIN_ITERATIONS, BalancedRoutes, RouteMeasurement
 
 InspectionOf = Callable[..., Inspection]
 UnitOf = Callable[..., UnitFacts]
@@ -139,52 +141,46 @@ def measured_of(plan: Plan, host: float) -> RouteMeasurement:
 
 def test_buckets_turn_where_two_measurements_in_a_row_say_the_same(balanced: PlanOf) -> None:
     plan = balanced()
-    routes = Routes.starting(plan)
-    start = routes.local
-    history = []
-    for host in (20.0, 1.0, 20.0, 20.0, 1.0, 4.5, 4.5):
-        routes = adapt(plan, routes, measured_of(plan, host))
-        history.append(set(routes.local))
-    assert history[:2] == [set(start)] * 2
-    everything = {0, 1, 2}
-    assert history[3:6] == [everything] * 3
-    assert history[6] != everything
+    routes = BalancedRoutes(plan)
+    decisions = [routes.decide(measured_of(plan, host), 4) for host in (20.0, 1.0, 20.0, 20.0, 1.0, 4.5, 4.5)]
+    told = [decision and decision.adjustment and decision.adjustment.local for decision in decisions]
+    assert told[:3] == [None] * 3
+    assert told[3:6] == [(0, 1, 2), None, None]
+    assert told[6] is not None
+    assert told[6] != (0, 1, 2)
 
 
 def test_what_the_other_way_took_is_remembered(balanced: PlanOf) -> None:
     """Otherwise the inspection's estimate would send a bucket there again and again."""
     plan = balanced()
-    routes = Routes.starting(plan)
-    for _ in range(2):
-        routes = adapt(plan, routes, measured_of(plan, 20.0))
-    assert routes.local == {0, 1, 2}
+    routes = BalancedRoutes(plan)
+    for told in (None, Decision(5, Adjustment(local=(0, 1, 2)))):
+        assert routes.decide(measured_of(plan, 20.0), 4) == told
     own = {t.id: each for t, each in zip(plan.graph.tasks, measured_of(plan, 20.0).seconds.values(), strict=True)}
     for task in plan.graph.tasks:
         if task.way is Way.HOST:
             del own[task.id]
     for _ in range(3):
-        routes = adapt(plan, routes, RouteMeasurement(seconds=own, born=born_at(2.0, 6.0, 10.0)))
-    assert routes.local == {0, 1, 2}
+        assert routes.decide(RouteMeasurement(seconds=own, born=born_at(2.0, 6.0, 10.0)), 9) is None
 
 
 # --- rows
 
 
-def rows_of(plan: Plan, local: set[int], iteration: int) -> list[tuple[int, int, int, int]]:
+def rows_of(plan: Plan, local: set[int], iteration: int) -> list[Row]:
     """Every task that runs takes a millisecond, one second after another in the graph's order."""
     going = [task for task in plan.graph.tasks if not task.passes(local)]
-    return [(task.id, iteration, n * 10**9, n * 10**9 + 10**6) for n, task in enumerate(going)]
+    return [(0, task.id, iteration, -1, n * 10**9, n * 10**9 + 10**6) for n, task in enumerate(going)]
 
 
 def test_medians_are_taken_of_the_tasks_of_the_ways_that_buckets_go(balanced: PlanOf) -> None:
     plan = balanced()
-    pace = RoutePace(plan)
+    pace = BalancedRoutes(plan)
     assert plan.synchronisation is not None
     local = set(plan.synchronisation.local)
     for iteration in range(MIN_ITERATIONS):
         assert pace.take() is None
-        for row in rows_of(plan, local, iteration):
-            pace.add(*row)
+        pace.add(rows_of(plan, local, iteration))
     measured = pace.take()
     assert measured is not None
     names = {str(plan.graph.tasks[task]) for task in measured.seconds}
@@ -196,17 +192,15 @@ def test_medians_are_taken_of_the_tasks_of_the_ways_that_buckets_go(balanced: Pl
 
 def test_iterations_before_a_turn_belong_to_no_measurement_and_few_are_kept(balanced: PlanOf) -> None:
     plan = balanced()
-    pace = RoutePace(plan)
-    pace.begin_at(10, {0, 1, 2})
+    pace = BalancedRoutes(plan)
+    decisions = [pace.decide(measured_of(plan, 20.0), 9) for _ in range(2)]
+    assert decisions == [None, Decision(10, Adjustment(local=(0, 1, 2)))]
     for iteration in range(10 + MIN_ITERATIONS - 1):
-        for row in rows_of(plan, {0, 1, 2}, iteration):
-            pace.add(*row)
+        pace.add(rows_of(plan, {0, 1, 2}, iteration))
     assert pace.take() is None
     for iteration in range(17, 10 + 2 * KEPT):
-        for row in rows_of(plan, {0, 1, 2}, iteration):
-            pace.add(*row)
-    for row in rows_of(plan, {0, 1, 2}, 12):
-        pace.add(*row)  # of a lane that reports late
+        pace.add(rows_of(plan, {0, 1, 2}, iteration))
+    pace.add(rows_of(plan, {0, 1, 2}, 12))  # of a lane that reports late
     measured = pace.take()
     assert measured is not None
     assert not any(plan.graph.tasks[task].way is Way.HOST for task in measured.seconds)
@@ -215,11 +209,10 @@ def test_iterations_before_a_turn_belong_to_no_measurement_and_few_are_kept(bala
 def test_what_a_validate_takes_belongs_to_the_updates_that_it_makes_again(balanced: PlanOf) -> None:
     """Where the last step was clipped, UPDATE leaves its bucket to VALIDATE: the host once seemed to take no time."""
     plan = balanced(clip_norm=1.0)
-    pace = RoutePace(plan)
-    pace.begin_at(0, {1})
+    assert plan.synchronisation is not None
+    pace = BalancedRoutes(replace(plan, synchronisation=replace(plan.synchronisation, local=(1,))))
     for iteration in range(MIN_ITERATIONS):
-        for row in rows_of(plan, {1}, iteration):
-            pace.add(*row)
+        pace.add(rows_of(plan, {1}, iteration))
     measured = pace.take()
     assert measured is not None
     seconds = {str(plan.graph.tasks[task]): each for task, each in measured.seconds.items()}
@@ -228,8 +221,6 @@ def test_what_a_validate_takes_belongs_to_the_updates_that_it_makes_again(balanc
 
 
 def test_people_read_who_updates_which_bucket(balanced: PlanOf, plan_of: PlanOf) -> None:
-    plan = balanced(replicas=[GPU, CPU])
-    routes = BucketRoutes(plan, ("cpu-0", "gpu-0", "loader-0"))
-    assert routes.set(7, [1]) == "updates from step 8 on: buckets 0, 2 by the host; bucket 1 by gpu-0"
-    assert routes.described() == "buckets 0, 2 by the host; bucket 1 by gpu-0"
-    assert BucketRoutes(plan_of(), ("cpu-0", "loader-0")).described() is None
+    names = ("cpu-0", "gpu-0", "loader-0")
+    assert balanced(replicas=[GPU, CPU]).updates({1}, names) == "buckets 0, 2 by the host; bucket 1 by gpu-0"
+    assert plan_of().updates((), ("cpu-0", "loader-0")) is None

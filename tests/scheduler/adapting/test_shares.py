@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.plan.division import replica_sizes
-from weft.scheduler.adapting.shares import MARGIN, MAX_STEP, STRIKES, Measurement, Shares, Verdict, adapt, grant
+from weft.scheduler.adapting.policy import Verdict
+from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
+from weft.scheduler.adapting.shares import MARGIN, MAX_STEP, STRIKES, Shares, adapt, grant
 
 speeds = st.lists(st.floats(1e-5, 1e-2), min_size=2, max_size=5)
 
 
-def measure(shares: Shares, seconds: Sequence[float], batch_size: int, fixed: float = 0.0) -> Measurement:
+def measure(shares: Shares, seconds: Sequence[float], batch_size: int, fixed: float = 0.0) -> ReplicaMeasurement:
     """What replicas of these seconds for a sample do with their shares."""
     sizes = replica_sizes(batch_size, shares.weights)
-    return Measurement(
+    return ReplicaMeasurement(
         unit_seconds=tuple(s if size else None for s, size in zip(seconds, sizes, strict=True)),
         iteration_seconds=max(s * size for s, size in zip(seconds, sizes, strict=True)) + fixed,
         fixed_seconds=fixed,
@@ -33,7 +35,7 @@ def settle(
     for _ in range(60):
         measured = measure(shares, seconds, batch_size)
         if sum(weight > 0 for weight in shares.weights) > 1:
-            measured = Measurement(
+            measured = ReplicaMeasurement(
                 unit_seconds=measured.unit_seconds,
                 iteration_seconds=measured.iteration_seconds + overhead,
                 fixed_seconds=0.0,
@@ -64,7 +66,7 @@ def test_shares_come_to_rest_at_the_measured_throughput() -> None:
 
 def test_nothing_changes_before_every_replica_with_a_share_was_measured() -> None:
     before = Shares.starting([1, 1])
-    measured = Measurement(unit_seconds=(1e-3, None), iteration_seconds=1.0, fixed_seconds=0.0)
+    measured = ReplicaMeasurement(unit_seconds=(1e-3, None), iteration_seconds=1.0, fixed_seconds=0.0)
     after, verdict = adapt(before, measured, 10)
     assert (after.weights, verdict) == (before.weights, None)
 
@@ -94,7 +96,7 @@ def test_a_replica_is_not_judged_by_shares_that_are_far_from_right() -> None:
 
 def test_one_bad_measurement_leaves_no_replica_out() -> None:
     shares, _ = settle([1e-3, 4e-3], 100)
-    bad = Measurement(unit_seconds=(1e-3, 4e-3), iteration_seconds=MARGIN * 1.0, fixed_seconds=0.0)
+    bad = ReplicaMeasurement(unit_seconds=(1e-3, 4e-3), iteration_seconds=MARGIN * 1.0, fixed_seconds=0.0)
     for _ in range(STRIKES - 1):
         shares, verdict = adapt(shares, bad, 100)
         assert verdict is None
@@ -116,6 +118,12 @@ def test_shares_always_add_up_and_somebody_always_works(seconds: list[float], ba
     assert min(shares.weights) >= 0
     assert shares.off == {verdict.replica for verdict in verdicts} == {r for r, w in enumerate(shares.weights) if not w}
     assert len(verdicts) < len(seconds)
+
+
+def test_a_verdict_is_a_sentence_with_its_numbers() -> None:
+    assert Verdict(replica=1, with_seconds=0.0123, without_seconds=0.011).told("step 241") == (
+        "replica 1 does not pay: 12.3 ms an iteration with it, 11.0 ms without; its share is 0 from step 241 on"
+    )
 
 
 # --- stealing

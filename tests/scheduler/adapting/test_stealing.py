@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.plan.tables import NO_MORE
 from weft.scheduler.adapting.lane_state import LaneState
-from weft.scheduler.adapting.shares import Measurement
-from weft.scheduler.adapting.stealing import IDLE_ITERATIONS, NO_MORE, Granted, Stealing
+from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
+from weft.scheduler.adapting.stealing import IDLE_ITERATIONS, Stealing
 from weft.scheduler.planning.simulator import simulate
 
 PlanOf = Callable[..., Plan]
+Granted = tuple[int, int, int]  # iteration, position, number
 
 
 class Play:
@@ -29,11 +31,14 @@ class Play:
             lane: LaneState(str(lane.worker), lane.name, program, iterations * len(program))
             for lane, program in plan.graph.programs.items()
         }
-        self.stealing = Stealing(plan, self.lanes)
+        self.stealing = Stealing(plan)
+        self.stealing.begin(self.lanes)
         self.granted: list[list[Granted]] = [[] for _ in plan.replicas]
 
     def ask(self, replica: int) -> list[Granted]:
-        made = self.stealing.grant_more(replica)
+        grants = self.stealing.grant_more(replica)
+        assert {taker for taker, *_ in grants} <= {replica}
+        made = [(iteration, position, number) for _, iteration, position, number in grants]
         self.granted[replica] += made
         return made
 
@@ -53,8 +58,8 @@ def play(plan_of: PlanOf) -> Play:
     return Play(plan_of(replicas=2, microbatches=6, share="stealing", steps=3))
 
 
-def measurement(*seconds: float | None) -> Measurement:
-    return Measurement(unit_seconds=seconds, iteration_seconds=1.0, fixed_seconds=0.0)
+def measurement(*seconds: float | None) -> ReplicaMeasurement:
+    return ReplicaMeasurement(unit_seconds=seconds, iteration_seconds=1.0, fixed_seconds=0.0)
 
 
 def test_everybody_has_one_microbatch_to_work_on_and_one_more_at_first(play: Play) -> None:
@@ -93,7 +98,7 @@ def test_who_gets_no_more_goes_on_to_the_next_iteration_at_once(play: Play) -> N
 
 def test_nobody_is_more_than_an_iteration_ahead_of_what_it_works_on(play: Play) -> None:
     for _ in range(2):
-        play.stealing.measured(measurement(1.0, 50.0))
+        play.stealing.decide(measurement(1.0, 50.0), 0)
     assert play.ask(1) == [(0, 0, NO_MORE), (1, 0, NO_MORE)]
     (lane,) = play.stealing.lanes_of(1)
     lane.finished = len(lane.program)
@@ -108,9 +113,10 @@ def test_a_replica_that_would_always_be_last_gets_nothing_for_good(play: Play, p
             play.ask(replica)
             play.run(replica, positions=10)
             play.ask(replica)
-        verdict = play.stealing.measured(measurement(1.0, 50.0))
-        verdicts += [verdict] if verdict else []
+        decision = play.stealing.decide(measurement(1.0, 50.0), 0)
+        verdicts += [decision.verdict] if decision else []
     (verdict,) = verdicts
+    assert verdict is not None
     assert (verdict.replica, verdict.with_seconds, verdict.without_seconds) == (1, 50.0, 4.0)
     iterations = [iteration for iteration, _, number in play.granted[1] if number != NO_MORE]
     assert max(iterations, default=0) < 40 - IDLE_ITERATIONS
@@ -145,7 +151,7 @@ def test_every_microbatch_of_every_iteration_is_taken_once(
         play.run(replica, data.draw(st.integers(1, 4)))
         play.ask(replica)
         if data.draw(st.booleans()):
-            play.stealing.measured(measurement(*(data.draw(st.floats(1e-3, 1.0)) for _ in plan.replicas)))
+            play.stealing.decide(measurement(*(data.draw(st.floats(1e-3, 1.0)) for _ in plan.replicas)), 0)
     assert all(lane.finished == lane.total for r in range(len(plan.replicas)) for lane in play.stealing.lanes_of(r))
     for iteration in range(steps):
         taken = play.numbers(iteration)

@@ -9,19 +9,20 @@ import pytest
 
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.lane_state import LaneState
-from weft.scheduler.adapting.route_pace import RouteMeasurement
+from weft.scheduler.adapting.policy import AHEAD_ITERATIONS
+from weft.scheduler.adapting.routes import RouteMeasurement
 from weft.scheduler.core.core import Core
-from weft.scheduler.core.dispatch import ADAPTIVE_ITERATIONS
 from weft.scheduler.core.events import (
+    Adjust,
     Command,
     Dispatch,
     Event,
     JobPlanned,
     JobSubmitted,
-    RoutesMeasured,
+    Measured,
     SaveResult,
-    SetRoutes,
     TasksFinished,
     WorkerJoined,
     WorkerPrepared,
@@ -66,7 +67,9 @@ class Rehearsal:
         seconds |= {t.id: 0.1 for t in self.plan.graph.tasks if t.kind in (Kind.DOWN, Kind.UP)}
         measured = RouteMeasurement(seconds=seconds, born={(0, (0, 0)): 5.0, (1, (0, 0)): 10.0})
         return [
-            command for _ in range(2) for command in self.tell(RoutesMeasured(job="a", attempt=1, measured=measured))
+            command
+            for _ in range(2)
+            for command in self.tell(Measured(job="a", attempt=1, policy=0, measured=measured))
         ]
 
 
@@ -99,20 +102,20 @@ def test_a_bucket_turns_behind_a_training_iteration_that_nobody_was_sent_anythin
     play = rehearse()
     sent = dispatched(play.commands)
     (first,) = play.measure(host=100.0)
-    assert isinstance(first, SetRoutes)
-    assert (first.first_iteration, first.local) == (sent + 2, (0, 1))
+    assert isinstance(first, Adjust)
+    assert (first.first_iteration, first.adjustment) == (sent + 2, Adjustment(local=(0, 1)))
     (second,) = play.measure(host=1.0)
-    assert isinstance(second, SetRoutes)
-    assert (second.first_iteration, second.local) == (sent + 2, (1,))
+    assert isinstance(second, Adjust)
+    assert (second.first_iteration, second.adjustment) == (sent + 2, Adjustment(local=(1,)))
 
 
 def test_validation_gives_no_notice(rehearse: Callable[..., Rehearsal]) -> None:
     """Only in a training iteration does the state move: with two of each in an epoch the notice waits for one."""
     play = rehearse(num_train=3, num_validation=4)
     sent = dispatched(play.commands)
-    assert sent == ADAPTIVE_ITERATIONS - 1
+    assert sent == AHEAD_ITERATIONS - 1
     (command,) = play.measure(host=100.0)
-    assert isinstance(command, SetRoutes)
+    assert isinstance(command, Adjust)
     learning = [index for index in range(sent + 1, 12) if play.plan.itinerary.at(index).learns]
     assert command.first_iteration == learning[0] + 1
 
@@ -126,11 +129,11 @@ def test_a_lane_of_a_way_that_no_bucket_goes_is_sent_no_further_than_those_that_
         for worker, lane in play.lanes:
             if lane != "compute":
                 play.finish(worker, lane)
-    assert dispatched(play.commands) == ADAPTIVE_ITERATIONS - 1
+    assert dispatched(play.commands) == AHEAD_ITERATIONS - 1
     play.finish("gpu-0", "compute")
-    assert dispatched(play.commands) == 2 * ADAPTIVE_ITERATIONS - 1
+    assert dispatched(play.commands) == 2 * AHEAD_ITERATIONS - 1
     for key, lane in play.lanes.items():
-        assert lane.sent == 2 * ADAPTIVE_ITERATIONS * len(lane.program), key
+        assert lane.sent == 2 * AHEAD_ITERATIONS * len(lane.program), key
 
 
 def test_nothing_turns_where_nothing_is_updated_behind_it(rehearse: Callable[..., Rehearsal]) -> None:

@@ -9,22 +9,21 @@ from typing import Any
 import pytest
 
 from weft.plan.plan import Plan
-from weft.scheduler.adapting.shares import Measurement
-from weft.scheduler.adapting.stealing import NO_MORE
+from weft.plan.tables import NO_MORE, Adjustment
+from weft.scheduler.adapting.policy import AHEAD_ITERATIONS
+from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
 from weft.scheduler.core.core import Core
-from weft.scheduler.core.dispatch import ADAPTIVE_ITERATIONS
 from weft.scheduler.core.events import (
+    Adjust,
     Command,
     Dispatch,
     Event,
-    Grant,
     JobPlanned,
     JobSubmitted,
+    Measured,
     RecordIteration,
     RecordVerdict,
-    ReplicasMeasured,
     SaveResult,
-    SetShares,
     TasksFinished,
     WorkerJoined,
     WorkerPrepared,
@@ -60,8 +59,8 @@ class Rehearsal:
         return self.tell(TasksFinished("a", 1, worker, lane, count))
 
     def measure(self, *seconds: float | None, iteration_seconds: float = 1.0) -> list[Command]:
-        measured = Measurement(unit_seconds=seconds, iteration_seconds=iteration_seconds, fixed_seconds=0.0)
-        return self.tell(ReplicasMeasured(job="a", attempt=1, measured=measured))
+        measured = ReplicaMeasurement(unit_seconds=seconds, iteration_seconds=iteration_seconds, fixed_seconds=0.0)
+        return self.tell(Measured(job="a", attempt=1, policy=0, measured=measured))
 
     def to_end(self) -> None:
         while not any(isinstance(command, SaveResult) for command in self.commands):
@@ -82,17 +81,17 @@ def rehearse(plan_of: Callable[..., Plan]) -> Rehearse:
 def test_new_shares_hold_from_the_first_iteration_that_nobody_was_sent_anything_of(rehearse: Rehearse) -> None:
     play = rehearse(share="adaptive")
     (command,) = play.measure(1.0, 4.0)
-    assert isinstance(command, SetShares)
-    assert command.first_iteration == ADAPTIVE_ITERATIONS
-    assert command.shares == pytest.approx((0.65, 0.35))
+    assert isinstance(command, Adjust)
+    assert command.first_iteration == AHEAD_ITERATIONS
+    assert command.adjustment.shares == pytest.approx((0.65, 0.35))
     before = len(play.commands)
     play.to_end()
     dispatched = [command for command in play.commands[:before] if isinstance(command, Dispatch)]
-    assert max(iteration for command in dispatched for iteration, _ in command.work) == ADAPTIVE_ITERATIONS - 1
+    assert max(iteration for command in dispatched for iteration, _ in command.work) == AHEAD_ITERATIONS - 1
 
 
 def test_a_lane_of_a_job_whose_shares_adapt_is_sent_few_iterations_ahead(rehearse: Rehearse) -> None:
-    for share, ahead in (("adaptive", ADAPTIVE_ITERATIONS), ("fixed", 30)):
+    for share, ahead in (("adaptive", AHEAD_ITERATIONS), ("fixed", 30)):
         play = rehearse(share=share, window=4000)
         assert {-(-lane.sent // len(lane.program)) for lane in play.job.lanes.values()} == {ahead}
 
@@ -109,8 +108,8 @@ def test_a_replica_that_does_not_pay_gets_the_share_0_and_a_verdict(rehearse: Re
     play = rehearse(share="adaptive", shares=[0.8, 0.2])
     commands = play.measure(1.0, 4.0, iteration_seconds=900) + play.measure(1.0, 4.0, iteration_seconds=900)
     shares, verdict = commands
-    assert isinstance(shares, SetShares)
-    assert shares.shares == (1.0, 0.0)
+    assert isinstance(shares, Adjust)
+    assert shares.adjustment == Adjustment(shares=(1.0, 0.0))
     assert isinstance(verdict, RecordVerdict)
     assert (verdict.verdict.replica, verdict.first_iteration) == (1, shares.first_iteration)
     assert (verdict.verdict.with_seconds, verdict.verdict.without_seconds) == (900, 8), "8 samples are a whole epoch"
@@ -119,8 +118,8 @@ def test_a_replica_that_does_not_pay_gets_the_share_0_and_a_verdict(rehearse: Re
 
 def test_measurements_of_an_old_attempt_are_dropped(rehearse: Rehearse) -> None:
     play = rehearse(share="adaptive")
-    measured = Measurement(unit_seconds=(1.0, 4.0), iteration_seconds=1.0, fixed_seconds=0.0)
-    assert play.tell(ReplicasMeasured(job="a", attempt=2, measured=measured)) == []
+    measured = ReplicaMeasurement(unit_seconds=(1.0, 4.0), iteration_seconds=1.0, fixed_seconds=0.0)
+    assert play.tell(Measured(job="a", attempt=2, policy=0, measured=measured)) == []
 
 
 # --- stealing
@@ -130,13 +129,18 @@ def tasks_of(play: Rehearsal, command: Dispatch) -> list[str]:
     return [str(play.plan.graph.tasks[task]) for _, tasks in command.work for task in tasks]
 
 
+def granted(replica: int, *grants: tuple[int, int, int]) -> Adjust:
+    """What the replica's worker is told. grants: (iteration, position, number)."""
+    return Adjust("a", 1, (f"cpu-{replica}",), 0, Adjustment(grants=[(replica, *grant) for grant in grants]))
+
+
 def test_microbatches_are_granted_before_their_tasks_are_sent(rehearse: Rehearse) -> None:
     play = rehearse(share="stealing", microbatches=6)
-    started = [command for command in play.commands if isinstance(command, (Grant, Dispatch))]
-    first = [command for command in started if isinstance(command, Grant) or command.lane == "compute"]
-    assert [type(command) for command in first] == [Grant, Dispatch, Grant, Dispatch]
-    assert first[0] == Grant("a", 1, 0, ((0, 0, 0), (0, 1, 1)))
-    assert first[2] == Grant("a", 1, 1, ((0, 0, 2), (0, 1, 3)))
+    started = [command for command in play.commands if isinstance(command, (Adjust, Dispatch))]
+    first = [command for command in started if isinstance(command, Adjust) or command.lane == "compute"]
+    assert [type(command) for command in first] == [Adjust, Dispatch, Adjust, Dispatch]
+    assert first[0] == granted(0, (0, 0, 0), (0, 1, 1))
+    assert first[2] == granted(1, (0, 0, 2), (0, 1, 3))
     assert isinstance(first[1], Dispatch)
     assert tasks_of(play, first[1]) == ["FORWARD(0,0)", "BACKWARD(0,0)", "FORWARD(0,1)", "BACKWARD(0,1)"]
 
@@ -145,7 +149,7 @@ def test_the_end_of_a_microbatch_brings_what_comes_next(rehearse: Rehearse) -> N
     play = rehearse(share="stealing", microbatches=6)
     assert play.finish("cpu-0", "compute", 1) == [], "a forward is no end"
     grant, dispatch = play.finish("cpu-0", "compute", 1)
-    assert grant == Grant("a", 1, 0, ((0, 2, 4),))
+    assert grant == granted(0, (0, 2, 4))
     assert isinstance(dispatch, Dispatch)
     assert tasks_of(play, dispatch) == ["FORWARD(0,2)", "BACKWARD(0,2)"]
 
@@ -153,11 +157,11 @@ def test_the_end_of_a_microbatch_brings_what_comes_next(rehearse: Rehearse) -> N
 def test_when_all_are_taken_the_rest_of_the_iteration_is_sent_and_the_next_one_begins(rehearse: Rehearse) -> None:
     play = rehearse(share="stealing", microbatches=5)
     grant, dispatch = play.finish("cpu-0", "compute", 2)
-    assert grant == Grant("a", 1, 0, ((0, 2, 4), (0, 3, NO_MORE)))
+    assert grant == granted(0, (0, 2, 4), (0, 3, NO_MORE))
     assert isinstance(dispatch, Dispatch)
     assert tasks_of(play, dispatch)[-2:] == ["BACKWARD(0,4)", "GRAD(0,b0)"]
     grant, dispatch = play.finish("cpu-0", "compute", 2)
-    assert grant == Grant("a", 1, 0, ((1, 0, 0),))
+    assert grant == granted(0, (1, 0, 0))
     assert isinstance(dispatch, Dispatch)
     assert [iteration for iteration, _ in dispatch.work] == [1]
 
@@ -177,7 +181,8 @@ def test_every_iteration_comes_to_its_end(rehearse: Rehearse, share: str, settin
     play.to_end()
     recorded = [command.iteration for command in play.commands if isinstance(command, RecordIteration)]
     assert recorded == list(range(30))
-    granted = [number for command in play.commands if isinstance(command, Grant) for _, _, number in command.grants]
-    assert sorted(number for number in granted if number >= 0) == (
+    adjusted = [command.adjustment for command in play.commands if isinstance(command, Adjust)]
+    numbers = [number for adjustment in adjusted for *_, number in adjustment.grants]
+    assert sorted(number for number in numbers if number >= 0) == (
         sorted([0, 1, 2, 3] * 30) if share == "stealing" else []
     )

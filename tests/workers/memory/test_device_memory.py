@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from weft.plan.itinerary import Iteration
-from weft.workers.devices.device import Accelerator
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.operation import Operation
@@ -179,7 +178,7 @@ class WatchedTurns(_ATTEMPT["Turns"]):  # type: ignore[misc]
             super().__init__(planned, directory, lambda: make_device(self._memory))
 
     def _perform(self, attempt: Attempt, operation: Operation, iteration: Iteration) -> None:
-        if not isinstance(attempt.device, Accelerator):
+        if not attempt.device.is_accelerator:
             operation.run(iteration)
             return
         task = str(self.plan.graph.tasks[operation.task].kind)
@@ -231,11 +230,12 @@ def test_a_step_that_the_device_cannot_leave_out_is_the_one_thing_that_waits_for
     assert turns.readers == {"update"}
 
 
-@pytest.mark.pairs(name=TWO_WAYS, optimizer=["adam", "momentum", "adagrad", "whole"])
+@pytest.mark.parametrize("optimizer", ["adam", "momentum", "adagrad", "whole"])
+@pytest.mark.parametrize("strategy", TWO_WAYS.values(), ids=TWO_WAYS)
 def test_what_moves_with_a_bucket_that_turns_is_copied_to_where_it_is_computed_with(
-    watched: Watched, name: str, optimizer: str
+    watched: Watched, strategy: dict[str, Any], optimizer: str
 ) -> None:
-    turns = watched(optimizer, update="balanced", **TWO_WAYS[name])
+    turns = watched(optimizer, update="balanced", **strategy)
     turns.set_routes(random.Random(1))
     turns.run(random.Random(0).choice)
     assert turns.violations == []

@@ -17,8 +17,7 @@ from weft.plan.kinds import FIRST_STALL, MODES
 from weft.plan.rows import unpack
 from weft.plan.worker_profile import KINDS, Track, WorkerProfile, outermost
 from weft.spec.job_spec import ProfileSection
-from weft.workers.devices.device import Device
-from weft.workers.devices.host import HostDevice
+from weft.workers.devices.device import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.lanes.lanes import run_lanes
 from weft.workers.profiling import profiler as profiler_module
@@ -35,7 +34,7 @@ SIDE = 192  # of a matrix: some 100 µs to multiply, far above what is between t
 class Profiled:
     """The lanes of one worker in this thread, with a profile of the iterations FIRST to LAST. told: in words."""
 
-    def __init__(self, directory: Path, device: Device) -> None:
+    def __init__(self, directory: Path, device: HostDevice) -> None:
         self.directory = directory
         self.device = device
         self.told: list[str] = []
@@ -141,7 +140,7 @@ def test_the_wait_for_the_profiler_is_a_stall_and_of_no_task(
     begin = profiler_module._begin
     late_ns = 200_000_000
 
-    def late(device: Device) -> Any:
+    def late(device: HostDevice) -> Any:
         threading.Event().wait(late_ns / 1e9)
         return begin(device)
 
@@ -188,7 +187,7 @@ def test_a_profiler_that_the_jobs_code_begins_meanwhile_takes_the_place_of_ours_
 
 
 def test_a_profiler_that_cannot_be_started_costs_a_warning(profiled: Profiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(device: Device) -> Any:
+    def refuse(device: HostDevice) -> Any:
         raise RuntimeError("no CUPTI here")
 
     monkeypatch.setattr(profiler_module, "_begin", refuse)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from weft.plan.course import Course
+from weft.plan.tables import Adjustment
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.bucket_memory import BucketMemory
@@ -125,7 +126,7 @@ def test_sums_of_a_way_that_a_bucket_does_not_go_are_left_out(planned: Any, tmp_
     either = [bucket for bucket in stand.memory.buckets if bucket.device_owner is not None]
     assert len(either) > 1
     for index, local in enumerate((set(), {either[0].index}, {bucket.index for bucket in either})):
-        stand.course.set_routes(index, local)
+        stand.course.adjust(index, Adjustment(local=local))
         stand.memory.norms(index).fill_(1.0)
         iteration, squares = stand.course.iteration(index), 0
         for bucket in stand.memory.buckets:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from weft.plan.graph import Lane
+from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan
-from weft.scheduler.adapting.shares import Measurement
+from weft.plan.rows import Row
 
 MIN_ITERATIONS = 8  # of an interval: fewer say more about the machine's noise than about replicas
 KEPT = 64  # iterations of an interval, the newest
@@ -22,11 +24,23 @@ KEPT = 64  # iterations of an interval, the newest
 Span = tuple[int, int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaMeasurement:
+    """Medians over the iterations of one interval. unit_seconds: of each replica for one sample (where it steals: for
+    one microbatch), None where it had none. iteration_seconds: from end to end. fixed_seconds: the part of them that
+    stays, whoever computes: updates that nothing hides."""
+
+    unit_seconds: tuple[float | None, ...]
+    iteration_seconds: float
+    fixed_seconds: float
+
+
 class ReplicaPace:
     """One attempt's replicas. Times are nanoseconds of one clock."""
 
     def __init__(self, plan: Plan) -> None:
         self._num_replicas = len(plan.replicas)
+        self._batch_size = min(plan.itinerary.batch_size, plan.itinerary.num_train)
         self._computing = {
             task.id: (task.replica, task.microbatch) for task in plan.graph.tasks if KINDS[task.kind].computes
         }
@@ -46,26 +60,28 @@ class ReplicaPace:
         self._seconds: deque[float] = deque(maxlen=KEPT)
         self._fixed: deque[float] = deque(maxlen=KEPT)
 
-    def add(self, task: int, iteration: int, start: int, end: int, positions: Sequence[int] | None = None) -> None:
-        """A task ran. In the order of its lane. positions: of each replica that many are there to count, the others
-        pass at some other time."""
-        if task in self._computing:
-            replica, position = self._computing[task]
-            if positions is not None and position >= positions[replica]:
-                return
-            spans = self._spans.setdefault(iteration, {})
-            first, last = spans.get(replica, (start, end))
-            spans[replica] = min(first, start), max(last, end)
-        elif task in self._updating:
-            lanes = self._updates.setdefault(iteration, {})
-            lane = self._updating[task]
-            lanes[lane] = lanes.get(lane, 0) + end - start
+    def add(self, rows: Iterable[Row], granted: Mapping[int, Sequence[int]] | None = None) -> None:
+        """Rows of tasks that ran, in the order of their lane. granted: where replicas steal, by iteration, how many
+        positions of each there are to count; the others pass at some other time."""
+        for _, task, iteration, _, start, end in rows:
+            if task in self._computing:
+                replica, position = self._computing[task]
+                if granted is not None and (iteration not in granted or position >= granted[iteration][replica]):
+                    continue
+                spans = self._spans.setdefault(iteration, {})
+                first, last = spans.get(replica, (start, end))
+                spans[replica] = min(first, start), max(last, end)
+            elif task in self._updating:
+                lanes = self._updates.setdefault(iteration, {})
+                lane = self._updating[task]
+                lanes[lane] = lanes.get(lane, 0) + end - start
 
-    def finish(self, iteration: int, units: Sequence[int], seconds: float | None) -> None:
-        """The iteration is over. units: of work that each replica had, all 0 where it is not to be counted. seconds:
-        from the end of the one before, None where that is not known."""
-        spans, updates = self._spans.pop(iteration, {}), self._updates.pop(iteration, {})
-        if iteration < self._first or seconds is None or not any(units):
+    def finish(self, iteration: Iteration, units: Sequence[int], seconds: float | None) -> None:
+        """The iteration is over; one that trains on a whole batch counts. units: of work that each replica had.
+        seconds: from the end of the one before, None where that is not known."""
+        spans, updates = self._spans.pop(iteration.index, {}), self._updates.pop(iteration.index, {})
+        whole = iteration.training and iteration.size == self._batch_size
+        if iteration.index < self._first or seconds is None or not whole:
             return
         longest = 0.0
         for replica, (start, end) in spans.items():
@@ -76,11 +92,11 @@ class ReplicaPace:
         update = max(updates.values(), default=0) / 1e9
         self._fixed.append(max(0.0, min(update, seconds - longest)))
 
-    def take(self, min_iterations: int = MIN_ITERATIONS) -> Measurement | None:
+    def take(self, min_iterations: int = MIN_ITERATIONS) -> ReplicaMeasurement | None:
         """The medians since the last call that gave any; None before enough iterations are over."""
         if len(self._seconds) < min_iterations:
             return None
-        measured = Measurement(
+        measured = ReplicaMeasurement(
             unit_seconds=tuple(statistics.median(each) if each else None for each in self._units),
             iteration_seconds=statistics.median(self._seconds),
             fixed_seconds=statistics.median(self._fixed),

@@ -16,10 +16,16 @@ finish.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from weft.plan.division import replica_sizes
+from weft.plan.itinerary import Iteration
+from weft.plan.plan import Plan
+from weft.plan.rows import Row
+from weft.plan.tables import Adjustment
+from weft.scheduler.adapting.policy import Decision, IterationPolicy, Verdict
+from weft.scheduler.adapting.replica_pace import ReplicaMeasurement, ReplicaPace
 
 DAMPING = 0.5  # of the way to the target; measurements are noisy, and a share that swings costs more than one that lags
 MAX_STEP = 0.2  # of a batch, in one measurement: arbitrary; a single wrong one must do no great harm
@@ -27,17 +33,6 @@ SETTLED = 0.05  # of a share, or one sample: nearer to its target none has to be
 MARGIN = 1.02  # what an iteration with a replica may take beyond one without: below it the difference is noise
 ROUNDING = 1e-9
 STRIKES = 2  # measurements in a row, since a share that is 0 stays 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """Medians over the iterations of one interval. unit_seconds: of each replica for one sample (where it steals: for
-    one microbatch), None where it had none. iteration_seconds: from end to end. fixed_seconds: the part of them that
-    stays, whoever computes: updates that nothing hides."""
-
-    unit_seconds: tuple[float | None, ...]
-    iteration_seconds: float
-    fixed_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +52,37 @@ class Shares:
         return cls(weights=tuple(w / total for w in weights), unit_seconds=none, strikes=(0,) * len(weights))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """A replica does not pay: seconds of an iteration with it, as measured, and without it, as predicted."""
+class AdaptiveShares(IterationPolicy[ReplicaMeasurement]):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._batch_size = min(plan.itinerary.batch_size, plan.itinerary.num_train)
+        self._pace = ReplicaPace(plan)
+        self._shares = Shares.starting(plan.shares)
 
-    replica: int
-    with_seconds: float
-    without_seconds: float
+    @staticmethod
+    def applies(plan: Plan) -> bool:
+        return plan.share == "adaptive"
+
+    def add(self, rows: Iterable[Row]) -> None:
+        self._pace.add(rows)
+
+    def finish(self, iteration: Iteration, samples: Sequence[int], seconds: float | None) -> None:
+        self._pace.finish(iteration, samples, seconds)
+
+    def take(self) -> ReplicaMeasurement | None:
+        return self._pace.take()
+
+    def decide(self, measured: ReplicaMeasurement, first_unsent: int) -> Decision:
+        before = replica_sizes(self._batch_size, self._shares.weights)
+        self._shares, verdict = adapt(self._shares, measured, self._batch_size)
+        same = replica_sizes(self._batch_size, self._shares.weights) == before
+        if same or first_unsent >= self._plan.itinerary.num_iterations:
+            return Decision(first_unsent, None, verdict)
+        self._pace.begin_at(first_unsent)
+        return Decision(first_unsent, Adjustment(shares=self._shares.weights), verdict)
 
 
-def adapt(shares: Shares, measured: Measurement, batch_size: int) -> tuple[Shares, Verdict | None]:
+def adapt(shares: Shares, measured: ReplicaMeasurement, batch_size: int) -> tuple[Shares, Verdict | None]:
     """The next shares after a measurement, and the replica that they leave out for good, if there is one."""
     known = tuple(
         new if new is not None else old for new, old in zip(measured.unit_seconds, shares.unit_seconds, strict=True)
@@ -98,7 +114,7 @@ def _nearer(weights: Sequence[float], target: Sequence[float]) -> tuple[float, .
     return tuple(weight / sum(moved) for weight in moved)
 
 
-def _without_seconds(shares: Shares, replica: int, measured: Measurement, batch_size: int) -> float:
+def _without_seconds(shares: Shares, replica: int, measured: ReplicaMeasurement, batch_size: int) -> float:
     """An iteration of the other replicas alone; infinite where there is none."""
     others = [
         1 / seconds
@@ -109,7 +125,7 @@ def _without_seconds(shares: Shares, replica: int, measured: Measurement, batch_
 
 
 def _judge(
-    shares: Shares, target: Sequence[float], measured: Measurement, batch_size: int
+    shares: Shares, target: Sequence[float], measured: ReplicaMeasurement, batch_size: int
 ) -> tuple[Shares, Verdict | None]:
     """Looks at the slowest replica once shares have settled: before, an iteration shows what is wrong with them."""
     now, then = replica_sizes(batch_size, shares.weights), replica_sizes(batch_size, target)
@@ -125,7 +141,7 @@ def _judge(
     return shares, Verdict(replica=slowest, with_seconds=measured.iteration_seconds, without_seconds=without)
 
 
-def _without_empty(shares: Shares, measured: Measurement, batch_size: int) -> tuple[Shares, Verdict | None]:
+def _without_empty(shares: Shares, measured: ReplicaMeasurement, batch_size: int) -> tuple[Shares, Verdict | None]:
     """A replica whose share is less than a sample would hold up all others with one: it took longer for it."""
     sizes = replica_sizes(batch_size, shares.weights)
     for replica, (weight, size) in enumerate(zip(shares.weights, sizes, strict=True)):

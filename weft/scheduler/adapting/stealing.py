@@ -17,23 +17,25 @@ import math
 import statistics
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.plan.graph import Lane, Task
+from weft.plan.itinerary import Iteration
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.plan.rows import Row
+from weft.plan.tables import NO_MORE, Grant
 from weft.scheduler.adapting.lane_state import LaneState
-from weft.scheduler.adapting.shares import Measurement, Verdict, grant
+from weft.scheduler.adapting.policy import Decision, Policy, Verdict
+from weft.scheduler.adapting.replica_pace import ReplicaMeasurement, ReplicaPace
+from weft.scheduler.adapting.shares import grant
 
 QUEUED_SECONDS = 0.02  # of work beyond what a replica works on: a daemon without a core of its own answers late, and
 # each answer takes some of a core from somebody
-NO_MORE = -1  # instead of a number: the position and all after it in the iteration have no microbatch
 KEPT = 5  # iterations whose speed counts: the median forgets one that something else slowed down
 MIN_KEPT = 2  # before anybody is refused anything
 IDLE_ITERATIONS = 8  # in a row without a microbatch: then it gets none any more
-
-Granted = tuple[int, int, int]  # iteration, position, number or NO_MORE
 
 
 @dataclass(slots=True)
@@ -69,50 +71,64 @@ class _Taker:
         while self.held and self.held[0] < ended:
             self.held.popleft()
 
+    def next_iteration(self) -> None:
+        self.iteration, self.position = self.iteration + 1, 0
+
     def open_gates(self) -> None:
         for lane, firsts in self.gates:
             lane.allowed = min(lane.total, self.iteration * len(lane.program) + firsts[self.position])
 
 
-class Stealing:
-    """The grants of one attempt. lanes: of the plan, as they come along."""
+class Stealing(Policy[ReplicaMeasurement]):
+    after_each_iteration = True
 
-    def __init__(self, plan: Plan, lanes: Mapping[Lane, LaneState]) -> None:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
         self._count = plan.microbatches
-        self._iterations = plan.itinerary.num_iterations
-        self._takers = [_taker(plan, replica, lanes) for replica in range(len(plan.replicas))]
-        self._given: dict[int, int] = {}  # iteration -> microbatches of it that somebody has
+        self._pace = ReplicaPace(plan)
+        self._granted: dict[int, list[int]] = {}  # iteration that is not over -> microbatches that each replica has
+
+    @staticmethod
+    def applies(plan: Plan) -> bool:
+        return plan.share == "stealing"
+
+    # --- grants
+
+    def begin(self, lanes: Mapping[Lane, LaneState]) -> None:
+        self._takers = [_taker(self._plan, replica, lanes) for replica in range(len(self._plan.replicas))]
         for taker in self._takers:
             taker.open_gates()
+
+    def come(self, lane: LaneState) -> tuple[Sequence[Grant], Sequence[LaneState]]:
+        """The end of a microbatch is in the lane in which a replica's positions end."""
+        for replica, taker in enumerate(self._takers):
+            if taker.last is lane and (grants := self.grant_more(replica)):
+                return grants, self.lanes_of(replica)
+        return (), ()
 
     def lanes_of(self, replica: int) -> list[LaneState]:
         """Those that wait for its grants."""
         return [lane for lane, _ in self._takers[replica].gates]
 
-    def replica_that_ends_in(self, lane: LaneState) -> int | None:
-        for replica, taker in enumerate(self._takers):
-            if taker.last is lane:
-                return replica
-        return None
-
     def first_open(self) -> int:
         """The earliest iteration that a replica may still get microbatches of."""
         return min(taker.iteration for taker in self._takers)
 
-    def grant_more(self, replica: int) -> list[Granted]:
+    def grant_more(self, replica: int) -> list[Grant]:
         """What can be decided for the replica now; its lanes' gates are open as far."""
         taker = self._takers[replica]
         taker.forget_ended()
-        made: list[Granted] = []
-        while taker.iteration < min(self._iterations, 2 + taker.last.finished // len(taker.last.program)):
-            number = self._given.get(taker.iteration, 0)
+        made: list[Grant] = []
+        num_iterations = self._plan.itinerary.num_iterations
+        while taker.iteration < min(num_iterations, 2 + taker.last.finished // len(taker.last.program)):
+            number = sum(self._granted.get(taker.iteration, ()))
             if number < self._count and len(taker.held) >= taker.ahead():
                 break
             if number < self._count and self._should_take(replica):
-                made.append((taker.iteration, taker.position, number))
-                self._give(taker)
+                made.append((replica, taker.iteration, taker.position, number))
+                self._give(replica)
             else:
-                made.append((taker.iteration, taker.position, NO_MORE))
+                made.append((replica, taker.iteration, taker.position, NO_MORE))
                 self._close(taker)
         taker.open_gates()
         return made
@@ -126,31 +142,40 @@ class Stealing:
             None if other.off or other.iteration > iteration else sum(h // self._count == iteration for h in other.held)
             for other in self._takers
         ]
-        remaining = self._count - self._given.get(iteration, 0)
+        remaining = self._count - sum(self._granted.get(iteration, ()))
         return grant(replica, outstanding, remaining, [other.seconds_per_microbatch() for other in self._takers])
 
-    def _give(self, taker: _Taker) -> None:
-        self._given[taker.iteration] = self._given.get(taker.iteration, 0) + 1
+    def _give(self, replica: int) -> None:
+        taker = self._takers[replica]
+        self._granted.setdefault(taker.iteration, [0] * len(self._takers))[replica] += 1
         taker.held.append(taker.iteration * self._count + taker.position)
         taker.position += 1
         taker.idle = 0
         if taker.position == self._count:
-            self._next_iteration(taker)
+            taker.next_iteration()
 
     def _close(self, taker: _Taker) -> None:
         if taker.position == 0:
             taker.idle += 1
-        self._next_iteration(taker)
-
-    def _next_iteration(self, taker: _Taker) -> None:
-        taker.iteration, taker.position = taker.iteration + 1, 0
-        for iteration in [each for each in self._given if each < self.first_open()]:
-            del self._given[iteration]
+        taker.next_iteration()
 
     # --- speed
 
-    def measured(self, measured: Measurement) -> Verdict | None:
-        """Each replica's seconds for a microbatch of one iteration; the replica that gets nothing from now on."""
+    def add(self, rows: Iterable[Row]) -> None:
+        self._pace.add(rows, self._granted)
+
+    def finish(self, iteration: Iteration, samples: Sequence[int], seconds: float | None) -> None:
+        self._pace.finish(iteration, self._granted.pop(iteration.index), seconds)
+
+    def take(self) -> ReplicaMeasurement | None:
+        return self._pace.take(1)
+
+    def decide(self, measured: ReplicaMeasurement, first_unsent: int) -> Decision | None:
+        """A replica that gets nothing from now on."""
+        verdict = self._judge(measured)
+        return None if verdict is None else Decision(self.first_open(), None, verdict)
+
+    def _judge(self, measured: ReplicaMeasurement) -> Verdict | None:
         for taker, seconds in zip(self._takers, measured.unit_seconds, strict=True):
             if seconds is not None:
                 taker.seconds.append(seconds)

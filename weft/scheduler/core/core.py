@@ -35,14 +35,13 @@ from weft.scheduler.core.events import (
     JobPlanned,
     JobSubmitted,
     KillWorker,
+    Measured,
     PlanJob,
     Prepare,
     RecordIteration,
     RecordState,
     Release,
-    ReplicasMeasured,
     ResultSaved,
-    RoutesMeasured,
     SaveResult,
     SetTimer,
     StartWorker,
@@ -95,7 +94,7 @@ class Core:
                 return self._job_planned(event)
             case WorkerPrepared():
                 return self._worker_prepared(event)
-            case ReplicasMeasured() | RoutesMeasured():
+            case Measured():
                 return self._measured(event)
             case JobFaulted():
                 return self._job_faulted(event, now)
@@ -149,7 +148,7 @@ class Core:
         if job is None:
             return []
         self._move(job, Phase.PREPARING, f"planned: {event.plan.limit_seconds * 1e3:.3g} ms an iteration at best")
-        job.plan = event.plan
+        job.plan, job.policies = event.plan, dispatch.policies_of(event.plan)
         job.waiting_for = set(job.workers)
         return [
             Prepare(job=job.name, attempt=job.attempt, worker=worker, position=position, plan=event.plan)
@@ -192,7 +191,7 @@ class Core:
             commands.append(SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0]))
         return commands
 
-    def _measured(self, event: ReplicasMeasured | RoutesMeasured) -> list[Command]:
+    def _measured(self, event: Measured) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.RUNNING)
         return [] if job is None else dispatch.measured(job, event)
 
@@ -316,7 +315,7 @@ class Core:
     def _released(self, job: Job) -> list[Command]:
         commands: list[Command] = [DropArenas(job=job.name, attempt=job.attempt)]
         job.workers, job.lanes, job.plan, job.deadline, job.iterations_done = (), {}, None, None, 0
-        job.shares = job.stealing = job.routes = None
+        job.policies = ()
         assert job.outcome is not None
         if job.outcome.state == "":
             job.attempt += 1

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.plan.plan import Plan
-from weft.scheduler.adapting.route_pace import RouteMeasurement
-from weft.scheduler.adapting.shares import Measurement, Verdict
+from weft.plan.tables import Adjustment
+from weft.scheduler.adapting.policy import Verdict
+from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
+from weft.scheduler.adapting.routes import RouteMeasurement
 
 # --- events
 
@@ -73,21 +75,14 @@ class TasksFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicasMeasured:
-    """How fast the replicas of a job have been of late: over an interval, or, where they steal, in one iteration."""
+class Measured:
+    """How fast the job has been of late: over an interval, or, where its replicas steal, in one iteration. policy: the
+    place in the job's list of the one that measured it."""
 
     job: str
     attempt: int
-    measured: Measurement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutesMeasured:
-    """How long the steps of buckets' ways have taken of late."""
-
-    job: str
-    attempt: int
-    measured: RouteMeasurement
+    policy: int
+    measured: ReplicaMeasurement | RouteMeasurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +153,7 @@ Event = (
     | JobPlanned
     | WorkerPrepared
     | TasksFinished
-    | ReplicasMeasured
-    | RoutesMeasured
+    | Measured
     | JobFaulted
     | ResultSaved
     | WorkerReleased
@@ -229,35 +223,14 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """The replica's next positions: (iteration, position, number of the microbatch). A number of -1: neither this
-    position nor any after it in the iteration has a microbatch. Goes before the tasks that need it."""
+class Adjust:
+    """Tell the workers, before they are sent what needs it; see `Course.adjust`."""
 
     job: str
     attempt: int
-    replica: int
-    grants: tuple[tuple[int, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetShares:
-    """Tell every worker of the job; no task of the iteration has been dispatched."""
-
-    job: str
-    attempt: int
+    workers: tuple[str, ...]
     first_iteration: int
-    shares: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetRoutes:
-    """Tell every worker of the job; no task of the training iteration before the first has been dispatched. local: the
-    buckets that devices update themselves."""
-
-    job: str
-    attempt: int
-    first_iteration: int
-    local: tuple[int, ...]
+    adjustment: Adjustment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,9 +297,7 @@ Command = (
     | PlanJob
     | Prepare
     | Dispatch
-    | Grant
-    | SetShares
-    | SetRoutes
+    | Adjust
     | RecordVerdict
     | SaveResult
     | Release

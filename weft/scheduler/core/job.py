@@ -5,15 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from weft.plan.plan import Plan
 from weft.scheduler.adapting.lane_state import LaneState
-from weft.scheduler.adapting.routes import Routes
-from weft.scheduler.adapting.shares import Shares
-
-if TYPE_CHECKING:
-    from weft.scheduler.adapting.stealing import Stealing
+from weft.scheduler.adapting.policy import Policy
 
 
 class Phase(enum.StrEnum):
@@ -50,8 +46,7 @@ class Outcome:
 @dataclass(slots=True)
 class Job:
     """workers: those it holds, by position in the plan. waiting_for: those that have yet to answer in this phase.
-    shares, stealing, routes: of an attempt that runs; stealing only where its replicas do. losses, directory_losses: of
-    all its attempts."""
+    policies: what adjusts it as it runs, once it is planned. losses, directory_losses: of all its attempts."""
 
     name: str
     needs: Mapping[str, int]  # kind of worker -> how many it holds while it runs
@@ -64,9 +59,7 @@ class Job:
     waiting_for: set[str] = field(default_factory=set)
     plan: Plan | None = None
     lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
-    shares: Shares | None = None
-    stealing: Stealing | None = None
-    routes: Routes | None = None
+    policies: tuple[Policy[Any], ...] = ()
     iterations_done: int = 0
     outcome: Outcome | None = None
     deadline: float | None = None

@@ -22,15 +22,16 @@ from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import (
+    Adjust,
     Command,
     Dispatch,
     DropArenas,
     Event,
-    Grant,
     JobFaulted,
     JobPlanned,
     JobSubmitted,
     KillWorker,
+    Measured,
     PlanJob,
     Prepare,
     RecordIteration,
@@ -38,8 +39,6 @@ from weft.scheduler.core.events import (
     RecordVerdict,
     Release,
     SaveResult,
-    SetRoutes,
-    SetShares,
     SetTimer,
     StartWorker,
     Ticked,
@@ -55,7 +54,6 @@ from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.plan_notes import doubt_of_batch
 from weft.scheduler.planning.planner import make_plan
-from weft.scheduler.runs import adjustments as replica_commands
 from weft.scheduler.runs.recording import keep_profiled
 from weft.scheduler.runs.result import conclude, could_not_begin, details_of
 from weft.scheduler.runs.run import JobRun
@@ -219,8 +217,13 @@ class Driver:
         match command:
             case Dispatch():
                 self._pool.send(command.worker, {"type": "dispatch", "lane": command.lane, "work": command.work})
-            case Grant() | SetShares() | SetRoutes() | RecordVerdict():
-                replica_commands.perform(command, self.core.jobs[command.job], self.runs[command.job], self._pool.send)
+            case Adjust():
+                message = {"type": "adjust", "first": command.first_iteration, "adjustment": command.adjustment}
+                for worker in command.workers:
+                    self._pool.send(worker, message)
+                self.runs[command.job].adjust(command.first_iteration, command.adjustment)
+            case RecordVerdict():
+                self.runs[command.job].judge(command.verdict, command.first_iteration)
             case RecordIteration():
                 self._record_iteration(command)
             case StartWorker():
@@ -246,11 +249,13 @@ class Driver:
             case _:
                 assert_never(command)
 
-    def _measure_replicas(self, name: str) -> None:
-        """Tells the core how fast the job's replicas are, where that is newly known and may change something."""
-        run, job = self.runs[name], self.core.jobs.get(name)
-        for event in replica_commands.measured(job, run) if job is not None else ():
-            self.feed(event)
+    def _measure(self, name: str, *, ticked: bool) -> None:
+        """Tells the core how fast the job has been, where that is newly known and may change something."""
+        job = self.core.jobs.get(name)
+        for number, policy in enumerate(job.policies if job is not None else ()):
+            if (ticked or policy.after_each_iteration) and (measured := policy.take()) is not None:
+                assert job is not None
+                self.feed(Measured(job=name, attempt=job.attempt, policy=number, measured=measured))
 
     def _send(self, worker: str, kind: str, job: str, attempt: int, **fields: Any) -> None:
         run = self.runs[job]
@@ -274,7 +279,8 @@ class Driver:
     def _begin(self, name: str, plan: Plan) -> None:
         run = self.runs[name]
         self._metrics.publish(run)  # what the attempt before has left
-        run.begin(plan, self.core.jobs[name].workers, self.core.jobs[name].attempt)
+        job = self.core.jobs[name]
+        run.begin(plan, job.workers, job.attempt, job.policies)
         self._metrics.begin(run)
         parts = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
         run.log(
@@ -309,8 +315,7 @@ class Driver:
         self._metrics.iteration(run, run.finish_iteration(command.iteration))
         if run.take_profiled():
             self._begin_task("profile", run.job, keep_profiled(run))
-        if run.plan is not None and run.plan.share == "stealing":
-            self._measure_replicas(command.job)
+        self._measure(command.job, ticked=False)
 
     def _record_state(self, command: RecordState) -> None:
         name, state = command.job, JobState(command.state)
@@ -356,7 +361,7 @@ class Driver:
                 run.flush()
                 if run.plan is not None:
                     self._progress[name] = run.take_progress() or self._progress.get(name, {})
-                    self._measure_replicas(name)
+                    self._measure(name, ticked=True)
                     self.changed[name].notify()
 
     def progress(self, name: str) -> Message | None:

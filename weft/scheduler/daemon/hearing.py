@@ -19,11 +19,11 @@ from functools import partial
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import (
+    Adjust,
     Command,
     DirectoryMissed,
     Dispatch,
     Event,
-    Grant,
     JobFaulted,
     ResultSaved,
     TasksFinished,
@@ -149,7 +149,7 @@ class Hearing:
         count, lane = message["count"], message["lane"]
         self._check_report(worker, message, job)
         commands = self._core.handle(TasksFinished(job.name, job.attempt, worker, lane, count), arrived)
-        dispatches = [command for command in commands if isinstance(command, (Grant, Dispatch))]
+        dispatches = [command for command in commands if isinstance(command, (Adjust, Dispatch))]
         for dispatch in dispatches:  # before the books are kept: a lane may wait for it
             self._perform(dispatch)
         if dispatches:
@@ -160,7 +160,7 @@ class Hearing:
             raise Garbled(f"report: {error}") from None
         finally:
             for command in commands:
-                if not isinstance(command, (Grant, Dispatch)):
+                if not isinstance(command, (Adjust, Dispatch)):
                     self._perform(command)
 
     @staticmethod

@@ -11,24 +11,26 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from weft.plan.graph import Lane
 from weft.plan.kinds import KINDS
 from weft.plan.plan import Plan
-from weft.scheduler.adapting.replica_pace import ReplicaPace
+from weft.plan.rows import Row
+from weft.scheduler.adapting.policy import Policy
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import (
+    Adjust,
     Command,
     Dispatch,
     Event,
-    Grant,
     JobPlanned,
     JobSubmitted,
+    Measured,
     PlanJob,
     Prepare,
     RecordIteration,
     Release,
-    ReplicasMeasured,
     ResultSaved,
     SaveResult,
     TasksFinished,
@@ -86,6 +88,12 @@ def simulate(
     return run.to_end()
 
 
+def _rows(span: Span) -> list[Row]:
+    """What a lane would have stamped, of a task that did anything."""
+    row = (0, span.task, span.iteration, -1, round(1e9 * span.start), round(1e9 * span.end))
+    return [row] if span.end > span.start else []
+
+
 class _Run:
     def __init__(self, plan: Plan, seconds: Sequence[float], milestones: Milestones, wake: float) -> None:
         self._plan = plan
@@ -105,10 +113,9 @@ class _Run:
         self._iteration_ends: list[float] = []
         self._happening: list[tuple[float, int, Lane | None, int, int]] = []  # heap of tasks that run; no lane: posted
         self._order = 0
-        self._steals = plan.share == "stealing"
-        self._granted: set[tuple[int, int, int]] = set()  # iteration, replica, position
-        self._pace = ReplicaPace(plan)
-        self._local = plan.synchronisation.local if plan.synchronisation else ()
+        self._course = plan.course()
+        self._local = self._course.local.of(0)
+        self._policies: list[tuple[int, Policy[Any]]] = []  # of the core's, those that are asked so often
         self._graph = plan.graph.going(self._local)
 
     def to_end(self) -> Simulation:
@@ -123,9 +130,8 @@ class _Run:
                 self._start_ready()
                 continue
             self._busy[lane] = False
-            if self._steals and self._seconds_of(task, iteration):
-                span = self._spans[lane][-1]
-                self._pace.add(task, iteration, round(1e9 * span.start), round(1e9 * span.end))
+            for _, policy in self._policies:
+                policy.add(_rows(self._spans[lane][-1]))
             self._feed(TasksFinished(_JOB, 1, *self._names[lane], 1))
         if len(self._iteration_ends) < self._plan.itinerary.num_iterations:
             raise SimulationError(f"the plan stops at {self._now:.6g} s: {self._who_waits()}")
@@ -147,17 +153,17 @@ class _Run:
             case PlanJob():
                 return JobPlanned(job=_JOB, attempt=1, plan=self._plan)
             case Prepare():
+                policies = enumerate(self._core.jobs[_JOB].policies)
+                self._policies = [each for each in policies if each[1].after_each_iteration]
                 return WorkerPrepared(job=_JOB, attempt=1, worker=command.worker)
             case Dispatch():
                 queue = self._queues[self._lanes[command.worker, command.lane]]
                 queue.extend((iteration, task) for iteration, tasks in command.work for task in tasks)
-            case Grant():
-                for iteration, position, number in command.grants:
-                    if number >= 0:
-                        self._granted.add((iteration, command.replica, position))
+            case Adjust():
+                self._course.adjust(command.first_iteration, command.adjustment)
             case RecordIteration():
                 self._iteration_ends.append(self._now)
-                return self._measured(command.iteration) if self._steals else None
+                return self._measured(command.iteration)
             case SaveResult():
                 return ResultSaved(job=_JOB, attempt=1)
             case Release():
@@ -167,13 +173,13 @@ class _Run:
         return None
 
     def _measured(self, iteration: int) -> Event | None:
-        """How fast the replicas were in an iteration that is over, as the daemon would tell the core."""
-        counts = [sum(done[:2] == (iteration, r) for done in self._granted) for r in range(len(self._plan.replicas))]
-        ends = self._iteration_ends
-        self._pace.finish(iteration, counts, self._now - ends[-2] if len(ends) > 1 else None)
-        self._granted = {each for each in self._granted if each[0] > iteration}
-        measured = self._pace.take(1)
-        return None if measured is None else ReplicasMeasured(job=_JOB, attempt=1, measured=measured)
+        """How fast the job was in an iteration that is over, as the daemon would tell the core."""
+        over, ends = self._course.iteration(iteration), self._iteration_ends
+        for number, policy in self._policies:
+            policy.finish(over, self._course.samples(over), self._now - ends[-2] if len(ends) > 1 else None)
+            if (measured := policy.take()) is not None:
+                return Measured(job=_JOB, attempt=1, policy=number, measured=measured)
+        return None
 
     def _start_ready(self) -> None:
         for lane, queue in self._queues.items():
@@ -198,9 +204,9 @@ class _Run:
         """Nothing for a position that has no microbatch, or on the way that a bucket does not go."""
         if self._plan.graph.tasks[task].passes(self._local):
             return 0.0
-        if self._steals and KINDS[self._plan.graph.tasks[task].kind].of_position:
+        if self._course.steals and KINDS[self._plan.graph.tasks[task].kind].of_position:
             where = self._plan.graph.tasks[task]
-            if (iteration, where.replica, where.microbatch) not in self._granted:
+            if self._course.part(self._course.iteration(iteration), where.replica, where.microbatch).number < 0:
                 return 0.0
         return self._seconds[task]
 

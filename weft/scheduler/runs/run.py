@@ -16,6 +16,7 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from typing import Any
 from weft.metrics.accounts.history import History
 from weft.metrics.accounts.progress import Progress
 from weft.metrics.recording.recording import PlannedSpan
+from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import FIRST_STALL, KINDS
 from weft.plan.plan import Plan
 from weft.plan.rows import last_ends, unpack
-from weft.scheduler.adapting.bucket_routes import BucketRoutes
-from weft.scheduler.adapting.replica_shares import ReplicaShares
+from weft.plan.tables import Adjustment
+from weft.scheduler.adapting.policy import Policy, Verdict
 from weft.scheduler.runs.books import JobBooks
 from weft.scheduler.runs.iteration_pace import IterationPace, Pace
 from weft.scheduler.runs.reported_rows import ReportedRows
@@ -66,8 +68,10 @@ class JobRun:
         self.plan: Plan | None = None
         self.planned: tuple[PlannedSpan, ...] | None = None  # simulated when somebody first looks
         self.worker_names: tuple[str, ...] = ()
-        self.replicas: ReplicaShares | None = None
-        self.routes: BucketRoutes | None = None
+        self.course: Course  # of a job that has a plan
+        self.verdicts: list[str] = []  # in words, in the order in which they came
+        self._policies: Sequence[Policy[Any]] = ()
+        self._samples: list[int] = []  # of each replica, in the newest iteration that is over
         self.books = JobBooks({})
         self.history = History()
         self.progress = Progress(0)
@@ -114,14 +118,17 @@ class JobRun:
         """Appends what the user's code printed, as it is."""
         self.files.log(text)
 
-    def begin(self, plan: Plan, worker_names: tuple[str, ...], attempt: int = 1) -> None:
-        """A new attempt: numbers and metrics.jsonl start over, since training does."""
+    def begin(
+        self, plan: Plan, worker_names: tuple[str, ...], attempt: int = 1, policies: Sequence[Policy[Any]] = ()
+    ) -> None:
+        """A new attempt: numbers and metrics.jsonl start over, since training does. policies: those of the job."""
         self.plan, self.worker_names, self.attempt, self.planned = plan, worker_names, attempt, None
         self.books = JobBooks(_modes_of_lanes(plan, worker_names), plan.itinerary)
         self._pace, self._rows = IterationPace(plan), ReportedRows(plan)
         self.progress = Progress(plan.itinerary.steps)
         self.history = History()
-        self.replicas, self.routes = ReplicaShares(plan), BucketRoutes(plan, worker_names)
+        self.course, self.verdicts = plan.course(), []
+        self._policies, self._samples = policies, []
         self.transfers = Transfers(plan)
         self.finished_iterations = self.step = self.samples = 0
         self.loss = self.validation = self.learning_rate = self.grad_norm = None
@@ -161,6 +168,23 @@ class JobRun:
         self._to_profile = None
         return True
 
+    def adjust(self, first: int, adjustment: Adjustment) -> None:
+        """What workers are told of iteration `first` and those after it."""
+        self.course.adjust(first, adjustment)
+        assert self.plan is not None
+        if adjustment.shares:
+            parts = ", ".join(f"{100 * share:.1f} %" for share in adjustment.shares)
+            self.log(f"shares from {self.plan.itinerary.label(first)} on: {parts}")
+        if adjustment.local is not None:
+            who = self.plan.updates(adjustment.local, self.worker_names)
+            self.log(f"updates from {self.plan.itinerary.label(first)} on: {who}")
+
+    def judge(self, verdict: Verdict, first: int) -> None:
+        """A replica gets nothing from iteration `first` on."""
+        assert self.plan is not None
+        self.verdicts.append(verdict.told(self.plan.itinerary.label(first)))
+        self.log(self.verdicts[-1])
+
     def add_report(self, worker: str, lane: str, packed: bytes, values: list[dict[str, Any]]) -> None:
         """What a lane stamped, as its report has it, and measured. Raises ValueError for rows that cannot be."""
         assert self._rows is not None
@@ -169,10 +193,10 @@ class JobRun:
         for iteration, end in last_ends(packed).items():
             if iteration >= self.finished_iterations:
                 self._ends[iteration] = max(end, self._ends.get(iteration, 0))
-        if self.replicas is not None and self.routes is not None and (self.replicas.measures or self.routes.measures):
+        if self._policies:
             ran = [row for row in unpack(packed) if row[0] < FIRST_STALL]
-            self.replicas.add(ran)
-            self.routes.add(ran)
+            for policy in self._policies:
+                policy.add(ran)
         for fragment in values:
             if fragment["iteration"] >= self.finished_iterations:  # what comes after its end is asked for by nobody
                 self._values.setdefault(fragment["iteration"], _Values()).add(fragment)
@@ -191,8 +215,9 @@ class JobRun:
             self._last_end = (index, end)
             if self.first_iteration_seconds is None:
                 self.first_iteration_seconds = (end - self._taken_ns) / 1e9
-        assert self.replicas is not None
-        samples = self.replicas.finish(iteration, seconds)
+        samples = self._samples = self.course.samples(iteration)
+        for policy in self._policies:
+            policy.finish(iteration, samples, seconds)
         self.transfers.finish(iteration, samples)
         if iteration.training:
             self._finish_step(iteration, values, seconds, samples)
@@ -262,7 +287,7 @@ class JobRun:
 
     def summary(self) -> dict[str, Any] | None:
         """The parts of the plan that fit a screen, what it was made from, and what has become of the shares."""
-        if self.plan is None or self.replicas is None or self.routes is None:
+        if self.plan is None:
             return None
         keys = ("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds")
         described = self.plan.describe(self.worker_names)
@@ -272,10 +297,15 @@ class JobRun:
             "strategy": self.spec.to_wire()["strategy"],
             "batch_size": self.plan.itinerary.batch_size,
             "num_train": self.plan.itinerary.num_train,
-            "shares": list(self.replicas.newest),
-            "verdicts": list(self.replicas.verdicts),
-            "updates": self.routes.described(),
+            "shares": self._shares(self.plan),
+            "verdicts": list(self.verdicts),
+            "updates": self.plan.updates(self.course.local.newest[1], self.worker_names),
         }
+
+    def _shares(self, plan: Plan) -> list[float]:
+        """Where replicas steal, those of the newest iteration; else the newest that are set."""
+        parts = (self._samples or plan.shares) if self.course.steals else self.course.shares.newest[1]
+        return [part / sum(parts) for part in parts]
 
     @property
     def newest_iteration_seconds(self) -> float | None:
@@ -283,9 +313,10 @@ class JobRun:
 
     def pace(self) -> Pace:
         """The median training iteration, and the graph's speed limit from the tasks of those same iterations."""
-        if self._pace is None or self.routes is None:
+        if self._pace is None:
             return Pace()
-        return self._pace.of(self.books.times, self.routes.local, self.routes.since)
+        since, local = self.course.local.newest
+        return self._pace.of(self.books.times, local, since)
 
     def flush(self) -> None:
         """Hands the lines that wait to the writer."""

@@ -27,8 +27,7 @@ import torch
 from torch import nn
 
 from weft.transport.memory.directory import Directory, SharedMemoryGone
-from weft.workers.devices.device import Accelerator, Act, Event, Result, Stream
-from weft.workers.devices.launcher import Launcher
+from weft.workers.devices.device import Act, Event, HostDevice, Result, Stream
 from weft.workers.devices.tiles import TILE_BYTES, Tiles, UnlockedMemory
 
 CALIBRATIONS = 8  # of the clock; the one that took the host least is the best
@@ -45,15 +44,14 @@ _NOTICE = (
 )
 
 
-class CudaDevice(Launcher, Accelerator):
+class CudaDevice(HostDevice):
     """The GPU that this process sees as number 0; the only one, which CUDA_VISIBLE_DEVICES has seen to."""
 
+    is_accelerator = True
     finishes_at_once = False
 
     def __init__(self) -> None:
-        super().__init__()
-        self.torch = torch.device("cuda", 0)
-        self.drawing = threading.Lock()
+        super().__init__(torch.device("cuda", 0))
         torch.cuda.set_device(0)
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._generator = torch.cuda.default_generators[0]
@@ -62,6 +60,7 @@ class CudaDevice(Launcher, Accelerator):
         self._unlocked = UnlockedMemory(self._tiles_here)
         self._tiles: dict[int, Tiles] = {}  # by stream
         self._notice: str | None = None
+        self._local = threading.local()
         self._clock = _Clock()
         self._numbers = deque(torch.zeros(NUM_NUMBERS, dtype=torch.float64, pin_memory=True).unbind())  # free places
         self._baseline_bytes = torch.cuda.memory_allocated()
@@ -69,9 +68,6 @@ class CudaDevice(Launcher, Accelerator):
         self._has_lent = False
 
     # --- memory
-
-    def zeros(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(num_elements, dtype=dtype, device=self.torch)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         self.launching()
@@ -137,7 +133,7 @@ class CudaDevice(Launcher, Accelerator):
         self._unlocked.clear()
         self._notice = None
         self._has_lent = False
-        self.forget_tasks()
+        self._local = threading.local()  # with the acts that a task which failed has left
 
     def is_clean(self) -> bool:
         """Whether a kernel still runs and nothing of a job's is left; after some errors a context is of no more use."""
@@ -200,7 +196,7 @@ class CudaDevice(Launcher, Accelerator):
     # --- numbers
 
     def seed(self, key: int) -> None:
-        torch.default_generator.manual_seed(key)
+        super().seed(key)
         self._generator.manual_seed(key)
 
     def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
@@ -216,6 +212,19 @@ class CudaDevice(Launcher, Accelerator):
             use(number)
 
         self.after(act)
+
+    def after(self, act: Act) -> None:
+        self._list().append(act)
+
+    def take_acts(self) -> list[Act]:
+        acts, self._local.acts = self._list(), []
+        return acts
+
+    def _list(self) -> list[Act]:
+        acts: list[Act] | None = getattr(self._local, "acts", None)
+        if acts is None:
+            acts = self._local.acts = []
+        return acts
 
     # --- streams
 

@@ -30,10 +30,11 @@ import torch
 from torch import nn
 
 from weft.machine.run_file import make_directory
+from weft.plan.tables import Adjustment
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, FrameReader, Message, WireError, encode
-from weft.workers.devices.device import Device
+from weft.workers.devices.device import HostDevice
 from weft.workers.devices.opening import open_device
 from weft.workers.inspection.inspection import inspect_job
 from weft.workers.lanes.attempt import Attempt
@@ -82,7 +83,7 @@ def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
 
 
 class _Worker:
-    def __init__(self, connection: socket.socket, config: WorkerConfig, device: Device) -> None:
+    def __init__(self, connection: socket.socket, config: WorkerConfig, device: HostDevice) -> None:
         self._connection = connection
         self._device = device
         self._config = config
@@ -115,9 +116,9 @@ class _Worker:
         if message["type"] == "dispatch":
             self._inboxes[message["lane"]].put(message["work"])
             return
-        if message["type"] in ("shares", "grants", "routes"):
+        if message["type"] == "adjust":
             if self._attempt is not None:  # gone where the job's own code has failed meanwhile
-                self._adjust(self._attempt, message)
+                self._attempt.course.adjust(message["first"], Adjustment(*message["adjustment"]))
             return
         if message["type"] == "prepare":
             self._inboxes = message["inboxes"] = {lane: queue.SimpleQueue() for lane in message["plan"]["lanes"]}
@@ -127,16 +128,6 @@ class _Worker:
         if message["type"] == "release" and self._attempt is not None:
             self._attempt.abort()
         self._inbox.put(message)
-
-    @staticmethod
-    def _adjust(attempt: Attempt, message: Message) -> None:
-        """How iterations are divided, and their buckets go, whose tasks have not come yet."""
-        if message["type"] == "shares":
-            attempt.course.set_shares(message["first"], message["shares"])
-        elif message["type"] == "routes":
-            attempt.course.set_routes(message["first"], message["local"])
-        else:
-            attempt.course.grant(message["replica"], message["grants"])
 
     # --- main thread
 
@@ -282,7 +273,7 @@ def _enter_job(message: Message) -> JobSpec:
     return spec
 
 
-def _warm_up(device: Device) -> None:
+def _warm_up(device: HostDevice) -> None:
     """One tiny training step: the first one of a process builds kernels' tables, thread pools and optimizer modules."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)).to(device.torch)

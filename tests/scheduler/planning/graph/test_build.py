@@ -22,6 +22,7 @@ from weft.plan.itinerary import Itinerary
 from weft.plan.kinds import KINDS, Cause, Kind
 from weft.plan.placement import Placement
 from weft.plan.plan import Plan
+from weft.plan.tables import Adjustment
 from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
@@ -155,7 +156,7 @@ def set_routes(course: Course, placement: Placement, rng: random.Random) -> None
     sync = placement.synchronisation
     either = [p.index for p in sync.buckets if p.route is Route.EITHER] if sync else []
     for index in range(1, course.itinerary.num_iterations):
-        course.set_routes(index, [bucket for bucket in either if rng.random() < 0.5])
+        course.adjust(index, Adjustment(local=[bucket for bucket in either if rng.random() < 0.5]))
 
 
 def taken(course: Course, rng: random.Random) -> dict[tuple[int, int, int], int]:
