@@ -17,7 +17,7 @@ from weft.plan.placement import Placement
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
 from weft.spec.strategy import Strategy
-from weft.spec.workers_needed import inspecting_worker, workers_needed
+from weft.spec.workers_needed import workers_needed
 
 InspectionOf = Callable[..., Inspection]
 UnitOf = Callable[..., UnitFacts]
@@ -235,20 +235,3 @@ def test_everything_has_a_worker_of_its_kind_and_every_element_one_owner(
 def check_owners(placement: Placement, route: Route, lanes: list[Lane]) -> None:
     kinds = {placement.workers[lane.worker] for lane in lanes}
     assert kinds == ({"gpu"} if route is Route.DEVICE else {"cpu"}), lanes
-
-
-@pytest.mark.parametrize(
-    ("strategy", "inspects"),
-    [
-        ({"replicas": 2, "stages": 2}, "cpu"),
-        ({"replicas": [GPU], "update": "local"}, "gpu"),
-        ({"replicas": [GPU], "update": "cpu"}, "gpu"),
-        ({"replicas": [CPU, GPU | {"stages": 2}]}, "gpu"),
-    ],
-)
-def test_a_worker_with_a_device_inspects_where_there_is_one(strategy: dict[str, Any], inspects: str) -> None:
-    resolved = Strategy.model_validate(strategy)
-    kinds = [kind for kind, count in workers_needed(resolved).items() for _ in range(count)]
-    position = inspecting_worker(resolved)
-    assert kinds[position] == inspects
-    assert inspects not in kinds[:position]

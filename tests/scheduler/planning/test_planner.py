@@ -1,11 +1,10 @@
-"""Plans: the best cut, the depth of the rings, what it all takes, and the jobs that cannot be planned."""
+"""Plans: the depth of the rings, what it all takes, and the jobs that cannot be planned."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, TensorFacts, UnitFacts, slot_bytes
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
-from weft.scheduler.planning.partition import PlanError, partition
+from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.planning.schedules import SCHEDULES, in_flight
 from weft.spec.job_spec import JobSpec
@@ -26,88 +25,6 @@ PlanOf = Callable[..., Plan]
 UnitOf = Callable[..., UnitFacts]
 InspectionOf = Callable[..., Inspection]
 SpecOf = Callable[..., JobSpec]
-
-# --- the cut
-
-
-@st.composite
-def models(draw: st.DrawFn) -> list[tuple[int, bool, int | None]]:
-    """Of each unit: its seconds, whether its output is one tensor, and the earlier unit that it is tied to."""
-    count = draw(st.integers(1, 8))
-    return [
-        (draw(st.integers(0, 9)), draw(st.integers(0, 5)) > 0, draw(st.none() | st.integers(0, n)) if n else None)
-        for n in range(count)
-    ]
-
-
-def units_of(model: Sequence[tuple[int, bool, int | None]], unit_of: UnitOf) -> list[UnitFacts]:
-    return [
-        unit_of(
-            number,
-            forward=seconds / 4,
-            backward=3 * seconds / 4,
-            dtype="float32" if tensor else None,
-            tied_to=() if tied is None or tied == number else (tied,),
-        )
-        for number, (seconds, tensor, tied) in enumerate(model)
-    ]
-
-
-def allowed_cuts(units: Sequence[UnitFacts]) -> list[int]:
-    ties = [(tied, number) for number, unit in enumerate(units) for tied in unit.tied_to]
-    return [
-        cut
-        for cut in range(1, len(units))
-        if units[cut - 1].dtype is not None and not any(first < cut <= second for first, second in ties)
-    ]
-
-
-def slowest(units: Sequence[UnitFacts], cuts: Sequence[tuple[int, int]]) -> float:
-    return max(sum(unit.forward_seconds + unit.backward_seconds for unit in units[a:b]) for a, b in cuts)
-
-
-@given(model=models(), num_stages=st.integers(1, 5))
-def test_the_slowest_stage_is_as_fast_as_any_cut_allows(
-    unit_of: UnitOf, model: list[tuple[int, bool, int | None]], num_stages: int
-) -> None:
-    units = units_of(model, unit_of)
-    allowed = allowed_cuts(units)
-    every = [
-        list(itertools.pairwise([0, *chosen, len(units)])) for chosen in itertools.combinations(allowed, num_stages - 1)
-    ]
-    if not every:
-        with pytest.raises(PlanError, match=f"can be cut into at most {len(allowed) + 1} stages"):
-            partition(units, num_stages)
-        return
-    cuts = partition(units, num_stages)
-    assert list(cuts) in every
-    assert slowest(units, cuts) == min(slowest(units, other) for other in every)
-
-
-def test_units_that_share_a_parameter_stay_together(unit_of: UnitOf) -> None:
-    units = [unit_of(0), unit_of(1), unit_of(2), unit_of(3, tied_to=(1,))]
-    assert partition(units, 2) == ((0, 1), (1, 4))
-    with pytest.raises(PlanError, match=r"strategy\.stages = 3, but .* at most 2 stages .* share no parameter"):
-        partition(units, 3)
-
-
-def test_no_cut_falls_where_no_single_tensor_passes(unit_of: UnitOf) -> None:
-    assert partition([unit_of(0), unit_of(1, dtype=None), unit_of(2, dtype=None), unit_of(3)], 2) == ((0, 1), (1, 4))
-
-
-def test_the_users_own_split_is_taken_where_the_model_can_be_cut(unit_of: UnitOf) -> None:
-    units = [unit_of(0), unit_of(1), unit_of(2), unit_of(3, tied_to=(2,))]
-    units += [unit_of(4, dtype=None, kind="Pair", output="a dict"), unit_of(5)]
-    assert partition(units, 2, [1]) == ((0, 1), (1, 6))
-    assert partition(units, 3, [1, 2]) == ((0, 1), (1, 2), (2, 6))
-    for split, why in {
-        3: "3: units 2 and 3 have a buffer in common",
-        5: r"5: unit 4 \(Pair\) passes on a dict, and only a plain tensor goes from stage to stage",
-        9: "9, of 6",
-    }.items():
-        text = rf"strategy\.split: the model cannot be cut before unit {why}; it can be before \[1, 2, 4\]"
-        with pytest.raises(PlanError, match=text):
-            partition(units, 2, [split])
 
 
 def test_a_stage_that_begins_with_a_unit_that_works_in_place_copies_its_input(
