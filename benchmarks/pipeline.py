@@ -130,8 +130,9 @@ def _plan(case: Case, schedule: str) -> tuple[Plan, list[list[int]]]:
     script = (
         "import json, sys, torch; torch.set_num_threads(1);"
         "from weft.spec.job_spec import JobSpec; from weft.workload.entry import load_workload;"
-        "from weft.workers.inspection.inspection import inspect;"
-        "spec = JobSpec.parse(json.loads(sys.argv[1])); print(json.dumps(inspect(load_workload(spec), spec)))"
+        "from weft.workers.devices.host import HostDevice; from weft.workers.inspection.inspection import inspect;"
+        "spec = JobSpec.parse(json.loads(sys.argv[1]));"
+        "print(json.dumps(inspect(load_workload(spec), spec, HostDevice())))"
     )
     output = subprocess.run(
         [sys.executable, "-c", script, json.dumps(spec.to_wire())],

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from measure import pin
 
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import Arena, Layout
+from weft.workers.devices.host import HostDevice
 from weft.workers.lanes.attempt import Attempt
 from weft.workload.entry import load_workload
 
@@ -44,9 +46,9 @@ def main() -> None:
     pin(config["core"])
     torch.set_num_threads(1)
     spec = JobSpec.parse(config["spec"])
-    directory = PrivateDirectory()
-    stage = Attempt(spec, config["view"], load_workload(spec), directory, 0.0)  # type: ignore[arg-type]
-    loader = Attempt(spec, config["loader_view"], load_workload(spec), directory, 0.0)  # type: ignore[arg-type]
+    directory: Any = PrivateDirectory()  # all that an attempt asks of one
+    stage = Attempt(spec, config["view"], load_workload(spec), directory, 0.0, HostDevice())
+    loader = Attempt(spec, config["loader_view"], load_workload(spec), directory, 0.0, HostDevice())
     loads = loader.operations("load", config["loader_view"]["lanes"]["load"])
     program = config["view"]["lanes"]["compute"]
     operations = stage.operations("compute", program)

@@ -448,6 +448,7 @@ def test_a_terminal_gets_a_progress_bar_with_the_log_above_it(runtime: Path, dae
     assert "[bold]no newline" in written
 
 
+@pytest.mark.slow
 def test_reference_is_the_plain_loop_with_the_same_kind_of_result(runtime: Path, tmp_path: Path) -> None:
     pytest.importorskip("weft.reference.loop")
     (tmp_path / "line.py").write_text(WORKLOAD)

@@ -175,16 +175,13 @@ def assert_same_state(state: dict[str, torch.Tensor], expected: dict[str, torch.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.pairs(name=STRATEGIES, model=MODELS)
 def test_replicas_compute_what_the_plain_loop_computes(machine: RealDaemon, name: str, model: str) -> None:
     agrees(machine, spec_of({"model": model}, STRATEGIES[name]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", ["two replicas", "a host beside a device, balanced"])
+@pytest.mark.pairs(name=("two replicas", "a host beside a device, balanced"), model=MODELS, precision=("fp32", "bf16"))
 def test_in_single_precision_the_difference_is_rounding(
     machine: RealDaemon, name: str, model: str, precision: str
 ) -> None:
@@ -193,8 +190,10 @@ def test_in_single_precision_the_difference_is_rounding(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["two replicas", "a device beside a host", "two stages each of both, balanced"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "decayed", "trusting"])
+@pytest.mark.pairs(
+    optimizer=("sgd", "adagrad", "decayed", "trusting"),
+    name=("two replicas", "a device beside a host", "two stages each of both, balanced"),
+)
 def test_any_optimizer_with_a_scheduler_steps_as_in_the_plain_loop(
     machine: RealDaemon, optimizer: str, name: str
 ) -> None:
@@ -203,20 +202,23 @@ def test_any_optimizer_with_a_scheduler_steps_as_in_the_plain_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["two replicas", "one stage beside three, coarse", "a device beside a host"])
-@pytest.mark.parametrize("model", ["sometimes", "partly frozen"])
-def test_parameters_without_a_gradient_are_left_alone(machine: RealDaemon, model: str, name: str) -> None:
+@pytest.mark.pairs(
+    model=("sometimes", "partly frozen"),
+    optimizer=("adamw", "sgd"),
+    name=("two replicas", "one stage beside three, coarse", "a device beside a host"),
+)
+def test_parameters_without_a_gradient_are_left_alone(
+    machine: RealDaemon, model: str, optimizer: str, name: str
+) -> None:
     """AdamW would shrink them and SGD's momentum would go on."""
-    for optimizer in ("adamw", "sgd"):
-        agrees(machine, spec_of({"model": model, "optimizer": optimizer}, STRATEGIES[name]))
+    agrees(machine, spec_of({"model": model, "optimizer": optimizer}, STRATEGIES[name]))
 
 
 # --- clipping and skipping
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.pairs(name=BOUNDED, model=MODELS)
 def test_clipping_takes_the_norm_over_all_replicas_and_stages(machine: RealDaemon, name: str, model: str) -> None:
     clip_norm = CLIP_NORM[model]
     expected = agrees(machine, spec_of({"model": model}, BOUNDED[name] | {"clip_norm": clip_norm}))
@@ -224,12 +226,12 @@ def test_clipping_takes_the_norm_over_all_replicas_and_stages(machine: RealDaemo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clips", [{}, {"clip_norm": 1.0}], ids=["alone", "with clipping"])
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.pairs(name=BOUNDED, clip_norm=(None, 1.0))
 def test_a_step_whose_gradient_is_nan_is_skipped_everywhere(
-    machine: RealDaemon, name: str, clips: dict[str, float]
+    machine: RealDaemon, name: str, clip_norm: float | None
 ) -> None:
-    spec = spec_of({"model": "singular", "schedules": True}, BOUNDED[name] | clips | {"skip_nonfinite": True})
+    strategy = BOUNDED[name] | {"clip_norm": clip_norm, "skip_nonfinite": True}
+    spec = spec_of({"model": "singular", "schedules": True}, strategy)
     expected = agrees(machine, spec)
     assert len(expected.skipped) == 3  # once in an epoch
     assert len(expected.losses) == 9
@@ -239,8 +241,7 @@ def test_a_step_whose_gradient_is_nan_is_skipped_everywhere(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [*MODELS, "sometimes"])
-@pytest.mark.parametrize("name", STALE)
+@pytest.mark.pairs(name=STALE, model=(*MODELS, "sometimes"))
 def test_stale_replicas_compute_with_the_parameters_of_so_many_steps_ago(
     machine: RealDaemon, name: str, model: str
 ) -> None:
@@ -315,8 +316,7 @@ FORWARD: dict[str, Strategy] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", FORWARD)
+@pytest.mark.pairs(name=FORWARD, model=MODELS)
 def test_a_job_that_only_runs_forward_measures_each_batch_and_changes_nothing(
     machine: RealDaemon, name: str, model: str
 ) -> None:

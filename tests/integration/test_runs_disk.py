@@ -47,7 +47,7 @@ def look(event, arguments):
     if threading.current_thread() is not threading.main_thread():
         return
     touched = [str(each) for each in arguments[:2]]
-    if any(each in FILES or f"{home}/runs/" in each for each in touched):
+    if any(each in FILES or (each.startswith(f"{home}/") and "/runs/" in each) for each in touched):
         os.write(told, f"{event} {touched};".encode())
 told = os.open(home / "violations", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 sys.addaudithook(look)

@@ -6,7 +6,6 @@ The reference depends on the workload and the number of microbatches alone, so o
 from __future__ import annotations
 
 import functools
-import itertools
 import runpy
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,6 @@ _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, EXAMPLES, metrics_rows = _REAL["RealDaemon"], _REAL["EXAMPLES"], _REAL["metrics_rows"]
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
-AXES: dict[str, tuple[Any, ...]] = {
-    "stages": (1, 2, 3),
-    "microbatches": (1, 4, 7),
-    "schedule": ("gpipe", "1f1b"),
-    "window": (None, 1),
-    "recompute": (False, True),
-}
-
 GPT_ARGS = {"layers": 2, "dim": 16, "heads": 2, "context": 8, "samples": 20, "validation_samples": 5}
 JOBS: dict[str, dict[str, Any]] = {
     # 1437 samples: the sixth batch of an epoch is whole, the last one has 3, less than 7 microbatches.
@@ -37,23 +28,6 @@ JOBS: dict[str, dict[str, Any]] = {
     "gpt, dropout 0.2": {"entry": "gpt.py:workload", "args": GPT_ARGS | {"dropout": 0.2}, "epochs": 2, "batch_size": 9},
     "gpt": {"entry": "gpt.py:workload", "args": GPT_ARGS | {"dropout": 0.0}, "epochs": 2, "batch_size": 9},
 }
-
-
-def strategy(values: tuple[Any, ...]) -> dict[str, Any]:
-    return {axis: value for axis, value in zip(AXES, values, strict=True) if value is not None}
-
-
-# Every strategy once, by one of the jobs: of each three neighbours another one, so each job has each pair of values.
-EVERYTHING = [
-    (name, values)
-    for number, name in enumerate(JOBS)
-    for values in list(itertools.product(*AXES.values()))[number :: len(JOBS)]
-]
-
-
-def described(case: tuple[str, tuple[Any, ...]]) -> str:
-    name, values = case
-    return ", ".join([name, *(f"{axis} {value}" for axis, value in zip(AXES, values, strict=True))])
 
 
 @functools.cache
@@ -86,14 +60,24 @@ def same_as_the_plain_loop(daemon: RealDaemon, spec: JobSpec) -> bool:
     return True
 
 
-def examples_spec(job: dict[str, Any], values: tuple[Any, ...]) -> JobSpec:
-    return JobSpec.parse({"job": job | {"seed": 11}, "strategy": strategy(values), "directory": str(EXAMPLES)})
+def examples_spec(job: dict[str, Any], **strategy: Any) -> JobSpec:
+    return JobSpec.parse({"job": job | {"seed": 11}, "strategy": strategy, "directory": str(EXAMPLES)})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", EVERYTHING, ids=described)
-def test_any_strategy_gives_the_result_of_the_plain_loop(daemon: RealDaemon, case: tuple[str, tuple[Any, ...]]) -> None:
-    assert same_as_the_plain_loop(daemon, examples_spec(JOBS[case[0]], case[1]))
+@pytest.mark.pairs(
+    job=JOBS,
+    stages=(1, 2, 3),
+    microbatches=(1, 4, 7),
+    schedule=("gpipe", "1f1b"),
+    window=(None, 1),
+    recompute=(False, True),
+)
+def test_any_strategy_gives_the_result_of_the_plain_loop(
+    daemon: RealDaemon, job: str, stages: int, microbatches: int, schedule: str, window: int | None, recompute: bool
+) -> None:
+    how = {"schedule": schedule, "window": window, "recompute": recompute}
+    assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], stages=stages, microbatches=microbatches, **how))
 
 
 HEADER = """
@@ -355,4 +339,4 @@ def test_mnist_gives_the_result_of_the_plain_loop(daemon: RealDaemon) -> None:
         "hidden": 32,
     }
     job = {"entry": "mnist.py:workload", "args": args, "steps": 20, "batch_size": 100}
-    assert same_as_the_plain_loop(daemon, examples_spec(job, (3, 4, "1f1b", None, False)))
+    assert same_as_the_plain_loop(daemon, examples_spec(job, stages=3, microbatches=4, schedule="1f1b"))

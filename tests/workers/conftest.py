@@ -19,6 +19,7 @@ from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.directory import Blocks, Directory
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, encode
+from weft.workers.devices.host import HostDevice
 from weft.workers.inspection import inspection as inspection_module
 from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workload.workload import Workload
@@ -91,7 +92,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Planned]:
         table = {"job": job, "strategy": {"bucket_mib": ONE_EACH} | strategy, "directory": directory}
         spec = JobSpec.parse(table)
         thrown_away = dataclasses.replace(workload, model=copy.deepcopy(workload.model))
-        inspection = inspection_module.inspect(thrown_away, spec) | {"peer_access": peer_access}
+        inspection = inspection_module.inspect(thrown_away, spec, HostDevice()) | {"peer_access": peer_access}
         made = make_plan(spec, Inspection.from_wire(inspection), shared_bytes_free=PLENTY)
         views = [made.worker_view(position) for position in range(len(made.workers))]
         (message,) = FrameReader(MAX_WORKER_FRAME_BYTES).feed(encode({"views": views}))

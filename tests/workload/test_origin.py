@@ -20,6 +20,7 @@ from weft.plan.itinerary import Iteration
 from weft.transport.memory.board import Board
 from weft.transport.wire.frames import encode
 from weft.workers.compute.stage import Stage
+from weft.workers.devices.host import HostDevice
 from weft.workers.lanes import attempt
 from weft.workload import origin
 from weft.workload.data import Batches
@@ -49,7 +50,7 @@ def raised_by(run: Callable[[], Any]) -> BaseException:
 
 def stage_of(*modules: nn.Module) -> Stage:
     units = [Unit(index, f"{index}.", module) for index, module in enumerate(modules)]
-    return Stage(units, seed=0, recompute=False)
+    return Stage(units, seed=0, recompute=False, device=HostDevice())
 
 
 def batches_of(train: Any) -> Batches:

@@ -93,7 +93,9 @@ HOSTILE: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "deep tree" else name for name in HOSTILE]
+)
 def test_whatever_a_job_has_made_goes_and_what_its_links_lead_to_stays(runs: Path, outside: Path, name: str) -> None:
     claim(runs / JOB, JOB)
     HOSTILE[name](runs / JOB, outside)

@@ -48,9 +48,7 @@ def squares_of(tensor: Tensor) -> float:
     return float(tensor.double().square().sum())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("num_sources", [1, 2, 3, 5])
+@pytest.mark.pairs(dtype=DTYPES, length=LENGTHS, num_sources=(1, 2, 3, 5))
 def test_the_sum_is_the_plain_sum_bit_for_bit_and_the_squares_are_of_the_sum(
     dtype: torch.dtype, length: int, num_sources: int
 ) -> None:
@@ -114,9 +112,7 @@ def test_without_squares_it_says_zero() -> None:
     assert Reduction(first, [first, second]).run(squares=False) == 0.0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, TILE_ELEMENTS + 3])
+@pytest.mark.pairs(dtype=DTYPES, value=(math.nan, math.inf, -math.inf), place=(0, TILE_ELEMENTS + 3))
 def test_a_value_that_is_not_finite_is_seen_in_the_squares(dtype: torch.dtype, value: float, place: int) -> None:
     first, second = random_sources(2, 2 * TILE_ELEMENTS, dtype)
     second[place] = value

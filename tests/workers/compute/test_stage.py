@@ -13,7 +13,7 @@ from torch import nn
 from weft.transport.memory.arena import Arena, Layout
 from weft.workers.compute.forward_buffers import ForwardBuffers
 from weft.workers.compute.stage import HandBack, Stage, input_gradient, keep_state, move_state
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.host import HostDevice
 from weft.workload.randomness import seed_unit
 from weft.workload.units import Unit, named_state
 from weft.workload.workload import WorkloadError
@@ -142,7 +142,7 @@ def train_whole(model: nn.Sequential) -> None:
 def stages_of(model: nn.Sequential, cuts: list[int], *, recompute: bool) -> list[Stage]:
     bounds = [0, *cuts, len(model)]
     units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
-    return [Stage(units[a:b], seed=SEED, recompute=recompute) for a, b in pairwise(bounds)]
+    return [Stage(units[a:b], seed=SEED, recompute=recompute, device=HostDevice()) for a, b in pairwise(bounds)]
 
 
 def train_stages(stages: list[Stage]) -> None:
@@ -194,7 +194,9 @@ def test_training_is_not_the_same_for_another_seed() -> None:
     """What keeps the test above honest: dropout does draw."""
     models = [build(dense), build(dense)]
     for model, seed in zip(models, (SEED, SEED + 1), strict=True):
-        train_stages([Stage([Unit(i, f"{i}.", m) for i, m in enumerate(model)], seed=seed, recompute=False)])
+        train_stages(
+            [Stage([Unit(i, f"{i}.", m) for i, m in enumerate(model)], seed=seed, recompute=False, device=HostDevice())]
+        )
     assert not torch.equal(models[0][0].weight, models[1][0].weight)
 
 
@@ -261,7 +263,7 @@ def test_a_scripted_module_counts_each_microbatch_once_under_recompute() -> None
             return x * self.calls
 
     module = torch.jit.script(Counting())
-    stage = Stage([Unit(0, "0.", module)], seed=SEED, recompute=True)
+    stage = Stage([Unit(0, "0.", module)], seed=SEED, recompute=True, device=HostDevice())
     x, _ = batch(0, 0)
     first = [stage.forward(microbatch, 0, x) for microbatch in range(2)]
     assert all(torch.equal(stage.take(microbatch)[1], first[microbatch]) for microbatch in range(2))
@@ -280,7 +282,7 @@ def test_a_loss_that_is_a_module_counts_each_microbatch_once_under_recompute() -
 
     loss, model = Counting(), build(dense)
     units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
-    stage = Stage(units, seed=SEED, recompute=True, heads=[loss])
+    stage = Stage(units, seed=SEED, recompute=True, device=HostDevice(), heads=[loss])
     first = [stage.forward(microbatch, 0, batch(0, microbatch)[0], loss) for microbatch in range(2)]
     again = [stage.take(microbatch)[1] for microbatch in range(2)]
     assert first == again
@@ -333,7 +335,7 @@ def test_the_input_is_read_in_place_and_left_as_it_was() -> None:
 def test_a_stage_that_begins_with_a_unit_that_works_in_place_leaves_its_slot_alone(recompute: bool) -> None:
     """autograd refuses to change a leaf, and the slot is needed again: such a stage works on a copy."""
     units = [Unit(1, "1.", nn.ReLU(inplace=True)), Unit(2, "2.", nn.Linear(6, 4))]
-    stage = Stage(units, seed=SEED, recompute=recompute, copies_input=True)
+    stage = Stage(units, seed=SEED, recompute=recompute, device=HostDevice(), copies_input=True)
     slot, _ = batch(0, 0)
     before = slot.clone()
     stage.forward(0, 0, slot)
@@ -377,9 +379,12 @@ def test_state_that_was_moved_is_the_state_that_is_trained(make: Callable[[], nn
     move_state([(name, each) for name, each in named_state(units) if isinstance(each, nn.Parameter)], arena)
     publish = keep_state(units, list(arena.items()), arena, HostDevice())
     train_stages(
-        [Stage(units[:2], seed=SEED, recompute=True), Stage(units[2:], seed=SEED, recompute=True)]
+        [
+            Stage(units[:2], seed=SEED, recompute=True, device=HostDevice()),
+            Stage(units[2:], seed=SEED, recompute=True, device=HostDevice()),
+        ]
         if make is not repeated
-        else [Stage(units, seed=SEED, recompute=True)]
+        else [Stage(units, seed=SEED, recompute=True, device=HostDevice())]
     )
     publish()
     expected = whole.state_dict()

@@ -11,7 +11,8 @@ from torch import nn
 
 from weft.plan.inspection import Inspection
 from weft.spec.job_spec import JobSpec
-from weft.workers.devices.device import HostDevice, Result
+from weft.workers.devices.device import Device, Result
+from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.inspection import update_times
 from weft.workers.inspection.inspection import inspect, inspect_job
@@ -300,7 +301,7 @@ def bytes_of(parameters: Any) -> int:
 @pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("device", [HostDevice, SlowDevice])
 def test_a_sample_tells_the_state_of_every_parameter(
-    monkeypatch: pytest.MonkeyPatch, build: Callable[[Any], torch.optim.Optimizer], device: Callable[[], HostDevice]
+    monkeypatch: pytest.MonkeyPatch, build: Callable[[Any], torch.optim.Optimizer], device: Callable[[], Device]
 ) -> None:
     """In two groups, of two dtypes; of none there is room for more than what stands for its sort."""
 
@@ -360,7 +361,7 @@ def test_gradients_that_are_sparse_stay_so() -> None:
     train = torch.randint(9, (16, 2)), torch.randn(16, 6)
     workload = workload_of(model, train=train, optimizer=lambda parameters: torch.optim.SparseAdam(list(parameters)))
     for strategy in ({}, {"replicas": [GPU], "update": "balanced"}):
-        assert inspect(workload, spec_of(**strategy), StandIn() if strategy else None)["update_seconds"] > 0
+        assert inspect(workload, spec_of(**strategy), StandIn() if strategy else HostDevice())["update_seconds"] > 0
 
 
 def test_a_parameter_that_several_units_use_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

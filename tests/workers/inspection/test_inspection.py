@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from weft.spec.job_spec import JobSpec
-from weft.workers.inspection.inspection import inspect
+from weft.workers.devices.host import HostDevice
+from weft.workers.inspection import inspection
 from weft.workload.units import units
 from weft.workload.workload import Workload, WorkloadError
 
@@ -34,6 +35,11 @@ def workload_of(model: nn.Module, **changes: Any) -> Workload:
         "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     }
     return Workload(**parts | changes)
+
+
+def inspect(workload: Workload, spec: JobSpec) -> Any:
+    """On the host."""
+    return inspection.inspect(workload, spec, HostDevice())
 
 
 class Pair(nn.Module):

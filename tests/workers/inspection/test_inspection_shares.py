@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from weft.spec.job_spec import JobSpec
+from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.inspection import inspect
 from weft.workload.workload import Workload
 
@@ -22,7 +23,7 @@ def sizes_inspected(strategy: dict[str, Any], model: nn.Module | None = None) ->
         train=(torch.randn(48, 3), torch.randn(48, 2)),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     )
-    return sorted(size for size, _ in inspect(workload, spec)["units"][0]["shapes"])
+    return sorted(size for size, _ in inspect(workload, spec, HostDevice())["units"][0]["shapes"])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from weft.plan.kinds import MODES
 from weft.plan.rows import Row, unpack
 from weft.transport.memory.board import Board, num_words
 from weft.workers.compute.measured import Measured
-from weft.workers.devices.device import Act, Event, HostDevice, Stream
+from weft.workers.devices.device import Accelerator, Act, Device, Event, Stream
+from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import HostEvent, StandIn
 from weft.workers.lanes import lane as lane_module
 from weft.workers.lanes import stream_lane
@@ -56,7 +57,7 @@ class Attempt:
 class Stand:
     """A lane on a thread of its own, its inbox, and what it has run and reported."""
 
-    def __init__(self, device: HostDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
         self.attempt = Attempt()
         self.inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
@@ -69,7 +70,7 @@ class Stand:
         own = {op.task: op for op in operations}
         attempt: Any = self.attempt  # all that a lane asks of one
         lane: Lane | StreamLane = Lane("compute", attempt, own, self.reports.put)
-        if self.device.is_accelerator:
+        if isinstance(self.device, Accelerator):
             launched = Launched(10, frozenset(own))
             lane = StreamLane("compute", attempt, own, self.reports.put, device=self.device, launched=launched)
 
@@ -124,7 +125,7 @@ class Stand:
 
 
 @pytest.fixture(params=["host", "stand-in", "streams that are late"])
-def device(request: pytest.FixtureRequest) -> Iterator[HostDevice]:
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     with thread_device() as make:
         yield {"host": HostDevice, "stand-in": StandIn, "streams that are late": make}[request.param]()
 
@@ -136,7 +137,7 @@ def every_stall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stand(device: HostDevice) -> Iterator[Stand]:
+def stand(device: Device) -> Iterator[Stand]:
     stand = Stand(device)
     yield stand
     stand.attempt.board.abort()

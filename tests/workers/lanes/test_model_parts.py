@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from weft.transport.memory.directory import Directory
+from weft.workers.devices.host import HostDevice
+from weft.workers.devices.stand_in import StandIn
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.memory.bucket_memory import shaped_like
 from weft.workload.workload import Workload
@@ -35,8 +37,8 @@ class Job:
         self.plan = planned.plan
         self.workloads = [make() for _ in planned.views]
         self.attempts = [
-            Attempt(planned.spec, view, workload, directory, spin_seconds=0.0)
-            for view, workload in zip(planned.views, self.workloads, strict=True)
+            Attempt(planned.spec, view, workload, directory, 0.0, StandIn() if kind == "gpu" else HostDevice())
+            for kind, view, workload in zip(self.plan.workers, planned.views, self.workloads, strict=True)
         ]
 
     def saved(self) -> dict[str, torch.Tensor]:

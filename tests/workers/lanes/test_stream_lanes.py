@@ -22,7 +22,8 @@ import torch
 from weft.metrics.accounts.accounting import JobAccount
 from weft.plan.rows import unpack
 from weft.reference import loop as reference
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Device
+from weft.workers.devices.host import HostDevice
 from weft.workers.devices.tiles import Tiles
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lanes import Inbox, run_lanes
@@ -73,10 +74,10 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 class Workers:
     """A job's workers, each with a thread for its main lane."""
 
-    def __init__(self, planned: Any, make_device: Callable[[], HostDevice]) -> None:
+    def __init__(self, planned: Any, make_device: Callable[[], Device]) -> None:
         self._planned, self.plan = planned, planned.plan
         self._make_device = make_device
-        self.devices: list[HostDevice] = []
+        self.devices: list[Device] = []
         self.directory = planned.new_directory()
         self.reports: queue.SimpleQueue[tuple[int, dict[str, Any]]] = queue.SimpleQueue()
         self.errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
@@ -208,14 +209,13 @@ def assert_trained(workers: Workers, expected: reference.ReferenceResult) -> Non
         torch.testing.assert_close(state[name], tensor, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("tile_bytes", [0, TILE_BYTES], ids=["page-locked", "through tiles"])
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.pairs(name=STRATEGIES, tile_bytes=(0, TILE_BYTES))
 def test_streams_that_are_late_train_what_the_plain_loop_trains(
-    workers_of: Callable[..., tuple[Workers, Any]], strategy: dict[str, Any], tile_bytes: int
+    workers_of: Callable[..., tuple[Workers, Any]], name: str, tile_bytes: int
 ) -> None:
     """Also where no memory can be page-locked, and each copy's tiles are late besides."""
-    workers, spec = workers_of(tile_bytes=tile_bytes, **strategy)
-    train_and_compare(workers, spec, strategy)
+    workers, spec = workers_of(tile_bytes=tile_bytes, **STRATEGIES[name])
+    train_and_compare(workers, spec, STRATEGIES[name])
     staged = [device.num_staged > 0 for device in workers.devices if isinstance(device, ThreadDevice)]
     assert staged == [tile_bytes > 0] * len(staged)
 

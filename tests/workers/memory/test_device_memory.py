@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from weft.plan.itinerary import Iteration
+from weft.workers.devices.device import Accelerator
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.operation import Operation
@@ -178,7 +179,7 @@ class WatchedTurns(_ATTEMPT["Turns"]):  # type: ignore[misc]
             super().__init__(planned, directory, lambda: make_device(self._memory))
 
     def _perform(self, attempt: Attempt, operation: Operation, iteration: Iteration) -> None:
-        if not attempt.device.is_accelerator:
+        if not isinstance(attempt.device, Accelerator):
             operation.run(iteration)
             return
         task = str(self.plan.graph.tasks[operation.task].kind)
@@ -230,12 +231,11 @@ def test_a_step_that_the_device_cannot_leave_out_is_the_one_thing_that_waits_for
     assert turns.readers == {"update"}
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "momentum", "adagrad", "whole"])
-@pytest.mark.parametrize("strategy", TWO_WAYS.values(), ids=TWO_WAYS)
+@pytest.mark.pairs(name=TWO_WAYS, optimizer=["adam", "momentum", "adagrad", "whole"])
 def test_what_moves_with_a_bucket_that_turns_is_copied_to_where_it_is_computed_with(
-    watched: Watched, strategy: dict[str, Any], optimizer: str
+    watched: Watched, name: str, optimizer: str
 ) -> None:
-    turns = watched(optimizer, update="balanced", **strategy)
+    turns = watched(optimizer, update="balanced", **TWO_WAYS[name])
     turns.set_routes(random.Random(1))
     turns.run(random.Random(0).choice)
     assert turns.violations == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.lanes.attempt import Attempt
 from weft.workload.entry import load_workload

@@ -12,6 +12,8 @@ from torch import nn
 
 from weft.plan.course import Course
 from weft.transport.memory.directory import Directory
+from weft.workers.devices.host import HostDevice
+from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.bucket_memory import BucketMemory, BucketView
 from weft.workers.memory.replica_memory import ReplicaMemory
 
@@ -37,6 +39,7 @@ class Stand:
                     is_private=replica.private,
                     is_device=replica.device == "gpu",
                     writes=r == 0,
+                    device=StandIn() if replica.device == "gpu" else HostDevice(),
                 )
             )
 
@@ -146,5 +149,7 @@ def test_a_device_that_keeps_its_gradients_takes_no_shared_memory_for_them(
     memory = plan.memory(directory)
     before = directory.num_bytes()
     parameters = list(workload_of().model.parameters())
-    ReplicaMemory(memory, plan.course, (0, 0), parameters, is_private=True, is_device=True, writes=True)
+    ReplicaMemory(
+        memory, plan.course, (0, 0), parameters, is_private=True, is_device=True, writes=True, device=StandIn()
+    )
     assert directory.num_bytes() == before

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.transport.memory.directory import Directory, SharedMemoryGone
+from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.slots import SlotRing
 
@@ -35,7 +36,7 @@ class Blocks:
 
 
 def ring_of(blocks: Blocks, microbatches: int = 2, **changes: Any) -> SlotRing:
-    return SlotRing(blocks, {**RING, **changes}, microbatches)  # type: ignore[arg-type]  # all that it asks of one
+    return SlotRing(blocks, {**RING, **changes}, microbatches, HostDevice())  # type: ignore[arg-type]  # all that it asks of one
 
 
 def test_the_writer_and_the_reader_of_a_microbatch_meet_in_one_slot() -> None:
@@ -180,7 +181,7 @@ def test_what_crosses_keeps_its_strides(directory: Directory, kind: str, memory:
 
 
 def test_a_slice_of_something_far_larger_is_handed_on_without_what_lies_between(directory: Directory) -> None:
-    ring = SlotRing(directory, RING, 2)
+    ring = SlotRing(directory, RING, 2, HostDevice())
     value = torch.randn(2, 4000)[:, :4]
     ring.write(0, 0, value, 2)
     assert torch.equal(ring.read(0, 0, 2), value)

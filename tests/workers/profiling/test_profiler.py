@@ -17,7 +17,8 @@ from weft.plan.kinds import FIRST_STALL, MODES
 from weft.plan.rows import unpack
 from weft.plan.worker_profile import KINDS, Track, WorkerProfile, outermost
 from weft.spec.job_spec import ProfileSection
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Device
+from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.lanes.lanes import run_lanes
 from weft.workers.profiling import profiler as profiler_module
@@ -34,7 +35,7 @@ SIDE = 192  # of a matrix: some 100 µs to multiply, far above what is between t
 class Profiled:
     """The lanes of one worker in this thread, with a profile of the iterations FIRST to LAST. told: in words."""
 
-    def __init__(self, directory: Path, device: HostDevice) -> None:
+    def __init__(self, directory: Path, device: Device) -> None:
         self.directory = directory
         self.device = device
         self.told: list[str] = []
@@ -140,7 +141,7 @@ def test_the_wait_for_the_profiler_is_a_stall_and_of_no_task(
     begin = profiler_module._begin
     late_ns = 200_000_000
 
-    def late(device: HostDevice) -> Any:
+    def late(device: Device) -> Any:
         threading.Event().wait(late_ns / 1e9)
         return begin(device)
 
@@ -187,7 +188,7 @@ def test_a_profiler_that_the_jobs_code_begins_meanwhile_takes_the_place_of_ours_
 
 
 def test_a_profiler_that_cannot_be_started_costs_a_warning(profiled: Profiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(device: HostDevice) -> Any:
+    def refuse(device: Device) -> Any:
         raise RuntimeError("no CUPTI here")
 
     monkeypatch.setattr(profiler_module, "_begin", refuse)

@@ -10,6 +10,8 @@ import torch
 
 from weft.plan.course import Course
 from weft.transport.memory.directory import Directory
+from weft.workers.devices.host import HostDevice
+from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.updates.owner import Owner, contributors, missing_parameters
 
@@ -22,7 +24,7 @@ class Stand:
         self.course: Course = planned.course
         self.bucket = self.memory.buckets[0]
         self.owners = [
-            Owner(number, self.memory, self.course, {}, None, squares=squares)
+            Owner(number, self.memory, self.course, {}, None, squares=squares, device=HostDevice())
             for number in range(self.memory.num_owners)
         ]
 
@@ -132,7 +134,7 @@ def test_a_device_that_is_alone_with_a_bucket_sums_nothing(
     (bucket,) = memory.buckets
     assert bucket.route == "device"
     gradient = torch.full((bucket.num_elements,), 2.0)
-    owner = Owner(0, memory, plan.course, {0: gradient}, None, squares=True)
+    owner = Owner(0, memory, plan.course, {0: gradient}, None, squares=True, device=StandIn())
     owner.sync(0, plan.course.iteration(0))
     assert gradient.eq(2).all()
     assert float(memory.norms(0).sum()) == 4.0 * bucket.num_elements

@@ -181,8 +181,7 @@ def assert_same_bits(ours: Sequence[Tensor], real: Sequence[Tensor]) -> None:
         assert torch.equal(one, other.detach()), f"parameter {index} {tuple(other.shape)}"
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.pairs(name=ELEMENTWISE, dtype=(torch.float32, torch.float64, torch.bfloat16))
 def test_owners_of_ranges_compute_the_bits_that_the_users_optimizer_computes(name: str, dtype: torch.dtype) -> None:
     cls, settings = ELEMENTWISE[name]
     real = real_parameters(dtype)
@@ -213,8 +212,7 @@ def test_groups_that_lie_interleaved_keep_their_own_options(name: str) -> None:
     assert_same_bits(ours.values(), real)
 
 
-@pytest.mark.parametrize("speculative", [False, True])
-@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.pairs(name=ELEMENTWISE, speculative=(False, True))
 def test_a_parameter_without_a_gradient_is_left_alone_and_counts_its_own_steps(name: str, speculative: bool) -> None:
     cls, settings = ELEMENTWISE[name]
     real = real_parameters()
@@ -236,8 +234,7 @@ def test_a_parameter_without_a_gradient_is_left_alone_and_counts_its_own_steps(n
         assert_same_bits(ours.values(), real)
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.pairs(name=ELEMENTWISE, dtype=(torch.float32, torch.bfloat16))
 def test_a_speculation_undone_and_done_again_scaled_is_a_clipped_step(name: str, dtype: torch.dtype) -> None:
     cls, settings = ELEMENTWISE[name]
     real = real_parameters(dtype)

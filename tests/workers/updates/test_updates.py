@@ -14,7 +14,8 @@ import torch
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.measured import Measured
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Accelerator, Device
+from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.bucket_memory import BucketMemory, BucketView
 from weft.workers.memory.replica_memory import ReplicaMemory
@@ -41,18 +42,27 @@ class Stand:
         workload: Workload,
         *,
         speculative: bool,
-        device: HostDevice,
+        device: Device,
     ) -> None:
         strategy = planned.spec.strategy
         self.memory: BucketMemory = planned.memory(directory)
         self.course = planned.course
         self.parameters = list(workload.model.parameters())
-        ReplicaMemory(self.memory, self.course, HOLDER, self.parameters, is_private=False, is_device=False, writes=True)
+        ReplicaMemory(
+            self.memory,
+            self.course,
+            HOLDER,
+            self.parameters,
+            is_private=False,
+            is_device=False,
+            writes=True,
+            device=device,
+        )
         self.measured = Measured()
         self.done: list[tuple[int, int]] = []
         self.speculative = speculative
         bounded = strategy.clip_norm is not None or strategy.skip_nonfinite
-        kind = functools.partial(DeviceNorm, device=device) if device.is_accelerator else Norm
+        kind = functools.partial(DeviceNorm, device=device) if isinstance(device, Accelerator) else Norm
         norm = kind(self.memory, self.course, strategy.clip_norm, skips_nonfinite=strategy.skip_nonfinite)
         template = make_optimizer(workload.optimizer, self.parameters)
         assert template is not None
@@ -71,7 +81,7 @@ class Stand:
             device=device,
             reports=True,
         )
-        self._owner = Owner(0, memory, self.course, {}, self.updates, squares=bounded)
+        self._owner = Owner(0, memory, self.course, {}, self.updates, squares=bounded, device=device)
         self._device = device
         self._step = 0
 
@@ -92,9 +102,10 @@ class Stand:
         else:
             for bucket in self.memory.buckets:
                 self._owner.update(bucket.index, iteration, self.measured)
-        assert not (self._device.is_accelerator and self.measured.take()), "nobody knows yet"
-        for act in self._device.take_acts():
-            act()
+        if isinstance(self._device, Accelerator):
+            assert not self.measured.take(), "nobody knows yet"
+            for act in self._device.take_acts():
+                act()
         (fragment,) = self.measured.take()
         facts: Any = fragment["facts"]
         return dict(facts)
@@ -155,7 +166,7 @@ def stand_of(planned: Any, workload_of: Any) -> Callable[..., Stand]:
     def build(
         *,
         speculative: bool = False,
-        device: HostDevice | None = None,
+        device: Device | None = None,
         changes: dict[str, Any] | None = None,
         **strategy: Any,
     ) -> Stand:

@@ -18,7 +18,7 @@ from weft.plan.error_places import unit_place, within
 from weft.transport.memory.arena import Arena
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient, check_fits
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Accelerator, Device, Memory
 from weft.workload.randomness import unit_key
 from weft.workload.units import Unit, named_state
 
@@ -46,13 +46,13 @@ class Stage:
         *,
         seed: int,
         recompute: bool,
+        device: Device,
         copies_input: bool = False,
         precision: str = "fp32",
-        device: HostDevice | None = None,
         heads: Sequence[nn.Module] = (),
     ) -> None:
         """copies_input: the first unit writes to its input, which neither a slot nor an autograd leaf allows.
-        precision: "bf16" runs units and heads under autocast. device: which has the units; by default the host. heads:
+        precision: "bf16" runs units and heads under autocast. device: which has the units. heads:
         those that are modules."""
         self.units = tuple(units)
         self._places = [within(unit_place(unit.index, unit.prefix, unit.module)) for unit in units]
@@ -61,9 +61,9 @@ class Stage:
         self._seed = seed
         self._recompute = recompute
         self._autocasts = precision == "bf16"
-        self._device = device or HostDevice()
+        self._device = device
         self._buffers = ForwardBuffers(
-            [*(unit.module for unit in units), *heads], can_compare=not self._device.is_accelerator
+            [*(unit.module for unit in units), *heads], can_compare=not isinstance(device, Accelerator)
         )
         self._saved: dict[int, _Saved] = {}
 
@@ -183,7 +183,7 @@ def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
         tensor.data = place
 
 
-def keep_state(units: Sequence[Unit], names: Collection[str], arena: Arena, device: HostDevice) -> Callable[[], None]:
+def keep_state(units: Sequence[Unit], names: Collection[str], arena: Arena, device: Memory) -> Callable[[], None]:
     """Leaves tensors of the units' state where they are, and their values in the places of their names.
 
     What is returned does so again for what training changes beside parameters: running statistics and their like. A
@@ -203,7 +203,7 @@ def keep_state(units: Sequence[Unit], names: Collection[str], arena: Arena, devi
     return publish
 
 
-def copy_buffer(name: str, place: torch.Tensor, value: torch.Tensor, device: HostDevice) -> None:
+def copy_buffer(name: str, place: torch.Tensor, value: torch.Tensor, device: Memory) -> None:
     """Between a module and shared memory. Raises WorkloadError where training has changed its shape or dtype."""
     check_fits(
         value,

@@ -24,7 +24,7 @@ from weft.workers.compute.handover import check_fits, scalar
 from weft.workers.compute.measured import Measured
 from weft.workers.compute.stage import HandBack, Stage
 from weft.workers.compute.weights import Weights
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Accelerator, Device
 from weft.workers.memory.slots import SlotRing
 from weft.workload.data import sample_numbers
 from weft.workload.faults import NonFiniteLoss
@@ -51,8 +51,8 @@ class StageTasks:
         functions: Mapping[str, BatchFunction],
         gradients: StageGradients | None,
         before_evaluation: Callable[[], None],
+        device: Device,
         publish: Callable[[], None] | None = None,
-        device: HostDevice | None = None,
         skips_nonfinite: bool,
     ) -> None:
         self._stage = stage
@@ -66,7 +66,8 @@ class StageTasks:
         self._gradients = gradients
         self._before_evaluation = before_evaluation
         self._publish = publish
-        self._device = device or HostDevice()
+        self._device = device
+        self._hands_back_at_once = not isinstance(device, Accelerator)
         self._skips_nonfinite = skips_nonfinite
         self._learning = True
         self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts known to have a backward
@@ -177,7 +178,7 @@ class StageTasks:
         def use(gradient: torch.Tensor) -> None:
             ring.write(iteration.index, microbatch, gradient, part.size)
 
-        return HandBack(x, use, at_once=not self._device.is_accelerator)
+        return HandBack(x, use, at_once=self._hands_back_at_once)
 
     def _differentiate(self, y: torch.Tensor, gradient: torch.Tensor | None) -> None:
         try:

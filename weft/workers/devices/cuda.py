@@ -27,7 +27,8 @@ import torch
 from torch import nn
 
 from weft.transport.memory.directory import Directory, SharedMemoryGone
-from weft.workers.devices.device import Act, Event, HostDevice, Result, Stream
+from weft.workers.devices.device import Accelerator, Act, Event, Result, Stream
+from weft.workers.devices.launcher import Launcher
 from weft.workers.devices.tiles import TILE_BYTES, Tiles, UnlockedMemory
 
 CALIBRATIONS = 8  # of the clock; the one that took the host least is the best
@@ -44,14 +45,15 @@ _NOTICE = (
 )
 
 
-class CudaDevice(HostDevice):
+class CudaDevice(Launcher, Accelerator):
     """The GPU that this process sees as number 0; the only one, which CUDA_VISIBLE_DEVICES has seen to."""
 
-    is_accelerator = True
     finishes_at_once = False
 
     def __init__(self) -> None:
-        super().__init__(torch.device("cuda", 0))
+        super().__init__()
+        self.torch = torch.device("cuda", 0)
+        self.drawing = threading.Lock()
         torch.cuda.set_device(0)
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._generator = torch.cuda.default_generators[0]
@@ -60,7 +62,6 @@ class CudaDevice(HostDevice):
         self._unlocked = UnlockedMemory(self._tiles_here)
         self._tiles: dict[int, Tiles] = {}  # by stream
         self._notice: str | None = None
-        self._local = threading.local()
         self._clock = _Clock()
         self._numbers = deque(torch.zeros(NUM_NUMBERS, dtype=torch.float64, pin_memory=True).unbind())  # free places
         self._baseline_bytes = torch.cuda.memory_allocated()
@@ -68,6 +69,9 @@ class CudaDevice(HostDevice):
         self._has_lent = False
 
     # --- memory
+
+    def zeros(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(num_elements, dtype=dtype, device=self.torch)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         self.launching()
@@ -133,7 +137,7 @@ class CudaDevice(HostDevice):
         self._unlocked.clear()
         self._notice = None
         self._has_lent = False
-        self._local = threading.local()  # with the acts that a task which failed has left
+        self.forget_tasks()
 
     def is_clean(self) -> bool:
         """Whether a kernel still runs and nothing of a job's is left; after some errors a context is of no more use."""
@@ -196,7 +200,7 @@ class CudaDevice(HostDevice):
     # --- numbers
 
     def seed(self, key: int) -> None:
-        super().seed(key)
+        torch.default_generator.manual_seed(key)
         self._generator.manual_seed(key)
 
     def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
@@ -212,19 +216,6 @@ class CudaDevice(HostDevice):
             use(number)
 
         self.after(act)
-
-    def after(self, act: Act) -> None:
-        self._list().append(act)
-
-    def take_acts(self) -> list[Act]:
-        acts, self._local.acts = self._list(), []
-        return acts
-
-    def _list(self) -> list[Act]:
-        acts: list[Act] | None = getattr(self._local, "acts", None)
-        if acts is None:
-            acts = self._local.acts = []
-        return acts
 
     # --- streams
 

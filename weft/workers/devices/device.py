@@ -1,7 +1,7 @@
 """Devices: what a worker computes on, and the streams of its lanes.
 
-    HostDevice   the cores of a CPU worker; a task is over when its call returns       weft.workers.lanes.lane
-    StandIn      an accelerator that is none: streams, events and memory of its own,   weft.workers.lanes.stream_lane
+    HostDevice   the cores of a CPU worker; a task is over when its call returns       weft.workers.devices.host
+    StandIn      an accelerator that is none: streams, events and memory of its own,   weft.workers.devices.stand_in
                  on the CPU, so that everything but the kernels runs without a GPU
     CudaDevice   one GPU                                                               weft.workers.devices.cuda
 
@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
-import torch
-from torch import nn
+from torch import Tensor, nn
+from torch import device as TorchDevice
+from torch import dtype as Dtype
 
 from weft.transport.memory.directory import Directory
 
@@ -50,31 +50,19 @@ class Stream(Protocol):
         """A point behind all that was launched so far."""
 
 
-class HostDevice:
-    """The cores of this process. `torch` is the device of its tensors."""
+class Memory(Protocol):
+    """Where tensors lie, and how they come there."""
 
-    is_accelerator = False
-    finishes_at_once = True  # a task that was launched is over
+    torch: TorchDevice  # of its tensors
 
-    def __init__(self, torch_device: torch.device | None = None) -> None:
-        self.torch = torch_device or torch.device("cpu")
-        self._launch = threading.local()
-        self.drawing = threading.Lock()  # stages of one process share generators: from a seed to the last number
+    def zeros(self, num_elements: int, dtype: Dtype) -> Tensor: ...
 
-    # --- memory
-
-    def zeros(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(num_elements, dtype=dtype, device=self.torch)
-
-    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+    def put(self, tensor: Tensor) -> Tensor:
         """A tensor of the host where the device can compute with it."""
-        return tensor
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, target: Tensor, source: Tensor) -> None:
         """Between shared memory and the device's, of one shape, behind what the calling lane has launched; over when
         the lane's task is. What another process has put into shared memory is there when this is called."""
-        self.launching()
-        target.copy_(source, non_blocking=True)
 
     def adopt(self, module: nn.Module) -> None:
         """A part of the model comes to the device, with all that its own `to` would take along."""
@@ -82,88 +70,87 @@ class HostDevice:
     def give_back(self, module: nn.Module) -> None:
         """What `adopt` has brought is the host's again, gradients too."""
 
-    def pin(self, block: torch.Tensor) -> None:
+    def pin(self, block: Tensor) -> None:
         """Of shared memory: so that copies between it and the device run beside computation. Where it cannot be
         page-locked, `notice` says so, and copies take longer."""
 
-    def notice(self) -> str | None:
-        """What the job's user should know of how the device serves it."""
-        return None
+
+class Numbers(Protocol):
+    """What modules draw, and what the host is told of what was computed."""
+
+    drawing: threading.Lock  # stages of one process share generators: from a seed to the last number
+
+    def seed(self, key: int) -> None:
+        """The generators that a module may draw from, in about 2 microseconds. The caller holds `drawing`."""
+
+    def tell(self, value: Tensor, use: Callable[[float], None]) -> None:
+        """Calls `use` with a number that a task of this thread's lane computes, once it is there."""
+
+    def after(self, act: Act) -> None:
+        """Calls it when the task that this thread runs is over, in the order of such calls."""
+
+
+class Streams(Protocol):
+    """In whose order things are computed, and how long that takes."""
+
+    def launching(self) -> None:
+        """Of what this thread's task launches the first is next: until now it was the host that took its time."""
+
+    def computing(self) -> contextlib.AbstractContextManager[object]:
+        """A job is set up within: what it makes belongs to the stream of the compute lane, and is there at the end."""
+
+    def timed(self, work: Callable[[], Result]) -> tuple[float, Result]:
+        """(seconds, what it returns) of work alone on the device, to the end of all that it launches there."""
+
+
+class Life(Protocol):
+    """What a worker asks before its first job, and from job to job."""
 
     def link_bytes_per_second(self) -> float | None:
         """Of copies to the device and from it, the slower of the two; None where both memories are one."""
-        return None
 
     def capacity_bytes(self) -> int | None:
         """Of the device's memory, what is free for jobs; None where that is the host's."""
-        return None
+
+    def reset_peak(self) -> None:
+        """`peak_bytes` counts from here on."""
+
+    def notice(self) -> str | None:
+        """What the job's user should know of how the device serves it."""
+
+    def peak_bytes(self) -> int | None:
+        """The most that was allocated on the device; None where its memory is the host's."""
 
     def end_job(self) -> None:
         """Gives back what the job has taken."""
 
     def is_clean(self) -> bool:
-        return True
+        """Whether the next job finds it as this one did."""
 
-    def reset_peak(self) -> None:
-        """`peak_bytes` counts from here on."""
 
-    def peak_bytes(self) -> int | None:
-        """The most that was allocated on the device; None where its memory is the host's."""
-        return None
+class Device(Memory, Numbers, Streams, Life, Protocol):
+    """What every worker has one of."""
 
-    def timed(self, work: Callable[[], Result]) -> tuple[float, Result]:
-        """(seconds, what it returns) of work alone on the device, to the end of all that it launches there."""
-        started = time.perf_counter()
-        result = work()
-        return time.perf_counter() - started, result
 
-    # --- memory that two devices see
+@runtime_checkable
+class Accelerator(Device, Protocol):
+    """A device whose lanes have streams."""
 
-    def lend(self, directory: Directory, name: str, num_bytes: int) -> torch.Tensor:
-        """A block of the device's memory that another worker's device may borrow until the job ends."""
-        raise AssertionError("the host's memory needs nobody to lend it")
+    finishes_at_once: bool  # a task that was launched is over
 
-    def borrow(self, directory: Directory, name: str) -> torch.Tensor:
-        """The block that another worker's device has lent. Errors: KeyError where none has."""
-        raise AssertionError("the host's memory needs nobody to lend it")
-
-    # --- numbers
-
-    def seed(self, key: int) -> None:
-        """The generators that a module may draw from, in about 2 microseconds. The caller holds `drawing`."""
-        torch.default_generator.manual_seed(key)
-
-    def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
-        """Calls `use` with a number that a task of this thread's lane computes, once it is there."""
-        use(float(value.item()))
-
-    def after(self, act: Act) -> None:
-        """Calls it when the task that this thread runs is over, in the order of such calls."""
-        act()
-
-    def take_acts(self) -> list[Act]:
-        """What `tell` and `after` have left to do since the last call, of this thread."""
-        return []
-
-    # --- streams
-
-    def launching(self) -> None:
-        """Of what this thread's task launches the first is next: until now it was the host that took its time."""
-        if not getattr(self._launch, "at_ns", 0):
-            self._launch.at_ns = time.monotonic_ns()
-
-    def take_launch_ns(self) -> int:
-        """When `launching` was first called since the last time this was; 0 where it was not."""
-        at_ns, self._launch.at_ns = getattr(self._launch, "at_ns", 0), 0
-        return at_ns
-
-    def computing(self) -> contextlib.AbstractContextManager[object]:
-        """A job is set up within: what it makes belongs to the stream of the compute lane, and is there at the end."""
-        return contextlib.nullcontext()
-
-    def stream(self, lane: str) -> Stream:
-        raise AssertionError("lanes of the host have no streams")
+    def stream(self, lane: str) -> Stream: ...
 
     def record_here(self) -> Event:
         """A point in the stream that the calling thread launches into, from inside a task."""
-        raise AssertionError("lanes of the host have no streams")
+
+    def take_acts(self) -> list[Act]:
+        """What `tell` and `after` have left to do since the last call, of this thread."""
+
+    def take_launch_ns(self) -> int:
+        """When `launching` was first called since the last time this was, by this thread; 0 where it was not."""
+
+    def lend(self, directory: Directory, name: str, num_bytes: int) -> Tensor:
+        """A block of its memory that another worker's accelerator may borrow until the job ends."""
+
+    def borrow(self, directory: Directory, name: str) -> Tensor:
+        """The block that another worker's accelerator has lent. Errors: KeyError where none has."""

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
 import torch
 
 from weft.transport.memory.directory import Directory
-from weft.workers.devices.device import Act, Event, HostDevice, Stream
+from weft.workers.devices.device import Accelerator, Act, Event, Stream
+from weft.workers.devices.host import HostDevice
+from weft.workers.devices.launcher import Launcher
 
 
-class StandIn(HostDevice):
+class StandIn(Launcher, HostDevice, Accelerator):
     """An accelerator whose streams run what is launched at once, on the cores of this process."""
 
-    is_accelerator = True
+    finishes_at_once = True
 
     def __init__(self) -> None:
-        super().__init__()
-        self._acts = threading.local()
+        Launcher.__init__(self)
+        HostDevice.__init__(self)
 
-    def end_job(self) -> None:
-        self._acts = threading.local()  # with those that a task which failed has left
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.launching()
+        super().copy(target, source)
+
+    def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
+        kept = value.detach().clone()
+        self.after(lambda: use(float(kept.item())))
+
+    def stream(self, lane: str) -> Stream:
+        return _HostStream()
+
+    def record_here(self) -> Event:
+        return HostEvent()
 
     def lend(self, directory: Directory, name: str, num_bytes: int) -> torch.Tensor:
         block = directory.block(name, num_bytes)
@@ -32,28 +44,8 @@ class StandIn(HostDevice):
     def borrow(self, directory: Directory, name: str) -> torch.Tensor:
         return directory.block(name, directory.published(name))
 
-    def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
-        kept = value.detach().clone()
-        self.after(lambda: use(float(kept.item())))
-
-    def after(self, act: Act) -> None:
-        self._list().append(act)
-
-    def take_acts(self) -> list[Act]:
-        acts, self._acts.list = self._list(), []
-        return acts
-
-    def stream(self, lane: str) -> Stream:
-        return _HostStream()
-
-    def record_here(self) -> Event:
-        return HostEvent()
-
-    def _list(self) -> list[Act]:
-        acts: list[Act] | None = getattr(self._acts, "list", None)
-        if acts is None:
-            acts = self._acts.list = []
-        return acts
+    def end_job(self) -> None:
+        self.forget_tasks()
 
 
 class HostEvent:

@@ -27,7 +27,8 @@ from weft.plan.itinerary import Iteration, Itinerary
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.handover import described
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Accelerator, Device
+from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.state_facts import state_facts
 from weft.workers.inspection.unit_facts import TIMED_RUNS, inspect_units
 from weft.workers.inspection.update_times import GradientSample, UpdateTimes, device_update, host_update
@@ -41,19 +42,19 @@ from weft.workload.workload import Workload, WorkloadError
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
 
-def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: HostDevice) -> dict[str, Any]:
+def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: Device) -> dict[str, Any]:
     """The wire form of weft.plan.inspection.Inspection, for all kinds of replicas of the job.
 
     load: makes the workload anew: a module may keep what it has computed on one device. device: the worker's own.
     Errors: WorkloadError, and whatever the user's code raises.
     """
     if not _computes_on(spec, "gpu"):
-        return inspect(load(), spec)
+        return inspect(load(), spec, HostDevice())
     with device.computing():
         on_device = inspect(load(), spec, device)
     if not _computes_on(spec, "cpu"):
         return on_device
-    on_host = inspect(load(), spec)
+    on_host = inspect(load(), spec, HostDevice())
     return on_host | {
         "device_units": on_device["units"],
         "device_update_seconds": on_device["device_update_seconds"],
@@ -61,9 +62,8 @@ def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: HostDevice)
     }
 
 
-def inspect(workload: Workload, spec: JobSpec, device: HostDevice | None = None) -> dict[str, Any]:
-    """For replicas of one kind: those that compute on the device, by default the host."""
-    device = device or HostDevice()
+def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]:
+    """For replicas of one kind: those that compute on the device."""
     batches = Batches(workload, seed=spec.job.seed)
     _check(workload, spec, batches)
     started = time.perf_counter()
@@ -134,15 +134,17 @@ def _computes_on(spec: JobSpec, kind: str) -> bool:
     return any(replica.device == kind for replica in spec.strategy.replica_list)
 
 
-def _host_updates(spec: JobSpec, device: HostDevice) -> bool:
+def _host_updates(spec: JobSpec, device: Device) -> bool:
     """Whether the host makes updates that no inspection of CPU replicas tells."""
     makes_any = spec.strategy.update != "local" or any(spec.strategy.staleness_list)
-    return not device.is_accelerator or (makes_any and not _computes_on(spec, "cpu"))
+    return not isinstance(device, Accelerator) or (makes_any and not _computes_on(spec, "cpu"))
 
 
-def _device_updates(spec: JobSpec, device: HostDevice) -> bool:
+def _device_updates(spec: JobSpec, device: Device) -> bool:
     """An optimizer that no device is to step need not be one that could. Versions of parameters are the host's."""
-    return device.is_accelerator and spec.strategy.update != "cpu" and not any(spec.strategy.staleness_list)
+    if not isinstance(device, Accelerator):
+        return False
+    return spec.strategy.update != "cpu" and not any(spec.strategy.staleness_list)
 
 
 def _microbatch_sizes(spec: JobSpec, num_train: int, num_validation: int) -> list[int]:

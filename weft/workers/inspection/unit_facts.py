@@ -23,7 +23,7 @@ from weft.plan.error_places import function_place, unit_place, within
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar, tensors_of
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Device
 from weft.workload.units import units
 from weft.workload.workload import Workload
 
@@ -41,7 +41,7 @@ def inspect_units(
     samples: Samples,
     *,
     trained: Sequence[int],
-    device: HostDevice,
+    device: Device,
     leave: Callable[[nn.Module], None],
 ) -> tuple[list[dict[str, Any]], int]:
     """The wire form of each unit's UnitFacts, and Inspection.small_size.
@@ -113,7 +113,7 @@ class _Runs:
     """What goes through the units, each from where the one before has left it. small_size: 0 where there is none."""
 
     def __init__(
-        self, workload: Workload, spec: JobSpec, samples: Samples, trained: Sequence[int], device: HostDevice
+        self, workload: Workload, spec: JobSpec, samples: Samples, trained: Sequence[int], device: Device
     ) -> None:
         inputs, target = samples[max(samples)]
         self.small_size = max(1, len(inputs) // SMALLER) if len(inputs) > 1 else 0

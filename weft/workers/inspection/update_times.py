@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from weft.plan.error_places import step_place, within
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Device
+from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.state_facts import optimizer_memory, sort_of
 from weft.workers.inspection.unit_facts import TIMED_RUNS
 from weft.workload.optimizer import make_optimizer
@@ -100,7 +101,7 @@ def host_update(optimizer: torch.optim.Optimizer, sample: GradientSample) -> Upd
     return _measured(optimizer, sample, HostDevice())
 
 
-def device_update(workload: Workload, sample: GradientSample, device: HostDevice) -> UpdateTimes:
+def device_update(workload: Workload, sample: GradientSample, device: Device) -> UpdateTimes:
     """With an optimizer that is made while the sample's parameters are on the device."""
     held = [(parameter, parameter.data, parameter.grad) for parameter in sample.parameters()]
     try:
@@ -119,7 +120,7 @@ def device_update(workload: Workload, sample: GradientSample, device: HostDevice
             parameter.data = values
 
 
-def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: HostDevice) -> UpdateTimes:
+def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: Device) -> UpdateTimes:
     scale = sample.whole_per_part()
     with within(f"{step_place(optimizer)}, tried before training"):
         optimizer.step()  # makes the optimizer's state

@@ -25,7 +25,7 @@ from weft.transport.memory.board import INITIAL_BYTE, Board, num_words
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.measured import Measured
 from weft.workers.compute.weights import Weights
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Device
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
 from weft.workers.memory.bucket_memory import Holder
@@ -48,10 +48,9 @@ class Attempt:
         workload: Workload,
         directory: Directory,
         spin_seconds: float,
-        device: HostDevice | None = None,
+        device: Device,
     ) -> None:
-        """device: what the worker computes on; by default its cores."""
-        self.device = device or HostDevice()
+        self.device = device
         self.course = Course(plan)
         self.num_tasks: int = plan["num_tasks"]
         self.measured = {lane: Measured() for lane in plan["lanes"]}

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from weft.workers.devices.device import Accelerator
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lane import Lane, Send, Work
 from weft.workers.lanes.stream_lane import Launched, StreamLane
@@ -70,7 +71,8 @@ def _make_lanes(
     reach: Mapping[str, Callable[[int], bool] | None],
 ) -> dict[str, Lane] | dict[str, StreamLane]:
     operations = {name: attempt.operations(name, program) for name, program in programs.items()}
-    if not attempt.device.is_accelerator:
+    device = attempt.device
+    if not isinstance(device, Accelerator):
         return {
             name: Lane(name, attempt, own, send, stamps=stamps, reach=reach.get(name))
             for name, own in operations.items()
@@ -80,7 +82,7 @@ def _make_lanes(
     attempt.abort_with(launched.board)
     return {
         name: StreamLane(
-            name, attempt, own, send, device=attempt.device, launched=launched, stamps=stamps, reach=reach.get(name)
+            name, attempt, own, send, device=device, launched=launched, stamps=stamps, reach=reach.get(name)
         )
         for name, own in operations.items()
     }

@@ -24,7 +24,7 @@ from weft.workers.compute.measured import Measured
 from weft.workers.compute.stage import Stage, copy_buffer, keep_state, move_state
 from weft.workers.compute.stage_tasks import StageTasks
 from weft.workers.compute.weights import Weights
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Accelerator, Device
 from weft.workers.memory.bucket_memory import BucketMemory, Holder, shaped_like
 from weft.workers.memory.layer_window import LayerWindow
 from weft.workers.memory.replica_memory import ReplicaMemory
@@ -73,7 +73,7 @@ class ModelParts:
         plan: Mapping[str, Any],
         workload: Workload,
         directory: Directory,
-        device: HostDevice,
+        device: Device,
         course: Course,
         weights: Weights,
         rings: Mapping[str, SlotRing],
@@ -122,7 +122,7 @@ class ModelParts:
             gradients = self._place_in_buckets(holder, parameters)
         state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
         arena = self._state_arena(holder, own)
-        if not self._device.is_accelerator:
+        if not isinstance(self._device, Accelerator):
             move_state([(name, tensor) for name, tensor in state if isinstance(tensor, nn.Parameter)], arena)
         publish = keep_state(own, dict(state), arena, self._device)
         stage = Stage(

@@ -24,7 +24,7 @@ import torch
 from weft.plan.error_places import within
 from weft.plan.kinds import MODE_INDEX
 from weft.transport.memory.board import RUNNING, Aborted, Board, num_words
-from weft.workers.devices.device import Act, Event, HostDevice
+from weft.workers.devices.device import Accelerator, Act, Event
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lane import MIN_STALL_NS, REPORT_SECONDS, Interrupted, Send, Work, report_of
 from weft.workers.lanes.operation import Operation
@@ -60,7 +60,7 @@ class Launched:
 
 @dataclass(slots=True)
 class _Entry:
-    """A task that was launched. ended is None where nothing was. launch_ns: see HostDevice.launching. milestone: of a
+    """A task that was launched. ended is None where nothing was. launch_ns: see Device.launching. milestone: of a
     task that a hook has ended early."""
 
     task: int
@@ -85,7 +85,7 @@ class StreamLane:
         operations: Mapping[int, Operation],
         send: Send,
         *,
-        device: HostDevice,
+        device: Accelerator,
         launched: Launched,
         stamps: bool = True,
         reach: Callable[[int], bool] | None = None,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from weft.transport.memory.arena import typed
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Memory
 from weft.workers.memory.bucket_memory import BucketMemory, BucketView, Holder
 
 Flat = Mapping[int, torch.Tensor]
@@ -21,9 +21,7 @@ Flat = Mapping[int, torch.Tensor]
 class LayerWindow:
     """Of one replica, on the one device that has all its layers."""
 
-    def __init__(
-        self, memory: BucketMemory, replica: int, *, num_layers: int, num_places: int, device: HostDevice
-    ) -> None:
+    def __init__(self, memory: BucketMemory, replica: int, *, num_layers: int, num_places: int, device: Memory) -> None:
         self._memory = memory
         sizes = [0] * num_places
         for layer in range(num_layers):

@@ -19,7 +19,7 @@ from torch import nn
 
 from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Memory
 from weft.workers.memory.bucket_memory import BucketMemory, BucketView, Holder, shaped_like
 from weft.workers.memory.layer_window import LayerWindow
 
@@ -40,10 +40,10 @@ class ReplicaMemory:
         is_private: bool,
         is_device: bool,
         writes: bool,
-        device: HostDevice | None = None,
+        device: Memory,
         window: LayerWindow | None = None,
     ) -> None:
-        self._device = own = device or HostDevice()
+        self._device = device
         self._memory = memory
         self._course = course
         self._holder = holder
@@ -56,8 +56,8 @@ class ReplicaMemory:
             self.values, self.gradients = window.places(holder)
         else:
             shared = {index: memory.parameters(bucket) for index, bucket in self._buckets.items()}
-            self.values = _zeros(own, shared) if is_private else shared
-            self.gradients = _zeros(own, shared) if is_device else None
+            self.values = _zeros(device, shared) if is_private else shared
+            self.gradients = _zeros(device, shared) if is_device else None
         if is_device:
             for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
                 if bucket.route != "device":  # of which nothing comes down, and page-locked memory is taken at once
@@ -127,5 +127,5 @@ class ReplicaMemory:
         self._device.copy(self._memory.parameters(bucket)[start:stop], own)
 
 
-def _zeros(device: HostDevice, like: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+def _zeros(device: Memory, like: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     return {index: device.zeros(flat.numel(), flat.dtype) for index, flat in like.items()}

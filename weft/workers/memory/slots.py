@@ -21,7 +21,7 @@ import torch
 from weft.plan.shapes import shape_of
 from weft.transport.memory.arena import typed
 from weft.transport.memory.directory import Directory
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Accelerator, Device
 
 MAX_GAPS = 16  # times its own size, for a tensor with gaps: arbitrary; a slice that is a smaller part has them closed
 
@@ -34,12 +34,12 @@ class SlotRing:
         directory: Directory,
         ring: Mapping[str, Any],
         microbatches: int,
-        device: HostDevice | None = None,
+        device: Device,
         *,
         position: int = 0,
     ) -> None:
         """device: which has the slots of a ring that is not in shared memory. position: of its worker in the plan."""
-        self._device = device or HostDevice()
+        self._device = device
         self._is_borrowed = ring["memory"] == "peer" and ring["lender"] != position
         self._block = self._block_of(directory, ring)
         self._depth: int = ring["depth"]
@@ -91,9 +91,10 @@ class SlotRing:
         """Made at once, but for what a device lends: that is made by the first task that writes it, and found by the
         first that reads it, which comes after. So nobody waits for it, and what a failed set-up leaves is not lent."""
         name, num_bytes = ring["name"], max(1, ring["depth"] * ring["slot_bytes"])
-        if self._is_borrowed:
-            return functools.cache(functools.partial(self._device.borrow, directory, name))
         if ring["memory"] == "peer":
+            assert isinstance(self._device, Accelerator), "the host's memory needs nobody to lend it"
+            if self._is_borrowed:
+                return functools.cache(functools.partial(self._device.borrow, directory, name))
             return functools.cache(functools.partial(self._device.lend, directory, name, num_bytes))
         is_shared = ring["memory"] == "shared"
         block = directory.block(name, num_bytes) if is_shared else self._device.zeros(num_bytes, torch.uint8)

@@ -34,7 +34,7 @@ from weft.plan.tables import Adjustment
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, FrameReader, Message, WireError, encode
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Device
 from weft.workers.devices.opening import open_device
 from weft.workers.inspection.inspection import inspect_job
 from weft.workers.lanes.attempt import Attempt
@@ -83,7 +83,7 @@ def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
 
 
 class _Worker:
-    def __init__(self, connection: socket.socket, config: WorkerConfig, device: HostDevice) -> None:
+    def __init__(self, connection: socket.socket, config: WorkerConfig, device: Device) -> None:
         self._connection = connection
         self._device = device
         self._config = config
@@ -273,7 +273,7 @@ def _enter_job(message: Message) -> JobSpec:
     return spec
 
 
-def _warm_up(device: HostDevice) -> None:
+def _warm_up(device: Device) -> None:
     """One tiny training step: the first one of a process builds kernels' tables, thread pools and optimizer modules."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)).to(device.torch)

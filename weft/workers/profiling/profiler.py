@@ -26,7 +26,7 @@ from torch.autograd import profiler as autograd_profiler
 
 from weft.plan.worker_profile import WorkerProfile
 from weft.spec.job_spec import ProfileSection
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Accelerator, Device
 from weft.workers.profiling.events import (
     LANE_MARK,
     MARK,
@@ -55,7 +55,7 @@ class _Unavailable(Exception):
 @contextlib.contextmanager
 def profiling(
     asked: ProfileSection | None,
-    device: HostDevice,
+    device: Device,
     lanes: list[str],
     about: dict[str, Any],
     directory: Path,
@@ -89,7 +89,7 @@ class Profiler:
     def __init__(
         self,
         asked: ProfileSection,
-        device: HostDevice,
+        device: Device,
         lanes: list[str],
         about: dict[str, Any],
         directory: Path,
@@ -190,6 +190,7 @@ class Profiler:
         """On a GPU: something in each lane's stream, so that the stream's number is known."""
         if self._device.torch.type != "cuda":
             return
+        assert isinstance(self._device, Accelerator)
         for lane in self._lanes:
             with autograd_profiler.record_function(f"{LANE_MARK}{lane}"):
                 self._device.stream(lane).launch(self._touch_device)
@@ -198,7 +199,7 @@ class Profiler:
         torch.zeros(1, device=self._device.torch)
 
 
-def _begin(device: HostDevice) -> autograd_profiler.profile:
+def _begin(device: Device) -> autograd_profiler.profile:
     if autograd_profiler._is_profiler_enabled:
         raise _Unavailable("another profiler runs in this process, of the job's own code perhaps")
     on_gpu = device.torch.type == "cuda"
@@ -216,7 +217,7 @@ def _end(profile: autograd_profiler.profile) -> list[Any]:
     return [] if profile.kineto_results is None else list(profile.kineto_results.events())
 
 
-def _try_out(device: HostDevice) -> None:
+def _try_out(device: Device) -> None:
     """Records next to nothing: Kineto wants to be begun first where torch was imported, and CUPTI takes a while to be
     set up. Errors: _Unavailable."""
     try:
@@ -230,7 +231,7 @@ def _try_out(device: HostDevice) -> None:
         raise _Unavailable(f"torch.profiler cannot be started: {error}") from error
 
 
-def _check_device_was_seen(device: HostDevice, seen: Sequence[Seen]) -> None:
+def _check_device_was_seen(device: Device, seen: Sequence[Seen]) -> None:
     """Errors: _Unavailable. Where CUPTI may not record, Kineto only warns, and records the rest."""
     if device.torch.type == "cuda" and not any(event.activity in ON_DEVICE for event in seen):
         raise _Unavailable(

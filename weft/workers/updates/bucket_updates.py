@@ -18,7 +18,7 @@ from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
 from weft.spec.job_spec import JobSpec
 from weft.workers.compute.measured import Measured
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Accelerator, Device
 from weft.workers.memory.bucket_memory import BucketMemory, BucketView, Holder
 from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.updates.moving_state import Moves
@@ -41,12 +41,13 @@ class BucketUpdates:
         memory: BucketMemory,
         moves: Moves,
         course: Course,
-        device: HostDevice,
+        device: Device,
         memories: Mapping[Holder, ReplicaMemory],
     ) -> None:
         self._strategy, self._plan = spec.strategy, plan
         self._memory, self._moves, self._course, self._device = memory, moves, course, device
         self._memories = memories
+        self._launches = isinstance(device, Accelerator)
         self.owners: dict[int, Owner] = {}
         self._of_devices: dict[Holder, Updates] = {}
         self._of_owners: dict[int, Updates | None] = {}
@@ -163,7 +164,7 @@ class BucketUpdates:
         """A device's host need not know it, unless it has to leave out a step that the device cannot."""
         memory, strategy, device = self._memory, self._strategy, self._device
         clip_norm, skips = strategy.clip_norm, strategy.skip_nonfinite
-        if device.is_accelerator and (not skips or can_skip_on_device(template)):
+        if self._launches and (not skips or can_skip_on_device(template)):
             return DeviceNorm(memory, self._course, clip_norm, skips_nonfinite=skips, device=device)
         return Norm(memory, self._course, clip_norm, skips_nonfinite=skips)
 
@@ -196,11 +197,7 @@ class BucketUpdates:
     def sums_on_host(self, task: Mapping[str, Any]) -> bool:
         """Whether a SYNC in a device's lane adds up what has come down, since no other worker does: of a parameter that
         stages share."""
-        return (
-            task["kind"] == "sync"
-            and self._device.is_accelerator
-            and not self.owners[task["replica"]].is_own(task["bucket"])
-        )
+        return task["kind"] == "sync" and self._launches and not self.owners[task["replica"]].is_own(task["bucket"])
 
     def update_device(self, r: int, s: int, bucket: int, iteration: Iteration, measured: Measured) -> None:
         """UPDATE(r,s,b) of a device's own parameters with the sum that has come up."""

@@ -25,7 +25,7 @@ from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.arena import ALIGNMENT, dtype_of, typed
 from weft.transport.memory.directory import Directory
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Memory
 from weft.workers.memory.bucket_memory import BucketMemory, BucketView
 from weft.workers.updates.optimizer_state import Segment, State
 from weft.workers.updates.updates import Updates
@@ -108,7 +108,7 @@ class Moves:
         memory: BucketMemory,
         course: Course,
         replicas: list[Mapping[str, Any]],
-        device: HostDevice,
+        device: Memory,
     ) -> None:
         self._memory = memory
         self._course = course

@@ -16,7 +16,7 @@ import torch
 
 from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Memory
 from weft.workers.memory.bucket_memory import BucketMemory
 
 CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
@@ -77,7 +77,7 @@ class DeviceNorm(Norm):
         clip_norm: float | None,
         *,
         skips_nonfinite: bool,
-        device: HostDevice,
+        device: Memory,
     ) -> None:
         super().__init__(memory, course, clip_norm, skips_nonfinite=skips_nonfinite)
         self._device = device

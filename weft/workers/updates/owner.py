@@ -17,7 +17,7 @@ from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.collectives import Reduction, as_real
 from weft.workers.compute.measured import Measured
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Memory
 from weft.workers.memory.bucket_memory import BucketMemory, BucketView, Holder
 from weft.workers.updates.updates import Updates
 
@@ -37,7 +37,7 @@ class Owner:
         updates: Updates | None,
         *,
         squares: bool,
-        device: HostDevice | None = None,
+        device: Memory,
     ) -> None:
         self._number = number
         self._memory = memory
@@ -45,7 +45,7 @@ class Owner:
         self._own_gradients = own_gradients
         self._updates = updates
         self._squares = squares
-        self._device = device or HostDevice()
+        self._device = device
         self._buckets = {bucket.index: bucket for bucket in memory.buckets if number in bucket.owners}
         for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
             if bucket.index in own_gradients:

@@ -21,7 +21,7 @@ from torch import nn
 from weft.plan.error_places import step_place, within
 from weft.plan.itinerary import Iteration
 from weft.workers.compute.measured import Measured
-from weft.workers.devices.device import HostDevice
+from weft.workers.devices.device import Accelerator, Device
 from weft.workers.memory.bucket_memory import BucketView
 from weft.workers.updates.norm import Bound, DeviceNorm, Norm
 from weft.workers.updates.optimizer_state import State
@@ -52,13 +52,13 @@ class Updates:
         done: Done,
         begin: Done = lambda bucket, iteration: None,
         takes: Takes = lambda bucket, iteration: True,
-        device: HostDevice | None = None,
+        device: Device,
         reports: bool,
     ) -> None:
         self._template = template
         self._scheduler = make_scheduler(workload.scheduler, template)
-        self._device = device or HostDevice()
-        self._chooses = speculative and not self._device.is_accelerator
+        self._device = device
+        self._chooses = speculative and not isinstance(device, Accelerator)
         self._optimizer = ShardedOptimizer(template, shards, parameters=parameters, speculative=self._chooses)
         self._optimizer.read_hyperparameters()
         self._buckets = buckets
