@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.plan.graph import Edge, Graph, GraphError, Lane, Task
+from weft.plan.graph import Edge, Graph, GraphError, Lane, Task, backward, forward, grad, load, sync, update, validate
 from weft.plan.kinds import Cause, Kind
 from weft.plan.plan import Plan
 
@@ -84,3 +84,20 @@ def test_a_pipeline_has_the_edges_of_the_design(plan_of: Callable[..., Plan]) ->
             ("UPDATE(0)", f"FORWARD(0,{m})", 1, "update"),
         }
     assert {cause for *_, cause in edges} <= {"data", "activation", "gradient", "update", "slot"}
+
+
+def test_a_key_is_written_as_in_the_theory_and_names_one_task(plan_of: Callable[..., Plan]) -> None:
+    made = plan_of(replicas=2, stages=2, microbatches=2, clip_norm=1.0).graph
+    assert [str(key) for key in (load(1, 0), forward(0, 1, 0), backward(1, 0, 1), grad(1, 1, 0))] == [
+        "LOAD(r1,0,0)",
+        "FORWARD(1,0)",
+        "BACKWARD(r1,0,1)",
+        "GRAD(r1,1,b0)",
+    ]
+    assert [str(key) for key in (sync(1, 0), update(0, 1), validate(1))] == [
+        "SYNC(o1,b0)",
+        "UPDATE(o0,b1)",
+        "VALIDATE(o1)",
+    ]
+    assert [made.by_key()[task.key] for task in made.tasks] == list(made.tasks)
+    assert {load(1, 0), forward(0, 1, 0), backward(1, 0, 1), grad(1, 1, 0), sync(0, 0)} <= made.by_key().keys()

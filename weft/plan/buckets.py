@@ -16,13 +16,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.plan.inspection import ParameterFacts, StateFacts
 
 ALIGNMENT_BYTES = 128  # of places and ranges: two cache lines, at which fused kernels round as on whole parameters
 FIRST_BUCKET_BYTES = 1 << 20  # as DDP's: the first gradients of backward should not wait for many others
 
-Holder = tuple[int, int]
+
+class Holder(NamedTuple):
+    """Who uses parameters, and has a gradient of them."""
+
+    replica: int
+    stage: int
 
 
 class Route(enum.StrEnum):
@@ -121,7 +127,7 @@ def make_buckets(
 
 def _holders(units: Sequence[int], stages: Sequence[Sequence[tuple[int, int]]]) -> tuple[Holder, ...]:
     return tuple(
-        (replica, stage)
+        Holder(replica, stage)
         for replica, cuts in enumerate(stages)
         for stage, (first, last) in enumerate(cuts)
         if any(first <= unit < last for unit in units)

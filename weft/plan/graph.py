@@ -25,8 +25,11 @@ import graphlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
+from weft.plan.buckets import Holder
 from weft.plan.kinds import Cause, Kind, Way
 
 
@@ -41,34 +44,91 @@ class Lane:
         return f"{self.worker}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """microbatch and bucket are -1 where there is none. replica is, for SYNC, UPDATE and VALIDATE of buckets, the
-    owner's number; stage is -1 there. way: it passes in iterations in which its bucket goes the other way; None where
-    it runs in all.
+class Key(NamedTuple):
+    """What a task is about; no two of a graph are about the same. None: it is about no such thing.
 
     As text: the stage and what the task is about, the replica or owner before it where it is not the first.
     """
 
+    kind: Kind
+    replica: int | None = None
+    stage: int | None = None
+    microbatch: int | None = None
+    bucket: int | None = None
+    owner: int | None = None
+
+    def __str__(self) -> str:
+        about = [f"r{self.replica}"] if self.replica else []
+        named = (("o", self.owner), ("", self.stage), ("", self.microbatch), ("b", self.bucket))
+        about += [f"{letter}{number}" for letter, number in named if number is not None]
+        return f"{self.kind.name}({','.join(about)})"
+
+
+def _of_bucket(kind: Kind, r: int, s: int, b: int) -> Key:
+    return Key(kind, r, s, bucket=b)
+
+
+fetch = partial(Key, Kind.FETCH)  # r, s, m
+forward = partial(Key, Kind.FORWARD)
+backward = partial(Key, Kind.BACKWARD)
+grad = partial(_of_bucket, Kind.GRAD)  # r, s, b
+down = partial(_of_bucket, Kind.DOWN)
+up = partial(_of_bucket, Kind.UP)
+reload = partial(_of_bucket, Kind.RELOAD)
+
+
+def load(r: int, m: int) -> Key:
+    return Key(Kind.LOAD, r, 0, m)
+
+
+def sync(owner: int, b: int) -> Key:
+    return Key(Kind.SYNC, owner=owner, bucket=b)
+
+
+def update(owner: int, b: int) -> Key:
+    return Key(Kind.UPDATE, owner=owner, bucket=b)
+
+
+def own_update(r: int, s: int, b: int | None = None) -> Key:
+    """Of the stage's own parameters; without buckets, of all of them."""
+    return Key(Kind.UPDATE, r, s, bucket=b)
+
+
+def validate(owner: int) -> Key:
+    return Key(Kind.VALIDATE, owner=owner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task of every iteration. Its key's numbers, and where it runs."""
+
     id: int
     kind: Kind
-    stage: int
-    microbatch: int
     lane: Lane
-    replica: int = 0
-    bucket: int = -1
-    way: Way | None = None
+    replica: int | None = None
+    stage: int | None = None
+    microbatch: int | None = None
+    bucket: int | None = None
+    owner: int | None = None
+    way: Way | None = None  # it passes in iterations in which its bucket goes the other way; None where it runs in all
+
+    @property
+    def key(self) -> Key:
+        return Key(self.kind, self.replica, self.stage, self.microbatch, self.bucket, self.owner)
+
+    @property
+    def holder(self) -> Holder:
+        """Of a task that is no owner's."""
+        assert self.replica is not None
+        assert self.stage is not None
+        return Holder(self.replica, self.stage)
 
     def passes(self, local: Collection[int]) -> bool:
         """Whether it does nothing while devices update these buckets themselves."""
         return self.way is not None and (self.way is Way.DEVICE) is not (self.bucket in local)
 
     def __str__(self) -> str:
-        about = [f"r{self.replica}"] if self.replica and self.stage >= 0 else []
-        about += [f"o{self.replica}"] if self.stage < 0 else [str(self.stage)]
-        about += [str(self.microbatch)] if self.microbatch >= 0 else []
-        about += [f"b{self.bucket}"] if self.bucket >= 0 else []
-        return f"{self.kind.name}({','.join(about)})"
+        return str(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +160,9 @@ class Graph:
         for edge in self.edges:
             inputs[edge.target].append(edge)
         object.__setattr__(self, "_inputs", {target: tuple(edges) for target, edges in inputs.items()})
+
+    def by_key(self) -> dict[Key, Task]:
+        return {task.key: task for task in self.tasks}
 
     def inputs(self, task: int) -> tuple[Edge, ...]:
         return self._inputs.get(task, ())

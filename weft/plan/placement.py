@@ -30,17 +30,18 @@ class Placement:
     synchronisation: Synchronisation | None
 
     def holders(self) -> list[Holder]:
-        return [(r, s) for r, cuts in enumerate(self.cuts) for s in range(len(cuts))]
+        return [Holder(r, s) for r, cuts in enumerate(self.cuts) for s in range(len(cuts))]
 
     def compute_lane(self, r: int, s: int) -> Lane:
         """Stages that share a GPU have a stream each, so that one computes where another one waits. The layers of a
         working window take turns in one."""
-        worker = self.worker_of[r, s]
-        before = sum(self.worker_of[r, other] == worker for other in range(s))
+        worker = self.worker_of[Holder(r, s)]
+        before = sum(self.worker_of[Holder(r, other)] == worker for other in range(s))
         if before == 0 or self.replicas[r].working_window is not None:
             return Lane(worker, COMPUTE)
         return Lane(worker, f"{COMPUTE}-{before}")
 
     def is_within_device(self, r: int, s: int) -> bool:
         """Whether what a stage hands to the next one stays on their GPU."""
-        return self.replicas[r].device == "gpu" and self.worker_of[r, s] == self.worker_of[r, s + 1]
+        is_same = self.worker_of[Holder(r, s)] == self.worker_of[Holder(r, s + 1)]
+        return self.replicas[r].device == "gpu" and is_same

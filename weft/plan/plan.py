@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from weft.plan.buckets import Bucket, Route
+from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.course import Course
-from weft.plan.graph import Graph, Lane, Task
+from weft.plan.graph import Graph, Key, Lane, Task, backward
 from weft.plan.inspection import Shape
 from weft.plan.itinerary import Itinerary
 from weft.plan.kinds import Kind, Way
@@ -53,6 +53,10 @@ class StagePlan:
     replica: int = 0
     stage: int = 0
 
+    @property
+    def holder(self) -> Holder:
+        return Holder(self.replica, self.stage)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
@@ -66,6 +70,11 @@ class ReplicaPlan:
     private: bool = False
     staleness: int = 0
     working_window: int | None = None
+
+
+def last_backward(replicas: Sequence[ReplicaPlan], holder: Holder) -> Key:
+    """The one that completes gradients."""
+    return backward(*holder, replicas[holder.replica].microbatches - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +94,10 @@ class Synchronisation:
     speculative: bool
     warmup: int = 0
     local: tuple[int, ...] = ()
+
+    def bucket_of(self, task: Task) -> Bucket:
+        assert task.bucket is not None
+        return self.buckets[task.bucket]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +178,15 @@ class Plan:
         if self.synchronisation is None:
             return None
         updates = [task for task in self.graph.tasks if task.kind is Kind.UPDATE]
-        first = min(updates, key=lambda task: (task.stage, task.replica))
+        first = min(updates, key=lambda task: (task.owner is None, task.owner, task.stage, task.replica))
         return asdict(self.synchronisation) | {"reporter": first.lane.worker}
 
     def _rings_of(self, task: Task) -> set[str]:
         """Names of the rings that a task reads or writes."""
-        r, s, last = task.replica, task.stage, self.replicas[task.replica].num_stages - 1 if task.stage >= 0 else 0
+        if task.owner is not None:
+            return set()
+        r, s = task.holder
+        last = self.replicas[r].num_stages - 1
         ends = (["input"] if s == 0 else []) + (["target"] if s == last else [])
         data = {f"{name}-{0 if self.share == 'stealing' else r}" for name in ends}
         own = {f"device-{name}-{r}" for name in ends}
@@ -190,11 +206,7 @@ class Plan:
         return [
             {
                 "id": task,
-                "kind": str(self.graph.tasks[task].kind),
-                "replica": self.graph.tasks[task].replica,
-                "stage": self.graph.tasks[task].stage,
-                "microbatch": self.graph.tasks[task].microbatch,
-                "bucket": self.graph.tasks[task].bucket,
+                **self.graph.tasks[task].key._asdict(),
                 "way": self.graph.tasks[task].way,
                 "waits": [[edge.source, edge.distance, str(edge.cause)] for edge in self.graph.cross_lane_inputs(task)],
                 "ways": [edge.way for edge in self.graph.cross_lane_inputs(task)],
@@ -226,10 +238,10 @@ class Plan:
         themselves; None where that cannot change."""
         if self.synchronisation is None or not self.has_ways:
             return None
-        workers = {(stage.replica, stage.stage): worker_names[stage.worker] for stage in self.stages}
+        workers = {stage.holder: worker_names[stage.worker] for stage in self.stages}
         by: dict[str, list[int]] = {}
         for bucket in self.synchronisation.buckets:
-            devices = [workers[holder] for holder in bucket.holders if self.replicas[holder[0]].device == "gpu"]
+            devices = [workers[holder] for holder in bucket.holders if self.replicas[holder.replica].device == "gpu"]
             if bucket.route is Route.EITHER:
                 who = " and ".join(devices) if bucket.index in local else "the host"
                 by.setdefault(who, []).append(bucket.index)

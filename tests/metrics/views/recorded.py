@@ -30,7 +30,8 @@ def wide_recording(num_lanes: int = 32, tasks_per_lane: int = 200, iterations: i
                     replica=0,
                     stage=number,
                     microbatch=place % forwards,
-                    bucket=-1,
+                    bucket=None,
+                    owner=None,
                     lane=lane,
                 )
             )

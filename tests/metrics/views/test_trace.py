@@ -304,7 +304,8 @@ def hand_made(rows: dict[str, list[Row]]) -> Recording:
             replica=0,
             stage=number,
             microbatch=0,
-            bucket=-1,
+            bucket=None,
+            owner=None,
             lane=f"cpu-{number}/compute",
         )
         for number in (0, 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.plan.kinds import Kind
+from weft.plan.graph import backward, forward, update
 from weft.plan.plan import Plan
 from weft.scheduler.adapting.replica_pace import MIN_ITERATIONS, ReplicaPace
 
@@ -19,10 +19,6 @@ MS = 1_000_000
 @pytest.fixture
 def plan(plan_of: PlanOf) -> Plan:
     return plan_of(replicas=2, microbatches=2, share="adaptive", steps=20)
-
-
-def task_of(plan: Plan, kind: Kind, replica: int, microbatch: int = -1) -> int:
-    return next(t.id for t in plan.graph.tasks if (t.kind, t.replica, t.microbatch) == (kind, replica, microbatch))
 
 
 def run(
@@ -36,11 +32,11 @@ def run(
     **changes: Any,
 ) -> None:
     """Replica 0 works 10 ms, replica 1 works 40, with a gap; updates take 5 and hide behind nothing."""
-    rows = []
+    rows, tasks = [], plan.graph.by_key()
     for replica, end in ((0, 10), (1, 40)):
-        rows.append((0, task_of(plan, Kind.FORWARD, replica, 0), index, -1, 0, 3 * MS))
-        rows.append((0, task_of(plan, Kind.BACKWARD, replica, 1), index, -1, (end - 2) * MS, end * MS))
-    rows.append((0, task_of(plan, Kind.UPDATE, 0), index, -1, 40 * MS, 45 * MS))
+        rows.append((0, tasks[forward(replica, 0, 0)].id, index, -1, 0, 3 * MS))
+        rows.append((0, tasks[backward(replica, 0, 1)].id, index, -1, (end - 2) * MS, end * MS))
+    rows.append((0, tasks[update(0, 0)].id, index, -1, 40 * MS, 45 * MS))
     pace.add(rows, granted)
     iteration = plan.itinerary.at(index)
     pace.finish(replace(iteration, **{"training": True, "size": 8} | changes), units, seconds)

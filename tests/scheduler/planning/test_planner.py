@@ -186,7 +186,7 @@ def test_every_reader_finds_its_own_microbatch_in_the_slot_however_the_lanes_rac
                 break
             iteration, number = lanes[lane].pop(0)
             task = graph.tasks[number]
-            unit = iteration * microbatches + task.microbatch
+            unit = iteration * microbatches + (task.microbatch or 0)
             reads, writes = slots_of(task.kind, task.stage, stages - 1, training=phases[iteration])
             for ring in reads:
                 assert slots[ring, unit % depths[ring]] == unit, f"{task} of iteration {iteration} reads {ring}"

@@ -26,7 +26,7 @@ from weft.plan.rows import Row, unpack
 
 FILE: Final = "recording.msgpack"
 PROFILED_FILE: Final = "profiled.msgpack"  # as it was when the iterations that were to be profiled were over
-VERSION: Final = 1
+VERSION: Final = 2
 RECORDED_BYTES: Final = 8 << 20  # of a running job's rows: 175,000 of them; a daemon runs few jobs at a time
 MAX_BYTES: Final = 256 << 20  # of a file: the rows, and some 100 MB of a graph of 256 stages and 1,024 microbatches
 BACKWARD: Final = MODE_INDEX["backward"]
@@ -38,16 +38,17 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTask:
-    """A task of the graph. name: as people see it. lane: `<worker>/<lane>`. -1 where there is no such number."""
+    """A task of the graph. name: as people see it. lane: `<worker>/<lane>`."""
 
     id: int
     name: str
-    kind: str
-    replica: int
-    stage: int
-    microbatch: int
-    bucket: int
     lane: str
+    kind: str
+    replica: int | None
+    stage: int | None
+    microbatch: int | None
+    bucket: int | None
+    owner: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,11 +99,15 @@ class _History:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._task = {(t.kind, t.replica, t.stage, t.microbatch): t.id for t in recording.tasks if t.microbatch >= 0}
-        forwards = [task for task in recording.tasks if task.kind == "forward"]
-        self._replicas = sorted({task.replica for task in forwards})
-        self._last_microbatch = {r: max(t.microbatch for t in forwards if t.replica == r) for r in self._replicas}
-        self._last_stage = {r: max(t.stage for t in forwards if t.replica == r) for r in self._replicas}
+        self._task = {
+            (task.kind, task.replica, task.stage, task.microbatch): task.id
+            for task in recording.tasks
+            if task.replica is not None and task.stage is not None and task.microbatch is not None
+        }
+        forwards = [key for key in self._task if key[0] == "forward"]
+        self._replicas = sorted({r for _, r, _, _ in forwards})
+        self._last_microbatch = {each: max(m for _, r, _, m in forwards if r == each) for each in self._replicas}
+        self._last_stage = {each: max(s for _, r, s, _ in forwards if r == each) for each in self._replicas}
         self._last_complete = max(recording.iteration_ends, default=-1)
 
     @cached_property
@@ -118,7 +122,7 @@ class _History:
     @cached_property
     def loaded_replicas(self) -> list[int]:
         """Those for which microbatches are loaded; the first one alone where replicas steal from one another."""
-        return sorted({task.replica for task in self._recording.tasks if task.kind == "load"})
+        return sorted({r for kind, r, _, _ in self._task if kind == "load"})
 
     def occupied(self, ring: str) -> Iterator[_Use]:
         match ring.split("-"):
@@ -152,7 +156,7 @@ class _History:
         return [replica] if len(self.loaded_replicas) > 1 else self._replicas
 
     def _num_loaded(self, replica: int) -> int:
-        return 1 + max(t.microbatch for t in self._recording.tasks if t.kind == "load" and t.replica == replica)
+        return 1 + max(m for kind, r, _, m in self._task if (kind, r) == ("load", replica))
 
     def _batches(self, name: str, replica: int) -> Iterator[_Use]:
         writers = [self._task["load", replica, 0, m] for m in range(self._num_loaded(replica))]

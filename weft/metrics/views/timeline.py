@@ -97,10 +97,10 @@ class Bar:
             raise ValueError(f"a bar of kind {self.kind!r:.80}; known here: {', '.join(COLOURS)}, {STALL}")
 
 
-def bar_label(kind: str, microbatch: int, bucket: int) -> str:
+def bar_label(kind: str, microbatch: int | None, bucket: int | None) -> str:
     """A task's letter and the number of what it is about: F0, S2."""
-    number = bucket if bucket >= 0 else microbatch
-    return LETTERS[kind] + (str(number) if number >= 0 else "")
+    number = microbatch if bucket is None else bucket
+    return LETTERS[kind] + ("" if number is None else str(number))
 
 
 def timeline_svg(

@@ -353,6 +353,5 @@ def _at(place: Place, phase: str, name: str, when_us: float, **more: Any) -> Eve
 
 
 def _about(task: RecordedTask, iteration: int) -> dict[str, Any]:
-    """-1, where there is no such number, is left out."""
-    numbers = {name: getattr(task, name) for name in ("replica", "stage", "microbatch", "bucket")}
-    return {"iteration": iteration, **{name: number for name, number in numbers.items() if number >= 0}}
+    numbers = {name: getattr(task, name) for name in ("owner", "replica", "stage", "microbatch", "bucket")}
+    return {"iteration": iteration, **{name: number for name, number in numbers.items() if number is not None}}

@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.plan.buckets import Bucket, Holder, Route
-from weft.plan.graph import Task
+from weft.plan.graph import Key, Task, down, forward, own_update, sync, up, update
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import Kind
 from weft.plan.placement import Placement
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, last_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,13 @@ def measured_local(
     local: set[int] = set()
     for r, replica in enumerate(plan.replicas):
         for s in range(replica.num_stages) if replica.device == "gpu" else ():
-            held = [part for part in either if (r, s) in part.holders]
-            end = times.last_backward(r, s)
-            births = [min(end, born.get((part.index, (r, s)), end)) for part in held]
-            trips = [_measured_trip(times, part, (r, s), birth) for part, birth in zip(held, births, strict=True)]
+            holder = Holder(r, s)
+            held = [part for part in either if holder in part.holders]
+            end = times.last_backward(holder)
+            births = [min(end, born.get((part.index, holder), end)) for part in held]
+            trips = [_measured_trip(times, part, holder, birth) for part, birth in zip(held, births, strict=True)]
             trips.sort(key=lambda trip: trip.born)
-            earlier = sum(times.of(Kind.FORWARD, r, stage, 0) + times.last_backward(r, stage) for stage in range(s))
+            earlier = sum(times.of(forward(r, e, 0)) + times.last_backward(Holder(r, e)) for e in range(s))
             local |= kept(trips, end, earlier, coarse=plan.synchronisation.coarse)
     return frozenset(local)
 
@@ -140,16 +141,16 @@ def _measured_trip(times: _Times, part: Bucket, holder: Holder, born: float) -> 
     b = part.index
 
     def owned(owner: int) -> float:
-        return times.of(Kind.SYNC, owner, -1, bucket=b) + times.of(Kind.UPDATE, owner, -1, bucket=b)
+        return times.of(sync(owner, b)) + times.of(update(owner, b))
 
     own = [owned(each.owner) for each in part.device_ranges]
     return Trip(
         bucket=b,
         born=born,
-        down=times.of(Kind.DOWN, *holder, bucket=b),
+        down=times.of(down(*holder, b)),
         host_update=max(owned(each.owner) for each in part.ranges),
-        up=times.of(Kind.UP, *holder, bucket=b),
-        device_update=own[0] if own else times.of(Kind.UPDATE, *holder, bucket=b),
+        up=times.of(up(*holder, b)),
+        device_update=own[0] if own else times.of(own_update(*holder, b)),
     )
 
 
@@ -159,21 +160,21 @@ class _Times:
     def __init__(self, plan: Plan, seconds: Mapping[int, float]) -> None:
         self._plan = plan
         self._seconds = seconds
-        self._tasks = {(t.kind, t.replica, t.stage, t.microbatch, t.bucket): t for t in plan.graph.tasks}
+        self._tasks = plan.graph.by_key()
         self._largest: dict[tuple[Kind, str], tuple[float, float]] = {}  # (planned, measured) seconds
         for task in plan.graph.tasks:
             if task.id in seconds:
                 both = plan.task_seconds[task.id], seconds[task.id]
                 self._largest[self._sort(task)] = max(both, self._largest.get(self._sort(task), both))
 
-    def of(self, kind: Kind, replica: int, stage: int, microbatch: int = -1, bucket: int = -1) -> float:
-        task = self._tasks.get((kind, replica, stage, microbatch, bucket))
+    def of(self, key: Key) -> float:
+        task = self._tasks.get(key)
         if task is None:
             return 0.0
         return self._seconds[task.id] if task.id in self._seconds else self._estimate(task)
 
-    def last_backward(self, replica: int, stage: int) -> float:
-        return self.of(Kind.BACKWARD, replica, stage, self._plan.replicas[replica].microbatches - 1)
+    def last_backward(self, holder: Holder) -> float:
+        return self.of(last_backward(self._plan.replicas, holder))
 
     def _estimate(self, task: Task) -> float:
         planned = self._plan.task_seconds[task.id]

@@ -42,7 +42,9 @@ class ReplicaPace:
         self._num_replicas = len(plan.replicas)
         self._batch_size = min(plan.itinerary.batch_size, plan.itinerary.num_train)
         self._computing = {
-            task.id: (task.replica, task.microbatch) for task in plan.graph.tasks if KINDS[task.kind].computes
+            task.id: (task.holder.replica, task.microbatch)
+            for task in plan.graph.tasks
+            if KINDS[task.kind].computes and task.microbatch is not None
         }
         self._updating = {task.id: task.lane for task in plan.graph.tasks if task.kind is Kind.UPDATE}
         self._spans: dict[int, dict[int, Span]] = {}

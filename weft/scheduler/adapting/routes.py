@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from weft.plan.buckets import Holder
-from weft.plan.graph import Task
 from weft.plan.kinds import Kind, Way
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, last_backward
 from weft.plan.rows import Row
 from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.balance import measured_local
@@ -47,23 +46,20 @@ class BalancedRoutes(IterationPolicy[RouteMeasurement]):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         tasks = plan.graph.tasks
-        ends = {
-            (task.replica, task.stage): task.id
-            for task in tasks
-            if task.kind is Kind.BACKWARD and task.microbatch == plan.replicas[task.replica].microbatches - 1
-        }
+        by_key = plan.graph.by_key()
+        ends = {stage.holder: by_key[last_backward(plan.replicas, stage.holder)].id for stage in plan.stages}
         self._backwards = set(ends.values())
-        self._timed = {task.id for task in tasks if task.bucket >= 0}
+        self._timed = {task.id for task in tasks if task.bucket is not None}
         self._timed |= {task.id for task in tasks if task.kind is Kind.FORWARD and task.microbatch == 0}
         self._timed |= self._backwards
-        updates = [task for task in tasks if task.kind is Kind.UPDATE and task.stage < 0]
+        updates = [task for task in tasks if task.kind is Kind.UPDATE and task.owner is not None]
         self._validated = {
-            task.id: [each.id for each in updates if each.replica == task.replica]
+            task.id: [each.id for each in updates if each.owner == task.owner]
             for task in tasks
             if task.kind is Kind.VALIDATE
         }
         self._timed |= self._validated.keys()
-        self._takers = [(task.bucket, holder, task.id, ends[holder]) for task, holder in _takers(plan)]
+        self._takers = [(bucket, holder, task, ends[holder]) for bucket, holder, task in _takers(plan)]
         self._rows: dict[int, dict[int, tuple[int, int]]] = {}  # iteration -> task -> (start, end)
         assert plan.synchronisation is not None
         self._proposed = frozenset(plan.synchronisation.local)  # by the last measurement
@@ -142,13 +138,13 @@ class BalancedRoutes(IterationPolicy[RouteMeasurement]):
         return spent
 
 
-def _takers(plan: Plan) -> list[tuple[Task, Holder]]:
-    """The tasks that take a gradient from the device on which it is born: DOWN, or the SYNC of its own lane."""
+def _takers(plan: Plan) -> Iterator[tuple[int, Holder, int]]:
+    """By bucket and holder, the task that takes a gradient from the device on which it is born: DOWN, or the SYNC of
+    its own lane."""
     assert plan.synchronisation is not None
-    takers = []
     for task in plan.graph.tasks:
         if task.kind is Kind.DOWN:
-            takers.append((task, (task.replica, task.stage)))
+            yield plan.synchronisation.bucket_of(task).index, task.holder, task.id
         elif task.kind is Kind.SYNC and task.way is Way.DEVICE:
-            takers.append((task, plan.synchronisation.buckets[task.bucket].holders[0]))
-    return takers
+            bucket = plan.synchronisation.bucket_of(task)
+            yield bucket.index, bucket.holders[0], task.id

@@ -32,12 +32,12 @@ def mean_seconds(plan: Plan, task_seconds: Sequence[float] | None = None) -> tup
     of_position = [task for task in plan.graph.tasks if KINDS[task.kind].of_position]
     busy: dict[int, dict[Lane, float]] = {}
     for task in of_position:
-        lanes = busy.setdefault(task.replica, {})
+        lanes = busy.setdefault(task.holder.replica, {})
         lanes[task.lane] = lanes.get(task.lane, 0.0) + costs[task.id]
     speeds = {replica: 1 / (max(lanes.values()) or 1e-9) for replica, lanes in busy.items()}
     seconds = list(costs)
     for task in of_position:
-        seconds[task.id] *= speeds[task.replica] / sum(speeds.values())
+        seconds[task.id] *= speeds[task.holder.replica] / sum(speeds.values())
     return tuple(seconds)
 
 
@@ -58,13 +58,12 @@ class _Costs:
 
     def _by_stage(self, fact: str) -> dict[Holder, float]:
         return {
-            (r, s): sum(getattr(unit, fact) for unit in self._inspection.units_on(replica.device)[first:last])
+            Holder(r, s): sum(getattr(unit, fact) for unit in self._inspection.units_on(replica.device)[first:last])
             for r, (replica, cuts) in enumerate(zip(self._placement.replicas, self._placement.cuts, strict=True))
             for s, (first, last) in enumerate(cuts)
         }
 
     def of(self, task: Task) -> float:
-        r, s = task.replica, task.stage
         match task.kind:
             case Kind.LOAD:
                 return self._inspection.load_seconds * self._size(task)
@@ -72,12 +71,12 @@ class _Costs:
                 facts = (self._inspection.input, self._inspection.target)
                 return self._inspection.link_seconds(sum(part.max_bytes() for part in facts)) * self._size(task)
             case Kind.FORWARD:
-                return self._forward[r, s] * self._size(task)
+                return self._forward[task.holder] * self._size(task)
             case Kind.BACKWARD:
-                again = self._forward[r, s] if self._recompute else 0.0
-                return (self._backward[r, s] + again) * self._size(task) if self._placement.learns else 0.0
+                again = self._forward[task.holder] if self._recompute else 0.0
+                return (self._backward[task.holder] + again) * self._size(task) if self._placement.learns else 0.0
             case Kind.DOWN | Kind.UP | Kind.RELOAD:
-                return self._inspection.link_seconds(self._buckets[task.bucket].num_bytes)
+                return self._inspection.link_seconds(self._part(task).num_bytes)
             case Kind.SYNC:
                 return self._sync(task)
             case Kind.UPDATE:
@@ -88,12 +87,17 @@ class _Costs:
 
     def _size(self, task: Task) -> float:
         """The task's microbatch as a part of the largest one, which was measured."""
-        parts = self._parts[task.replica if len(self._parts) > 1 else 0]
+        assert task.microbatch is not None
+        parts = self._parts[task.holder.replica if len(self._parts) > 1 else 0]
         return parts[task.microbatch].size / self._largest
+
+    def _part(self, task: Task) -> Bucket:
+        assert task.bucket is not None
+        return self._buckets[task.bucket]
 
     def _sync(self, task: Task) -> float:
         """A device adds up nothing of its own; its squares take the speed of its own memory, next to nothing."""
-        holders = len(self._buckets[task.bucket].holders)
+        holders = len(self._part(task).holders)
         if holders == 1 and self._device(task) == "gpu":
             return 0.0
         return self._owned_bytes(task) / self._inspection.copy_bytes_per_second * (holders + 1) / 2
@@ -103,12 +107,10 @@ class _Costs:
         return self._placement.workers[task.lane.worker]
 
     def _owned_bytes(self, task: Task) -> int:
-        part = self._buckets[task.bucket]
-        return sum(part.itemsize * (r.stop - r.start) for r in part.all_ranges if r.owner == task.replica)
+        part = self._part(task)
+        return sum(part.itemsize * (r.stop - r.start) for r in part.all_ranges if r.owner == task.owner)
 
     def _updated_bytes(self, task: Task) -> float:
-        if task.bucket < 0:
-            return self._parameter_bytes[task.replica, task.stage]
-        if task.stage >= 0:
-            return self._buckets[task.bucket].num_bytes
-        return self._owned_bytes(task)
+        if task.bucket is None:
+            return self._parameter_bytes[task.holder]
+        return self._part(task).num_bytes if task.owner is None else self._owned_bytes(task)

@@ -30,7 +30,7 @@ def place(
     worker_of: dict[Holder, int] = {}
     for r, replica in enumerate(strategy.replica_list):
         for s in range(len(cuts[r])):  # neighbours share a worker where there are fewer of these
-            worker_of[r, s] = next_position[replica.device] + s * replica.num_workers // len(cuts[r])
+            worker_of[Holder(r, s)] = next_position[replica.device] + s * replica.num_workers // len(cuts[r])
         next_position[replica.device] += replica.num_workers
     hosts = range(next_position["cpu"], needed.get("cpu", 0))
     workers = tuple(kind for kind, count in needed.items() for _ in range(count))

@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from weft.plan.buckets import Holder
 from weft.plan.graph import Graph, GraphError
 from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
@@ -167,7 +168,7 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
                 StagePlan(
                     first=first,
                     last=last,
-                    worker=placement.worker_of[r, stage],
+                    worker=placement.worker_of[Holder(r, stage)],
                     parameter_bytes=parameters,
                     memory_bytes=memory,
                     copies_input=units[0].in_place,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
+from weft.plan.buckets import Holder
 from weft.plan.inspection import Inspection, TensorFacts, UnitFacts, slot_bytes
 from weft.plan.placement import Placement
 from weft.plan.plan import Ring
@@ -62,7 +63,7 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
             if placement.is_within_device(r, stage):
                 yield replace(ring, memory="device")
             elif replica.device == "gpu" and inspection.peer_access:
-                yield replace(ring, memory="peer", lender=placement.worker_of[r, writer])
+                yield replace(ring, memory="peer", lender=placement.worker_of[Holder(r, writer)])
             else:
                 yield ring
 

@@ -202,11 +202,13 @@ class _Run:
 
     def _seconds_of(self, task: int, iteration: int) -> float:
         """Nothing for a position that has no microbatch, or on the way that a bucket does not go."""
-        if self._plan.graph.tasks[task].passes(self._local):
+        about = self._plan.graph.tasks[task]
+        if about.passes(self._local):
             return 0.0
-        if self._course.steals and KINDS[self._plan.graph.tasks[task].kind].of_position:
-            where = self._plan.graph.tasks[task]
-            if self._course.part(self._course.iteration(iteration), where.replica, where.microbatch).number < 0:
+        if self._course.steals and KINDS[about.kind].of_position:
+            assert about.microbatch is not None
+            part = self._course.part(self._course.iteration(iteration), about.holder.replica, about.microbatch)
+            if part.number < 0:
                 return 0.0
         return self._seconds[task]
 

@@ -64,12 +64,8 @@ def recorded_tasks(plan: Plan, worker_names: tuple[str, ...]) -> tuple[RecordedT
         RecordedTask(
             id=task.id,
             name=str(task),
-            kind=str(task.kind),
-            replica=task.replica,
-            stage=task.stage,
-            microbatch=task.microbatch,
-            bucket=task.bucket,
             lane=lane_name(task.lane, worker_names),
+            **task.key._asdict(),
         )
         for task in plan.graph.tasks
     )

@@ -29,8 +29,8 @@ class Transfers:
         }
         for task in plan.graph.tasks:
             if task.kind in self._bucket_bytes and plan.synchronisation is not None:
-                num_bytes = plan.synchronisation.buckets[task.bucket].num_bytes
-                self._bucket_bytes[task.kind][task.replica] += num_bytes
+                num_bytes = plan.synchronisation.bucket_of(task).num_bytes
+                self._bucket_bytes[task.kind][task.holder.replica] += num_bytes
         self._moved: dict[str, float] = {}
 
     def finish(self, iteration: Iteration, samples: Sequence[int]) -> None:

@@ -22,7 +22,7 @@ from weft.metrics.recording.recording import Recording
 from weft.plan.graph import Graph, Lane
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS, Kind
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, last_backward
 from weft.scheduler.planning.costs import mean_seconds
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.partition import PlanError
@@ -195,23 +195,18 @@ def gradient_milestones(plan: Plan, inspection: Inspection) -> Milestones:
     by the measured times of the units."""
     if plan.synchronisation is None:
         return {}
-    cuts = {(stage.replica, stage.stage): (stage.first, stage.last) for stage in plan.stages}
-    last = {
-        (task.replica, task.stage): task.id
-        for program in plan.graph.programs.values()
-        for task in (plan.graph.tasks[each] for each in program)
-        if task.kind is Kind.BACKWARD
-    }
+    stages, by_key = {stage.holder: stage for stage in plan.stages}, plan.graph.by_key()
     found: dict[int, dict[int, float]] = {}
     for task in plan.graph.tasks:
         if KINDS[task.kind].is_milestone and plan.share != "stealing":
-            first, stop = cuts[task.replica, task.stage]
-            parameters = [place.parameter for place in plan.synchronisation.buckets[task.bucket].places]
+            first, stop = stages[task.holder].first, stages[task.holder].last
+            parameters = [place.parameter for place in plan.synchronisation.bucket_of(task).places]
             units = [unit for p in parameters for unit in inspection.parameters[p].units if first <= unit < stop]
-            device = plan.replicas[task.replica].device
+            device = plan.replicas[task.holder.replica].device
             seconds = [unit.backward_seconds for unit in inspection.units_on(device)[first:stop]]
             done = sum(seconds[min(units, default=first) - first :]) / (sum(seconds) or 1.0)
-            found.setdefault(last[task.replica, task.stage], {})[task.id] = min(1.0, done)
+            last = by_key[last_backward(plan.replicas, task.holder)].id
+            found.setdefault(last, {})[task.id] = min(1.0, done)
     return found
 
 

@@ -22,6 +22,7 @@ from statistics import fmean, median
 from typing import Final
 
 from weft.metrics.recording.recording import Recording
+from weft.plan.buckets import Holder
 from weft.plan.division import divide
 from weft.plan.graph import Task
 from weft.plan.inspection import Inspection, Shape, TensorFacts, UnitFacts
@@ -40,7 +41,6 @@ SLOPE_UNCERTAINTY: Final = 2.0  # of the cost of a sample, relative to that of a
 
 SAME: Final = 1e-9  # relative: two costs that the planner computes alike
 Corrections = tuple[float, float]  # factors of what a call and what a sample costs
-Key = tuple[str, int, int, int, int]  # kind, replica, stage, microbatch, bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +78,20 @@ class PlannedJob:
 
     def samples(self, task: Task) -> int:
         """Of the task's microbatch in a whole batch; 0 for a task that has none."""
-        if task.microbatch < 0:
+        if task.microbatch is None:
             return 0
-        return self._sizes[task.replica if len(self._sizes) > 1 else 0][task.microbatch]
+        return self._sizes[task.holder.replica if len(self._sizes) > 1 else 0][task.microbatch]
 
     @cached_property
     def largest_microbatch(self) -> int:
         return largest_microbatch(self.spec)
 
     @cached_property
-    def _units(self) -> dict[tuple[int, int], range]:
-        return {(stage.replica, stage.stage): range(stage.first, stage.last) for stage in self.plan.stages}
+    def _units(self) -> dict[Holder, range]:
+        return {stage.holder: range(stage.first, stage.last) for stage in self.plan.stages}
 
     def units(self, task: Task) -> range:
-        return self._units[task.replica, task.stage]
+        return self._units[task.holder]
 
     def learns(self, task: Task) -> bool:
         """Whether the task does anything: a job that only runs forward passes over its backwards."""
@@ -105,10 +105,6 @@ class PlannedJob:
         """What a task of a kind computes: with recompute a backward is a forward too."""
         again = kind is Kind.BACKWARD and self.spec.strategy.recompute
         return [Kind.FORWARD, kind] if again else [kind]
-
-
-def key_of(task: Task) -> Key:
-    return str(task.kind), task.replica, task.stage, task.microbatch, task.bucket
 
 
 def recorded_seconds(recording: Recording) -> dict[int, float]:
@@ -134,8 +130,8 @@ class RecordedCosts:
         self._job = job
         self._inspection = inspection
         self._units = {device: _unit_lines(job.spec, inspection, device) for device in ("cpu", "gpu")}
-        self._seconds = {key_of(task): seconds[task.id] for task in job.plan.graph.tasks if task.id in seconds}
-        self._modelled = dict(zip(map(key_of, job.plan.graph.tasks), self._model(job), strict=True))
+        self._seconds = {task.key: seconds[task.id] for task in job.plan.graph.tasks if task.id in seconds}
+        self._modelled = dict(zip(job.plan.graph.by_key(), self._model(job), strict=True))
         self._corrections = {kind: self._corrected(kind, seconds) for kind in Kind if KINDS[kind].computes}
         self._ratios = self._ratios_of_others()
         self._means = self._means_of_each()
@@ -146,7 +142,7 @@ class RecordedCosts:
         return tuple(self._cost(job, task, modelled[task.id]) for task in job.plan.graph.tasks)
 
     def _cost(self, job: PlannedJob, task: Task, modelled: float) -> float:
-        key = key_of(task)
+        key = task.key
         if key in self._seconds and abs(modelled - self._modelled[key]) <= SAME * modelled:
             return self._seconds[key]
         if KINDS[task.kind].computes:
@@ -196,11 +192,10 @@ class RecordedCosts:
         """By device, replica and unit."""
         found: dict[tuple[str, int, int], Corrections] = {}
         for stage in self._job.plan.stages:
-            where = kind, stage.replica, stage.stage
             tasks = [
                 task
                 for task in self._job.plan.graph.tasks
-                if (task.kind, task.replica, task.stage) == where and task.id in seconds and self._job.samples(task)
+                if task.kind is kind and task.holder == stage.holder and task.id in seconds and self._job.samples(task)
             ]
             if tasks:
                 samples = fmean(self._job.samples(task) for task in tasks)
@@ -214,8 +209,8 @@ class RecordedCosts:
         """That of the replica's unit; of a replica that was not there, the mean of those that were, on the device if
         any was."""
         known = self._corrections[task.kind]
-        if (device, task.replica, unit) in known:
-            return known[device, task.replica, unit]
+        if (device, task.holder.replica, unit) in known:
+            return known[device, task.holder.replica, unit]
         of_unit = [(of, pair) for (of, _, number), pair in known.items() if number == unit]
         others = [pair for of, pair in of_unit if of == device] or [pair for _, pair in of_unit] or [(1.0, 1.0)]
         return fmean(pair[0] for pair in others), fmean(pair[1] for pair in others)
@@ -224,22 +219,22 @@ class RecordedCosts:
         """By kind and device: of tasks that the planner takes for nothing."""
         found: dict[tuple[Kind, str], list[float]] = {}
         for task in self._job.plan.graph.tasks:
-            if key_of(task) in self._seconds:
-                found.setdefault((task.kind, self._job.device(task)), []).append(self._seconds[key_of(task)])
+            if task.key in self._seconds:
+                found.setdefault((task.kind, self._job.device(task)), []).append(self._seconds[task.key])
         return {where: fmean(seconds) for where, seconds in found.items()}
 
     def _ratio(self, kind: Kind, device: str) -> float:
         """On the device; on another one if that kind ran there alone; 1 where there is nothing to go by."""
         others = [ratio for (of_kind, _), ratio in self._ratios.items() if of_kind == kind]
-        return self._ratios.get((str(kind), device), fmean(others or [1.0]))
+        return self._ratios.get((kind, device), fmean(others or [1.0]))
 
-    def _ratios_of_others(self) -> dict[tuple[str, str], float]:
+    def _ratios_of_others(self) -> dict[tuple[Kind, str], float]:
         """Recorded ÷ modelled, by kind and device."""
-        sums: dict[tuple[str, str], list[float]] = {}
+        sums: dict[tuple[Kind, str], list[float]] = {}
         for task in self._job.plan.graph.tasks:
-            key = key_of(task)
+            key = task.key
             if key in self._seconds and self._modelled[key]:
-                both = sums.setdefault((key[0], self._job.device(task)), [0.0, 0.0])
+                both = sums.setdefault((task.kind, self._job.device(task)), [0.0, 0.0])
                 both[0] += self._seconds[key]
                 both[1] += self._modelled[key]
         return {where: recorded / modelled for where, (recorded, modelled) in sums.items()}

@@ -187,7 +187,7 @@ class Attempt:
 def _bind_to_bucket(
     task: Mapping[str, Any], updates: BucketUpdates, memories: Mapping[Holder, ReplicaMemory], measured: Measured
 ) -> Run:
-    r, s, b = task["replica"], task["stage"], task["bucket"]
+    r, s, b, owner = task["replica"], task["stage"], task["bucket"], task["owner"]
     match task["kind"]:
         case "down":
             return lambda iteration: updates.down((r, s), b, iteration)
@@ -196,23 +196,23 @@ def _bind_to_bucket(
         case "reload":
             return lambda iteration: memories[r, s].load(b)
         case "sync":
-            return lambda iteration: updates.owners[r].sync(b, iteration)
-        case "update" if s < 0:
-            return lambda iteration: updates.owners[r].update(b, iteration, measured)
+            return lambda iteration: updates.owners[owner].sync(b, iteration)
+        case "update" if owner is not None:
+            return lambda iteration: updates.owners[owner].update(b, iteration, measured)
         case "update":
             return lambda iteration: updates.update_device(r, s, b, iteration, measured)
         case "validate":
-            return lambda iteration: updates.owners[r].validate(iteration, measured)
+            return lambda iteration: updates.owners[owner].validate(iteration, measured)
     raise AssertionError(task["kind"])
 
 
 def _place_of(task: Mapping[str, Any], *, num_replicas: int) -> str:
     parts = [str(task["kind"])]
-    if task["stage"] >= 0 and task["kind"] != "load":
+    if task["owner"] is None and task["kind"] != "load":
         parts[0] += f" of stage {task['stage']}"
-    if num_replicas > 1 and task["stage"] >= 0:
+    if num_replicas > 1 and task["owner"] is None:
         parts.append(f"replica {task['replica']}")
-    parts += [f"{name} {task[name]}" for name in ("microbatch", "bucket") if task[name] >= 0]
+    parts += [f"{name} {task[name]}" for name in ("microbatch", "bucket") if task[name] is not None]
     return ", ".join(parts)
 
 

@@ -191,13 +191,14 @@ class BucketUpdates:
 
     def _updates_of(self, task: Mapping[str, Any]) -> Updates | None:
         """Of an UPDATE or VALIDATE."""
-        r, s = task["replica"], task["stage"]
-        return self._of_owners[r] if s < 0 else self._of_devices[r, s]
+        if task["owner"] is not None:
+            return self._of_owners[task["owner"]]
+        return self._of_devices[task["replica"], task["stage"]]
 
     def sums_on_host(self, task: Mapping[str, Any]) -> bool:
         """Whether a SYNC in a device's lane adds up what has come down, since no other worker does: of a parameter that
         stages share."""
-        return task["kind"] == "sync" and self._launches and not self.owners[task["replica"]].is_own(task["bucket"])
+        return task["kind"] == "sync" and self._launches and not self.owners[task["owner"]].is_own(task["bucket"])
 
     def update_device(self, r: int, s: int, bucket: int, iteration: Iteration, measured: Measured) -> None:
         """UPDATE(r,s,b) of a device's own parameters with the sum that has come up."""

@@ -126,8 +126,8 @@ class Workers:
         self._versions: dict[tuple[Holder, int], int] = {}
         self._posted: set[tuple[Holder, int, int]] = set()  # milestones, from inside a backward
         self._marked: set[tuple[Holder, int, int]] = set()  # buckets with a parameter that got no gradient
-        self._updates = [t for t in case.graph.tasks if t.kind is Kind.UPDATE and t.bucket >= 0]
-        self._last_updates = {t.id for t in {(t.replica, t.stage): t for t in self._updates}.values()}
+        self._updates = [t for t in case.graph.tasks if t.kind is Kind.UPDATE and t.bucket is not None]
+        self._last_updates = {t.id for t in {(t.owner, t.replica, t.stage): t for t in self._updates}.values()}
         self._milestones = {(t.replica, t.stage, t.bucket): t for t in case.graph.tasks if t.kind is Kind.GRAD}
 
     def takes(self, task: Task, i: Iteration) -> bool:
@@ -158,7 +158,7 @@ class Workers:
                 self._down(task, i, me)
             case Kind.SYNC:
                 self._reduce(task, i, me)
-            case Kind.UPDATE if task.bucket >= 0:
+            case Kind.UPDATE if task.bucket is not None:
                 self._update(task, i, me)
             case Kind.VALIDATE:
                 self._validate(task, i, me)
@@ -355,7 +355,7 @@ class Workers:
         return ("device-gradient", first, bucket, owner) if own else self._sum(bucket, owner, i)
 
     def _reduce(self, task: Task, i: Iteration, me: Running) -> None:
-        owner, bucket = task.replica, task.bucket
+        owner, bucket = task.owner, task.bucket
         own = self._is_own(bucket, owner)
         for reached in self._reached(bucket, owner):
             for holder in self._contributors(bucket, i):
@@ -368,7 +368,7 @@ class Workers:
 
     def _update(self, task: Task, i: Iteration, me: Running) -> None:
         assert self._sync is not None
-        if task.stage >= 0:
+        if task.owner is None:
             self._update_on_device(task, i, me)
             return
         if self._sync.bounded and not self._sync.speculative:
@@ -376,17 +376,17 @@ class Workers:
         if not self._goes(task, i):
             return
         guess = ("guess", i.step + 1)
-        self._step(task.bucket, task.replica, i, me, i.step, guess if self._sync.speculative else i.step + 1)
+        self._step(task.bucket, task.owner, i, me, i.step, guess if self._sync.speculative else i.step + 1)
 
     def _validate(self, task: Task, i: Iteration, me: Running) -> None:
         """As if every norm were too large: undone, and made again."""
         self._read_norms(i, me)
         for bucket, part in self._parts.items():
             summed = part.route is Route.SUM and all(self._replicas[r].device == "gpu" for r, _ in part.holders)
-            ways = {t.way for t in self._updates if (t.replica, t.stage, t.bucket) == (task.replica, -1, bucket)}
+            ways = {t.way for t in self._updates if (t.owner, t.bucket) == (task.owner, bucket)}
             passes = any(way and (way is Way.DEVICE) is not self._course.is_local(bucket, i) for way in ways)
-            if task.replica in part.owners() and not summed and not passes:
-                self._step(bucket, task.replica, i, me, ("guess", i.step + 1), i.step + 1)
+            if task.owner in part.owners() and not summed and not passes:
+                self._step(bucket, task.owner, i, me, ("guess", i.step + 1), i.step + 1)
 
     def _read_norms(self, i: Iteration, me: Running) -> None:
         for bucket, part in self._parts.items():

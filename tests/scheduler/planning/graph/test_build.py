@@ -385,7 +385,7 @@ def test_an_update_waits_for_every_owners_last_sync_where_the_norm_bounds_it(
     assert not tasks_of(plan, Kind.VALIDATE)
     plan = plan_of(inspection, replicas=2, stages=2, clip_norm=1.0)
     for update in tasks_of(plan, Kind.UPDATE):
-        assert sources_of(plan, update) == [f"SYNC(o{update.replica},b{update.bucket})"]
+        assert sources_of(plan, update) == [f"SYNC(o{update.owner},b{update.bucket})"]
     for validate in tasks_of(plan, Kind.VALIDATE):
         assert len(sources_of(plan, validate)) == len(tasks_of(plan, Kind.SYNC)) == 4
     for forward in tasks_of(plan, Kind.FORWARD):

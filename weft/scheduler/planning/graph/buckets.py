@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.plan.buckets import Bucket, Holder, Route
-from weft.plan.graph import Lane
-from weft.plan.kinds import Cause, Kind, Way
+from weft.plan.graph import Key, backward, down, forward, grad, own_update, sync, up, update, validate
+from weft.plan.kinds import Cause, Way
 from weft.plan.placement import DOWN, UP
 from weft.plan.plan import Synchronisation
-from weft.scheduler.planning.graph.pipeline import GraphBuilder, Key
+from weft.scheduler.planning.graph.pipeline import GraphBuilder
 from weft.scheduler.planning.graph.window import WindowGraph
 
 
@@ -44,9 +44,8 @@ class BucketGraph:
         for window in self._windows:
             window.tasks()
         for r, s in self._holders():
-            held = self._held(r, s)
-            for part in held:
-                self._add(Kind.GRAD, r, s, part, self._builder.lane(r, s))
+            for part in self._held(r, s):
+                self._builder.add(grad(r, s, part.index), self._builder.lane(r, s))
         for owner in range(len(self._plan.owners)):
             self._owner_tasks(owner)
         for r, s in self._holders():
@@ -55,7 +54,7 @@ class BucketGraph:
     def _holders(self) -> list[Holder]:
         """Without the layers of working windows. Later stages first, since their gradients are there first: stages may
         share a GPU, and with it the lanes."""
-        return [(r, s) for r, s in reversed(self._placement.holders()) if not self._builder.streams(r)]
+        return [holder for holder in reversed(self._placement.holders()) if not self._builder.streams(holder.replica)]
 
     def _held(self, r: int, s: int) -> list[Bucket]:
         return [part for part in self._plan.buckets if (r, s) in part.holders]
@@ -92,23 +91,19 @@ class BucketGraph:
         fixed = next((number for number, (_, way) in enumerate(ways) if way is None), len(ways))
         return [part for part, _ in ways[: fixed + 1]]
 
-    def _add(self, kind: Kind, r: int, s: int, part: Bucket, lane: Lane, way: Way | None = None) -> None:
-        self._builder.add((kind, r, s, -1, part.index), lane, way)
-
     def _owner_tasks(self, owner: int) -> None:
         """Where the norm must be known first, all SYNC come before all UPDATE; speculation needs no such order."""
         lane = self._plan.owners[owner]
         waits = self._plan.bounded and not self._plan.speculative
         updated = self._updated(owner)
         for part in self._owned(owner):
-            self._add(Kind.SYNC, owner, -1, part, lane, self._sync_way(owner, part))
+            self._builder.add(sync(owner, part.index), lane, self._sync_way(owner, part))
             if not waits and part in updated:
-                self._add(Kind.UPDATE, owner, -1, part, lane, self._update_way(owner, part))
-        if waits:
-            for part in updated:
-                self._add(Kind.UPDATE, owner, -1, part, lane, self._update_way(owner, part))
+                self._builder.add(update(owner, part.index), lane, self._update_way(owner, part))
+        for part in updated if waits else ():
+            self._builder.add(update(owner, part.index), lane, self._update_way(owner, part))
         if self._plan.speculative and updated:
-            self._builder.add((Kind.VALIDATE, owner, -1, -1, -1), lane)
+            self._builder.add(validate(owner), lane)
 
     def _holder_tasks(self, r: int, s: int) -> None:
         """What a private replica does to get its gradients to the owners, and its parameters back."""
@@ -116,17 +111,16 @@ class BucketGraph:
         if not self._placement.replicas[r].private:
             return
         held = [part for part in self._held(r, s) if part.route is not Route.DEVICE]
-        if device:
-            for part in held:
-                way = Way.HOST if part.device_ranges else None
-                self._add(Kind.DOWN, r, s, part, self._builder.lane(r, s, DOWN), way)
+        for part in held if device else ():
+            way = Way.HOST if part.device_ranges else None
+            self._builder.add(down(r, s, part.index), self._builder.lane(r, s, DOWN), way)
         for part in held:
             way = Way.HOST if part.device_ranges else None
-            self._add(Kind.UP, r, s, part, self._builder.lane(r, s, UP if device else None), way)
+            self._builder.add(up(r, s, part.index), self._builder.lane(r, s, UP if device else None), way)
         for part in held:
             if self._comes_up_summed(part):
                 way = Way.DEVICE if part.route is Route.EITHER else None
-                self._add(Kind.UPDATE, r, s, part, self._builder.lane(r, s), way)
+                self._builder.add(own_update(r, s, part.index), self._builder.lane(r, s), way)
 
     # --- edges
 
@@ -144,49 +138,47 @@ class BucketGraph:
                 self._shared_edges(r, s)
 
     def _gradient_edges(self, r: int, s: int) -> None:
-        last = (Kind.BACKWARD, r, s, self._placement.replicas[r].microbatches - 1, -1)
         for part in self._held(r, s):
             b = part.index
-            self._builder.edge(last, (Kind.GRAD, r, s, -1, b), 0, Cause.GRADIENT)
+            self._builder.edge(self._builder.last_backward(r, s), grad(r, s, b), 0, Cause.GRADIENT)
             if self._builder.is_device(r) and part.route is not Route.DEVICE:
-                self._builder.edge((Kind.GRAD, r, s, -1, b), (Kind.DOWN, r, s, -1, b), 0, Cause.GRADIENT)
+                self._builder.edge(grad(r, s, b), down(r, s, b), 0, Cause.GRADIENT)
                 # the device's copy of the gradient is written again
-                self._builder.edge((Kind.DOWN, r, s, -1, b), (Kind.BACKWARD, r, s, 0, -1), 1, Cause.SLOT)
+                self._builder.edge(down(r, s, b), backward(r, s, 0), 1, Cause.SLOT)
 
     def _arrival(self, r: int, s: int, part: Bucket, owner: int) -> Key:
         """The task after which the owner can read a holder's gradient."""
         on_device = part.route is Route.DEVICE or self._sync_way(owner, part) is Way.DEVICE
         comes_down = self._builder.is_device(r) and not on_device
-        return (Kind.DOWN if comes_down else Kind.GRAD, r, s, -1, part.index)
+        return (down if comes_down else grad)(r, s, part.index)
 
     def _owner_edges(self, owner: int, *, coarse: bool) -> None:
         owned = self._owned(owner)
         for part in owned:
-            sync = (Kind.SYNC, owner, -1, -1, part.index)
             for r, s in part.holders:
-                self._builder.edge(self._arrival(r, s, part, owner), sync, 0, Cause.SYNC)
+                self._builder.edge(self._arrival(r, s, part, owner), sync(owner, part.index), 0, Cause.SYNC)
         for part in self._openers([(part, self._sync_way(owner, part)) for part in owned]) if coarse else ():
-            for r, s in self._placement.holders():
-                last = (Kind.BACKWARD, r, s, self._placement.replicas[r].microbatches - 1, -1)
-                self._builder.edge(last, (Kind.SYNC, owner, -1, -1, part.index), 0, Cause.SYNC)
+            for holder in self._placement.holders():
+                last = self._builder.last_backward(*holder)
+                self._builder.edge(last, sync(owner, part.index), 0, Cause.SYNC)
         updated = self._updated(owner)
         for part in updated:
             b = part.index
-            self._builder.edge((Kind.SYNC, owner, -1, -1, b), (Kind.UPDATE, owner, -1, -1, b), 0, Cause.SYNC)
+            self._builder.edge(sync(owner, b), update(owner, b), 0, Cause.SYNC)
             if self._comes_up_summed(part) and self._builder.is_device(part.holders[0][0]):
                 # unlike a replica on shared parameters, the device whose gradient gave way to the sum does not wait
                 self._builder.edge(self._completion(owner, part), self._writer_of_sum(part), 1, Cause.SLOT)
         if self._plan.speculative and updated:
-            self._norm_edges((Kind.VALIDATE, owner, -1, -1, -1))
+            self._norm_edges(validate(owner))
         elif self._plan.bounded:
             for part in self._openers([(part, self._update_way(owner, part)) for part in updated]):
-                self._norm_edges((Kind.UPDATE, owner, -1, -1, part.index))
+                self._norm_edges(update(owner, part.index))
 
     def _norm_edges(self, target: Key) -> None:
         """The norm is known once every owner has done its last SYNC."""
         for other in range(len(self._plan.owners)):
             last = self._owned(other)[-1].index
-            self._builder.edge((Kind.SYNC, other, -1, -1, last), target, 0, Cause.SYNC)
+            self._builder.edge(sync(other, last), target, 0, Cause.SYNC)
 
     @staticmethod
     def _comes_up_summed(part: Bucket) -> bool:
@@ -198,22 +190,19 @@ class BucketGraph:
         return [self._completion(owned.owner, part) for owned in part.ranges]
 
     def _completion(self, owner: int, part: Bucket) -> Key:
-        if self._plan.speculative:
-            return (Kind.VALIDATE, owner, -1, -1, -1)
-        return (Kind.UPDATE, owner, -1, -1, part.index)
+        return validate(owner) if self._plan.speculative else update(owner, part.index)
 
     def _shared_edges(self, r: int, s: int) -> None:
         """The stage computes on the owners' parameters."""
         for key in {key: None for part in self._held(r, s) for key in self._completions(part)}:
-            self._builder.edge(key, (Kind.FORWARD, r, s, 0, -1), 1, Cause.UPDATE)
+            self._builder.edge(key, forward(r, s, 0), 1, Cause.UPDATE)
 
     def _private_edges(self, r: int, s: int) -> None:
-        start = (Kind.FORWARD, r, s, 0, -1)
         for part in self._held(r, s):
             match part.route:
                 case Route.DEVICE:
                     for key in self._completions(part):
-                        self._builder.edge(key, start, 1, Cause.UPDATE)
+                        self._builder.edge(key, forward(r, s, 0), 1, Cause.UPDATE)
                 case Route.HOST:
                     self._parameters_come_up(r, s, part)
                 case Route.SUM:
@@ -221,38 +210,33 @@ class BucketGraph:
                 case Route.EITHER:
                     self._parameters_come_up(r, s, part)
                     for owned in part.device_ranges:
-                        self._builder.edge(self._completion(owned.owner, part), start, 1, Cause.UPDATE)
+                        self._builder.edge(self._completion(owned.owner, part), forward(r, s, 0), 1, Cause.UPDATE)
                     if not part.device_ranges:
                         self._sum_comes_up(r, s, part)
 
     def _parameters_come_up(self, r: int, s: int, part: Bucket) -> None:
         """Where UP has another load as well, it waits for these only in the iterations that take this way. The bucket's
         parameters have been read by then, or it would have no gradient; but a stale one goes by an older gradient."""
-        replica = self._placement.replicas[r]
+        staleness, target = self._placement.replicas[r].staleness, up(r, s, part.index)
         way = Way.HOST if self._comes_up_summed(part) else None
-        up = (Kind.UP, r, s, -1, part.index)
-        if replica.staleness:
-            last = (Kind.BACKWARD, r, s, replica.microbatches - 1, -1)
-            self._builder.edge(last, up, 0, Cause.GRADIENT, way)
+        if staleness:
+            self._builder.edge(self._builder.last_backward(r, s), target, 0, Cause.GRADIENT, way)
         for key in self._completions(part):
-            self._builder.edge(key, up, replica.staleness, Cause.UPDATE, way)
-        self._builder.edge(up, (Kind.FORWARD, r, s, 0, -1), 1, Cause.UPDATE)
+            self._builder.edge(key, target, staleness, Cause.UPDATE, way)
+        self._builder.edge(target, forward(r, s, 0), 1, Cause.UPDATE)
 
     def _sum_comes_up(self, r: int, s: int, part: Bucket) -> None:
         b = part.index
-        up, update = (Kind.UP, r, s, -1, b), (Kind.UPDATE, r, s, -1, b)
         for owned in part.ranges:
-            self._builder.edge((Kind.SYNC, owned.owner, -1, -1, b), up, 0, Cause.SYNC)
-        self._builder.edge(up, update, 0, Cause.UPDATE)
-        self._builder.edge(
-            (Kind.BACKWARD, r, s, self._placement.replicas[r].microbatches - 1, -1), update, 0, Cause.GRADIENT
-        )
+            self._builder.edge(sync(owned.owner, b), up(r, s, b), 0, Cause.SYNC)
+        self._builder.edge(up(r, s, b), own_update(r, s, b), 0, Cause.UPDATE)
+        self._builder.edge(self._builder.last_backward(r, s), own_update(r, s, b), 0, Cause.GRADIENT)
         if self._plan.bounded:
-            self._norm_edges(update)
-        self._builder.edge(update, (Kind.FORWARD, r, s, 0, -1), 1, Cause.UPDATE)
-        self._builder.edge(up, self._writer_of_sum(part), 1, Cause.SLOT)
+            self._norm_edges(own_update(r, s, b))
+        self._builder.edge(own_update(r, s, b), forward(r, s, 0), 1, Cause.UPDATE)
+        self._builder.edge(up(r, s, b), self._writer_of_sum(part), 1, Cause.SLOT)
 
     def _writer_of_sum(self, part: Bucket) -> Key:
         """The sum stands where the first holder's gradient was, and will be."""
         r, s = part.holders[0]
-        return (Kind.DOWN, r, s, -1, part.index) if self._builder.is_device(r) else (Kind.BACKWARD, r, s, 0, -1)
+        return down(r, s, part.index) if self._builder.is_device(r) else backward(r, s, 0)

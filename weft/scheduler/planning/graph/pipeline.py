@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from weft.plan.graph import Edge, Graph, Lane, Task
+from weft.plan.buckets import Holder
+from weft.plan.graph import Edge, Graph, Key, Lane, Task, backward, fetch, forward, load, own_update
 from weft.plan.kinds import Cause, Kind, Way
 from weft.plan.placement import FETCH, LOAD, Placement
-from weft.plan.plan import Ring
+from weft.plan.plan import Ring, last_backward
 from weft.scheduler.planning.schedules import SCHEDULES
-
-Key = tuple[Kind, int, int, int, int]  # kind, replica or owner, stage, microbatch, bucket
 
 
 class GraphBuilder:
@@ -20,17 +19,7 @@ class GraphBuilder:
         self._edges: dict[tuple[int, int, int], Edge] = {}
 
     def add(self, key: Key, lane: Lane, way: Way | None = None) -> None:
-        kind, replica, stage, microbatch, bucket = key
-        self._tasks[key] = Task(
-            id=len(self._tasks),
-            kind=kind,
-            replica=replica,
-            stage=stage,
-            microbatch=microbatch,
-            bucket=bucket,
-            lane=lane,
-            way=way,
-        )
+        self._tasks[key] = Task(id=len(self._tasks), lane=lane, way=way, **key._asdict())
 
     def edge(self, source: Key, target: Key, distance: int, cause: Cause, way: Way | None = None) -> None:
         key = (self._tasks[source].id, self._tasks[target].id, distance)
@@ -48,7 +37,7 @@ class GraphBuilder:
 
     def lane(self, r: int, s: int, name: str | None = None) -> Lane:
         """Of a stage's worker; without a name the one that the stage computes in."""
-        return self.placement.compute_lane(r, s) if name is None else Lane(self.placement.worker_of[r, s], name)
+        return self.placement.compute_lane(r, s) if name is None else Lane(self.placement.worker_of[Holder(r, s)], name)
 
     def is_device(self, r: int) -> bool:
         return self.placement.replicas[r].device == "gpu"
@@ -57,6 +46,9 @@ class GraphBuilder:
         """Whether its stages are layers that take turns on the device."""
         return self.placement.replicas[r].working_window is not None
 
+    def last_backward(self, r: int, s: int) -> Key:
+        return last_backward(self.placement.replicas, Holder(r, s))
+
     # --- tasks
 
     def load_tasks(self) -> None:
@@ -64,23 +56,23 @@ class GraphBuilder:
         for m in range(max(replica.microbatches for replica in replicas)):
             for r, replica in enumerate(replicas):
                 if m < replica.microbatches:
-                    self.add((Kind.LOAD, r, 0, m, -1), Lane(self.placement.loader, LOAD))
+                    self.add(load(r, m), Lane(self.placement.loader, LOAD))
 
     def compute_tasks(self) -> None:
         for r, replica in enumerate(self.placement.replicas):
             self._fetch_tasks(r)
             for s in range(replica.num_stages) if not self.streams(r) else ():
                 for kind, m in SCHEDULES[self._schedule](s, replica.num_stages, replica.microbatches):
-                    self.add((kind, r, s, m, -1), self.lane(r, s))
+                    self.add(Key(kind, r, s, m), self.lane(r, s))
                 if self.placement.learns and self.placement.synchronisation is None:
-                    self.add((Kind.UPDATE, r, s, -1, -1), self.lane(r, s))
+                    self.add(own_update(r, s), self.lane(r, s))
 
     def _fetch_tasks(self, r: int) -> None:
         """Input and target of a microbatch one after the other, since both ends may be one GPU's."""
         replica = self.placement.replicas[r]
         for m in range(replica.microbatches) if self.is_device(r) else ():
             for s in sorted({0, replica.num_stages - 1}):
-                self.add((Kind.FETCH, r, s, m, -1), self.lane(r, s, FETCH))
+                self.add(fetch(r, s, m), self.lane(r, s, FETCH))
 
     # --- edges of the pipelines
 
@@ -90,31 +82,28 @@ class GraphBuilder:
                 for s in sorted({0, replica.num_stages - 1}):
                     self._data_edges(r, s, m)
                 for s in range(replica.num_stages):
-                    forward, backward = (Kind.FORWARD, r, s, m, -1), (Kind.BACKWARD, r, s, m, -1)
-                    self.edge(forward, backward, 0, Cause.ACTIVATION)
+                    self.edge(forward(r, s, m), backward(r, s, m), 0, Cause.ACTIVATION)
                     if s < replica.num_stages - 1:
-                        self.edge(forward, (Kind.FORWARD, r, s + 1, m, -1), 0, Cause.ACTIVATION)
-                        self.edge((Kind.BACKWARD, r, s + 1, m, -1), backward, 0, Cause.GRADIENT)
+                        self.edge(forward(r, s, m), forward(r, s + 1, m), 0, Cause.ACTIVATION)
+                        self.edge(backward(r, s + 1, m), backward(r, s, m), 0, Cause.GRADIENT)
 
     def _data_edges(self, r: int, s: int, m: int) -> None:
         """Where replicas steal, all of a batch is there before the first of it is taken."""
-        forward = (Kind.FORWARD, r, s, m, -1)
-        reader = (Kind.FETCH, r, s, m, -1) if self.is_device(r) else forward
+        reader = (fetch if self.is_device(r) else forward)(r, s, m)
         if not self._steals:
-            self.edge((Kind.LOAD, r, 0, m, -1), reader, 0, Cause.DATA)
+            self.edge(load(r, m), reader, 0, Cause.DATA)
         elif m == 0:
-            self.edge((Kind.LOAD, 0, 0, self.placement.replicas[0].microbatches - 1, -1), reader, 0, Cause.DATA)
+            self.edge(load(0, self.placement.replicas[0].microbatches - 1), reader, 0, Cause.DATA)
         if self.is_device(r):
-            self.edge(reader, forward, 0, Cause.DATA)
+            self.edge(reader, forward(r, s, m), 0, Cause.DATA)
 
     def update_edges(self) -> None:
         """Of stages that update their own parameters."""
         (replica,) = self.placement.replicas
         for s in range(replica.num_stages):
-            update = (Kind.UPDATE, 0, s, -1, -1)
             for m in range(replica.microbatches):
-                self.edge((Kind.BACKWARD, 0, s, m, -1), update, 0, Cause.GRADIENT)
-                self.edge(update, (Kind.FORWARD, 0, s, m, -1), 1, Cause.UPDATE)
+                self.edge(backward(0, s, m), own_update(0, s), 0, Cause.GRADIENT)
+                self.edge(own_update(0, s), forward(0, s, m), 1, Cause.UPDATE)
 
     def buffer_edges(self, changes: Kind) -> None:
         """Other replicas read the first one's buffers where they evaluate: after it has changed them, before again."""
@@ -122,18 +111,16 @@ class GraphBuilder:
         for r, replica in enumerate(others, start=1):
             for s in range(replica.num_stages):
                 for own in range(first.num_stages):
-                    last, start = (changes, 0, own, first.microbatches - 1, -1), (Kind.FORWARD, r, s, 0, -1)
-                    self.edge(last, start, 1, Cause.SYNC)
-                    end = (Kind.FORWARD, r, s, replica.microbatches - 1, -1)
-                    self.edge(end, (Kind.FORWARD, 0, own, 0, -1), 1, Cause.SYNC)
+                    self.edge(Key(changes, 0, own, first.microbatches - 1), forward(r, s, 0), 1, Cause.SYNC)
+                    self.edge(forward(r, s, replica.microbatches - 1), forward(0, own, 0), 1, Cause.SYNC)
 
     def weight_edges(self) -> None:
         """The loader's lane ends with the last microbatch of the replicas that have the most."""
         replicas = self.placement.replicas
         count, r = max((replica.microbatches, r) for r, replica in enumerate(replicas))
-        last = (Kind.LOAD, r, 0, count - 1, -1)
+        last = load(r, count - 1)
         for r, replica in enumerate(replicas):
-            self.edge(last, (Kind.FORWARD, r, replica.num_stages - 1, 0, -1), 0, Cause.DATA)
+            self.edge(last, forward(r, replica.num_stages - 1, 0), 0, Cause.DATA)
 
     # --- edges of the slots
 
@@ -157,8 +144,7 @@ class GraphBuilder:
                 self._ring_edges(ring, (Kind.BACKWARD, int(s) + 1), (Kind.BACKWARD, int(s)))
 
     def _reader(self, r: int, s: int) -> Key:
-        kind = Kind.FETCH if self.is_device(r) else Kind.BACKWARD
-        return (kind, r, s, self.placement.replicas[r].microbatches - 1, -1)
+        return (fetch if self.is_device(r) else backward)(r, s, self.placement.replicas[r].microbatches - 1)
 
     def _ring_edges(self, ring: Ring, writer: tuple[Kind, int], reader: tuple[Kind, int]) -> None:
         """The writer of microbatch u of the replica's run waits for the last reader of microbatch u - depth."""
@@ -166,8 +152,8 @@ class GraphBuilder:
         count = self.placement.replicas[r].microbatches
         for m in range(count):
             iterations_back, before = divmod(m - ring.depth, count)
-            source = (reader[0], r, reader[1], before, -1)
-            self.edge(source, (writer[0], r, writer[1], m, -1), -iterations_back, Cause.SLOT)
+            source, target = Key(reader[0], r, reader[1], before), Key(writer[0], r, writer[1], m)
+            self.edge(source, target, -iterations_back, Cause.SLOT)
 
     def _batch_edge(self, ring: Ring, reader: Key) -> None:
         """A ring of whole batches is handed back a batch at a time.
@@ -177,4 +163,4 @@ class GraphBuilder:
         wake-up of a loader takes its time from a compute lane.
         """
         batches = ring.depth // self.placement.replicas[ring.replica].microbatches
-        self.edge(reader, (Kind.LOAD, ring.replica, 0, 0, -1), batches, Cause.SLOT)
+        self.edge(reader, load(ring.replica, 0), batches, Cause.SLOT)

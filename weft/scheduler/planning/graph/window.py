@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from weft.plan.buckets import Bucket
+from weft.plan.graph import Key, backward, down, forward, grad, reload, up
 from weft.plan.kinds import Cause, Kind
 from weft.plan.placement import DOWN, UP
-from weft.scheduler.planning.graph.pipeline import GraphBuilder, Key
+from weft.scheduler.planning.graph.pipeline import GraphBuilder
 
 
 class WindowGraph:
@@ -71,37 +72,31 @@ class WindowGraph:
 
     def _compute(self, kind: Kind, s: int) -> None:
         for m in range(self._microbatches):
-            self._builder.add((kind, self._r, s, m, -1), self._builder.lane(self._r, s))
+            self._builder.add(Key(kind, self._r, s, m), self._builder.lane(self._r, s))
 
     def _of_buckets(self, kind: Kind, s: int, lane: str | None = None) -> None:
         for part in self._held(self._r, s):
-            self._builder.add((kind, self._r, s, -1, part.index), self._builder.lane(self._r, s, lane))
-
-    def _first(self, kind: Kind, s: int) -> Key:
-        return (kind, self._r, s, 0, -1)
-
-    def _last(self, kind: Kind, s: int) -> Key:
-        return (kind, self._r, s, self._microbatches - 1, -1)
+            self._builder.add(Key(kind, self._r, s, bucket=part.index), self._builder.lane(self._r, s, lane))
 
     def _gradient_goes_down(self, s: int, b: int) -> None:
-        grad, down = (Kind.GRAD, self._r, s, -1, b), (Kind.DOWN, self._r, s, -1, b)
-        self._builder.edge(self._last(Kind.BACKWARD, s), grad, 0, Cause.GRADIENT)
-        self._builder.edge(grad, down, 0, Cause.GRADIENT)
+        r = self._r
+        self._builder.edge(self._builder.last_backward(r, s), grad(r, s, b), 0, Cause.GRADIENT)
+        self._builder.edge(grad(r, s, b), down(r, s, b), 0, Cause.GRADIENT)
         distance, following = (0, s - self._window) if s >= self._window else (1, self._top(s))
-        self._builder.edge(down, self._first(Kind.BACKWARD, following), distance, Cause.SLOT)
+        self._builder.edge(down(r, s, b), backward(r, following, 0), distance, Cause.SLOT)
 
     def _parameters_come_up(self, s: int, part: Bucket) -> None:
-        up, reload = ((kind, self._r, s, -1, part.index) for kind in (Kind.UP, Kind.RELOAD))
+        r, b = self._r, part.index
         for key in self._completions(part):
-            self._builder.edge(key, up, 1, Cause.UPDATE)
-        self._builder.edge(up, self._first(Kind.FORWARD, s), 0, Cause.UPDATE)
+            self._builder.edge(key, up(r, s, b), 1, Cause.UPDATE)
+        self._builder.edge(up(r, s, b), forward(r, s, 0), 0, Cause.UPDATE)
         if s >= self._window:
-            self._builder.edge(self._last(Kind.FORWARD, s - self._window), up, 0, Cause.SLOT)
+            self._builder.edge(forward(r, s - self._window, self._microbatches - 1), up(r, s, b), 0, Cause.SLOT)
         else:
-            self._builder.edge(self._last(Kind.BACKWARD, s), up, 1, Cause.SLOT)
+            self._builder.edge(self._builder.last_backward(r, s), up(r, s, b), 1, Cause.SLOT)
         if self._makes_room(s):
-            self._builder.edge(self._last(Kind.BACKWARD, s + self._window), reload, 0, Cause.SLOT)
-            self._builder.edge(reload, self._first(Kind.BACKWARD, s), 0, Cause.UPDATE)
+            self._builder.edge(self._builder.last_backward(r, s + self._window), reload(r, s, b), 0, Cause.SLOT)
+            self._builder.edge(reload(r, s, b), backward(r, s, 0), 0, Cause.UPDATE)
 
     def _top(self, s: int) -> int:
         """The last layer of those that have the place of s."""
