@@ -1,6 +1,6 @@
 """What the control path costs: a round trip through the daemon, an event through the core, a hand-over on the board.
 
-    round_trip      peer process ──report──▶ Link, Driver, JobRun, Core ──dispatch──▶ peer process     (window = 1)
+    round_trip      peer process ──report──▶ Link, Driver, Books, Core ──dispatch──▶ peer process      (window = 1)
     bare            peer process ──bytes───▶ recv, sendall              ──bytes─────▶ peer process     (same sizes)
     handover        process 0: post 0, wait 1          process 1: wait 0, post 1
 
@@ -305,10 +305,10 @@ def _round_trip_results(
         "two processes on a core each: a worker's stand-in sends a report frame of one task "
         f"({sent} bytes, built beforehand, with its stamped rows) and blocks until the whole dispatch frame "
         f"({received} bytes) is there. On the daemon's side everything of the real path: uvloop, Link and its frame "
-        "reader, Hearing.said, Core with window 1, Pool.send, JobRun.add_report with the accounting; every ninth "
-        "trip ends an iteration, with its line in metrics.jsonl and its metrics. Not included: the worker's own thread "
-        "hand-over, building its report and decoding the dispatch. Against a process that blocks in recv and answers "
-        "with a frame of the same size"
+        "reader, Hearing.said, Core with window 1, Pool.send, PlannedAttempt.add_report with the accounting; every "
+        "ninth trip ends an iteration, with its line in metrics.jsonl and its metrics. Not included: the worker's own "
+        "thread hand-over, building its report and decoding the dispatch. Against a process that blocks in recv and "
+        "answers with a frame of the same size"
     )
     back_to_back = f"median of {count} round trips in a row, then {count} of the peer's; "
     after_task = (

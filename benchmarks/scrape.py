@@ -1,6 +1,6 @@
 """What Prometheus costs: series and scrape time of a daemon that runs 32 jobs of 16 stages each.
 
-    planner ──plan──▶ JobRun ──a row for each lane and mode of the plan──▶ JobMetrics ──▶ Exporter ──HTTP──▶ scraper
+    planner ──plan──▶ attempt ──a row for each lane and mode of the plan──▶ JobMetrics ──▶ Exporter ──HTTP──▶ scraper
 
 The label sets are those of the plan's graph: a lane is busy with what its tasks are and waits for what its edges carry.
 The scraper is a process of its own, as Prometheus is.
@@ -10,10 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from measure import Result, main, value_result
 
@@ -25,7 +21,7 @@ from weft.plan.plan import Plan
 from weft.plan.rows import Row, packed_rows
 from weft.scheduler.daemon.http.server import MetricsServer
 from weft.scheduler.planning.planner import make_plan
-from weft.scheduler.runs.run import JobRun
+from weft.scheduler.runs.run import PlannedAttempt
 from weft.scheduler.runs.series import JobMetrics
 from weft.spec.job_spec import JobSection, JobSpec, Strategy
 from weft.spec.job_state import JobState
@@ -59,9 +55,9 @@ def collect(quick: bool) -> list[Result]:
 
 
 def _measured(suffix: str, plan: Plan, runs: int, what: str) -> list[Result]:
-    with exporting(plan) as exporter:
-        count = num_series(exporter)
-        seconds = asyncio.run(scrape_seconds(exporter, runs))
+    exporter = exporting(plan)
+    count = num_series(exporter)
+    seconds = asyncio.run(scrape_seconds(exporter, runs))
     jobs = f"{NUM_JOBS} jobs of {NUM_STAGES} stages: {what}"
     return [
         value_result(
@@ -114,43 +110,39 @@ def job_plan(clip_norm: float | None = None) -> Plan:
         update_seconds=1e-3,
         metrics=(),
     )
-    return make_plan(job_spec(clip_norm), inspection, shared_bytes_free=1 << 40)
-
-
-def job_spec(clip_norm: float | None = None) -> JobSpec:
-    return JobSpec(
+    spec = JobSpec(
         job=JobSection(entry="bench.py:workload", steps=1000, batch_size=BATCH_SIZE),
         strategy=Strategy(stages=NUM_STAGES, microbatches=MICROBATCHES, clip_norm=clip_norm),
         directory="/",
     )
+    return make_plan(spec, inspection, shared_bytes_free=1 << 40)
 
 
-@contextmanager
-def exporting(plan: Plan) -> Iterator[Exporter]:
+def exporting(plan: Plan) -> Exporter:
     """The exporter of a daemon in which each job has finished an iteration and been in every mode."""
     exporter = Exporter()
     metrics = JobMetrics(exporter)
-    with ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        jobs = {}
-        for number in range(NUM_JOBS):
-            workers = tuple(f"{kind}-{number * NUM_STAGES + i}" for i, kind in enumerate(plan.workers))
-            run = jobs[f"job-{number}"] = JobRun(f"job-{number}", home / f"job-{number}", job_spec())
-            stack.callback(run.close)
-            run.begin(plan, workers)
-            metrics.begin(run)
-            for index in range(2):
-                _run_iteration(run, plan, workers, index)
-                metrics.iteration(run, run.finish_iteration(index))
-            for worker in workers:
-                exporter.set("weft_worker_up", 1, worker=worker)
-        metrics.tick(jobs, 0.0)
-        for state in JobState:
-            exporter.set("weft_jobs", 1, state=state)
-        yield exporter
+    attempts = []
+    for number in range(NUM_JOBS):
+        workers = tuple(f"{kind}-{number * NUM_STAGES + i}" for i, kind in enumerate(plan.workers))
+        attempt = PlannedAttempt(f"job-{number}", 1, plan, workers)
+        attempts.append(attempt)
+        metrics.begin(attempt)
+        for index in range(2):
+            _report_iteration(attempt, index)
+            iteration = plan.itinerary.at(index)
+            attempt.finish(iteration)
+            metrics.iteration(attempt, iteration)
+        for worker in workers:
+            exporter.set("weft_worker_up", 1, worker=worker)
+    metrics.tick(attempts, 0.0)
+    for state in JobState:
+        exporter.set("weft_jobs", 1, state=state)
+    return exporter
 
 
-def _run_iteration(run: JobRun, plan: Plan, workers: tuple[str, ...], index: int) -> None:
+def _report_iteration(attempt: PlannedAttempt, index: int) -> None:
+    plan = attempt.plan
     for lane, program in plan.graph.programs.items():
         tasks = [plan.graph.tasks[task] for task in program]
         edges = [edge for task in program for edge in plan.graph.cross_lane_inputs(task)]
@@ -161,7 +153,7 @@ def _run_iteration(run: JobRun, plan: Plan, workers: tuple[str, ...], index: int
             rows.append((MODE_INDEX[mode], program[0], index, -1, stamp, stamp + ROW_NS))
             stamp += ROW_NS
         values = [{"iteration": index, "means": {"loss": 1.0}, "facts": {"lr": 1e-3}}] if lane.name == "compute" else []
-        run.add_report(workers[lane.worker], lane.name, packed_rows(rows), values)
+        attempt.add_report(attempt.workers[lane.worker], lane.name, packed_rows(rows), values)
 
 
 def num_series(exporter: Exporter) -> int:

@@ -351,14 +351,14 @@ PLACES = {
     "the plan": ("weft.scheduler.daemon.driver.make_plan", fails, "internal"),
     "its memory": ("weft.scheduler.daemon.driver.free_memory", fails, "internal"),
     "its directory": ("weft.scheduler.runs.run_writer.RunWriter.make_directory", fails, "internal"),
-    "its begin": ("weft.scheduler.runs.run.JobRun.begin", fails, "internal"),
+    "its begin": ("weft.scheduler.runs.run.Run.begin", fails, "internal"),
     "its lanes' first work": ("weft.scheduler.core.dispatch.begin", fails, "internal"),
     "the core": ("weft.scheduler.core.core.Core._job_planned", fails, "internal"),
-    "its reports": ("weft.scheduler.runs.run.JobRun.add_report", fails, "internal"),
+    "its reports": ("weft.scheduler.runs.run.PlannedAttempt.add_report", fails, "internal"),
     "its figures": ("weft.scheduler.daemon.driver.details_of", fails, "cancelled"),
     "its recording": ("weft.scheduler.daemon.driver.conclude", fails, "cancelled"),
     "its metrics": ("weft.scheduler.runs.series.JobMetrics.end", fails, "cancelled"),
-    "the tick": ("weft.scheduler.runs.run.JobRun.take_progress", fails, "internal"),
+    "the tick": ("weft.scheduler.runs.run.PlannedAttempt.take_news", fails, "internal"),
 }
 
 
@@ -381,7 +381,7 @@ async def test_a_bug_of_ours_about_one_job_is_that_jobs_end_alone(
                 await stage.until(lambda: stage.phase(job) is Phase.RUNNING, "its run")
                 stage.driver.hearing.said(stage.driver.core.jobs[job].workers[0], of(job, "report"))
             if place == "the tick":
-                patch.setattr(stage.driver.runs[other], "plan", None)  # a tick has nothing to do about it
+                patch.setattr(stage.driver.runs[other], "attempt", None)  # a tick has nothing to do about it
                 stage.driver.tick()
             if reason == "internal":
                 await stage.until(lambda: job not in stage.driver.runs, f"the end of {job}")
@@ -407,6 +407,7 @@ async def test_a_job_of_a_daemon_that_had_more_workers_fails_at_once_with_the_re
             "strategy.stages = 3 needs 3 CPU workers and this daemon has 2; "
             "use fewer stages, or start the daemon with --workers 3"
         )
+        assert f'job="{row.job}"' not in stage.driver._exporter.render().decode(), "it never had a plan"
 
 
 async def test_a_worker_whose_start_fails_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ import pytest
 import uvloop
 
 from weft.metrics.prometheus.exporter import Exporter
-from weft.scheduler.daemon.driver import Changed
 from weft.scheduler.daemon.guard import MAX_TRACEBACKS
 from weft.scheduler.daemon.reception import Bounds, Caller, Reception
+from weft.scheduler.runs.run import Changed
 from weft.transport.wire.frames import (
     MAX_CLIENT_FRAME_BYTES,
     MAX_ERROR_CHARS,

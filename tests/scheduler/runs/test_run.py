@@ -17,7 +17,9 @@ from weft.plan.plan import Plan
 from weft.plan.rows import packed_rows
 from weft.scheduler.runs import run_directory
 from weft.scheduler.runs.recording import keep_recording
-from weft.scheduler.runs.run import JobRun
+from weft.scheduler.runs.run import PlannedAttempt, Run
+from weft.scheduler.runs.run_directory import RunDirectory
+from weft.scheduler.runs.run_writer import WriteAtOnce
 from weft.spec.job_spec import JobSpec
 
 SECOND = 1_000_000_000
@@ -33,12 +35,21 @@ def plan(
     return plan_of(inspection_of([unit_of(0)], num_train=12, num_validation=10), batch_size=8, steps=4)
 
 
+def run_in(directory: Path, spec: JobSpec = SPEC) -> Run:
+    return Run(job="digits-1", spec=spec, files=RunDirectory("digits-1", directory, WriteAtOnce()))
+
+
+def attempt_of(run: Run) -> PlannedAttempt:
+    assert run.attempt is not None
+    return run.attempt
+
+
 @pytest.fixture
-def run(tmp_path: Path, plan: Plan) -> Iterator[JobRun]:
-    run = JobRun("digits-1", tmp_path / "runs" / "digits-1", SPEC)
+def run(tmp_path: Path, plan: Plan) -> Iterator[Run]:
+    run = run_in(tmp_path / "runs" / "digits-1")
     run.begin(plan, ("cpu-0", "loader-0"))
     yield run
-    run.close()
+    run.files.close()
 
 
 def stamps(iteration: int, start: int, seconds: int) -> bytes:
@@ -55,17 +66,17 @@ def fragment(iteration: int, means: dict[str, float], **facts: float) -> dict[st
     return {"iteration": iteration, "means": means, "facts": facts}
 
 
-def report(run: JobRun, iteration: int, start: int, seconds: int, means: dict[str, float], **facts: float) -> None:
+def report(run: Run, iteration: int, start: int, seconds: int, means: dict[str, float], **facts: float) -> None:
     values = [fragment(iteration, means, **facts)]
-    run.add_report("cpu-0", "compute", stamps(iteration, start, seconds), values)
+    attempt_of(run).add_report("cpu-0", "compute", stamps(iteration, start, seconds), values)
 
 
-def lines(run: JobRun) -> list[dict[str, Any]]:
-    run.flush()
-    return [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
+def lines(run: Run) -> list[dict[str, Any]]:
+    run.files.flush()
+    return [json.loads(line) for line in (run.files.path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_each_step_and_each_validation_is_a_line(run: JobRun) -> None:
+def test_each_step_and_each_validation_is_a_line(run: Run) -> None:
     means = [{"loss": 2.0}, {"loss": 1.5}, {"loss": 1.0, "accuracy": 0.5}, {"loss": 2.0, "accuracy": 1.0}]
     facts = [{"lr": 0.1}, {"lr": 0.05, "grad_norm": 3.0, "skipped": 1.0}, {}, {}]
     for iteration in range(4):
@@ -97,11 +108,11 @@ def test_each_step_and_each_validation_is_a_line(run: JobRun) -> None:
         "epoch": 0,
         "validation": {"loss": pytest.approx(1.2), "accuracy": pytest.approx(0.6)},
     }
-    assert run.validation == validation["validation"]
-    assert "epoch 1: step 2  validation loss 1.2  accuracy 0.6\n" in run.log_path.read_text()
+    assert attempt_of(run).progress.validation == validation["validation"]
+    assert "epoch 1: step 2  validation loss 1.2  accuracy 0.6\n" in (run.files.path / "job.log").read_text()
 
 
-def test_a_validation_is_the_mean_over_its_samples_and_the_next_one_starts_over(run: JobRun) -> None:
+def test_a_validation_is_the_mean_over_its_samples_and_the_next_one_starts_over(run: Run) -> None:
     for iteration in range(8):
         report(run, iteration, iteration * MAX_SECONDS, 2, {"loss": float(iteration)})
         run.finish_iteration(iteration)
@@ -109,45 +120,47 @@ def test_a_validation_is_the_mean_over_its_samples_and_the_next_one_starts_over(
     assert means == [pytest.approx(0.8 * 2 + 0.2 * 3), pytest.approx(0.8 * 6 + 0.2 * 7)]
 
 
-def test_seconds_go_from_the_end_of_one_iteration_to_the_end_of_the_next(run: JobRun) -> None:
+def test_seconds_go_from_the_end_of_one_iteration_to_the_end_of_the_next(run: Run) -> None:
     """By the stamps of the lane that ends last, whatever the order in which reports arrive."""
     report(run, 0, 0, 2, {"loss": 1.0})
     report(run, 1, 4, 3, {"loss": 1.0})
-    run.add_report("loader-0", "load", packed_rows([(MODE_INDEX["load"], 0, 0, -1, 0, 3 * SECOND)]), [])
+    attempt_of(run).add_report("loader-0", "load", packed_rows([(MODE_INDEX["load"], 0, 0, -1, 0, 3 * SECOND)]), [])
     run.finish_iteration(0)
     run.finish_iteration(1)
     assert [line["seconds"] for line in lines(run)] == [None, 4.0]
-    assert run.pace().iteration_seconds == 4.0
+    assert attempt_of(run).pace().iteration_seconds == 4.0
 
 
-def test_waiting_does_not_end_an_iteration(run: JobRun) -> None:
+def test_waiting_does_not_end_an_iteration(run: Run) -> None:
     report(run, 0, 0, 2, {"loss": 1.0})
     report(run, 1, 4, 2, {"loss": 1.0})
-    run.add_report("loader-0", "load", packed_rows([(MODE_INDEX["stall_slot"], 0, 1, 3, 0, 100 * SECOND)]), [])
+    attempt_of(run).add_report(
+        "loader-0", "load", packed_rows([(MODE_INDEX["stall_slot"], 0, 1, 3, 0, 100 * SECOND)]), []
+    )
     run.finish_iteration(0)
     run.finish_iteration(1)
     assert lines(run)[1]["seconds"] == 4.0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_json_does_not_have_is_null(run: JobRun, value: float) -> None:
+def test_a_number_that_json_does_not_have_is_null(run: Run, value: float) -> None:
     """A validation loss of nan made a line that no other JSON reader takes."""
     for iteration in range(4):
         report(run, iteration, iteration * MAX_SECONDS, 2, {"loss": value})
         run.finish_iteration(iteration)
-    run.flush()
-    text = (run.directory / "metrics.jsonl").read_text()
+    run.files.flush()
+    text = (run.files.path / "metrics.jsonl").read_text()
     told = [json.loads(line, parse_constant=lambda name: pytest.fail(name)) for line in text.splitlines()]
     assert told[0]["loss"] is None
     assert told[2]["validation"] == {"loss": None}
 
 
-def test_a_new_attempt_starts_its_numbers_and_its_metrics_over(run: JobRun, plan: Plan) -> None:
+def test_a_new_attempt_starts_its_numbers_and_its_metrics_over(run: Run, plan: Plan) -> None:
     for iteration in range(3):
         report(run, iteration, iteration * MAX_SECONDS, 2, {"loss": 9.0})
         run.finish_iteration(iteration)
-    run.begin(plan, ("cpu-1", "loader-0"))
-    assert (run.step, run.samples, run.loss, run.validation) == (0, 0, None, None)
+    progress = run.begin(plan, ("cpu-1", "loader-0")).progress
+    assert (progress.step, progress.loss, progress.validation) == (0, None, None)
     assert lines(run) == []
     for iteration in range(4):
         report(run, iteration, 1000 + iteration * MAX_SECONDS, 2, {"loss": 1.0})
@@ -156,101 +169,101 @@ def test_a_new_attempt_starts_its_numbers_and_its_metrics_over(run: JobRun, plan
     assert lines(run)[2]["validation"] == {"loss": pytest.approx(1.0)}
 
 
-def test_the_plan_and_the_spec_stand_beside_the_metrics(run: JobRun, plan: Plan) -> None:
-    assert json.loads((run.directory / "spec.json").read_text()) == SPEC.to_wire()
-    told = json.loads((run.directory / "plan.json").read_text())
+def test_the_plan_and_the_spec_stand_beside_the_metrics(run: Run, plan: Plan) -> None:
+    assert json.loads((run.files.path / "spec.json").read_text()) == SPEC.to_wire()
+    told = json.loads((run.files.path / "plan.json").read_text())
     assert told["workers"] == ["cpu-0", "loader-0"]
     assert told["lanes"]["cpu-0/compute"] == ["FORWARD(0,0)", "BACKWARD(0,0)", "UPDATE(0)"]
     assert (told["steps"], told["iterations"]) == (4, 8)
-    assert run.directory.stat().st_mode & 0o777 == 0o700
+    assert run.files.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_log_keeps_what_was_there_and_gives_each_line_of_ours_its_time(run: JobRun, tmp_path: Path) -> None:
-    run.log("queued\nrunning")
-    run.log_output("the user's own\n")
-    run.log_output("half a line")
-    run.close()
-    again = JobRun("digits-1", run.directory, run.spec)
-    again.log("recovered")
-    again.close()
-    first, second, third, last = run.log_path.read_text().splitlines()
+def test_the_log_keeps_what_was_there_and_gives_each_line_of_ours_its_time(run: Run, tmp_path: Path) -> None:
+    run.files.log("queued\nrunning")
+    run.files.log_output("the user's own\n")
+    run.files.log_output("half a line")
+    run.files.close()
+    again = run_in(run.files.path)
+    again.files.log("recovered")
+    again.files.close()
+    first, second, third, last = (run.files.path / "job.log").read_text().splitlines()
     assert (first[8:], second[8:], third) == (" queued", " running", "the user's own")
     assert last.startswith("half a line")
     assert last.endswith(" recovered")
 
 
-def test_text_that_is_no_unicode_reaches_the_log_all_the_same(run: JobRun) -> None:
-    run.log_output("a \udcff b\n")
-    assert run.log_path.read_text() == "a ? b\n"
+def test_text_that_is_no_unicode_reaches_the_log_all_the_same(run: Run) -> None:
+    run.files.log_output("a \udcff b\n")
+    assert (run.files.path / "job.log").read_text() == "a ? b\n"
 
 
-def test_a_log_has_a_bound_and_says_so_once(run: JobRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_has_a_bound_and_says_so_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_directory, "MAX_LOG_BYTES", 100)
     for _ in range(50):
-        run.log_output("a print in an inner loop\n")
-    text = run.log_path.read_text()
+        run.files.log_output("a print in an inner loop\n")
+    text = (run.files.path / "job.log").read_text()
     assert text.count("the log is full; nothing more is kept\n") == 1
     assert len(text) < 200
 
 
-def test_progress_covers_the_time_since_it_was_last_asked_for(run: JobRun) -> None:
-    assert run.take_progress() is None
+def test_progress_covers_the_time_since_it_was_last_asked_for(run: Run) -> None:
+    assert attempt_of(run).take_news() is None
     for iteration in range(2):
         report(run, iteration, iteration * MAX_SECONDS, 4, {"loss": 2.0 - iteration}, lr=0.1, grad_norm=2.5)
         run.finish_iteration(iteration)
-    told = run.take_progress()
+    told = attempt_of(run).take_news()
     assert told is not None
     assert (told["step"], told["steps"], told["epoch"], told["loss"]) == (2, 4, 0, 1.0)
     assert (told["lr"], told["grad_norm"]) == (0.1, 2.5)
     assert told["samples_per_second"] == 1.0
     assert told["eta_seconds"] == 8.0
     assert told["data_percent"] == told["stall_percent"] == 25.0
-    assert run.take_progress() is None
+    assert attempt_of(run).take_news() is None
 
 
-def test_a_step_in_which_nothing_counts_is_a_line_like_any_other(run: JobRun) -> None:
+def test_a_step_in_which_nothing_counts_is_a_line_like_any_other(run: Run) -> None:
     """No microbatch of it has a loss, as in the reference, whose sum over none is 0 as well."""
-    run.add_report("cpu-0", "compute", b"", [fragment(0, {}, lr=0.1)])
+    attempt_of(run).add_report("cpu-0", "compute", b"", [fragment(0, {}, lr=0.1)])
     run.finish_iteration(0)
     assert (lines(run)[0]["loss"], lines(run)[0]["lr"]) == (0.0, 0.1)
-    assert run.pace().iteration_seconds is None
+    assert attempt_of(run).pace().iteration_seconds is None
 
 
-def test_each_lanes_part_of_a_mean_is_added_up_and_a_fact_is_a_fact(run: JobRun) -> None:
+def test_each_lanes_part_of_a_mean_is_added_up_and_a_fact_is_a_fact(run: Run) -> None:
     """Two replicas have each their part of the batch's loss, and an owner knows the rate and the norm."""
     for worker, part in (("cpu-0", 0.5), ("cpu-1", 0.25)):
-        run.add_report(worker, "compute", b"", [fragment(0, {"loss": part}), fragment(1, {"loss": 10.0})])
-    run.add_report("cpu-0", "sync", b"", [fragment(0, {}, lr=0.1, grad_norm=4.0)])
+        attempt_of(run).add_report(worker, "compute", b"", [fragment(0, {"loss": part}), fragment(1, {"loss": 10.0})])
+    attempt_of(run).add_report("cpu-0", "sync", b"", [fragment(0, {}, lr=0.1, grad_norm=4.0)])
     run.finish_iteration(0)
     (line,) = lines(run)
     assert (line["loss"], line["lr"], line["grad_norm"], line["skipped"]) == (0.75, 0.1, 4.0, False)
-    assert (run.loss, run.learning_rate, run.grad_norm) == (0.75, 0.1, 4.0)
+    assert (attempt_of(run).progress.loss, attempt_of(run).progress.learning_rate) == (0.75, 0.1)
 
 
-def test_a_validation_that_is_weighed_is_the_mean_over_what_counts(run: JobRun) -> None:
+def test_a_validation_that_is_weighed_is_the_mean_over_what_counts(run: Run) -> None:
     """What the batches of 8 and 2 samples count is another matter than their samples."""
     for iteration, weight in ((2, 10.0), (3, 30.0), (6, 0.0), (7, 0.0)):
         means = {"loss": float(iteration)} if weight else {}
-        run.add_report("cpu-0", "compute", b"", [fragment(iteration, means, weight=weight)])
-        run.add_report("cpu-1", "compute", b"", [fragment(iteration, {}, weight=weight)])
+        attempt_of(run).add_report("cpu-0", "compute", b"", [fragment(iteration, means, weight=weight)])
+        attempt_of(run).add_report("cpu-1", "compute", b"", [fragment(iteration, {}, weight=weight)])
         run.finish_iteration(iteration)
         if iteration == 3:
-            assert run.validation == {"loss": (10 * 2.0 + 30 * 3.0) / 40}
-    assert run.validation == {}, "where nothing counts there is no mean"
+            assert attempt_of(run).progress.validation == {"loss": (10 * 2.0 + 30 * 3.0) / 40}
+    assert attempt_of(run).progress.validation == {}, "where nothing counts there is no mean"
 
 
-def test_a_recording_that_waited_for_another_tells_that_the_job_has_ended_meanwhile(run: JobRun) -> None:
+def test_a_recording_that_waited_for_another_tells_that_the_job_has_ended_meanwhile(run: Run) -> None:
     async def ask_then_end() -> None:
         async with run.recording:
             asked = asyncio.create_task(keep_recording(run))
             await asyncio.sleep(0)
-            run.close()
+            run.files.close()
         await asked
 
     report(run, 0, 0, 2, {"loss": 2.0}, lr=0.1)
     run.finish_iteration(0)
     asyncio.run(ask_then_end())
-    recording = Recording.load(run.directory / "recording.msgpack")
+    recording = Recording.load(run.files.path / "recording.msgpack")
     assert recording.facts["ended"] is True
     assert recording.iteration_ends == {0: 2 * SECOND}
 
@@ -262,7 +275,7 @@ def test_a_profiled_jobs_recording_is_due_once_all_workers_told_and_its_iteratio
     tmp_path: Path, plan: Plan
 ) -> None:
     spec = JobSpec.parse({**SPEC.to_wire(), "profile": {"first": 1, "iterations": 2}})
-    run = JobRun("digits-1", tmp_path / "runs" / "digits-1", spec)
+    run = run_in(tmp_path / "runs" / "digits-1", spec)
     run.begin(plan, ("cpu-0", "loader-0"))
     due = []
     for iteration in range(4):
@@ -274,7 +287,7 @@ def test_a_profiled_jobs_recording_is_due_once_all_workers_told_and_its_iteratio
         run.finish_iteration(iteration)
         due.append(run.take_profiled())
     assert due == [False, False, True, False]
-    run.begin(plan, ("cpu-0", "loader-0"), attempt=2)
+    run.begin(plan, ("cpu-0", "loader-0"), number=2)
     report(run, 0, 0, 3, {"loss": 1.0})
     run.finish_iteration(2)
     for worker in ("cpu-0", "loader-0"):
@@ -283,13 +296,13 @@ def test_a_profiled_jobs_recording_is_due_once_all_workers_told_and_its_iteratio
     for worker in ("cpu-0", "loader-0"):
         run.note_profile(worker, 2, "profiled")
     assert run.take_profiled()
-    run.close()
-    log = run.log_path.read_text()
+    run.files.close()
+    log = (run.files.path / "job.log").read_text()
     assert "cpu-0: profiled iterations 1 to 2: 7 events in profile-cpu-0.msgpack\n" in log
     assert "loader-0: not profiled: no CUPTI here\n" in log
 
 
-def test_a_job_that_is_not_profiled_has_no_recording_of_profiled_iterations(run: JobRun) -> None:
+def test_a_job_that_is_not_profiled_has_no_recording_of_profiled_iterations(run: Run) -> None:
     report(run, 0, 0, 3, {"loss": 1.0})
     run.finish_iteration(0)
     assert not run.take_profiled()

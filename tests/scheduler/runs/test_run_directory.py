@@ -34,19 +34,19 @@ def no_descriptor_stays_open() -> Iterator[None]:
 def train(directory: RunDirectory) -> None:
     """All that the daemon writes of a job with two attempts."""
     directory.keep("spec.json", "{}\n")
-    directory.log("queued\n")
+    directory.log_output("queued\n")
     for attempt in (1, 2):
         directory.start_over()
         directory.keep("plan.json", f"plan {attempt}\n")
         for step in range(3):
             directory.step(f"step {step} of {attempt}\n")
-            directory.log(f"the job's own {attempt} {step}\n")
+            directory.log_output(f"the job's own {attempt} {step}\n")
         directory.flush()
         try:
             directory.save("recording.msgpack", f"recording {attempt}".encode)
         except OSError:
             pass  # told to whoever asked for it
-    directory.log("completed\n")
+    directory.log_output("completed\n")
 
 
 WHOLE = {
@@ -100,7 +100,7 @@ def test_what_no_disk_takes_is_bounded_and_its_loss_told(tmp_path: Path, monkeyp
     writer = WriteAtOnce()
     directory = RunDirectory("digits-1", tmp_path / "digits-1", writer)
     for number in range(1000):
-        directory.log(f"{number:09}\n")
+        directory.log_output(f"{number:09}\n")
         directory.step(f"{number:09}\n")
     faulty.is_mended = True
     directory.flush()
@@ -110,7 +110,7 @@ def test_what_no_disk_takes_is_bounded_and_its_loss_told(tmp_path: Path, monkeyp
     log = (tmp_path / "digits-1" / "job.log").read_text().splitlines()
     assert log == [*kept, lost.format("metrics.jsonl"), lost.format("this log")]
     assert counted(writer, "weft_run_directory_lost_lines_total", "file") == {"job.log": 990, "metrics.jsonl": 990}
-    directory.log("and on\n")
+    directory.log_output("and on\n")
     assert (tmp_path / "digits-1" / "job.log").read_text().endswith("\nand on\n")
 
 
@@ -164,9 +164,9 @@ async def test_a_writer_keeps_the_order_and_is_no_thread_of_the_callers(
     writer = RunWriter()
     directories = [RunDirectory(f"job-{n}", tmp_path / f"job-{n}", writer) for n in range(20)]
     for directory in directories:
-        train(directory) if directory is directories[0] else directory.log("one\n")
+        train(directory) if directory is directories[0] else directory.log_output("one\n")
     for number in range(5000):
-        directories[1].log(f"{number}\n")
+        directories[1].log_output(f"{number}\n")
         if number % 500 == 0:
             await asyncio.sleep(0)
     await directories[1].written()

@@ -29,8 +29,8 @@ from weft.machine.descriptors import AMPLE, raise_limit
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.core.events import DirectoryLost, DrainRequested
 from weft.scheduler.daemon import notify
-from weft.scheduler.daemon.changed import Spawn
 from weft.scheduler.daemon.driver import Driver
+from weft.scheduler.daemon.guard import Spawn
 from weft.scheduler.daemon.http.server import MetricsAddressError, MetricsServer
 from weft.scheduler.daemon.observatory import Observatory
 from weft.scheduler.daemon.pool import Pool, PoolError

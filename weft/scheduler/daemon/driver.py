@@ -45,18 +45,17 @@ from weft.scheduler.core.events import (
 )
 from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import EXIT_SOFTWARE
-from weft.scheduler.daemon.changed import Changed as Changed
-from weft.scheduler.daemon.changed import Spawn
-from weft.scheduler.daemon.guard import Guard
+from weft.scheduler.daemon.guard import Guard, Spawn
 from weft.scheduler.daemon.hearing import Hearing
 from weft.scheduler.daemon.pool import DIRECTORY, Pool
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
 from weft.scheduler.planning.partition import PlanError
-from weft.scheduler.planning.plan_notes import doubt_of_batch
+from weft.scheduler.planning.plan_notes import lines_of_plan
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.runs.recording import keep_profiled
 from weft.scheduler.runs.result import conclude, could_not_begin, details_of
-from weft.scheduler.runs.run import JobRun
+from weft.scheduler.runs.run import MODEL, Changed, Run
+from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.scheduler.runs.series import JobMetrics
 from weft.spec.admission import problem_of_crew
@@ -69,33 +68,25 @@ MAX_BUG_CHARS = 500  # of an exception's text, in the reason that a job's owner 
 
 
 class Driver:
-    """runs: of jobs that have not ended; others are in the ledger. changed[job] fires on its state, log or progress."""
-
     def __init__(
         self, crew: Crew, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn, writer: RunWriter
     ) -> None:
         self.crew = crew
         self.core = Core(crew.kinds())
-        self.runs: dict[str, JobRun] = {}
-        self.states: dict[str, str] = {}
-        self.changed: dict[str, Changed] = {}
-        self.any_change = Changed()
+        self.runs: dict[str, Run] = {}  # of jobs that have not ended; others are in the ledger
+        self.any_change = Changed()  # of any job's state
         self._ledger = ledger
         self._exporter = exporter
         self._metrics = JobMetrics(exporter)
         self._pool = pool
         self._spawn = spawn
         self.writer = writer
-        self._submitted_at: dict[str, float] = {}
-        self._started_at: dict[str, float] = {}
-        self._progress: dict[str, Message] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self.guard = Guard()
         self._failing: set[str] = set()  # jobs that are being failed for a bug of ours
         self.hearing = Hearing(
             self.core,
             self.runs,
-            self.changed,
             exporter,
             self.guard,
             feed=self.feed,
@@ -138,22 +129,21 @@ class Driver:
         except SpecError as error:
             self._begin_task("end", row.job, self._ledger.run(Ledger.record, row.job, **could_not_begin(error)))
             return
-        run = JobRun(row.job, Path(row.run_dir), spec, self.writer)
-        self.changed[row.job] = Changed()
+        files = RunDirectory(row.job, Path(row.run_dir), self.writer)
+        run = Run(job=row.job, spec=spec, files=files, state=row.state, submitted_at=row.submitted_at)
         self.runs[row.job] = run
         self._begin_task("directory", row.job, self._make_directory(run))
-        self._submitted_at[row.job] = row.submitted_at
         if attempt > 1:
             self._exporter.add("weft_recoveries_total", cause="daemon-restart")
-            run.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
+            files.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
         needs, inspector = workers_needed(spec.strategy), inspecting_worker(spec.strategy)
         self.feed(JobSubmitted(job=row.job, needs=needs, inspector=inspector, priority=row.priority, attempt=attempt))
         problem = problem_of_crew(spec, self.crew.kinds().values())
         if problem is not None:  # of a job in the ledger: there were more workers when it was submitted
             self._fail(row.job, attempt, "invalid-plan", problem, exit_code=2)
 
-    async def _make_directory(self, run: JobRun) -> None:
-        error = await self.writer.make_directory(run.directory)
+    async def _make_directory(self, run: Run) -> None:
+        error = await self.writer.make_directory(run.files.path)
         job = self.core.jobs.get(run.job)
         if error is not None and job is not None and not error.is_shortage:
             self._fail(run.job, job.attempt, "run-directory", error, exit_code=1)
@@ -235,13 +225,15 @@ class Driver:
             case SetTimer():
                 asyncio.get_running_loop().call_later(command.seconds, self.feed, Ticked())
             case PlanJob():
-                self._send(command.worker, "inspect", command.job, command.attempt)
+                self._send(command, "inspect")
             case Prepare():
-                self._prepare(command)
+                if command.position == 0:
+                    self._begin(command.job, command.plan)
+                self._send(command, "prepare", plan=command.plan.worker_view(command.position))
             case SaveResult():
                 self._save(command)
             case Release():
-                self._send(command.worker, "release", command.job, command.attempt)
+                self._send(command, "release")
             case DropArenas():
                 self._pool.send(DIRECTORY, {"arenas": arenas_name(command.job, command.attempt)})
             case RecordState():
@@ -257,53 +249,30 @@ class Driver:
                 assert job is not None
                 self.feed(Measured(job=name, attempt=job.attempt, policy=number, measured=measured))
 
-    def _send(self, worker: str, kind: str, job: str, attempt: int, **fields: Any) -> None:
-        run = self.runs[job]
+    def _send(self, command: PlanJob | Prepare | SaveResult | Release, kind: str, **fields: Any) -> None:
+        run = self.runs[command.job]
         message = {
             "type": kind,
-            "job": job,
-            "attempt": attempt,
-            "arenas": arenas_name(job, attempt),
+            "job": command.job,
+            "attempt": command.attempt,
+            "arenas": arenas_name(command.job, command.attempt),
             "spec": run.spec.to_wire(),
-            "run_dir": str(run.directory),
+            "run_dir": str(run.files.path),
         }
-        self._pool.send(worker, message | fields)
-
-    def _prepare(self, command: Prepare) -> None:
-        if command.position == 0:
-            self._begin(command.job, command.plan)
-        self._send(
-            command.worker, "prepare", command.job, command.attempt, plan=command.plan.worker_view(command.position)
-        )
+        self._pool.send(command.worker, message | fields)
 
     def _begin(self, name: str, plan: Plan) -> None:
-        run = self.runs[name]
-        self._metrics.publish(run)  # what the attempt before has left
-        job = self.core.jobs[name]
-        run.begin(plan, job.workers, job.attempt, job.policies)
-        self._metrics.begin(run)
-        parts = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
-        run.log(
-            f"plan: {plan.schedule}, {parts}, {plan.summary(run.worker_names)}; "
-            f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
-            f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
-        )
-        for note in plan.notes:
-            run.log(note)
-        if doubt := doubt_of_batch(plan.itinerary):
-            run.log(doubt)
+        run, job = self.runs[name], self.core.jobs[name]
+        if run.attempt is not None:
+            self._metrics.publish(run.attempt)  # what the attempt before has left
+        self._metrics.begin(run.begin(plan, job.workers, job.attempt, job.policies))
+        for line in lines_of_plan(plan, job.workers):
+            run.files.log(line)
 
     def _save(self, command: SaveResult) -> None:
-        run = self.runs[command.job]
-        assert run.plan is not None
-        self._send(
-            command.worker,
-            "save",
-            command.job,
-            command.attempt,
-            path=str(run.model_path),
-            arenas_to_save=run.plan.arenas_to_save(),
-        )
+        run, plan = self.runs[command.job], self.core.jobs[command.job].plan
+        assert plan is not None
+        self._send(command, "save", path=str(run.files.path / MODEL), arenas_to_save=plan.arenas_to_save())
 
     async def _start_worker(self, command: StartWorker) -> None:
         await asyncio.sleep(command.delay_seconds)
@@ -312,29 +281,29 @@ class Driver:
 
     def _record_iteration(self, command: RecordIteration) -> None:
         run = self.runs[command.job]
-        self._metrics.iteration(run, run.finish_iteration(command.iteration))
+        attempt, iteration = run.attempt, run.finish_iteration(command.iteration)
+        assert attempt is not None
+        self._metrics.iteration(attempt, iteration)
         if run.take_profiled():
             self._begin_task("profile", run.job, keep_profiled(run))
         self._measure(command.job, ticked=False)
 
     def _record_state(self, command: RecordState) -> None:
-        name, state = command.job, JobState(command.state)
-        run = self.runs[name]
-        self.states[name] = state
+        name, run, now = command.job, self.runs[command.job], time.time()
+        run.state = state = JobState(command.state)
         self.any_change.notify()
-        now = time.time()
         changes: dict[str, Any] = {"state": state, "attempt": command.attempt}
-        if state is JobState.PLANNING and name not in self._started_at:
-            self._started_at[name] = changes["started_at"] = now
-            self._exporter.observe("weft_queue_wait_seconds", max(0.0, now - self._submitted_at[name]))
-        run.log(f"{state}" + (f" ({command.reason})" if command.reason else ""))
+        if state is JobState.PLANNING and run.started_at is None:
+            run.started_at = changes["started_at"] = now
+            self._exporter.observe("weft_queue_wait_seconds", max(0.0, now - run.submitted_at))
+        run.files.log(f"{state}" + (f" ({command.reason})" if command.reason else ""))
         if command.message and state is not JobState.CANCELLED:
-            run.log(command.message)
+            run.files.log(command.message)
         if state is JobState.RECOVERING:
             self._exporter.add("weft_recoveries_total", cause=command.reason or "other")
         if not state.is_terminal:
             self._begin_task("record", name, self._ledger.run(Ledger.record, name, **changes))
-            self.changed[name].notify()
+            run.changed.notify()
             return
         self._exporter.add("weft_jobs_ended_total", state=state, reason=command.reason or "")
         changes |= {
@@ -342,9 +311,9 @@ class Driver:
             "error": command.message if state is JobState.FAILED else None,
             "exit_code": command.exit_code,
             "ended_at": now,
-            "step": run.step,
-            "loss": run.loss,
         }
+        if run.attempt is not None:
+            changes |= {"step": run.attempt.progress.step, "loss": run.attempt.progress.loss}
         self._begin_task("end", name, self._end(name, changes))
 
     # --- what is looked at now and then
@@ -354,39 +323,34 @@ class Driver:
         self.feed(Ticked())
         with self.guard.around("the tick"):
             self._pool.look()
-            self._metrics.tick(self.runs, time.monotonic())
+            attempts = (run.attempt for run in self.runs.values() if run.attempt is not None)
+            self._metrics.tick(attempts, time.monotonic())
             self.writer.troubles.publish(self._exporter)
         for name, run in self.runs.items():
             with self.guard.around(f"the tick of {name}", partial(self._fail_for_bug, name)):
-                run.flush()
-                if run.plan is not None:
-                    self._progress[name] = run.take_progress() or self._progress.get(name, {})
+                run.files.flush()
+                if run.attempt is not None:
+                    run.news = run.attempt.take_news() or run.news
                     self._measure(name, ticked=True)
-                    self.changed[name].notify()
-
-    def progress(self, name: str) -> Message | None:
-        """The newest progress of a running job."""
-        return self._progress.get(name) or None
+                    run.changed.notify()
 
     async def _end(self, name: str, changes: dict[str, Any]) -> None:
         """Whatever goes wrong on the way, the job's end reaches the ledger; its figures may be missing."""
         run = self.runs[name]
         with self.guard.around(f"the figures of {name}"):
-            run.books.overlap.flush()
-            self._metrics.end(run, time.monotonic())
-            changes["result"] = details_of(run, changes["ended_at"] - self._started_at.get(name, changes["ended_at"]))
-        run.close()
+            if run.attempt is not None:
+                run.attempt.books.overlap.flush()
+                self._metrics.end(run.attempt, time.monotonic())
+            changes["result"] = details_of(run, seconds=changes["ended_at"] - (run.started_at or changes["ended_at"]))
+        run.files.close()
         with self.guard.around(f"the recording of {name}"):
-            await run.written()
+            await run.files.written()
             if "result" in changes:
                 await conclude(run, changes["result"])
         with self.guard.around(f"the end of {name}"):
             await self._ledger.run(Ledger.record, name, **changes)
-        del self.runs[name], self.states[name]
-        self._progress.pop(name, None)
-        self._started_at.pop(name, None)
-        del self._submitted_at[name]
-        self.changed.pop(name).notify()
+        del self.runs[name]
+        run.changed.notify()
         self.any_change.notify()
 
 

@@ -11,17 +11,20 @@ is caught.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Any
 
 MAX_TRACEBACKS = 5  # in the daemon's log, of so many seconds: the same bug may be met a thousand times
 TRACEBACK_SECONDS = 60.0
 
 Then = Callable[[Exception], None]
+Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]  # a task of that group, and its name
 
 
 class Complaints:

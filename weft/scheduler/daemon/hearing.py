@@ -34,10 +34,9 @@ from weft.scheduler.core.events import (
     WorkerReleased,
 )
 from weft.scheduler.core.job import Job, Phase
-from weft.scheduler.daemon.changed import Changed
 from weft.scheduler.daemon.device_facts import DeviceFacts
 from weft.scheduler.daemon.guard import Guard
-from weft.scheduler.runs.run import JobRun
+from weft.scheduler.runs.run import Run
 from weft.transport.wire.frames import Message
 from weft.transport.wire.worker_messages import Garbled, checked
 
@@ -49,8 +48,7 @@ class Hearing:
     def __init__(
         self,
         core: Core,
-        runs: Mapping[str, JobRun],
-        changed: Mapping[str, Changed],
+        runs: Mapping[str, Run],
         exporter: Exporter,
         guard: Guard,
         *,
@@ -62,7 +60,6 @@ class Hearing:
         self.device_facts = DeviceFacts()
         self._core = core
         self._runs = runs
-        self._changed = changed
         self._exporter = exporter
         self._guard = guard
         self._feed = feed
@@ -86,8 +83,10 @@ class Hearing:
     def stopped(self, worker: str, what: str, at: int) -> None:
         """Its process was stopped, or goes on, as its parent tells."""
         self._exporter.set("weft_worker_up", what == "continued", worker=worker)
-        if (run := self._runs.get(self._core.workers[worker].job or "")) is not None:
-            (run.books.stops.stop if what == "stopped" else run.books.stops.resume)(worker, at)
+        run = self._runs.get(self._core.workers[worker].job or "")
+        if run is not None and run.attempt is not None:
+            stops = run.attempt.books.stops
+            (stops.stop if what == "stopped" else stops.resume)(worker, at)
 
     def lost(self, worker: str, exit_code: int | None) -> None:
         self._exporter.set("weft_worker_up", 0, worker=worker)
@@ -113,7 +112,8 @@ class Hearing:
             case "saved":
                 self._feed(ResultSaved(job=name, attempt=attempt))
             case "released":
-                run.note_peak(worker, message["peak_bytes"], message["device_peak_bytes"])
+                if run.attempt is not None:
+                    run.attempt.books.note_peak(worker, message["peak_bytes"], message["device_peak_bytes"])
                 self._feed(WorkerReleased(worker=worker, job=name, attempt=attempt, clean=message["clean"]))
             case "fault":
                 run.note_exception(message["exception"])
@@ -122,11 +122,11 @@ class Hearing:
             case "directory-missed":
                 self._feed(DirectoryMissed(job=name, attempt=attempt, message=message["message"]))
             case "output":
-                run.log_output(message["text"])
-                self._changed[name].notify()
+                run.files.log_output(message["text"])
+                run.changed.notify()
             case "profiled":
                 run.note_profile(worker, attempt, message["text"])
-                self._changed[name].notify()
+                run.changed.notify()
             case other:
                 raise AssertionError(other)
 
@@ -137,7 +137,7 @@ class Hearing:
         self.device_facts.add(worker, message)
         self._feed(WorkerJoined(worker=worker, kind=self._core.workers[worker].kind))
 
-    def _inspected(self, message: Message, job: Job, run: JobRun) -> None:
+    def _inspected(self, message: Message, job: Job, run: Run) -> None:
         if job.phase is not Phase.PLANNING:
             return
         if run.inspected_attempt == job.attempt:
@@ -145,7 +145,7 @@ class Hearing:
         run.inspected_attempt = job.attempt
         self._plan(message)
 
-    def _report(self, worker: str, message: Message, job: Job, run: JobRun, arrived: float) -> None:
+    def _report(self, worker: str, message: Message, job: Job, run: Run, arrived: float) -> None:
         count, lane = message["count"], message["lane"]
         self._check_report(worker, message, job)
         commands = self._core.handle(TasksFinished(job.name, job.attempt, worker, lane, count), arrived)
@@ -154,8 +154,9 @@ class Hearing:
             self._perform(dispatch)
         if dispatches:
             self._exporter.observe("weft_dispatch_latency_seconds", time.monotonic() - arrived)
+        assert run.attempt is not None
         try:
-            run.add_report(worker, lane, message["records"], message["values"])
+            run.attempt.add_report(worker, lane, message["records"], message["values"])
         except ValueError as error:
             raise Garbled(f"report: {error}") from None
         finally:

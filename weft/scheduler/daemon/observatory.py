@@ -22,17 +22,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from weft.metrics.accounts.history import History
 from weft.metrics.recording.recording import FILE, Recording, RecordingError, packed_by_lane
 from weft.metrics.views.page_data import timeline
-from weft.plan.plan import Plan
 from weft.scheduler.daemon.driver import Driver
 from weft.scheduler.daemon.http.page_routes import SourceUnavailable, finite
 from weft.scheduler.daemon.summary import brief_of, summary_of
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger, LedgerError
 from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.recording import recorded_programs, recorded_tasks, simulated
-from weft.scheduler.runs.result import time_of
-from weft.scheduler.runs.run import JobRun
+from weft.scheduler.runs.result import details_of
+from weft.scheduler.runs.run import PlannedAttempt, Run
 
 MAX_JOBS = 200  # in the page's list, the newest
 MAX_ANSWERS = 16  # that stand at once: each has up to 2 MB
@@ -40,7 +40,10 @@ FRESH_SECONDS = 0.8  # that a running job's answer stands: below the page's seco
 PACE_SECONDS = 10.0  # that a running job's pace stands once it has a limit: that takes milliseconds to find
 
 Json = dict[str, Any]
-_ENDED_FIGURES = ("seconds", "first_iteration_seconds", "iteration_seconds", "limit_seconds", "validation")
+_FIGURES = (
+    *("seconds", "first_iteration_seconds", "iteration_seconds", "limit_seconds", "validation"),
+    *("plan", "time", "overlap"),
+)
 
 
 class Observatory:
@@ -51,7 +54,7 @@ class Observatory:
         self._ledger = ledger
         self._making = asyncio.Lock()
         self._answers: OrderedDict[tuple[int, int], tuple[float, bytes]] = OrderedDict()  # until when each stands
-        self._frames: dict[str, tuple[Plan, Recording]] = {}  # of running jobs: recordings without rows
+        self._frames: dict[str, tuple[PlannedAttempt, Recording]] = {}  # of running jobs: recordings without rows
         self._paces: dict[str, tuple[float, Pace]] = {}  # until when each stands
 
     async def jobs(self) -> list[Json]:
@@ -64,11 +67,11 @@ class Observatory:
 
         changes: of any job's state so far. A short job may begin and end between two looks.
         """
-        progress = {job: self._driver.progress(job) for job in self._driver.runs}
+        runs = self._driver.runs
         return {
             "changes": self._driver.any_change.num_times,
-            "jobs": {job: str(state) for job, state in self._driver.states.items()},
-            "progress": {job: told for job, told in progress.items() if told is not None},
+            "jobs": {job: str(run.state) for job, run in runs.items()},
+            "progress": {job: run.news for job, run in runs.items() if run.news is not None},
         }
 
     async def job(self, job: str) -> bytes | None:
@@ -108,38 +111,26 @@ class Observatory:
         run = self._driver.runs.get(row.job)
         told = {
             **summary_of(row, self._driver),
-            "attempt": run.attempt if run else row.attempt,
+            "attempt": run.attempt.number if run and run.attempt else row.attempt,
             "exit_code": row.exit_code,
             "error": row.error,
             "run_dir": row.run_dir,
-            "progress": self._driver.progress(row.job),
+            "progress": run.news if run else None,
         }
-        if run is not None:
-            told |= self._figures_of_run(run)
-            return await asyncio.to_thread(_encoded, told)
-        details = row.result or {}
-        told |= {name: details.get(name) for name in (*_ENDED_FIGURES, "plan", "time", "overlap")}
-        return await asyncio.to_thread(_with_history, told, Path(row.run_dir, FILE))
+        details = row.result or {} if run is None else details_of(run, pace=self._pace_of(run))
+        told |= {name: details.get(name) for name in _FIGURES}
+        if run is None:
+            return await asyncio.to_thread(_with_history, told, Path(row.run_dir, FILE))
+        history = run.attempt.progress.history if run.attempt else History()
+        return await asyncio.to_thread(_encoded, told | {"history": history.curves()})
 
-    def _figures_of_run(self, run: JobRun) -> Json:
-        plan, pace = run.plan, self._pace_of(run)
-        return {
-            "seconds": None,
-            "first_iteration_seconds": run.first_iteration_seconds,
-            "iteration_seconds": pace.iteration_seconds,
-            "limit_seconds": pace.limit_seconds,
-            "validation": run.validation or {},
-            "plan": run.summary(),
-            "time": time_of(run),
-            "overlap": run.books.overlap.seconds() if plan else {},
-            "history": run.history.curves(),
-        }
-
-    def _pace_of(self, run: JobRun) -> Pace:
+    def _pace_of(self, run: Run) -> Pace | None:
         """Both of its figures or neither anew: they are of the same iterations."""
+        if run.attempt is None:
+            return None
         stands_until, pace = self._paces.get(run.job, (0.0, Pace()))
         if time.monotonic() >= stands_until:
-            pace = run.pace()
+            pace = run.attempt.pace()
             self._paces.pop(run.job, None)
             if pace.limit_seconds is not None:
                 self._paces[run.job] = time.monotonic() + PACE_SECONDS, pace
@@ -151,24 +142,21 @@ class Observatory:
         run = self._driver.runs.get(row.job)
         if run is None:
             return await asyncio.to_thread(_timeline_of_file, Path(row.run_dir, FILE), row.job, iterations)
-        plan = run.plan
-        if plan is None:
+        attempt = run.attempt
+        if attempt is None:
             return _encoded(_nothing(row.job))
-        frame = await self._frame(run, plan)
-        if run.plan is not plan:  # another attempt has begun meanwhile
-            return _encoded(_nothing(row.job))
-        frame = replace(frame, finished=run.finished_iterations)
-        return await asyncio.to_thread(_timeline_of_reports, frame, run.books.recorder.reports(), iterations)
+        frame = replace(await self._frame(attempt), finished=attempt.progress.finished_iterations)
+        return await asyncio.to_thread(_timeline_of_reports, frame, attempt.books.recorder.reports(), iterations)
 
-    async def _frame(self, run: JobRun, plan: Plan) -> Recording:
+    async def _frame(self, attempt: PlannedAttempt) -> Recording:
         """The job's tasks and programs, its plan in virtual time: what stays as it is while the attempt lasts."""
-        kept = self._frames.get(run.job)
-        if kept is not None and kept[0] is plan:
+        kept = self._frames.get(attempt.job)
+        if kept is not None and kept[0] is attempt:
             return kept[1]
-        planned = await simulated(run, plan)
-        frame = await asyncio.to_thread(_empty_recording, run.job, run.attempt, plan, run.worker_names)
-        self._frames[run.job] = plan, replace(frame, planned=planned)
-        return self._frames[run.job][1]
+        planned = await simulated(attempt)
+        frame = await asyncio.to_thread(_empty_recording, attempt)
+        self._frames[attempt.job] = attempt, replace(frame, planned=planned)
+        return self._frames[attempt.job][1]
 
 
 @contextmanager
@@ -182,14 +170,15 @@ def _available() -> Iterator[None]:
 # --- in a thread
 
 
-def _empty_recording(job: str, attempt: int, plan: Plan, worker_names: tuple[str, ...]) -> Recording:
+def _empty_recording(attempt: PlannedAttempt) -> Recording:
+    plan = attempt.plan
     return Recording(
-        job=job,
-        attempt=attempt,
+        job=attempt.job,
+        attempt=attempt.number,
         clock_ns=time.time_ns() - time.monotonic_ns(),
-        tasks=recorded_tasks(plan, worker_names),
+        tasks=recorded_tasks(plan, attempt.workers),
         edges=(),
-        programs=recorded_programs(plan, worker_names),
+        programs=recorded_programs(plan, attempt.workers),
         packed={},
         finished=0,
         planned=(),

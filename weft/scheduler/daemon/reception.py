@@ -28,9 +28,8 @@ from typing import TypeVar
 
 from weft.machine.descriptors import is_among_the_last
 from weft.metrics.prometheus.exporter import Exporter
-from weft.scheduler.daemon.changed import Spawn
-from weft.scheduler.daemon.driver import Changed
-from weft.scheduler.daemon.guard import Complaints
+from weft.scheduler.daemon.guard import Complaints, Spawn
+from weft.scheduler.runs.run import Changed
 from weft.transport.wire.frames import (
     MAX_CLIENT_FRAME_BYTES,
     MAX_REPLY_BYTES,

@@ -16,8 +16,8 @@ from weft.metrics.prometheus.exporter import Exporter
 from weft.metrics.recording.recording import FILE
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import CancelRequested
-from weft.scheduler.daemon.changed import Spawn
 from weft.scheduler.daemon.driver import Driver
+from weft.scheduler.daemon.guard import Spawn
 from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.daemon.reception import Caller, Reception, Verb
 from weft.scheduler.daemon.summary import summary_of
@@ -29,7 +29,6 @@ from weft.scheduler.runs.run_directory import read_log
 from weft.spec.admission import problem_of_crew, problem_of_spec
 from weft.spec.job_id import InvalidJobId
 from weft.spec.job_spec import JobSpec, SpecError
-from weft.spec.job_state import JobState
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import ErrorCode, Message, WireError, field
 from weft.version import __version__
@@ -171,7 +170,7 @@ class Service:
         run = self._driver.runs.get(row.job)
         details: dict[str, Any] = row.result or {}
         if run is not None:
-            details = details_of(run, None)
+            details = details_of(run)
             if details["time"] is not None and field(request, "path", bool, False):
                 await add_critical_path(run, details)
         return {
@@ -189,7 +188,7 @@ class Service:
         row = await self._row(request)
         run = self._driver.runs.get(row.job)
         path = Path(row.run_dir, FILE)
-        if run is not None and run.plan is not None:
+        if run is not None and run.attempt is not None:
             try:
                 await keep_recording(run)
             except OSError as error:
@@ -219,8 +218,8 @@ class Service:
         return {"result": await result_of(await self._row(request))}
 
     async def _until_ended(self, job: str, caller: Caller) -> None:
-        while (changed := self._driver.changed.get(job)) is not None:
-            await caller.wait_for(changed)
+        while (run := self._driver.runs.get(job)) is not None:
+            await caller.wait_for(run.changed)
 
     async def _follow(self, request: Message, caller: Caller) -> Message:
         row = await self._row(request)
@@ -230,19 +229,19 @@ class Service:
         sent_at = 0.0
         log = _FollowedLog(Path(row.run_dir), offset)
         while True:
-            changed = self._driver.changed.get(row.job)
-            seen = changed.num_times if changed else 0
-            if (run := self._driver.runs.get(row.job)) is not None:
-                await run.written()
+            run = self._driver.runs.get(row.job)
+            seen = run.changed.num_times if run else 0
+            if run is not None:
+                await run.files.written()
             await log.send_new(caller)
-            if changed is None or not live:
+            if run is None or not live:
                 return {"result": await result_of(await self._row(request))}
             if with_progress and time.monotonic() - sent_at >= PROGRESS_SECONDS:
                 sent_at = time.monotonic()
-                if (progress := self._driver.progress(row.job)) is not None:
-                    await caller.send({"progress": progress})
-            if changed.num_times == seen:  # nothing has come while this was sent
-                await caller.wait_for(changed)
+                if run.news is not None:
+                    await caller.send({"progress": run.news})
+            if run.changed.num_times == seen:  # nothing has come while this was sent
+                await caller.wait_for(run.changed)
 
     async def _cancel(self, request: Message, caller: Caller) -> Message:
         row = await self._row(request)
@@ -283,7 +282,8 @@ class Service:
 
     async def _ended_row(self, request: Message, caller: Caller) -> JobRow:
         row = await self._row(request)
-        state = JobState(self._driver.states.get(row.job, row.state))
+        run = self._driver.runs.get(row.job)
+        state = run.state if run else row.state
         if not state.is_terminal:
             raise WireError(
                 ErrorCode.NOT_ENDED, f"{row.job} is {state}; end it first with `weft cancel {row.job}`, then try again"

@@ -16,18 +16,16 @@ def summary_of(row: JobRow, driver: Driver) -> Message:
 def brief_of(row: JobRow, driver: Driver) -> Message:
     """A summary without the reason why the job waits, which takes a look at the whole queue."""
     run = driver.runs.get(row.job)
-    steps = (row.result or {}).get("steps")
-    if run is not None and run.plan is not None:
-        steps = run.plan.itinerary.steps
+    attempt = run.attempt if run else None
     return {
         "job": row.job,
-        "state": driver.states.get(row.job, row.state),
+        "state": run.state if run else row.state,
         "reason": row.reason,
         "exception": (row.result or {}).get("exception"),
         "priority": row.priority,
-        "step": run.step if run else row.step,
-        "steps": steps,
-        "loss": run.loss if run else row.loss,
+        "step": attempt.progress.step if attempt else row.step,
+        "steps": attempt.plan.itinerary.steps if attempt else (row.result or {}).get("steps"),
+        "loss": attempt.progress.loss if attempt else row.loss,
         "submitted_at": row.submitted_at,
         "started_at": row.started_at,
         "ended_at": row.ended_at,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from weft.plan.division import divide
 from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
+from weft.plan.plan import Plan
 from weft.spec.job_spec import JobSpec
 
 NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a line
@@ -36,6 +37,19 @@ def _batch_note(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
 def _listed(modules: Sequence[str]) -> str:
     more = len(modules) - NAMED_MODULES
     return ", ".join(modules[:NAMED_MODULES]) + (f" and {more} more" if more > 0 else "")
+
+
+def lines_of_plan(plan: Plan, workers: tuple[str, ...]) -> Iterator[str]:
+    """What a job's log says of its plan."""
+    parts = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
+    yield (
+        f"plan: {plan.schedule}, {parts}, {plan.summary(workers)}; "
+        f"predicted {plan.predicted_iteration_seconds * 1e3:.3g} ms an iteration "
+        f"(limit {plan.limit_seconds * 1e3:.3g} ms)"
+    )
+    yield from plan.notes
+    if doubt := doubt_of_batch(plan.itinerary):
+        yield doubt
 
 
 def doubt_of_batch(itinerary: Itinerary) -> str | None:

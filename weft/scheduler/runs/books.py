@@ -8,7 +8,7 @@ then, on a core that a lane has just used. So reports wait, a second at most, un
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
 
 from weft.metrics.accounts.accounting import JobAccount
 from weft.metrics.accounts.overlap import OverlapAccount
@@ -17,35 +17,50 @@ from weft.metrics.accounts.waits import WaitAccount
 from weft.metrics.prometheus.declared import METRICS
 from weft.metrics.prometheus.histogram import Observations
 from weft.metrics.recording.recording import Recorder
-from weft.plan.itinerary import Itinerary
-from weft.plan.kinds import FIRST_STALL, MODE_INDEX
+from weft.plan.kinds import FIRST_STALL, KINDS, MODE_INDEX
+from weft.plan.plan import Plan
 from weft.plan.rows import packed_rows, unpack
+from weft.scheduler.runs.reported_rows import ReportedRows
 from weft.scheduler.runs.task_times import TaskTimes
+from weft.scheduler.runs.transfers import Transfers
 
 _MICROBATCH_EDGES = next(metric.buckets for metric in METRICS if metric.name == "weft_microbatch_seconds")
 _BACKWARD = MODE_INDEX["backward"]
 
 
-class JobBooks:
-    """lanes: what each, as `<worker>/<lane>`, can be busy with. itinerary: of a job that has a plan. Every property is
-    settled when it is read.
+class Books:
+    """Every property is settled when it is read; AccountingError where rows contradict one another."""
 
-    Errors: AccountingError from any of them, where rows contradict one another.
-    """
-
-    def __init__(self, lanes: Mapping[str, Collection[str]], itinerary: Itinerary | None = None) -> None:
+    def __init__(self, plan: Plan, workers: Sequence[str]) -> None:
+        """workers: by their position in the plan."""
+        lanes = {
+            f"{workers[lane.worker]}/{lane.name}": {KINDS[plan.graph.tasks[task].kind].mode for task in program}
+            for lane, program in plan.graph.programs.items()
+        }  # and what each can be busy with
         self.stops = Stops()
+        self.transfers = Transfers(plan)
+        self.peak_bytes: dict[str, int] = {}  # by worker: its greatest resident size, known once it is released
+        self.device_peak_bytes: dict[str, int] = {}  # of GPU workers: the most that was allocated on the GPU
+        self._rows = ReportedRows(plan)
         self._account = JobAccount()
         self._overlap = OverlapAccount(self._account, lanes)
         self._waits = WaitAccount()
         self._recorder = Recorder()
         self._microbatch_seconds = Observations(_MICROBATCH_EDGES)
-        self._times = TaskTimes(itinerary)
+        self._times = TaskTimes(plan.itinerary)
         self._pending: list[tuple[str, str, bytes]] = []
 
     def put(self, worker: str, lane: str, packed: bytes) -> None:
-        """Rows as a lane reported them."""
+        """Rows as a lane reported them. Raises ValueError for some that cannot be."""
+        self._rows.check(worker, lane, packed)
         self._pending.append((worker, lane, packed))
+
+    def note_peak(self, worker: str, peak_bytes: int | None, device_peak_bytes: int | None) -> None:
+        """Of a worker that has let go of the job; None where it never prepared it."""
+        if peak_bytes is not None:
+            self.peak_bytes[worker] = peak_bytes
+        if device_peak_bytes is not None:
+            self.device_peak_bytes[worker] = device_peak_bytes
 
     @property
     def account(self) -> JobAccount:

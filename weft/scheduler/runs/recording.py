@@ -11,51 +11,50 @@ from weft.metrics.recording.recording import FILE, PROFILED_FILE, PlannedSpan, R
 from weft.plan.graph import Lane
 from weft.plan.plan import Plan
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, simulate
-from weft.scheduler.runs.run import JobRun
+from weft.scheduler.runs.run import PlannedAttempt, Run
 
 PLANNED_ITERATIONS = 3
 MAX_TASKS_TO_SIMULATE = 4096  # in an iteration: more take seconds, of a core that a lane has use for
 
 
-async def keep_profiled(run: JobRun) -> None:
+async def keep_profiled(run: Run) -> None:
     """The recording as it is now, since the profiled iterations will be the oldest ones before long."""
     try:
         await keep_recording(run, PROFILED_FILE)
     except OSError as error:
-        run.log(f"the recording of the profiled iterations is not kept: {error}")
+        run.files.log(f"the recording of the profiled iterations is not kept: {error}")
 
 
-async def keep_recording(run: JobRun, file: str = FILE) -> None:
+async def keep_recording(run: Run, file: str = FILE) -> None:
     """Into the directory of a run that has a plan. Errors: OSError."""
-    assert run.plan is not None
-    await simulated(run, run.plan)
+    assert run.attempt is not None
+    await simulated(run.attempt)
     async with run.recording:  # nobody's older one replaces the one that is made at the job's end
         recording = make_recording(run)
         assert recording is not None
-        run.flush()  # whoever reads it finds the losses of its iterations in metrics.jsonl
-        await run.written()
+        await run.files.written()  # whoever reads it finds the losses of its iterations in metrics.jsonl
         await asyncio.to_thread(run.files.save, file, recording.encode)
 
 
-def make_recording(run: JobRun) -> Recording | None:
-    """What is known of the present attempt; None before it has a plan."""
-    plan, names = run.plan, run.worker_names
-    if plan is None:
+def make_recording(run: Run) -> Recording | None:
+    """What is known of the newest attempt; None before one has a plan."""
+    if run.attempt is None:
         return None
+    attempt, plan, names = run.attempt, run.attempt.plan, run.attempt.workers
     return Recording(
         job=run.job,
-        attempt=run.attempt,
+        attempt=attempt.number,
         clock_ns=time.time_ns() - time.monotonic_ns(),
         tasks=recorded_tasks(plan, names),
         edges=plan.graph.edges,
         programs=recorded_programs(plan, names),
-        packed=run.books.recorder.packed(),
-        finished=run.finished_iterations,
-        planned=run.planned or (),
+        packed=attempt.books.recorder.packed(),
+        finished=attempt.progress.finished_iterations,
+        planned=attempt.planned or (),
         task_seconds=plan.task_seconds,
         spec=run.spec.to_wire(),
         inspection=run.inspection,
-        facts=_facts(run, plan),
+        facts=_facts(run, attempt),
     )
 
 
@@ -79,14 +78,11 @@ def lane_name(lane: Lane, worker_names: tuple[str, ...]) -> str:
     return f"{worker_names[lane.worker]}/{lane.name}"
 
 
-async def simulated(run: JobRun, plan: Plan) -> tuple[PlannedSpan, ...]:
+async def simulated(attempt: PlannedAttempt) -> tuple[PlannedSpan, ...]:
     """The plan's iterations in virtual time, made beside the event loop when somebody first looks."""
-    if run.plan is plan and run.planned is not None:
-        return run.planned
-    planned = await asyncio.to_thread(planned_spans, plan)
-    if run.plan is plan:  # no other attempt has begun meanwhile
-        run.planned = planned
-    return planned
+    if attempt.planned is None:
+        attempt.planned = await asyncio.to_thread(planned_spans, attempt.plan)
+    return attempt.planned
 
 
 def planned_spans(plan: Plan) -> tuple[PlannedSpan, ...]:
@@ -104,11 +100,11 @@ def planned_spans(plan: Plan) -> tuple[PlannedSpan, ...]:
     return tuple(PlannedSpan(s.task, s.iteration - shown.start, s.start - begin, s.end - begin) for s in spans)
 
 
-def _facts(run: JobRun, plan: Plan) -> dict[str, Any]:
-    pace = run.pace()
+def _facts(run: Run, attempt: PlannedAttempt) -> dict[str, Any]:
+    plan, pace = attempt.plan, attempt.pace()
     return {
-        "ended": run.closed,
-        "workers": list(run.worker_names),
+        "ended": run.files.closed,
+        "workers": list(attempt.workers),
         "schedule": plan.schedule,
         "microbatches": plan.microbatches,
         "batch_size": plan.itinerary.batch_size,
@@ -120,6 +116,6 @@ def _facts(run: JobRun, plan: Plan) -> dict[str, Any]:
         "predicted_iteration_seconds": plan.predicted_iteration_seconds,
         "limit_seconds": pace.limit_seconds,
         "iteration_seconds": pace.iteration_seconds,
-        "run_dir": str(run.directory),
-        "history": run.history.curves(),
+        "run_dir": str(run.files.path),
+        "history": attempt.progress.history.curves(),
     }

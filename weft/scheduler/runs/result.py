@@ -11,10 +11,12 @@ from typing import Any
 from weft.machine.run_file import is_regular
 from weft.metrics.views.time_report import path_report, time_report
 from weft.scheduler.ledger.ledger import JobChanges, JobRow
+from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.recording import keep_recording, lane_name, make_recording
-from weft.scheduler.runs.run import MODEL, JobRun
+from weft.scheduler.runs.run import MODEL, PlannedAttempt, Run
 from weft.spec.job_spec import SpecError
 from weft.spec.job_state import JobState
+from weft.spec.strategy import Strategy
 from weft.transport.wire.frames import Message
 
 DETAILS = (
@@ -22,39 +24,73 @@ DETAILS = (
     *("first_iteration_seconds", "iteration_seconds", "limit_seconds"),
 )
 
+_NO_NUMBERS = ("plan", "steps", "time", "iteration_seconds", "limit_seconds")  # before it has a plan
+_NO_PARTS = ("lanes", "overlap", "peak_bytes", "device_peak_bytes", "validation")
+_SHOWN_OF_PLAN = (
+    *("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds"),
+    *("window", "shared_bytes", "notes"),
+)
+
 _log = logging.getLogger("weft.job_result")
 
 
-def details_of(run: JobRun, seconds: float | None) -> dict[str, Any]:
-    """seconds: since the job started, None where nobody asks."""
-    pace = run.pace()
-    return {
-        "plan": run.summary(),
-        "steps": run.plan.itinerary.steps if run.plan else None,
+def details_of(run: Run, *, seconds: float | None = None, pace: Pace | None = None) -> dict[str, Any]:
+    """seconds: since the job started, None where nobody asks. pace: where it is known already."""
+    about = {
         "exception": run.exception,
-        "lanes": run.books.account.lane_seconds(),
-        "overlap": run.books.overlap.seconds(),
-        "time": time_of(run),
-        "peak_bytes": run.peak_bytes,
-        "device_peak_bytes": run.device_peak_bytes,
-        "validation": run.validation or {},
         "seconds": seconds,
         "first_iteration_seconds": run.first_iteration_seconds,
+    }
+    if run.attempt is None:
+        return about | dict.fromkeys(_NO_NUMBERS) | {name: {} for name in _NO_PARTS}
+    plan, books, pace = run.attempt.plan, run.attempt.books, pace or run.attempt.pace()
+    return about | {
+        "plan": _summary_of_plan(run.attempt, run.spec.strategy),
+        "steps": plan.itinerary.steps,
+        "lanes": books.account.lane_seconds(),
+        "overlap": books.overlap.seconds(),
+        "time": _time_of(run.attempt),
+        "peak_bytes": books.peak_bytes,
+        "device_peak_bytes": books.device_peak_bytes,
+        "validation": run.attempt.progress.validation or {},
         "iteration_seconds": pace.iteration_seconds,
         "limit_seconds": pace.limit_seconds,
     }
 
 
-async def add_critical_path(run: JobRun, details: dict[str, Any]) -> None:
+def _summary_of_plan(attempt: PlannedAttempt, strategy: Strategy) -> dict[str, Any]:
+    """The parts of the plan that fit a screen, what it was made from, and what has become of the shares."""
+    plan, described = attempt.plan, attempt.plan.describe(attempt.workers)
+    return {
+        **{key: described[key] for key in _SHOWN_OF_PLAN},
+        "windows": plan.windows(attempt.workers),
+        "strategy": strategy.model_dump(exclude_none=True),
+        "batch_size": plan.itinerary.batch_size,
+        "num_train": plan.itinerary.num_train,
+        "shares": attempt.shares(),
+        "verdicts": list(attempt.verdicts),
+        "updates": plan.updates(attempt.course.local.newest[1], attempt.workers),
+    }
+
+
+def _time_of(attempt: PlannedAttempt) -> dict[str, Any]:
+    """Its time report so far."""
+    tasks, workers, books = attempt.plan.graph.tasks, attempt.workers, attempt.books
+    return time_report(
+        books.account, books.waits, lambda task: str(tasks[task]), lambda task: lane_name(tasks[task].lane, workers)
+    )
+
+
+async def add_critical_path(run: Run, details: dict[str, Any]) -> None:
     """Of the last iterations, to the time report of a job that runs; found beside the event loop."""
     recording = make_recording(run)
     if recording is not None:
         details["time"]["critical_path"] = await asyncio.to_thread(path_report, recording)
 
 
-async def conclude(run: JobRun, details: dict[str, Any]) -> None:
+async def conclude(run: Run, details: dict[str, Any]) -> None:
     """A job that has ended: its recording goes to its directory, the critical path of its end to the details."""
-    if run.plan is None:
+    if run.attempt is None:
         return
     try:
         await keep_recording(run)
@@ -95,14 +131,3 @@ async def model_of(row: JobRow) -> str | None:
     """Its path; None where there is none, or something else in its place."""
     path = Path(row.run_dir, MODEL)
     return str(path) if row.state == "completed" and await asyncio.to_thread(is_regular, path) else None
-
-
-def time_of(run: JobRun) -> dict[str, Any] | None:
-    """Its time report so far; None before it has a plan."""
-    plan = run.plan
-    if plan is None:
-        return None
-    tasks, names, books = plan.graph.tasks, run.worker_names, run.books
-    return time_report(
-        books.account, books.waits, lambda task: str(tasks[task]), lambda task: lane_name(tasks[task].lane, names)
-    )

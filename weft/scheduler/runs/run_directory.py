@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -45,21 +46,27 @@ class RunDirectory:
         self._metrics = _Lines(METRICS)
         self._whole: dict[str, bytes] = {}
         self._is_put = False  # a write is on its way and will take what waits now
-        self._closed = False
+        self.closed = False  # nothing more comes
         self._failing: set[str] = set()  # files; the writer's alone
 
     # --- for the event loop
 
     def log(self, text: str) -> None:
+        """Lines, each with the time of day."""
+        stamp = time.strftime("%H:%M:%S")
+        self.log_output("".join(f"{stamp} {line}\n" for line in text.rstrip("\n").split("\n")))
+
+    def log_output(self, text: str) -> None:
+        """What the user's code printed, as it is."""
         with self._lock:
-            if not self._closed:
+            if not self.closed:
                 self._log.add(text.encode("utf-8", "replace"))
         self.flush()
 
     def step(self, line: str) -> None:
         """A line of the step log, which may wait for the next flush."""
         with self._lock:
-            if not self._closed:
+            if not self.closed:
                 self._metrics.add(line.encode())
             is_much = len(self._metrics.waiting) >= WRITE_BYTES
         if is_much:
@@ -73,7 +80,7 @@ class RunDirectory:
     def keep(self, name: str, text: str) -> None:
         """A whole file, in the place of the one before."""
         with self._lock:
-            if not self._closed:
+            if not self.closed:
                 self._whole[name] = text.encode()
         self.flush()
 
@@ -93,7 +100,7 @@ class RunDirectory:
     def close(self) -> None:
         """Nothing comes any more: what is not written by the end of the next write is lost."""
         with self._lock:
-            self._closed = True
+            self.closed = True
         self._writer.put(self._write_last)
 
     # --- for any thread but the event loop's

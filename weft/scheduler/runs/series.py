@@ -8,13 +8,15 @@ are many series, those of jobs that have ended go earlier.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from weft.metrics.prometheus.declared import MAX_SERIES
 from weft.metrics.prometheus.exporter import Exporter
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import is_compute_lane
-from weft.scheduler.runs.run import JobRun
+from weft.scheduler.runs.books import Books
+from weft.scheduler.runs.run import PlannedAttempt
 
 GRACE_SECONDS: Final = 60.0  # four scrapes at Prometheus's usual interval of 15 s: the last one, and some that fail
 TICKS_PER_LIMIT: Final = 10  # the critical cycle takes milliseconds to find, on a core that a lane has use for
@@ -30,66 +32,62 @@ class JobMetrics:
         self._limited: set[str] = set()  # jobs whose limit is known
         self._num_ticks = 0
 
-    def begin(self, run: JobRun) -> None:
-        """An attempt has a plan."""
-        assert run.plan is not None
-        job = run.job
+    def begin(self, attempt: PlannedAttempt) -> None:
+        job, plan = attempt.job, attempt.plan
         if job in self._ended:  # one that was removed had the same id
             self._drop([job])
         self._live.add(job)
-        self._exporter.set("weft_job_attempt", run.attempt, job=job)
-        self._exporter.set("weft_job_planned_steps", run.plan.itinerary.steps, job=job)
-        self._exporter.set("weft_plan_predicted_iteration_seconds", run.plan.predicted_iteration_seconds, job=job)
-        self._exporter.set("weft_shared_memory_bytes", run.plan.shared_bytes, job=job)
-        self._publish_limit(run)
-        for lane in run.plan.graph.programs:
+        self._exporter.set("weft_job_attempt", attempt.number, job=job)
+        self._exporter.set("weft_job_planned_steps", plan.itinerary.steps, job=job)
+        self._exporter.set("weft_plan_predicted_iteration_seconds", plan.predicted_iteration_seconds, job=job)
+        self._exporter.set("weft_shared_memory_bytes", plan.shared_bytes, job=job)
+        self._publish_limit(attempt)
+        for lane in plan.graph.programs:
             if is_compute_lane(lane.name):
                 # From 0, before it happens: what a counter has when it is first seen is not in its rate.
-                labels = {"job": job, "worker": run.worker_names[lane.worker], "lane": lane.name, "mode": "idle"}
+                labels = {"job": job, "worker": attempt.workers[lane.worker], "lane": lane.name, "mode": "idle"}
                 self._exporter.add("weft_lane_seconds_total", 0, **labels)
 
-    def iteration(self, run: JobRun, iteration: Iteration) -> None:
-        """The run has just finished an iteration."""
+    def iteration(self, attempt: PlannedAttempt, iteration: Iteration) -> None:
+        """It has just been finished."""
         if iteration.training:
-            self._exporter.add("weft_job_samples_total", iteration.size, job=run.job)
-            if (seconds := run.newest_iteration_seconds) is not None:
-                self._exporter.observe("weft_iteration_seconds", seconds, job=run.job)
+            self._exporter.add("weft_job_samples_total", iteration.size, job=attempt.job)
+            if (seconds := attempt.progress.pace.newest_seconds) is not None:
+                self._exporter.observe("weft_iteration_seconds", seconds, job=attempt.job)
 
-    def tick(self, runs: dict[str, JobRun], now: float) -> None:
+    def tick(self, attempts: Iterable[PlannedAttempt], now: float) -> None:
         """Once a second: brings what has changed of each running job, and drops what stood long enough."""
         self._num_ticks += 1
-        for job in self._live.intersection(runs):
-            self.publish(runs[job])
-            if self._num_ticks % TICKS_PER_LIMIT == 0 or job not in self._limited:
-                self._publish_limit(runs[job])
+        for attempt in attempts:
+            if attempt.job in self._live:
+                self.publish(attempt)
+                if self._num_ticks % TICKS_PER_LIMIT == 0 or attempt.job not in self._limited:
+                    self._publish_limit(attempt)
         self._drop([job for job, ended_at in self._ended.items() if now - ended_at >= GRACE_SECONDS])
         self._make_room()
 
-    def publish(self, run: JobRun) -> None:
-        """What the run's present attempt has grown by since the last call."""
-        if run.job not in self._live:
-            return
-        exporter, job = self._exporter, run.job
-        exporter.set("weft_job_step", run.step, job=job)
-        if run.loss is not None:
-            exporter.set("weft_job_loss", run.loss, job=job)
-        if run.learning_rate is not None:
-            exporter.set("weft_job_learning_rate", run.learning_rate, job=job)
-        self._publish_lanes(run)
-        for kind, num_bytes in run.transfers.take_bytes().items():
+    def publish(self, attempt: PlannedAttempt) -> None:
+        """What it has grown by since the last call."""
+        exporter, job, progress, books = self._exporter, attempt.job, attempt.progress, attempt.books
+        exporter.set("weft_job_step", progress.step, job=job)
+        if progress.loss is not None:
+            exporter.set("weft_job_loss", progress.loss, job=job)
+        if progress.learning_rate is not None:
+            exporter.set("weft_job_learning_rate", progress.learning_rate, job=job)
+        self._publish_lanes(job, books)
+        for kind, num_bytes in books.transfers.take_bytes().items():
             exporter.add("weft_transfer_bytes_total", num_bytes, job=job, kind=kind)
-        exporter.merge("weft_microbatch_seconds", run.books.microbatch_seconds.take(), job=job)
+        exporter.merge("weft_microbatch_seconds", books.microbatch_seconds.take(), job=job)
 
-    def end(self, run: JobRun, now: float) -> None:
+    def end(self, attempt: PlannedAttempt, now: float) -> None:
         """The job has ended, and nothing more comes: its last values stand for a while."""
-        if run.job not in self._live:
-            return  # it never had a plan, and has no series
-        self.publish(run)
-        self._publish_limit(run)
-        self._limited.discard(run.job)
-        self._live.remove(run.job)
-        self._exporter.set("weft_shared_memory_bytes", 0, job=run.job)
-        self._ended[run.job] = now
+        job = attempt.job
+        self.publish(attempt)
+        self._publish_limit(attempt)
+        self._limited.discard(job)
+        self._live.remove(job)
+        self._exporter.set("weft_shared_memory_bytes", 0, job=job)
+        self._ended[job] = now
         self._make_room()
 
     def _make_room(self) -> None:
@@ -101,25 +99,25 @@ class JobMetrics:
             del self._ended[job]
             self._exporter.drop_job(job)
 
-    def _publish_limit(self, run: JobRun) -> None:
+    def _publish_limit(self, attempt: PlannedAttempt) -> None:
         """Where it is not known, or no longer, there is no series: a number would be taken for one."""
-        limit = run.pace().limit_seconds
+        job, limit = attempt.job, attempt.pace().limit_seconds
         if limit is not None:
-            self._exporter.set("weft_iteration_limit_seconds", limit, job=run.job)
-            self._limited.add(run.job)
-        elif run.job in self._limited:
-            self._exporter.drop_gauge("weft_iteration_limit_seconds", job=run.job)
-            self._limited.remove(run.job)
+            self._exporter.set("weft_iteration_limit_seconds", limit, job=job)
+            self._limited.add(job)
+        elif job in self._limited:
+            self._exporter.drop_gauge("weft_iteration_limit_seconds", job=job)
+            self._limited.remove(job)
 
-    def _publish_lanes(self, run: JobRun) -> None:
-        exporter, job = self._exporter, run.job
-        for lane, modes in run.books.account.take_seconds().items():
+    def _publish_lanes(self, job: str, books: Books) -> None:
+        exporter = self._exporter
+        for lane, modes in books.account.take_seconds().items():
             worker, _, name = lane.partition("/")
             for mode, seconds in modes.items():
                 exporter.add("weft_lane_seconds_total", seconds, job=job, worker=worker, lane=name, mode=mode)
-        residual = sum(run.books.account.residual_seconds(lane) for lane in run.books.account.lane_seconds())
+        residual = sum(books.account.residual_seconds(lane) for lane in books.account.lane_seconds())
         exporter.set("weft_lane_residual_seconds", residual, job=job)
-        for worker, kinds in run.books.overlap.take_seconds().items():
+        for worker, kinds in books.overlap.take_seconds().items():
             for kind, parts in kinds.items():
                 labels = {"job": job, "worker": worker, "kind": kind}
                 exporter.add("weft_overlap_seconds_total", parts["hidden"], **labels)

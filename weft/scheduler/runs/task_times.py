@@ -16,9 +16,9 @@ NONE = -1
 
 
 class TaskTimes:
-    def __init__(self, itinerary: Itinerary | None) -> None:
+    def __init__(self, itinerary: Itinerary) -> None:
         self.newest = NONE  # the last step of which any task has been told
-        self._itinerary = itinerary  # None of a job without a plan, of which no rows come
+        self._itinerary = itinerary
         self._rings: dict[int, tuple[array[int], array[int]]] = {}  # task -> steps, nanoseconds
         self._last = (NONE, NONE)  # iteration, its step: rows of an iteration come one after another
 
@@ -46,7 +46,7 @@ class TaskTimes:
         return step > self.newest - STEPS
 
     def _step_of(self, iteration: int) -> int:
-        if self._itinerary is None or not 0 <= iteration < self._itinerary.num_iterations:
+        if not 0 <= iteration < self._itinerary.num_iterations:
             return NONE
         about = self._itinerary.at(iteration)
         if not about.training:

@@ -1,4 +1,4 @@
-"""Progress: how fast a job has trained of late, and how long it still takes."""
+"""Speed: how fast a job has trained of late, and how long it still takes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """One interval's speed. eta_seconds is the time to the last step at this speed; 0 when the last step is done."""
-
+class IntervalSpeed:
     samples_per_second: float
     steps_per_second: float
-    eta_seconds: float
+    eta_seconds: float  # to the last step at this speed; 0 when it is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +19,8 @@ class _Mark:
     now: float
 
 
-class Progress:
-    """One job's progress to `num_steps`, fed after each step and read once for each interval of a follower."""
+class SpeedAccount:
+    """One job's way to `num_steps`, fed after each step and read once for each interval of a follower."""
 
     def __init__(self, num_steps: int) -> None:
         self._num_steps = num_steps
@@ -41,7 +39,7 @@ class Progress:
         else:
             self._last = mark
 
-    def take_interval(self) -> Pace | None:
+    def take_interval(self) -> IntervalSpeed | None:
         """The speed between the mark at which the last interval ended and the newest; None if no step came since."""
         first, last = self._first, self._last
         if first is None or last is None or last.step == first.step or last.now <= first.now:
@@ -49,7 +47,7 @@ class Progress:
         self._first, self._last = last, None
         seconds = last.now - first.now
         steps_per_second = (last.step - first.step) / seconds
-        return Pace(
+        return IntervalSpeed(
             samples_per_second=(last.samples - first.samples) / seconds,
             steps_per_second=steps_per_second,
             eta_seconds=max(0, self._num_steps - last.step) / steps_per_second,

@@ -1,0 +1,123 @@
+"""Progress: the numbers of one attempt, from what its lanes report and from the iterations that end. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.metrics.accounts.history import History
+from weft.metrics.accounts.speed import SpeedAccount
+from weft.plan.itinerary import Iteration
+from weft.plan.plan import Plan
+from weft.plan.rows import last_ends
+from weft.scheduler.runs.iteration_pace import IterationPace
+
+
+@dataclass(slots=True)
+class _Values:
+    """What an iteration measured: means, of which each lane has its part of the sum, and facts."""
+
+    means: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)
+
+    def add(self, fragment: dict[str, Any]) -> None:
+        for name, value in fragment["means"].items():
+            self.means[name] = self.means.get(name, 0.0) + value
+        self.facts |= fragment["facts"]
+
+
+class Progress:
+    def __init__(self, plan: Plan) -> None:
+        self.finished_iterations = 0
+        self.ended_ns: int | None = None  # when the newest of them ended, by its stamps
+        self.step = 0  # training steps that are done
+        self.loss: float | None = None  # of the newest one, as the next
+        self.learning_rate: float | None = None
+        self.validation: dict[str, float] | None = None  # the means of the newest whole one
+        self.pace = IterationPace(plan)
+        self.history = History()
+        self._itinerary = plan.itinerary
+        self._speed = SpeedAccount(plan.itinerary.steps)
+        self._grad_norm: float | None = None  # of the newest step
+        self._samples = 0
+        self._values: dict[int, _Values] = {}  # by iteration, as the next
+        self._ends: dict[int, int] = {}
+        self._validating: dict[str, float] = {}  # of the validation that is on its way, as the next
+        self._weighed = 0.0
+
+    def add(self, packed: bytes, values: list[dict[str, Any]]) -> None:
+        """What a lane stamped, as its report has it, and measured."""
+        for iteration, end in last_ends(packed).items():
+            if iteration >= self.finished_iterations:
+                self._ends[iteration] = max(end, self._ends.get(iteration, 0))
+        for fragment in values:
+            if fragment["iteration"] >= self.finished_iterations:  # what comes after its end is asked for by nobody
+                self._values.setdefault(fragment["iteration"], _Values()).add(fragment)
+
+    def end(self, iteration: int) -> float | None:
+        """Every lane has finished it. The seconds since the one before ended, where both ends are known."""
+        self.finished_iterations = iteration + 1
+        before, end = self.ended_ns, self._ends.pop(iteration, 0)
+        if not end:
+            return None
+        self.ended_ns = end
+        return None if before is None else max(0, end - before) / 1e9
+
+    def finish(self, iteration: Iteration, seconds: float | None, shares: list[int]) -> dict[str, Any]:
+        """Its line of metrics.jsonl; nothing of a part of a validation. shares: samples that each replica had of it."""
+        values = self._values.pop(iteration.index, _Values())
+        if not iteration.training:
+            return self._finish_validation(iteration, values)
+        self.step = iteration.step + 1
+        self._samples += iteration.size
+        self.loss = values.means.get("loss", 0.0)
+        self.learning_rate = values.facts.get("lr")
+        self._grad_norm = values.facts.get("grad_norm")
+        if seconds is not None:
+            self.pace.add(iteration.index, iteration.step, seconds)
+        if self.ended_ns is not None:
+            self._speed.add(self.step, self._samples, self.ended_ns / 1e9)
+        self.history.add_step(self.step, self.loss, iteration.size, seconds)
+        return {
+            "step": self.step,
+            "epoch": iteration.epoch,
+            "loss": self.loss,
+            "lr": self.learning_rate,
+            "grad_norm": self._grad_norm,
+            "skipped": bool(values.facts.get("skipped")),
+            "samples": iteration.size,
+            "seconds": seconds,
+            **({} if iteration.learns else {"measured": values.means}),
+            **({"shares": shares} if len(shares) > 1 else {}),
+        }
+
+    def _finish_validation(self, iteration: Iteration, values: _Values) -> dict[str, Any]:
+        weight = values.facts.get("weight")
+        share = iteration.size / self._itinerary.num_validation if weight is None else weight
+        self._weighed += share
+        for name, value in values.means.items():
+            self._validating[name] = self._validating.get(name, 0.0) + value * share
+        if not iteration.last_of_validation:
+            return {}
+        total = 1.0 if weight is None else self._weighed or 1.0
+        self.validation = {name: value / total for name, value in self._validating.items()}
+        self._validating, self._weighed = {}, 0.0
+        self.history.add_validation(self.step, self.validation.get("loss"))
+        return {"step": self.step, "epoch": iteration.epoch, "validation": self.validation}
+
+    def take_news(self) -> dict[str, Any] | None:
+        """What a follower shows, over the time since the last call; None if no step came since."""
+        speed = self._speed.take_interval()
+        if speed is None:
+            return None
+        return {
+            "step": self.step,
+            "steps": self._itinerary.steps,
+            "epoch": (self.step - 1) // self._itinerary.steps_per_epoch,
+            "loss": self.loss,
+            "lr": self.learning_rate,
+            "grad_norm": self._grad_norm,
+            "samples_per_second": speed.samples_per_second,
+            "eta_seconds": speed.eta_seconds,
+            "validation": self.validation,
+        }
