@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-import weft.workers.compute.stage
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.transport.wire.worker_messages import checked
+from weft.workers.compute.stage import Stage
+from weft.workers.devices.host import HostDevice
 from weft.workload.entry import load_workload
 from weft.workload.faults import MAX_MESSAGE_CHARS, Fault, NonFiniteLoss, fault_of
+from weft.workload.units import Unit
 from weft.workload.workload import WorkloadError
 
 
@@ -53,9 +55,7 @@ def test_the_traceback_begins_at_the_users_first_frame() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("the user's mistake")
 
-    stage = weft.workers.compute.stage.Stage(
-        [weft.workers.compute.stage.Unit(0, "0.", Broken())], seed=0, recompute=False
-    )
+    stage = Stage([Unit(0, "0.", Broken())], seed=0, recompute=False, device=HostDevice())
 
     def run() -> None:
         stage.forward(0, 0, torch.zeros(1))
@@ -114,9 +114,7 @@ def test_code_that_exits_is_told_with_its_place(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise SystemExit(3)
 
-    stage = weft.workers.compute.stage.Stage(
-        [weft.workers.compute.stage.Unit(0, "0.", Exits())], seed=0, recompute=False
-    )
+    stage = Stage([Unit(0, "0.", Exits())], seed=0, recompute=False, device=HostDevice())
     with pytest.raises(SystemExit) as caught:
         stage.forward(0, 0, torch.zeros(1))
     assert fault_of(caught.value).message.endswith("weft: in unit 0 (Exits)\n")
