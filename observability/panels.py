@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_server import PrometheusServer
 
-from weft.metrics.grafana.board import VARIABLES, Board, Panel
+from weft.metrics.grafana.board import VARIABLES, Dashboard, Panel
 
 EVERYTHING = ".*"  # what Grafana fills in for "All"
 _LABEL = re.compile(r"{{\s*(\w+)\s*}}")
@@ -65,7 +65,7 @@ def _named(legend: str, labels: Mapping[str, str]) -> str:
     return _LABEL.sub(lambda match: labels.get(match[1], ""), legend)
 
 
-def empty_panels(server: PrometheusServer, board: Board, window: Window) -> list[str]:
+def empty_panels(server: PrometheusServer, board: Dashboard, window: Window) -> list[str]:
     """Panels with a query that has no data, and variables without values, in words."""
     empty = [
         f"{board.title}: the variable {name} has no values"

@@ -17,7 +17,7 @@ from panels import Series, Window, answers
 from PIL import Image
 from prometheus_server import PrometheusServer
 
-from weft.metrics.grafana.board import WIDTH, Board, Panel, board_json
+from weft.metrics.grafana.board import WIDTH, Dashboard, Panel, board_json
 
 INCHES_WIDE, INCHES_PER_UNIT, DPI = 15.0, 0.34, 80
 NUM_COLOURS = 256  # of the picture's palette: a third of the bytes
@@ -46,7 +46,7 @@ MODES: Final[Mapping[str, str]] = {
 }
 
 
-def draw_board(server: PrometheusServer, board: Board, window: Window, path: Path) -> None:
+def draw_board(server: PrometheusServer, board: Dashboard, window: Window, path: Path) -> None:
     """Writes one PNG."""
     placed = [place for place in board_json(board)["panels"] if place["type"] != "row"]
     height = max(place["gridPos"]["y"] + place["gridPos"]["h"] for place in placed)
