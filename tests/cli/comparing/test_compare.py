@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from weft.cli.comparing.compare import Machine, comparison, row_of, set_agreement, tell_what_differs
+from weft.cli.comparing.compare import DaemonOptions, comparison, row_of, set_agreement, tell_what_differs
 from weft.cli.comparing.trial import AS_IS, Trial, make_trials
 from weft.cli.screens.display import comparison_page, make_console
 from weft.cli.verbs.app import _complete_presets
@@ -153,7 +153,7 @@ def test_what_differs_from_the_file_and_stand_ins_are_told_on_stderr(
     spec: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = trial(spec, "hybrid-fine", "stages = 2")
-    tell_what_differs([made], Machine())
+    tell_what_differs([made], DaemonOptions())
     told = capsys.readouterr()
     assert "weft: hybrid-fine: goes without your stages" in told.err
     assert "stand-ins compute on the CPU" in told.err
@@ -165,7 +165,7 @@ def test_what_differs_from_the_file_and_stand_ins_are_told_on_stderr(
 
 @pytest.mark.parametrize(("preset", "size"), [("as-is", (1, 0)), ("1f1b", (2, 0)), ("hybrid-fine", (1, 1))])
 def test_a_daemon_has_the_workers_that_the_trial_needs(spec: Path, preset: str, size: tuple[int, int]) -> None:
-    assert Machine().sized_for(trial(spec, preset)) == size
+    assert DaemonOptions().sized_for(trial(spec, preset)) == size
 
 
 def test_workers_that_are_given_are_those_of_every_trial(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +173,8 @@ def test_workers_that_are_given_are_those_of_every_trial(spec: Path, monkeypatch
     monkeypatch.setenv("WEFT_WORKERS", "5")
     made = trial(spec, "1f1b")
     flags: dict[str, Any] = {"threads": None, "runs_dir": None}
-    assert Machine.of(workers=None, stand_ins=2, **flags).sized_for(made) == (5, 2)
-    assert Machine.of(workers=3, stand_ins=None, **flags).sized_for(made) == (3, 0)
+    assert DaemonOptions.of(workers=None, stand_ins=2, **flags).sized_for(made) == (5, 2)
+    assert DaemonOptions.of(workers=3, stand_ins=None, **flags).sized_for(made) == (3, 0)
 
 
 # --- a row

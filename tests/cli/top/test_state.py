@@ -13,9 +13,9 @@ from weft.cli.top.state import (
     PACE_SECONDS,
     PATH_SECONDS,
     WINDOW_SECONDS,
-    History,
     Keys,
     NewestPath,
+    RecentSamples,
     Sample,
     View,
     ordered,
@@ -40,8 +40,8 @@ def sample(at: float, told: dict[str, Any] | None, pid: int = 1) -> Sample:
     return Sample(at=at, status={"pid": pid, "workers": [], "jobs": {}}, jobs=[], shown=told)
 
 
-def history_of(*samples: Sample) -> History:
-    history = History()
+def history_of(*samples: Sample) -> RecentSamples:
+    history = RecentSamples()
     for each in samples:
         history.add(each)
     return history

@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from weft.cli.top.state import History, Sample, View, report
+from weft.cli.top.state import RecentSamples, Sample, View, report
 from weft.cli.top.view import screen
 
 LANES = {
@@ -41,7 +41,7 @@ def drawn(width: int, height: int, *, num_queued: int = 1, view: View | None = N
     time = {"lanes": LANES, "stalls": STALLS, "bubble_ratio": 0.0, "imbalance": 0.0, "critical_path": PATH}
     shown = JOB | {"time": time, "iteration_seconds": 0.025, "limit_seconds": 0.02}
     queued = [JOB | {"job": f"digits-{2 + i}", "state": "queued", "why": WHY} for i in range(num_queued)]
-    history = History()
+    history = RecentSamples()
     history.add(Sample(at=0.0, status=STATUS, jobs=[JOB, *queued], shown=shown))
     console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, no_color=True)
     with console.capture() as capture:

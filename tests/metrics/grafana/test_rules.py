@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft.metrics.grafana.queries import check_query, exported
-from weft.metrics.grafana.rules import ALERTS, RECORDINGS, Alert, Recording, check_rules, families
+from weft.metrics.grafana.rules import ALERTS, RECORDINGS, Alert, RecordingRule, check_rules, families
 
 FOLDER = Path(__file__).parents[3] / "observability" / "prometheus"
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -21,7 +21,7 @@ def test_rules_ask_for_what_is_declared_or_recorded() -> None:
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.record)
-def test_the_level_of_a_recording_names_its_labels(recording: Recording) -> None:
+def test_the_level_of_a_recording_names_its_labels(recording: RecordingRule) -> None:
     level, metric, operation = recording.record.split(":")
     assert recording.labels == set(level.split("_"))
     assert metric.startswith("weft_")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from weft.cli.comparing.trial import Trial
 from weft.cli.screens.foreground import run_in_foreground
@@ -33,7 +33,7 @@ LOSS_TOLERANCE = 1e-4  # relative; arbitrary, far above what sums in another ord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class DaemonOptions:
     """What the embedded daemons get. None: of workers and stand-ins, as many as a trial needs; else as for `Daemon`.
 
     gpus: how many can be used.
@@ -46,7 +46,7 @@ class Machine:
     runs_dir: Path = Path("runs")
 
     @classmethod
-    def of(cls, *, workers: int | None, threads: int | None, stand_ins: int | None, runs_dir: Path | None) -> Machine:
+    def of(cls, *, workers: int | None, threads: int | None, stand_ins: int | None, runs_dir: Path | None) -> Self:
         """The flags, and below them what WEFT_* and weft.toml say. Errors: SpecError, which names the source."""
         flags = {"workers": workers, "threads": threads, "stand_ins": stand_ins, "runs_dir": runs_dir}
         settings = load_settings(flags, os.environ, None)
@@ -86,7 +86,7 @@ def _num_gpus(settings: Settings) -> int:
     return sum(member.kind == "gpu" and member.device != "stand-in" for member in crew.members)
 
 
-def run_trials(trials: Sequence[Trial], machine: Machine, rows: list[Message]) -> None:
+def run_trials(trials: Sequence[Trial], options: DaemonOptions, rows: list[Message]) -> None:
     """Runs them in order. rows: gets each trial's row as it ends, so whoever is interrupted has those so far.
 
     A job that fails, cannot be planned, or takes its daemon with it, is a row like any other. Errors: RequestRefused,
@@ -94,9 +94,9 @@ def run_trials(trials: Sequence[Trial], machine: Machine, rows: list[Message]) -
     """
     for number, trial in enumerate(trials, start=1):
         _say(f"{number} of {len(trials)}: {trial.preset}")
-        job = machine.free_id(f"{stem_of(trial.spec.job.entry)}-{number}-{trial.preset}")
+        job = options.free_id(f"{stem_of(trial.spec.job.entry)}-{number}-{trial.preset}")
         try:
-            with machine.daemon_for(trial) as client:
+            with options.daemon_for(trial) as client:
                 _, shown = run_in_foreground(client, trial.spec, job=job)
         except DaemonUnreachable as error:
             shown = {"job": job, "state": "failed", "reason": "daemon-lost", "error": str(error)}
@@ -107,13 +107,13 @@ def run_trials(trials: Sequence[Trial], machine: Machine, rows: list[Message]) -
         rows.append(row_of(trial, shown))
 
 
-def tell_what_differs(trials: Sequence[Trial], machine: Machine) -> None:
+def tell_what_differs(trials: Sequence[Trial], options: DaemonOptions) -> None:
     """Says on stderr what is not as the job file has it, and which devices are not real ones."""
     for trial in trials:
         if trial.left_out:
             _say(f"{trial.preset}: goes without your {', '.join(trial.left_out)}; the preset's own row counts")
-    stand_ins = max((machine.sized_for(trial)[1] for trial in trials), default=0)
-    if stand_ins and machine.stand_ins is None:
+    stand_ins = max((options.sized_for(trial)[1] for trial in trials), default=0)
+    if stand_ins and options.stand_ins is None:
         _say(f"there are too few GPUs: stand-ins compute on the CPU in place of GPUs, up to {stand_ins} at once")
 
 

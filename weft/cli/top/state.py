@@ -117,7 +117,7 @@ def selected(jobs: Sequence[Message], chosen: str | None) -> str | None:
     return chosen if chosen is not None else next((job["job"] for job in jobs), None)
 
 
-class History:
+class RecentSamples:
     """The samples of late. It begins anew with another job, another attempt or another daemon."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class NewestPath:
         return {**shown, "time": {**told, "critical_path": self._newest}}
 
 
-def report(history: History) -> dict[str, Any]:
+def report(history: RecentSamples) -> dict[str, Any]:
     """What `weft top` shows, as data; docs/top.md describes it. history: with one sample at least."""
     newest = history.newest
     assert newest is not None
@@ -194,7 +194,7 @@ def report(history: History) -> dict[str, Any]:
     }
 
 
-def _job(history: History, shown: Message) -> dict[str, Any]:
+def _job(history: RecentSamples, shown: Message) -> dict[str, Any]:
     """The time summary of the last seconds, and the pace. window_seconds: None where it is told since the job began."""
     newest, before = history.newest, history.before(WINDOW_SECONDS)
     assert newest is not None

@@ -27,7 +27,7 @@ from rich.screen import Screen
 
 from weft.cli.exits import Terminated
 from weft.cli.screens.display import plain_text
-from weft.cli.top.state import ENDED, History, Keys, NewestPath, Sample, View, ordered, report, selected
+from weft.cli.top.state import ENDED, Keys, NewestPath, RecentSamples, Sample, View, ordered, report, selected
 from weft.cli.top.view import header_text, page, screen
 from weft.client.client import AsyncClient, Client, DaemonUnreachable, RequestRefused
 from weft.transport.wire.frames import ErrorCode
@@ -50,7 +50,7 @@ def print_snapshot(console: Console, told: dict[str, Any]) -> None:
 
 def take_snapshot(client: Client, job: str | None, interval: float) -> dict[str, Any]:
     """The report of one interval; of a moment where nothing runs. Errors: DaemonUnreachable, RequestRefused."""
-    history = History()
+    history = RecentSamples()
     history.add(take_sample(client, job))
     shown = history.newest.shown if history.newest else None
     if shown is not None and shown["state"] not in ENDED:
@@ -83,7 +83,7 @@ class _Top:
         self._interval = interval
         self._client = AsyncClient(timeout=TIMEOUT_SECONDS)
         self._view = View(selected=job)
-        self._history = History()
+        self._history = RecentSamples()
         self._history.add(first)
         self._trouble = ""
         self._keys = Keys()

@@ -145,17 +145,17 @@ def compare(
     --workers and --stand-ins say otherwise, each preset has as many workers as it needs. Ctrl-C cancels the running job
     and prints the table so far.
     """
-    from weft.cli.comparing.compare import Machine, comparison, run_trials, set_agreement, tell_what_differs
+    from weft.cli.comparing.compare import DaemonOptions, comparison, run_trials, set_agreement, tell_what_differs
     from weft.cli.comparing.trial import make_trials
 
     names = list(PRESETS) if presets is None else [name.strip() for name in presets.split(",")]
     trials = make_trials(spec, set_ or (), names, steps)
-    machine = Machine.of(workers=workers, threads=threads, stand_ins=stand_ins, runs_dir=runs_dir)
-    tell_what_differs(trials, machine)
+    options = DaemonOptions.of(workers=workers, threads=threads, stand_ins=stand_ins, runs_dir=runs_dir)
+    tell_what_differs(trials, options)
     rows: list[Message] = []
     try:
         with sigterm_raises():
-            run_trials(trials, machine, rows)
+            run_trials(trials, options, rows)
     finally:
         if check:
             set_agreement(trials, rows)

@@ -19,7 +19,7 @@ INTERVAL: Final = "15s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RecordingRule:
     """labels: those of its series beside none; `record` begins with them."""
 
     record: str
@@ -39,9 +39,9 @@ class Alert:
     remedy: str
 
 
-def _recording(record: str, expression: str) -> Recording:
+def _recording(record: str, expression: str) -> RecordingRule:
     level = record.partition(":")[0].split("_")
-    return Recording(record=record, expression=dedent(expression).strip(), labels=frozenset(level))
+    return RecordingRule(record=record, expression=dedent(expression).strip(), labels=frozenset(level))
 
 
 RECORDINGS: Final = (
