@@ -19,9 +19,9 @@ from weft.scheduler.core.events import (
     Command,
     Dispatch,
     Event,
+    JobMeasured,
     JobPlanned,
     JobSubmitted,
-    Measured,
     SaveResult,
     TasksFinished,
     WorkerJoined,
@@ -69,7 +69,7 @@ class Rehearsal:
         return [
             command
             for _ in range(2)
-            for command in self.tell(Measured(job="a", attempt=1, policy=0, measured=measured))
+            for command in self.tell(JobMeasured(job="a", attempt=1, policy=0, measured=measured))
         ]
 
 

@@ -18,9 +18,9 @@ from weft.scheduler.core.events import (
     Command,
     Dispatch,
     Event,
+    JobMeasured,
     JobPlanned,
     JobSubmitted,
-    Measured,
     RecordIteration,
     RecordVerdict,
     SaveResult,
@@ -60,7 +60,7 @@ class Rehearsal:
 
     def measure(self, *seconds: float | None, iteration_seconds: float = 1.0) -> list[Command]:
         measured = ReplicaMeasurement(unit_seconds=seconds, iteration_seconds=iteration_seconds, fixed_seconds=0.0)
-        return self.tell(Measured(job="a", attempt=1, policy=0, measured=measured))
+        return self.tell(JobMeasured(job="a", attempt=1, policy=0, measured=measured))
 
     def to_end(self) -> None:
         while not any(isinstance(command, SaveResult) for command in self.commands):
@@ -119,7 +119,7 @@ def test_a_replica_that_does_not_pay_gets_the_share_0_and_a_verdict(rehearse: Re
 def test_measurements_of_an_old_attempt_are_dropped(rehearse: Rehearse) -> None:
     play = rehearse(share="adaptive")
     measured = ReplicaMeasurement(unit_seconds=(1.0, 4.0), iteration_seconds=1.0, fixed_seconds=0.0)
-    assert play.tell(Measured(job="a", attempt=2, policy=0, measured=measured)) == []
+    assert play.tell(JobMeasured(job="a", attempt=2, policy=0, measured=measured)) == []
 
 
 # --- stealing

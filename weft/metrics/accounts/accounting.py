@@ -30,7 +30,7 @@ class AccountingError(ValueError):
     """Rows that cannot be a lane's history: a bug of whoever stamped them. The text tells the lane and both rows."""
 
 
-class Shares(TypedDict):
+class Percents(TypedDict):
     """Percent of the compute lanes' time in an interval: in any stall, and in waiting for data alone."""
 
     stall_percent: float
@@ -85,7 +85,7 @@ class JobAccount:
         grown = {name: account.take_seconds() for name, account in self._lanes.items()}
         return {name: seconds for name, seconds in grown.items() if seconds}
 
-    def take_interval(self) -> Shares | None:
+    def take_interval(self) -> Percents | None:
         """Shares of the compute lanes' time since the last call; None where no row has come since."""
         interval_ns = [0] * len(MODES)
         for account in self._lanes.values():

@@ -1,6 +1,6 @@
 """Policy: one way in which a running job is adjusted. Pure.
 
-    daemon   rows ──add──▶ policy ──take──▶ measurement ──Measured──▶ core
+    daemon   rows ──add──▶ policy ──take──▶ measurement ──JobMeasured──▶ core
     core     a lane has come along ──come──▶ grants      measurement ──decide──▶ shares, routes, a verdict
 
 Of what the daemon adds, decisions know measurements alone: what the core does follows from its events.

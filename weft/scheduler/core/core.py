@@ -32,10 +32,10 @@ from weft.scheduler.core.events import (
     DropArenas,
     Event,
     JobFaulted,
+    JobMeasured,
     JobPlanned,
     JobSubmitted,
     KillWorker,
-    Measured,
     PlanJob,
     Prepare,
     RecordIteration,
@@ -94,7 +94,7 @@ class Core:
                 return self._job_planned(event)
             case WorkerPrepared():
                 return self._worker_prepared(event)
-            case Measured():
+            case JobMeasured():
                 return self._measured(event)
             case JobFaulted():
                 return self._job_faulted(event, now)
@@ -191,7 +191,7 @@ class Core:
             commands.append(SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0]))
         return commands
 
-    def _measured(self, event: Measured) -> list[Command]:
+    def _measured(self, event: JobMeasured) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.RUNNING)
         return [] if job is None else dispatch.measured(job, event)
 

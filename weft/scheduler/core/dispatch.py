@@ -16,7 +16,7 @@ from weft.scheduler.adapting.policy import Policy
 from weft.scheduler.adapting.routes import BalancedRoutes
 from weft.scheduler.adapting.shares import AdaptiveShares
 from weft.scheduler.adapting.stealing import Stealing
-from weft.scheduler.core.events import Adjust, Command, Dispatch, Measured, RecordVerdict
+from weft.scheduler.core.events import Adjust, Command, Dispatch, JobMeasured, RecordVerdict
 from weft.scheduler.core.job import Job
 
 POLICIES = (AdaptiveShares, Stealing, BalancedRoutes)
@@ -69,7 +69,7 @@ def top_up(job: Job, lane: LaneState) -> list[Command]:
     return [Dispatch(job.name, job.attempt, lane.worker, lane.name, work)]
 
 
-def measured(job: Job, event: Measured) -> list[Command]:
+def measured(job: Job, event: JobMeasured) -> list[Command]:
     """What the policy makes of it."""
     decision = job.policies[event.policy].decide(event.measured, _first_unsent(job))
     if decision is None:

@@ -75,7 +75,7 @@ class TasksFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class JobMeasured:
     """How fast the job has been of late: over an interval, or, where its replicas steal, in one iteration. policy: the
     place in the job's list of the one that measured it."""
 
@@ -153,7 +153,7 @@ Event = (
     | JobPlanned
     | WorkerPrepared
     | TasksFinished
-    | Measured
+    | JobMeasured
     | JobFaulted
     | ResultSaved
     | WorkerReleased

@@ -28,10 +28,10 @@ from weft.scheduler.core.events import (
     DropArenas,
     Event,
     JobFaulted,
+    JobMeasured,
     JobPlanned,
     JobSubmitted,
     KillWorker,
-    Measured,
     PlanJob,
     Prepare,
     RecordIteration,
@@ -247,7 +247,7 @@ class Driver:
         for number, policy in enumerate(job.policies if job is not None else ()):
             if (ticked or policy.after_each_iteration) and (measured := policy.take()) is not None:
                 assert job is not None
-                self.feed(Measured(job=name, attempt=job.attempt, policy=number, measured=measured))
+                self.feed(JobMeasured(job=name, attempt=job.attempt, policy=number, measured=measured))
 
     def _send(self, command: PlanJob | Prepare | SaveResult | Release, kind: str, **fields: Any) -> None:
         run = self.runs[command.job]

@@ -24,9 +24,9 @@ from weft.scheduler.core.events import (
     Command,
     Dispatch,
     Event,
+    JobMeasured,
     JobPlanned,
     JobSubmitted,
-    Measured,
     PlanJob,
     Prepare,
     RecordIteration,
@@ -178,7 +178,7 @@ class _Run:
         for number, policy in self._policies:
             policy.finish(over, self._course.samples(over), self._now - ends[-2] if len(ends) > 1 else None)
             if (measured := policy.take()) is not None:
-                return Measured(job=_JOB, attempt=1, policy=number, measured=measured)
+                return JobMeasured(job=_JOB, attempt=1, policy=number, measured=measured)
         return None
 
     def _start_ready(self) -> None:
