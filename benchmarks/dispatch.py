@@ -30,6 +30,7 @@ from measure import Result, interleave, main, pin, ratio_result, value_result
 
 from weft.machine.crew import muster
 from weft.metrics.prometheus.exporter import Exporter
+from weft.plan.graph import Lane
 from weft.plan.inspection import Inspection, TensorFacts, UnitFacts
 from weft.plan.kinds import MODE_INDEX
 from weft.plan.plan import Plan
@@ -174,7 +175,7 @@ async def _serve_as_daemon(peer: socket.socket, home: Path, trips: int) -> None:
 
 def reports(plan: Plan, count: int) -> Iterator[bytes]:
     """Frames as a lane sends them with window 1: one task, the wait for its dispatch before it, an iteration's loss."""
-    program = plan.graph.programs[plan.lanes_of(0)[0]]
+    program = plan.graph.programs[Lane(0, "compute")]
     waited, stamp = MODE_INDEX["stall_dispatch"], time.monotonic_ns()
     for number in range(count):
         iteration, position = divmod(number, len(program))
@@ -371,7 +372,7 @@ def events_per_second(window: int | None, count: int) -> float:
     core.handle(JobPlanned(job=JOB, attempt=1, plan=plan), 0.0)
     for name in core.workers:
         core.handle(WorkerPrepared(job=JOB, attempt=1, worker=name), 0.0)
-    run_loader_ahead(core, count // len(plan.graph.programs[plan.lanes_of(0)[0]]) + 1)
+    run_loader_ahead(core, count // len(plan.graph.programs[Lane(0, "compute")]) + 1)
     events = [TasksFinished(JOB, 1, "cpu-0", "compute", 1) for _ in range(count)]
     handle = core.handle
     started = time.perf_counter()

@@ -30,6 +30,7 @@ import weft.client.embedded
 from weft.client.client import Client
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
+from weft.plan.worker_view import WorkerView
 from weft.scheduler.daemon.pool import ALLOCATOR
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.planner import make_plan
@@ -178,8 +179,8 @@ def _stage_peers(case: Case, schedule: str, plan: Plan, split: list[int]) -> Ite
     configs = [
         {
             "spec": spec,
-            "view": plan.worker_view(stage),
-            "loader_view": plan.worker_view(len(plan.stages)),
+            "view": WorkerView.of(plan, stage).to_wire(),
+            "loader_view": WorkerView.of(plan, len(plan.stages)).to_wire(),
             "core": stage,
         }
         for stage in range(len(plan.stages))

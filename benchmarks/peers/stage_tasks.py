@@ -19,6 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import pin
 
+from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import Arena, Layout
 from weft.workers.devices.host import HostDevice
@@ -47,10 +48,11 @@ def main() -> None:
     torch.set_num_threads(1)
     spec = JobSpec.parse(config["spec"])
     directory: Any = PrivateDirectory()  # all that an attempt asks of one
-    stage = Attempt(spec, config["view"], load_workload(spec), directory, 0.0, HostDevice())
-    loader = Attempt(spec, config["loader_view"], load_workload(spec), directory, 0.0, HostDevice())
-    loads = loader.operations("load", config["loader_view"]["lanes"]["load"])
-    program = config["view"]["lanes"]["compute"]
+    view, loader_view = (WorkerView.from_wire(config[name]) for name in ("view", "loader_view"))
+    stage = Attempt(spec, view, load_workload(spec), directory, 0.0, HostDevice())
+    loader = Attempt(spec, loader_view, load_workload(spec), directory, 0.0, HostDevice())
+    loads = loader.operations("load", loader_view.programs["load"])
+    program = view.programs["compute"]
     operations = stage.operations("compute", program)
     for name, block in directory.blocks.items():
         if name.startswith("activation"):
@@ -69,8 +71,8 @@ def main() -> None:
                 seconds[load.task].append(time.perf_counter() - started)
             for task in program:
                 started = time.perf_counter()
-                operations[task["id"]].run(iteration)
-                seconds[task["id"]].append(time.perf_counter() - started)
+                operations[task.id].run(iteration)
+                seconds[task.id].append(time.perf_counter() - started)
             stage.measured["compute"].take()
         print(json.dumps(seconds), flush=True)
 

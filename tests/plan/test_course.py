@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +10,28 @@ from hypothesis import strategies as st
 from weft.plan.course import Course
 from weft.plan.division import divide
 from weft.plan.itinerary import Itinerary
+from weft.plan.plan import ReplicaPlan, Synchronisation
 from weft.plan.tables import NO_MORE, Adjustment
+from weft.plan.worker_view import WorkerView
 from weft.reference.replicas import updates_seen
+
+VIEW = WorkerView(
+    position=0,
+    stages=(),
+    replicas=(),
+    shares=(),
+    share="fixed",
+    recompute=False,
+    itinerary=Itinerary(num_train=1, num_validation=0, batch_size=1, steps=1),
+    rings=(),
+    num_tasks=0,
+    programs={},
+    waits={},
+    wakes=frozenset(),
+    first_cuts=(),
+    synchronisation=None,
+    reporter=None,
+)
 
 
 def course_of(
@@ -22,15 +41,12 @@ def course_of(
     warmup: int = 0,
     shares: tuple[float, ...] = (1.0,),
 ) -> Course:
-    replicas: list[dict[str, Any]] = [{"microbatches": 1 + r, "staleness": k} for r, k in enumerate(staleness)]
-    return Course(
-        {
-            "itinerary": asdict(itinerary),
-            "replicas": replicas,
-            "shares": shares,
-            "synchronisation": {"warmup": warmup},
-        }
-    )
+    replicas = [
+        ReplicaPlan(device="cpu", num_stages=1, microbatches=1 + r, staleness=k) for r, k in enumerate(staleness)
+    ]
+    flags = {"elementwise": True, "coarse": False, "bounded": False, "speculative": False}
+    sync = Synchronisation(buckets=(), owners=(), warmup=warmup, **flags)
+    return Course(replace(VIEW, itinerary=itinerary, replicas=tuple(replicas), shares=shares, synchronisation=sync))
 
 
 itineraries = st.builds(
@@ -117,15 +133,8 @@ def test_shares_change_from_the_iteration_that_is_told() -> None:
 
 def test_where_replicas_steal_a_position_has_the_microbatch_that_was_granted_for_it() -> None:
     itinerary = Itinerary(num_train=8, num_validation=0, batch_size=8, steps=2)
-    course = Course(
-        {
-            "itinerary": asdict(itinerary),
-            "replicas": [{"microbatches": 4, "staleness": 0}] * 2,
-            "share": "stealing",
-            "shares": (1.0, 1.0),
-            "synchronisation": None,
-        }
-    )
+    replica = ReplicaPlan(device="cpu", num_stages=1, microbatches=4)
+    course = Course(replace(VIEW, itinerary=itinerary, replicas=(replica,) * 2, shares=(1.0, 1.0), share="stealing"))
     first, second = course.iteration(0), course.iteration(1)
     course.adjust(0, Adjustment(grants=[(1, 0, 0, 2), (1, 0, 1, 0), (1, 0, 2, NO_MORE)]))
     course.adjust(0, Adjustment(grants=[(0, 0, 0, 1), (0, 1, 0, 3)]))

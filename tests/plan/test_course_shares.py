@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+from typing import Literal
 
 import pytest
 
 from weft.plan.course import Course
 from weft.plan.division import Part, divide
 from weft.plan.itinerary import Itinerary
+from weft.plan.plan import ReplicaPlan
 from weft.plan.tables import NO_MORE, Adjustment
+from weft.plan.worker_view import WorkerView
 
 ITINERARY = Itinerary(num_train=10, num_validation=0, batch_size=10, steps=50)
 
 
-def course_of(share: str, **changes: Any) -> Course:
-    replicas = [{"microbatches": 4, "staleness": 0}] * 2
-    plan = {"itinerary": asdict(ITINERARY), "replicas": replicas, "shares": [1, 1], "synchronisation": None}
-    return Course(plan | {"share": share} | changes)
+def course_of(share: Literal["adaptive", "stealing"]) -> Course:
+    return Course(
+        WorkerView(
+            position=0,
+            stages=(),
+            replicas=(ReplicaPlan(device="cpu", num_stages=1, microbatches=4),) * 2,
+            shares=(1.0, 1.0),
+            share=share,
+            recompute=False,
+            itinerary=ITINERARY,
+            rings=(),
+            num_tasks=0,
+            programs={},
+            waits={},
+            wakes=frozenset(),
+            first_cuts=(),
+            synchronisation=None,
+            reporter=None,
+        )
+    )
 
 
 def test_an_iteration_is_divided_by_the_shares_that_hold_in_it() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from weft.plan.course import Course
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
+from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.directory import Blocks, Directory
@@ -45,7 +46,7 @@ class Planned:
 
     spec: JobSpec
     plan: Plan
-    views: list[dict[str, Any]]
+    views: list[WorkerView]
 
     @property
     def course(self) -> Course:
@@ -56,8 +57,8 @@ class Planned:
         return Local()
 
     def memory(self, directory: Directory) -> BucketMemory:
-        view = self.views[0]
-        return BucketMemory(directory, view["synchronisation"], [replica["staleness"] for replica in view["replicas"]])
+        assert self.plan.synchronisation is not None
+        return BucketMemory(directory, self.plan.synchronisation, self.plan.replicas)
 
 
 @pytest.fixture(autouse=True)
@@ -94,9 +95,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Planned]:
         thrown_away = dataclasses.replace(workload, model=copy.deepcopy(workload.model))
         inspection = inspection_module.inspect(thrown_away, spec, HostDevice()) | {"peer_access": peer_access}
         made = make_plan(spec, Inspection.from_wire(inspection), shared_bytes_free=PLENTY)
-        views = [made.worker_view(position) for position in range(len(made.workers))]
+        views = [WorkerView.of(made, position).to_wire() for position in range(len(made.workers))]
         (message,) = FrameReader(MAX_WORKER_FRAME_BYTES).feed(encode({"views": views}))
-        return Planned(spec, made, message["views"])
+        return Planned(spec, made, [WorkerView.from_wire(view) for view in message["views"]])
 
     return plan
 

@@ -84,6 +84,10 @@ class Bucket:
     def owners(self) -> list[int]:
         return [owned.owner for owned in self.all_ranges]
 
+    def range_of(self, owner: int) -> tuple[int, int]:
+        """The first element of an owner's, and the one behind its last."""
+        return next((owned.start, owned.stop) for owned in self.all_ranges if owned.owner == owner)
+
     def state_bytes(self) -> int:
         """Of all that moves. One number counts 8 bytes, and each owner has its own."""
         places = zip(self.places, self.state, strict=True) if self.state else ()

@@ -9,29 +9,30 @@ step i runs on version i - k; during warm-up (and right after, until it has fall
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from weft.plan.division import Part, divide
-from weft.plan.itinerary import Iteration, Itinerary
+from weft.plan.itinerary import Iteration
+from weft.plan.plan import Plan
 from weft.plan.tables import NO_MORE, Adjustment, Grant, IterationTable
+from weft.plan.worker_view import WorkerView
 
 _KEPT = 64  # answers of each kind; a lane asks for few different ones in a row
 _NOTHING = Part(-1, 0, 0)
 
 
 class Course:
-    """replicas, share, shares: as in the plan's worker view. One thread may adjust while lanes ask for the iterations
-    whose tasks they have been sent."""
+    """One thread may adjust while lanes ask for the iterations whose tasks they have been sent."""
 
-    def __init__(self, plan: Mapping[str, Any]) -> None:
-        self.itinerary = Itinerary(**plan["itinerary"])
-        self.microbatches: list[int] = [replica["microbatches"] for replica in plan["replicas"]]
-        self.steals = plan.get("share") == "stealing"
-        self._staleness: list[int] = [replica["staleness"] for replica in plan["replicas"]]
-        self._warmup: int = (plan["synchronisation"] or {}).get("warmup", 0)
-        self.local = IterationTable(frozenset[int]((plan["synchronisation"] or {}).get("local", ())))
-        self.shares = IterationTable((1.0,) if self.steals else tuple[float, ...](plan["shares"]))
+    def __init__(self, plan: Plan | WorkerView) -> None:
+        sync = plan.synchronisation
+        self.itinerary = plan.itinerary
+        self.microbatches = [replica.microbatches for replica in plan.replicas]
+        self.steals = plan.share == "stealing"
+        self._staleness = [replica.staleness for replica in plan.replicas]
+        self._warmup = sync.warmup if sync else 0
+        self.local = IterationTable(frozenset[int](sync.local if sync else ()))
+        self.shares = IterationTable((1.0,) if self.steals else plan.shares)
         self._divided = self.microbatches[:1] if self.steals else self.microbatches
         self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
         self._iterations: dict[int, Iteration] = {}

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from weft.plan.buckets import Bucket, Holder, Route
-from weft.plan.course import Course
 from weft.plan.graph import Graph, Key, Lane, Task, backward
 from weft.plan.inspection import Shape
 from weft.plan.itinerary import Itinerary
-from weft.plan.kinds import Kind, Way
+from weft.plan.kinds import Way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,88 +131,10 @@ class Plan:
         sync = self.synchronisation
         return sync is not None and any(bucket.route is Route.EITHER for bucket in sync.buckets)
 
-    def lanes_of(self, worker: int) -> list[Lane]:
-        return [lane for lane in self.graph.programs if lane.worker == worker]
-
-    def worker_view(self, worker: int) -> dict[str, Any]:
-        """What the worker at a position needs to run its part: plain data."""
-        tasks = [self.graph.tasks[task] for lane in self.lanes_of(worker) for task in self.graph.programs[lane]]
-        rings = {name for task in tasks for name in self._rings_of(task)}
-        return {
-            "position": worker,
-            "stages": [asdict(stage) for stage in self.stages if stage.worker == worker],
-            "replicas": [asdict(replica) for replica in self.replicas],
-            "shares": self.shares,
-            "share": self.share,
-            "recompute": self.recompute,
-            "itinerary": asdict(self.itinerary),
-            "rings": [
-                {**asdict(ring), "shapes": list(ring.shapes.items())} for ring in self.rings if ring.name in rings
-            ],
-            "num_tasks": len(self.graph.tasks),
-            "lanes": {lane.name: self._program(lane) for lane in self.lanes_of(worker)},
-            "first_cuts": [[stage.first, stage.last] for stage in self.stages if stage.replica == 0],
-            "synchronisation": self._synchronisation_view(),
-        }
-
     def arenas_to_save(self) -> list[str]:
         """Those that hold the trained model, by name."""
         states = [f"state-0-{stage.stage}" for stage in self.stages if stage.replica == 0]
         return states if self.synchronisation is None else [*states, "parameters"]
-
-    def course(self) -> Course:
-        sync = self.synchronisation
-        return Course(
-            {
-                "itinerary": asdict(self.itinerary),
-                "replicas": [asdict(replica) for replica in self.replicas],
-                "share": self.share,
-                "shares": self.shares,
-                "synchronisation": {"warmup": sync.warmup, "local": sync.local} if sync else None,
-            }
-        )
-
-    def _synchronisation_view(self) -> dict[str, Any] | None:
-        """reporter: the worker that tells the learning rate and the norm of each step."""
-        if self.synchronisation is None:
-            return None
-        updates = [task for task in self.graph.tasks if task.kind is Kind.UPDATE]
-        first = min(updates, key=lambda task: (task.owner is None, task.owner, task.stage, task.replica))
-        return asdict(self.synchronisation) | {"reporter": first.lane.worker}
-
-    def _rings_of(self, task: Task) -> set[str]:
-        """Names of the rings that a task reads or writes."""
-        if task.owner is not None:
-            return set()
-        r, s = task.holder
-        last = self.replicas[r].num_stages - 1
-        ends = (["input"] if s == 0 else []) + (["target"] if s == last else [])
-        data = {f"{name}-{0 if self.share == 'stealing' else r}" for name in ends}
-        own = {f"device-{name}-{r}" for name in ends}
-        match task.kind:
-            case Kind.LOAD:
-                return {f"input-{r}", f"target-{r}"}
-            case Kind.FETCH:
-                return data | own
-            case Kind.FORWARD | Kind.BACKWARD:
-                between = {f"{ring}-{r}-{stage}" for ring in ("activation", "gradient") for stage in (s - 1, s)}
-                return between | data | own
-            case _:
-                return set()
-
-    def _program(self, lane: Lane) -> list[dict[str, Any]]:
-        crossing = {edge.source for task in self.graph.tasks for edge in self.graph.cross_lane_inputs(task.id)}
-        return [
-            {
-                "id": task,
-                **self.graph.tasks[task].key._asdict(),
-                "way": self.graph.tasks[task].way,
-                "waits": [[edge.source, edge.distance, str(edge.cause)] for edge in self.graph.cross_lane_inputs(task)],
-                "ways": [edge.way for edge in self.graph.cross_lane_inputs(task)],
-                "wakes": task in crossing,
-            }
-            for task in self.graph.programs[lane]
-        ]
 
     def summary(self, worker_names: Sequence[str]) -> str:
         """Where the model is, in a line."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, TensorFacts, UnitFacts, slot_bytes
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.planning.schedules import SCHEDULES, in_flight
@@ -31,7 +32,7 @@ def test_a_stage_that_begins_with_a_unit_that_works_in_place_copies_its_input(
     plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
 ) -> None:
     plan = plan_of(inspection_of([unit_of(0), unit_of(1, in_place=True), unit_of(2)]), stages=3)
-    assert [plan.worker_view(n)["stages"][0]["copies_input"] for n in range(3)] == [False, True, False]
+    assert [stage.copies_input for stage in plan.stages] == [False, True, False]
 
 
 # --- jobs that cannot be planned
@@ -132,10 +133,6 @@ def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
     assert plan.workers == ("cpu",) * stages + ("loader",)
     assert 0 < plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-9)
     assert plan.window == window or window is None
-    views = [plan.worker_view(position) for position in range(stages + 1)]
-    assert [json.loads(json.dumps(view)) for view in views] == [msgpack.unpackb(msgpack.packb(view)) for view in views]
-    sent = [task["id"] for view in views for program in view["lanes"].values() for task in program]
-    assert sorted(sent) == [task.id for task in plan.graph.tasks], "every task reaches exactly one worker"
     json.dumps(plan.describe())
 
 
@@ -204,7 +201,7 @@ def test_any_strategy_has_a_plan_that_runs_within_its_limit_and_can_be_sent(
     strategies_of: Callable[[int], st.SearchStrategy[Strategy]],
     data: st.DataObject,
 ) -> None:
-    """make_plan checks the graph and simulates it; a worker's view is plain data, and every task is in one of them."""
+    """make_plan checks the graph and simulates it; every task is in the view of one worker, and travels as it is."""
     inspection = inspection_of(
         [unit_of(number, parameter_bytes=4 * size) for number, size in enumerate([300, 20, 1, 90])]
     )
@@ -214,11 +211,12 @@ def test_any_strategy_has_a_plan_that_runs_within_its_limit_and_can_be_sent(
     assert plan.limit_seconds > 0
     if not strategy.steals:  # or the limit goes by what each gets on average, and few microbatches do not divide so
         assert plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-9)
-    views = [plan.worker_view(position) for position in range(len(plan.workers))]
-    assert [json.loads(json.dumps(view)) for view in views] == [msgpack.unpackb(msgpack.packb(view)) for view in views]
-    sent = [task["id"] for view in views for program in view["lanes"].values() for task in program]
-    assert sorted(sent) == [task.id for task in plan.graph.tasks]
-    assert len({view["synchronisation"]["reporter"] for view in views if view["synchronisation"]}) <= 1
+    views = [WorkerView.of(plan, position) for position in range(len(plan.workers))]
+    sent = [msgpack.unpackb(msgpack.packb(view.to_wire())) for view in views]
+    assert [WorkerView.from_wire(data) for data in sent] == views
+    tasks = [task for view in views for program in view.programs.values() for task in program]
+    assert sorted(tasks, key=lambda task: task.id) == list(plan.graph.tasks)
+    assert {view.reporter is None for view in views} == {plan.synchronisation is None}
     json.dumps(plan.describe())
 
 
@@ -236,22 +234,6 @@ def test_gradients_of_every_holder_and_the_versions_that_stale_replicas_read_are
     assert one == num_bytes() + 1024
     assert two - one == slots + 1024
     assert num_bytes(replicas=2, staleness=[0, 2]) >= two + (2 + 3) * 1024
-
-
-def test_a_worker_is_told_whom_each_task_waits_for_and_whom_it_wakes(plan_of: PlanOf) -> None:
-    plan = plan_of(stages=2, microbatches=1)
-    names = {str(task): task.id for task in plan.graph.tasks}
-    view = plan.worker_view(1)
-    (stage,) = view["stages"]
-    assert (stage["replica"], stage["stage"], stage["first"], stage["last"]) == (0, 1, 1, 2)
-    tasks = {task["id"]: task for task in view["lanes"]["compute"]}
-    forward, backward, update = (tasks[names[name]] for name in ("FORWARD(1,0)", "BACKWARD(1,0)", "UPDATE(1)"))
-    assert sorted(forward["waits"]) == sorted(
-        [[names["LOAD(0,0)"], 0, "data"], [names["FORWARD(0,0)"], 0, "activation"]]
-    )
-    assert not forward["wakes"], "its backward runs on the same lane"
-    assert backward["wakes"]
-    assert update["waits"] == []
 
 
 def test_recompute_adds_the_forward_to_each_backward(plan_of: PlanOf) -> None:

@@ -10,6 +10,7 @@ import pytest
 from weft.plan.inspection import Inspection, TensorFacts, UnitFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.partition import PlanError
 
 PlanOf = Callable[..., Plan]
@@ -23,7 +24,7 @@ def test_replicas_that_steal_read_one_ring_that_is_loaded_by_number(plan_of: Pla
     for replica in range(3):
         first = next(t for t in plan.graph.tasks if (t.kind, t.replica, t.microbatch) == (Kind.FORWARD, replica, 0))
         assert (loads[-1].id, 0) in {(edge.source, edge.distance) for edge in plan.graph.inputs(first.id)}
-        names = {ring["name"] for ring in plan.worker_view(replica)["rings"]}
+        names = {ring.name for ring in WorkerView.of(plan, replica).rings}
         assert {"input-0", "target-0"} <= names
 
 

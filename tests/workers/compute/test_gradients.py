@@ -11,6 +11,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from weft.plan.buckets import Bucket
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.gradients import StageGradients
 from weft.workers.memory.bucket_memory import BucketMemory
@@ -72,10 +73,14 @@ class Stand:
 
     def of(self, index: int, step: int = 0) -> torch.Tensor:
         """The gradient of a parameter, from its bucket."""
-        (bucket,) = (bucket for bucket in self.memory.buckets if index in bucket.places)
-        start, size = bucket.places[index]
-        flat = self.memory.gradient(HOLDER, bucket, step)
-        return flat[start : start + size].view_as(self.parameters[index])
+        bucket, place = place_of(self.memory, index)
+        return self.memory.gradient(HOLDER, bucket, step)[place].view_as(self.parameters[index])
+
+
+def place_of(memory: BucketMemory, index: int) -> tuple[Bucket, slice]:
+    """The bucket of a parameter, and which of its elements are the parameter's."""
+    ((bucket, place),) = ((b, place) for b in memory.buckets for place in b.places if place.parameter == index)
+    return bucket, slice(place.offset, place.offset + place.num_elements)
 
 
 def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -139,7 +144,7 @@ def test_a_milestone_is_posted_from_inside_the_last_backward(stand_of: Callable[
     stand.run(0, inputs(count))
     assert seen[:-1] == [[]] * (count - 1)
     assert len(seen[-1]) >= 2
-    assert {index for b in seen[-1][:2] for index in stand.memory.buckets[b].places} == {2, 3}
+    assert {place.parameter for b in seen[-1][:2] for place in stand.memory.buckets[b].places} == {2, 3}
 
 
 def test_a_parameter_that_is_used_twice_counts_once(stand_of: Callable[..., Stand]) -> None:
@@ -157,7 +162,7 @@ def test_a_parameter_that_is_used_twice_counts_once(stand_of: Callable[..., Stan
 def test_a_parameter_without_a_gradient_is_zeroed_and_missing_in_that_step(stand_of: Callable[..., Stand]) -> None:
     stand = stand_of(nn.Sequential(Gated()))
     with_other, without = torch.full((4, 3), 1.0), torch.full((4, 3), -1.0)
-    buckets = {index: bucket for bucket in stand.memory.buckets for index in bucket.places}
+    buckets = {place.parameter: bucket for bucket in stand.memory.buckets for place in bucket.places}
 
     def missing(step: int) -> list[int]:
         return [index for index in range(4) if index in stand.memory.missing_in(buckets[index], [HOLDER], step)]
@@ -190,10 +195,9 @@ def test_a_device_has_gradients_of_its_own(stand_of: Callable[..., Stand]) -> No
     given = inputs(2)
     stand.run(0, given)
     for index, gradient in enumerate(expected(stand.model, given)):
-        (bucket,) = (bucket for bucket in stand.memory.buckets if index in bucket.places)
-        start, size = bucket.places[index]
+        bucket, place = place_of(stand.memory, index)
         assert gradient is not None
-        assert torch.equal(stand.own[bucket.index][start : start + size].view_as(gradient), gradient)
+        assert torch.equal(stand.own[bucket.index][place].view_as(gradient), gradient)
         assert not stand.of(index).any()
 
 
@@ -215,9 +219,8 @@ def test_memory_of_another_order_takes_gradients_by_place_and_not_by_order(stand
     stand = stand_of(model)
     given = inputs(2)
     stand.run(0, given)
-    (bucket,) = (bucket for bucket in stand.memory.buckets if 0 in bucket.places)
-    start, size = bucket.places[0]
-    flat = stand.memory.gradient(HOLDER, bucket, 0)[start : start + size]
+    bucket, place = place_of(stand.memory, 0)
+    flat = stand.memory.gradient(HOLDER, bucket, 0)[place]
     gradient = expected(model, given)[0]
     assert gradient is not None
     assert torch.equal(flat.view(3, 2).t(), gradient)

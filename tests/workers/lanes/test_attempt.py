@@ -114,14 +114,14 @@ class Turns:
         self._lanes: list[tuple[Attempt, list[Operation]]] = []
         self._attempts = []
         for kind, view in zip(planned.plan.workers, planned.views, strict=True):
-            if not view["lanes"]:
+            if not view.programs:
                 continue
             device = make_device() if kind == "gpu" else HostDevice()
             attempt = Attempt(planned.spec, view, load_workload(planned.spec), directory, 0.0, device)
             self._attempts.append(attempt)
-            for lane, program in view["lanes"].items():
+            for lane, program in view.programs.items():
                 operations = attempt.operations(lane, program)
-                self._lanes.append((attempt, [operations[task["id"]] for task in program]))
+                self._lanes.append((attempt, [operations[task.id] for task in program]))
 
     def run(self, choose: Callable[[list[int]], int]) -> None:
         """All iterations, the next lane chosen from those that can go on."""

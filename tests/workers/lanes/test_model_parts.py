@@ -95,7 +95,7 @@ def test_modules_compute_where_the_buckets_are(job_of: Callable[..., Job]) -> No
     assert memory is not None
     parameters = list(job.workloads[0].model.parameters())
     for bucket in memory.buckets:
-        for index, (start, _) in bucket.places.items():
+        for index, start in ((place.parameter, place.offset) for place in bucket.places):
             place = shaped_like(parameters[index], memory.parameters(bucket), start)
             place.fill_(index)
             assert parameters[index].eq(index).all()

@@ -21,6 +21,7 @@ import torch
 
 from weft.metrics.accounts.accounting import JobAccount
 from weft.plan.rows import unpack
+from weft.plan.worker_view import WorkerView
 from weft.reference import loop as reference
 from weft.workers.devices.device import Device
 from weft.workers.devices.host import HostDevice
@@ -88,16 +89,16 @@ class Workers:
         """Every lane is sent all iterations."""
         plan = self.plan
         for number, (kind, view) in enumerate(zip(plan.workers, self._planned.views, strict=True)):
-            if not view["lanes"]:
+            if not view.programs:
                 continue
             device = self._make_device() if kind == "gpu" else HostDevice()
             self.devices.append(device)
             spec = self._planned.spec
             self.directory._opened = device.pin
             attempt = Attempt(spec, view, load_workload(spec), self.directory, 0.0, device)
-            own: dict[str, Inbox] = {lane: queue.SimpleQueue() for lane in view["lanes"]}
-            for lane, program in view["lanes"].items():
-                tasks = [task["id"] for task in program]
+            own: dict[str, Inbox] = {lane: queue.SimpleQueue() for lane in view.programs}
+            for lane, program in view.programs.items():
+                tasks = [task.id for task in program]
                 own[lane].put([(iteration, tasks) for iteration in range(plan.itinerary.num_iterations)])
             arguments = (number, view, own, attempt)
             self._threads.append(threading.Thread(target=self._run_worker, args=arguments, daemon=True))
@@ -127,7 +128,7 @@ class Workers:
         """What a lane has raised, if any has."""
         return None if self.errors.empty() else self.errors.get()
 
-    def _run_worker(self, number: int, view: dict[str, Any], inboxes: dict[str, Inbox], attempt: Attempt) -> None:
+    def _run_worker(self, number: int, view: WorkerView, inboxes: dict[str, Inbox], attempt: Attempt) -> None:
         def guard(run: Callable[[], None]) -> None:
             try:
                 run()
@@ -136,8 +137,8 @@ class Workers:
 
         guard(
             lambda: run_lanes(
-                "compute" if "compute" in view["lanes"] else next(iter(view["lanes"])),
-                view["lanes"],
+                "compute" if "compute" in view.programs else next(iter(view.programs)),
+                view.programs,
                 inboxes,
                 attempt,
                 lambda report: self.reports.put((number, report)),

@@ -99,7 +99,7 @@ def test_a_parameter_is_missing_where_no_holder_has_a_gradient_for_it(memories: 
 def test_a_stage_holds_the_buckets_of_its_own_units(memories: Memories) -> None:
     memory, _ = memories(stages=2, split=[2])
     assert memory.holders == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    held = [{index for bucket in memory.held(holder) for index in bucket.places} for holder in memory.holders]
+    held = [{place.parameter for bucket in memory.held(holder) for place in bucket.places} for holder in memory.holders]
     assert held == [{0, 1}, {2, 3}, {0, 1}, {2, 3}]
 
 
@@ -112,7 +112,7 @@ def test_the_names_of_the_state_dict_lead_to_the_shared_parameters(memories: Mem
     memory, _ = memories(model)
     parameters = list(model.parameters())
     for bucket in memory.buckets:
-        for index, (start, _) in bucket.places.items():
+        for index, start in ((place.parameter, place.offset) for place in bucket.places):
             shaped_like(parameters[index], memory.parameters(bucket), start).copy_(parameters[index].data)
     units = [Unit(number, f"{number}.", module) for number, module in enumerate(model)]
     memory.publish_layout(named_state(units), parameters)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from weft.plan.buckets import Bucket
 from weft.plan.course import Course
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
-from weft.workers.memory.bucket_memory import BucketMemory, BucketView
+from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.memory.replica_memory import ReplicaMemory
 
 MIXED = [{"device": "cpu"}, {"device": "gpu"}]
@@ -26,7 +27,7 @@ class Stand:
     def __init__(self, planned: Any, directory: Directory, model: nn.Module) -> None:
         self.memory: BucketMemory = planned.memory(directory)
         self.course: Course = planned.course
-        self.bucket: BucketView = self.memory.buckets[0]
+        self.bucket: Bucket = self.memory.buckets[0]
         self.models, self.replicas = [], []
         for r, replica in enumerate(planned.plan.replicas):
             self.models.append(copy.deepcopy(model))
@@ -82,8 +83,8 @@ def test_a_device_computes_on_parameters_of_its_own_until_they_are_brought_up(st
 
 
 def _place_of(stand: Stand, index: int) -> slice:
-    start, size = stand.bucket.places[index]
-    return slice(start, start + size)
+    (place,) = (place for place in stand.bucket.places if place.parameter == index)
+    return slice(place.offset, place.offset + place.num_elements)
 
 
 def test_a_stale_replica_gets_the_version_that_its_next_step_is_to_use(stand_of: Callable[..., Stand]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,20 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.plan.plan import Ring
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.slots import SlotRing
 
-RING = {
-    "name": "activation-0-0",
-    "depth": 3,
-    "dtype": "float32",
-    "slot_bytes": 64,
-    "shapes": [[2, [2, 4]], [1, [1, 4]]],
-    "memory": "shared",
-    "crosses": True,
-}
+RING = Ring(
+    name="activation-0-0",
+    depth=3,
+    dtype="float32",
+    slot_bytes=64,
+    shapes={2: (2, 4), 1: (1, 4)},
+    crosses=True,
+)
 
 
 class Blocks:
@@ -36,7 +37,7 @@ class Blocks:
 
 
 def ring_of(blocks: Blocks, microbatches: int = 2, **changes: Any) -> SlotRing:
-    return SlotRing(blocks, {**RING, **changes}, microbatches, HostDevice())  # type: ignore[arg-type]  # all that it asks of one
+    return SlotRing(blocks, replace(RING, **changes), microbatches, HostDevice())  # type: ignore[arg-type]  # all that it asks of one
 
 
 def test_the_writer_and_the_reader_of_a_microbatch_meet_in_one_slot() -> None:
@@ -93,7 +94,7 @@ def test_a_devices_own_ring_is_not_shared() -> None:
 
 def peers_of(directory: Directory) -> tuple[SlotRing, SlotRing]:
     """The ring of worker 2 that lends it, and that of another worker."""
-    ring = RING | {"memory": "peer", "lender": 2}
+    ring = replace(RING, memory="peer", lender=2)
     lender, borrower = (SlotRing(directory, ring, 2, StandIn(), position=position) for position in (2, 1))
     return lender, borrower
 
@@ -128,7 +129,7 @@ def test_the_host_reads_shared_memory_in_place() -> None:
 
 def test_a_ring_for_what_has_no_elements_has_a_block_all_the_same() -> None:
     blocks = Blocks()
-    ring = ring_of(blocks, slot_bytes=0, shapes=[[1, [1, 0]]])
+    ring = ring_of(blocks, slot_bytes=0, shapes={1: (1, 0)})
     assert ring.slot(0, 0, 1).shape == (1, 0)
     assert blocks.made["activation-0-0"].numel() == 1
 
@@ -166,7 +167,7 @@ GAPS = ("slice", "every second")
 def test_what_crosses_keeps_its_strides(directory: Directory, kind: str, memory: str) -> None:
     """Kernels sum in the order in which memory lies: a convolution's channels_last output, handed on as contiguous,
     changed the last bits of what the next stage made of it, and so did the gradient of a sum, one number expanded."""
-    ring = RING | {"shapes": [[2, [2, 4, 3, 3]]], "slot_bytes": 320, "memory": memory, "lender": 2, "name": kind}
+    ring = replace(RING, shapes={2: (2, 4, 3, 3)}, slot_bytes=320, memory=memory, lender=2, name=kind)
     writer = SlotRing(directory, ring, 2, StandIn(), position=2)
     reader = writer if memory == "device" else SlotRing(directory, ring, 2, StandIn(), position=1)
     plain = torch.arange(72.0).reshape(2, 4, 3, 3)

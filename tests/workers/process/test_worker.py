@@ -75,7 +75,7 @@ def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(process._Worker, "_directory", lambda worker, job: directory)
     worker = process._Worker(ends[1], CONFIG, device)
-    inboxes: dict[str, queue.SimpleQueue[None]] = {lane: queue.SimpleQueue() for lane in view["lanes"]}
+    inboxes: dict[str, queue.SimpleQueue[None]] = {lane: queue.SimpleQueue() for lane in view.programs}
     for inbox in inboxes.values():
         inbox.put(None)
     message = {

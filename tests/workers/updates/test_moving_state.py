@@ -10,43 +10,46 @@ import pytest
 import torch
 from torch import nn
 
+from weft.plan.buckets import Bucket, OwnedRange, Place, Route
+from weft.plan.inspection import StateFacts
 from weft.transport.memory.directory import Directory
 from weft.workers.inspection.state_facts import optimizer_memory, state_facts
-from weft.workers.memory.bucket_memory import BucketView
 from weft.workers.updates.moving_state import MovingState
 from weft.workers.updates.sharded_optimizer import ShardedOptimizer
 from weft.workers.updates.updates import make_shard
 from weft.workload.optimizer import make_optimizer
 from weft.workload.workload import WorkloadError
 
-ADAM = ("step", "tensor", "float32"), ("exp_avg", "elements", "float32"), ("exp_avg_sq", "elements", "float32")
+ADAM = (
+    StateFacts("step", "tensor", "float32", 4),
+    StateFacts("exp_avg", "elements", "float32", 4),
+    StateFacts("exp_avg_sq", "elements", "float32", 4),
+)
 ELEMENTS = 96  # of a bucket with a parameter of 64 and one of 32
 
 
-def bucket_of(*cuts: int) -> BucketView:
+def bucket_of(*cuts: int) -> Bucket:
     """Two parameters, of several owners."""
     bounds = [0, *cuts, ELEMENTS]
-    return BucketView(
+    return Bucket(
         index=0,
         dtype="float32",
         itemsize=4,
         offset=0,
         num_elements=ELEMENTS,
-        places={0: (0, 64), 1: (64, 32)},
+        places=(Place(parameter=0, offset=0, num_elements=64), Place(parameter=1, offset=64, num_elements=32)),
         holders=((0, 0),),
-        ranges=dict(enumerate(itertools.pairwise(bounds))),
-        route="either",
-        device_owner=9,
-        state={0: ADAM, 1: ADAM},
+        route=Route.EITHER,
+        ranges=tuple(OwnedRange(owner=n, start=a, stop=b) for n, (a, b) in enumerate(itertools.pairwise(bounds))),
+        device_ranges=(OwnedRange(owner=9, start=0, stop=ELEMENTS),),
+        state=(ADAM, ADAM),
     )
 
 
 class Side:
     """One owner's optimizer, over the elements `bounds` of flat values that all sides share."""
 
-    def __init__(
-        self, bucket: BucketView, bounds: tuple[int, int], values: torch.Tensor, gradient: torch.Tensor
-    ) -> None:
+    def __init__(self, bucket: Bucket, bounds: tuple[int, int], values: torch.Tensor, gradient: torch.Tensor) -> None:
         parameters = [nn.Parameter(torch.zeros(size)) for size in (64, 32)]
         template = make_optimizer(lambda given: torch.optim.Adam(given, lr=0.1), parameters)
         assert template is not None
@@ -66,7 +69,7 @@ def test_state_that_several_owners_part_comes_together_and_is_parted_again(direc
     bucket = bucket_of(32)
     moving = MovingState(directory, bucket)
     values, gradient = torch.ones(ELEMENTS), torch.linspace(-1, 1, ELEMENTS)
-    hosts = [Side(bucket, bounds, values, gradient) for bounds in bucket.ranges.values()]
+    hosts = [Side(bucket, bucket.range_of(owned.owner), values, gradient) for owned in bucket.ranges]
     device = Side(bucket, (0, ELEMENTS), values, gradient)
     expected = torch.ones(ELEMENTS)
     plain = Side(bucket, (0, ELEMENTS), expected, gradient)
@@ -101,7 +104,7 @@ def test_state_of_which_the_inspection_has_seen_nothing_is_refused(directory: Di
     bucket = bucket_of()
     side = Side(bucket, (0, ELEMENTS), torch.ones(ELEMENTS), torch.ones(ELEMENTS))
     side.optimizer.step(0)
-    moving = MovingState(directory, dataclasses.replace(bucket, state={0: ADAM[:1], 1: ADAM}))
+    moving = MovingState(directory, dataclasses.replace(bucket, state=(ADAM[:1], ADAM)))
     with pytest.raises(WorkloadError, match="keeps 'exp_avg' of a parameter, which it did not in its first steps"):
         side.gives(moving)
 

@@ -66,7 +66,7 @@ def test_an_owner_writes_its_own_range_and_no_other(stand_of: Callable[..., Stan
     for replica in range(3):
         stand.gradient(replica).fill_(1.0)
     stand.owners[1].sync(0, stand.course.iteration(0))
-    start, stop = stand.bucket.ranges[1]
+    start, stop = stand.bucket.range_of(1)
     total = stand.memory.sum(stand.bucket)
     assert total[start:stop].eq(3).all()
     assert total[:start].eq(1).all()

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from weft.plan.buckets import Bucket
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
-from weft.workers.memory.bucket_memory import BucketMemory, BucketView
+from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.updates import sharded_optimizer
 from weft.workers.updates.norm import DeviceNorm, Norm
@@ -73,7 +74,10 @@ class Stand:
             template,
             self.parameters,
             memory.buckets,
-            {b.index: make_shard(b, b.ranges[0], memory.parameters(b), memory.sum(b), groups) for b in memory.buckets},
+            {
+                b.index: make_shard(b, b.range_of(0), memory.parameters(b), memory.sum(b), groups)
+                for b in memory.buckets
+            },
             norm=norm if bounded else None,
             speculative=speculative,
             missing=missing_parameters(memory, self.course),
@@ -85,7 +89,7 @@ class Stand:
         self._device = device
         self._step = 0
 
-    def _note(self, bucket: BucketView, iteration: Iteration) -> None:
+    def _note(self, bucket: Bucket, iteration: Iteration) -> None:
         self.done.append((iteration.step, bucket.index))
 
     def step(self, gradients: Gradients) -> dict[str, float]:
@@ -110,15 +114,16 @@ class Stand:
         facts: Any = fragment["facts"]
         return dict(facts)
 
-    def _write(self, bucket: BucketView, gradients: Gradients, iteration: Iteration) -> None:
+    def _write(self, bucket: Bucket, gradients: Gradients, iteration: Iteration) -> None:
         flat = self.memory.gradient(HOLDER, bucket, iteration.step).zero_()
         absent = []
-        for index, (start, size) in bucket.places.items():
+        for place in bucket.places:
+            index, start = place.parameter, place.offset
             gradient = gradients[index]
             if gradient is None:
                 absent.append(index)
             else:
-                flat[start : start + size] = gradient.view(-1)
+                flat[start : start + place.num_elements] = gradient.view(-1)
         if absent:
             self.memory.mark_missing(HOLDER, bucket, absent, iteration.index)
 

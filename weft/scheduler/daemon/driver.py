@@ -20,6 +20,7 @@ from weft.machine.free_memory import free_memory
 from weft.metrics.prometheus.exporter import Exporter
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
+from weft.plan.worker_view import WorkerView
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import (
     Adjust,
@@ -229,7 +230,7 @@ class Driver:
             case Prepare():
                 if command.position == 0:
                     self._begin(command.job, command.plan)
-                self._send(command, "prepare", plan=command.plan.worker_view(command.position))
+                self._send(command, "prepare", plan=WorkerView.of(command.plan, command.position).to_wire())
             case SaveResult():
                 self._save(command)
             case Release():

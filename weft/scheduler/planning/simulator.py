@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from weft.plan.course import Course
 from weft.plan.graph import Lane
 from weft.plan.kinds import KINDS
 from weft.plan.plan import Plan
@@ -113,7 +114,7 @@ class _Run:
         self._iteration_ends: list[float] = []
         self._happening: list[tuple[float, int, Lane | None, int, int]] = []  # heap of tasks that run; no lane: posted
         self._order = 0
-        self._course = plan.course()
+        self._course = Course(plan)
         self._local = self._course.local.of(0)
         self._policies: list[tuple[int, Policy[Any]]] = []  # of the core's, those that are asked so often
         self._graph = plan.graph.going(self._local)

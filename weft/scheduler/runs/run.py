@@ -70,7 +70,7 @@ class PlannedAttempt:
         self.workers = workers  # by their position in the plan
         self.progress = Progress(plan)
         self.books = Books(plan, workers)
-        self.course = plan.course()
+        self.course = Course(plan)
         self.verdicts: list[str] = []  # in words, in the order in which they came
         self.planned: tuple[PlannedSpan, ...] | None = None  # simulated when somebody first looks
         self.unprofiled: set[str] | None = {workers[lane.worker] for lane in plan.graph.programs}  # None: all have been

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import nn
 
-from weft.workers.memory.bucket_memory import BucketMemory, Holder, shaped_like
+from weft.plan.buckets import Holder
+from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
 from weft.workload.workload import WorkloadError
 
 Post = Callable[[int], None]
@@ -46,7 +47,9 @@ class StageGradients:
         self._holder = holder
         self._buckets = {bucket.index: bucket for bucket in memory.held(holder)}
         self._post = post
-        self._parameters = {index: parameters[index] for bucket in self._buckets.values() for index in bucket.places}
+        self._parameters = {
+            p.parameter: parameters[p.parameter] for bucket in self._buckets.values() for p in bucket.places
+        }
         depth = 1 if own is not None else memory.gradient_depth(holder)
         self._views = [self._places(own, step) for step in range(depth)]
         self._padding = list(self._gaps(own)) if taken_over and own is not None else []
@@ -56,26 +59,28 @@ class StageGradients:
         self._counted: set[int] = set()  # in the last backward
         self._left: dict[int, int] = {}
         for bucket in self._buckets.values():
-            for index in bucket.places:
-                hook = self._hook(index, bucket.index)
-                self._parameters[index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            for place in bucket.places:
+                hook = self._hook(place.parameter, bucket.index)
+                self._parameters[place.parameter].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _places(self, own: Mapping[int, torch.Tensor] | None, step: int) -> dict[int, torch.Tensor]:
         places = {}
         for bucket in self._buckets.values():
             flat = own[bucket.index] if own is not None else self._memory.gradient(self._holder, bucket, step)
-            for index, (start, _) in bucket.places.items():
-                places[index] = shaped_like(self._parameters[index], flat, start)
+            for place in bucket.places:
+                places[place.parameter] = shaped_like(self._parameters[place.parameter], flat, place.offset)
         return places
 
     def _gaps(self, own: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
         """What lies between the places of parameters: it counts in the norm, and is zero."""
         for bucket in self._buckets.values():
             end = 0
-            for start, count in sorted([*bucket.places.values(), (bucket.num_elements, 0)]):
-                if end < start:
-                    yield own[bucket.index][end:start]
-                end = start + count
+            for place in bucket.places:
+                if end < place.offset:
+                    yield own[bucket.index][end : place.offset]
+                end = place.offset + place.num_elements
+            if end < bucket.num_elements:
+                yield own[bucket.index][end:]
 
     def begin(self, step: int) -> None:
         """Before the first backward of an iteration."""
@@ -132,7 +137,7 @@ class StageGradients:
         if self._left[bucket] == 0:
             return
         view = self._buckets[bucket]
-        if absent := [index for index in view.places if index not in self._present]:
+        if absent := [p.parameter for p in view.places if p.parameter not in self._present]:
             for index in absent:
                 self._now[index].zero_()
             self._memory.mark_missing(self._holder, view, absent, step)

@@ -11,14 +11,17 @@ when each runs, they only do the work. Where each kind is:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal, assert_never
 
 import torch
 
+from weft.plan.buckets import Holder
 from weft.plan.course import Course
+from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
-from weft.plan.kinds import KINDS
+from weft.plan.kinds import KINDS, Kind, Way
+from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Prefetch
 from weft.transport.memory.board import INITIAL_BYTE, Board, num_words
@@ -28,13 +31,13 @@ from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Device
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
-from weft.workers.memory.bucket_memory import Holder
 from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.memory.slots import SlotRing
 from weft.workers.updates.bucket_updates import BucketUpdates
 from weft.workload.data import Batches
 from weft.workload.workload import Workload
 
+_OfBucket = Literal[Kind.DOWN, Kind.SYNC, Kind.UPDATE, Kind.VALIDATE, Kind.UP, Kind.RELOAD]
 COMPUTE = "compute"  # of all lanes of a worker the one that may spin: the others would take the core from it
 
 
@@ -44,31 +47,32 @@ class Attempt:
     def __init__(
         self,
         spec: JobSpec,
-        plan: Mapping[str, Any],
+        view: WorkerView,
         workload: Workload,
         directory: Directory,
         spin_seconds: float,
         device: Device,
     ) -> None:
         self.device = device
-        self.course = Course(plan)
-        self.num_tasks: int = plan["num_tasks"]
-        self.measured = {lane: Measured() for lane in plan["lanes"]}
+        self.course = Course(view)
+        self.num_tasks = view.num_tasks
+        self._waits, self._wakes = view.waits, view.wakes
+        self.measured = {lane: Measured() for lane in view.programs}
         words = directory.block("board", 4 * num_words(self.num_tasks), INITIAL_BYTE)
-        shares_core = len(plan["lanes"]) > 1
+        shares_core = len(view.programs) > 1
         self.boards = {
             lane: Board(words.view(torch.int32), spin_seconds if lane == COMPUTE else 0.0, shares_core=shares_core)
-            for lane in plan["lanes"]
+            for lane in view.programs
         }
         self.board = next(iter(self.boards.values()))
         self._rings = {
-            ring["name"]: SlotRing(
-                directory, ring, self.course.microbatches[ring["replica"]], self.device, position=plan["position"]
+            ring.name: SlotRing(
+                directory, ring, self.course.microbatches[ring.replica], self.device, position=view.position
             )
-            for ring in plan["rings"]
+            for ring in view.rings
         }
         for name in [name for name, ring in self._rings.items() if ring.by_number]:
-            for replica in range(len(plan["replicas"])):
+            for replica in range(len(view.replicas)):
                 self._rings[f"{name.partition('-')[0]}-{replica}"] = self._rings[name]
         self._weights = Weights(
             workload.weight,
@@ -76,21 +80,17 @@ class Attempt:
             num_microbatches=sum(self.course.microbatches),
             depth=_batches_under_way(spec.strategy.prefetch),
         )
-        loads = any(task["kind"] == "load" for program in plan["lanes"].values() for task in program)
+        tasks = [task for program in view.programs.values() for task in program]
+        loads = any(task.kind is Kind.LOAD for task in tasks)
         self._batches = Batches(workload, seed=spec.job.seed) if loads else None
-        self._post: dict[tuple[int, int, int], int] = {
-            (task["replica"], task["stage"], task["bucket"]): task["id"]
-            for program in plan["lanes"].values()
-            for task in program
-            if KINDS[task["kind"]].is_milestone
-        }
+        self._post = {(task.holder, _given(task.bucket)): task.id for task in tasks if KINDS[task.kind].is_milestone}
         # By milestone: who posts it from inside another task.
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
-        self._bounded = bool((plan["synchronisation"] or {}).get("bounded"))
+        self._bounded = view.synchronisation is not None and view.synchronisation.bounded
         self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of
         self._boards_to_abort = [self.board]
         self._parts = ModelParts(
-            spec, plan, workload, directory, self.device, self.course, self._weights, self._rings, self._post_gradient
+            spec, view, workload, directory, self.device, self.course, self._weights, self._rings, self._post_gradient
         )
 
     def iteration(self, index: int) -> Iteration:
@@ -105,58 +105,65 @@ class Attempt:
         """Another board on which lanes wait."""
         self._boards_to_abort.append(board)
 
-    def _post_gradient(self, replica: int, stage: int, bucket: int) -> None:
+    def _post_gradient(self, holder: Holder, bucket: int) -> None:
         """From inside a backward."""
-        task = self._post[replica, stage, bucket]
-        self.milestones[task](task, self._now[replica, stage])
+        task = self._post[holder, bucket]
+        self.milestones[task](task, self._now[holder])
 
-    def operations(self, lane: str, program: list[dict[str, Any]]) -> dict[int, Operation]:
-        """The operations of a lane's tasks as the plan's worker view describes them, by task id."""
+    def operations(self, lane: str, program: Sequence[Task]) -> dict[int, Operation]:
+        """The operations of a lane's tasks, by task id."""
         measured, updates = self.measured[lane], self._parts.updates
         return {
-            task["id"]: Operation(
-                task=task["id"],
-                mode=KINDS[task["kind"]].mode,
-                waits=tuple((source, distance, cause) for source, distance, cause in task["waits"]),
-                wakes=task["wakes"],
-                passes=KINDS[task["kind"]].learns,
+            task.id: Operation(
+                task=task.id,
+                mode=KINDS[task.kind].mode,
+                waits=tuple((edge.source, edge.distance, edge.cause) for edge in self._waits.get(task.id, ())),
+                wakes=task.id in self._wakes,
+                passes=KINDS[task.kind].learns,
                 run=self._bind(task, measured),
                 update_needed=self._parts.update_needed(task),
                 takes=updates.takes(task) if updates is not None else None,
                 skips=self._skips(task),
                 place=_place_of(task, num_replicas=len(self.course.microbatches)),
-                is_milestone=KINDS[task["kind"]].is_milestone,
+                is_milestone=KINDS[task.kind].is_milestone,
                 reads_on_host=updates is not None and (updates.reads_norm(task) or updates.sums_on_host(task)),
-                is_read_on_host=self._bounded and task["kind"] == "sync",
+                is_read_on_host=self._bounded and task.kind is Kind.SYNC,
             )
             for task in program
         }
 
-    def _skips(self, task: Mapping[str, Any]) -> Callable[[Iteration], Collection[int]] | None:
-        if not any(task["ways"]):
+    def _skips(self, task: Task) -> Callable[[Iteration], Collection[int]] | None:
+        ways = [edge.way for edge in self._waits.get(task.id, ())]
+        if not any(ways):
             return None
-        bucket, course = task["bucket"], self.course
-        numbers = {way: [n for n, each in enumerate(task["ways"]) if each == way] for way in ("host", "device")}
-        return lambda iteration: numbers["host" if course.is_local(bucket, iteration) else "device"]
+        bucket, course = _given(task.bucket), self.course
+        of_host, of_device = ([n for n, each in enumerate(ways) if each is way] for way in (Way.HOST, Way.DEVICE))
+        return lambda iteration: of_host if course.is_local(bucket, iteration) else of_device
 
-    def _bind(self, task: Mapping[str, Any], measured: Measured) -> Run:
-        r, s, m, b = task["replica"], task["stage"], task["microbatch"], task["bucket"]
+    def _bind(self, task: Task, measured: Measured) -> Run:
         parts, updates = self._parts, self._parts.updates
-        match task["kind"]:
-            case "load":
-                return lambda iteration: self._load(iteration, r, m)
-            case "fetch":
-                return lambda iteration: self._fetch(iteration, r, s, m)
-            case "forward":
-                return lambda iteration: parts.stages[r, s].forward(iteration, m, measured)
-            case "backward":
-                return lambda iteration: self._backward(iteration, r, s, m)
-            case "grad":
-                return lambda iteration: parts.stages[r, s].finish_gradient(iteration, b)
-            case "update" if updates is None:
-                return lambda iteration: parts.own_updates[s].run(iteration, measured)
-        assert updates is not None
-        return _bind_to_bucket(task, updates, parts.memories, measured)
+        match task.kind:
+            case Kind.LOAD:
+                replica, m = task.holder.replica, _given(task.microbatch)
+                return lambda iteration: self._load(iteration, replica, m)
+            case Kind.FETCH:
+                holder, m = task.holder, _given(task.microbatch)
+                return lambda iteration: self._fetch(iteration, holder, m)
+            case Kind.FORWARD:
+                stage, m = parts.stages[task.holder], _given(task.microbatch)
+                return lambda iteration: stage.forward(iteration, m, measured)
+            case Kind.BACKWARD:
+                holder, m = task.holder, _given(task.microbatch)
+                return lambda iteration: self._backward(iteration, holder, m)
+            case Kind.GRAD:
+                stage, b = parts.stages[task.holder], _given(task.bucket)
+                return lambda iteration: stage.finish_gradient(iteration, b)
+            case Kind.UPDATE if updates is None:
+                own = parts.own_updates[task.holder.stage]
+                return lambda iteration: own.run(iteration, measured)
+            case kind:
+                assert updates is not None
+                return _bind_to_bucket(kind, task, updates, parts.memories, measured)
 
     # --- tasks that belong to no other module
 
@@ -170,7 +177,8 @@ class Attempt:
         self._batches.load(iteration, part, (slots[0], slots[1]))
         self._weights.weigh(iteration, part, slots[1])
 
-    def _fetch(self, iteration: Iteration, replica: int, stage: int, microbatch: int) -> None:
+    def _fetch(self, iteration: Iteration, holder: Holder, microbatch: int) -> None:
+        replica, stage = holder
         part = self.course.part(iteration, replica, microbatch)
         last = self._parts.num_stages[replica] - 1
         for name, at in (("input", 0), ("target", last)):
@@ -179,40 +187,54 @@ class Attempt:
                 source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
                 self.device.copy(device.slot(iteration.index, microbatch, part.size), source)
 
-    def _backward(self, iteration: Iteration, replica: int, stage: int, microbatch: int) -> None:
-        self._now[replica, stage] = iteration.index  # what the hooks post
-        self._parts.stages[replica, stage].backward(iteration, microbatch)
+    def _backward(self, iteration: Iteration, holder: Holder, microbatch: int) -> None:
+        self._now[holder] = iteration.index  # what the hooks post
+        self._parts.stages[holder].backward(iteration, microbatch)
 
 
 def _bind_to_bucket(
-    task: Mapping[str, Any], updates: BucketUpdates, memories: Mapping[Holder, ReplicaMemory], measured: Measured
+    kind: _OfBucket, task: Task, updates: BucketUpdates, memories: Mapping[Holder, ReplicaMemory], measured: Measured
 ) -> Run:
-    r, s, b, owner = task["replica"], task["stage"], task["bucket"], task["owner"]
-    match task["kind"]:
-        case "down":
-            return lambda iteration: updates.down((r, s), b, iteration)
-        case "up":
-            return lambda iteration: updates.up((r, s), b, iteration)
-        case "reload":
-            return lambda iteration: memories[r, s].load(b)
-        case "sync":
-            return lambda iteration: updates.owners[owner].sync(b, iteration)
-        case "update" if owner is not None:
-            return lambda iteration: updates.owners[owner].update(b, iteration, measured)
-        case "update":
-            return lambda iteration: updates.update_device(r, s, b, iteration, measured)
-        case "validate":
-            return lambda iteration: updates.owners[owner].validate(iteration, measured)
-    raise AssertionError(task["kind"])
+    match kind:
+        case Kind.DOWN:
+            holder, b = task.holder, _given(task.bucket)
+            return lambda iteration: updates.down(holder, b, iteration)
+        case Kind.UP:
+            holder, b = task.holder, _given(task.bucket)
+            return lambda iteration: updates.up(holder, b, iteration)
+        case Kind.RELOAD:
+            memory, b = memories[task.holder], _given(task.bucket)
+            return lambda iteration: memory.load(b)
+        case Kind.UPDATE if task.owner is None:
+            holder, b = task.holder, _given(task.bucket)
+            return lambda iteration: updates.update_device(holder, b, iteration, measured)
+        case Kind.SYNC:
+            owner, b = updates.owners[_given(task.owner)], _given(task.bucket)
+            return lambda iteration: owner.sync(b, iteration)
+        case Kind.UPDATE:
+            owner, b = updates.owners[_given(task.owner)], _given(task.bucket)
+            return lambda iteration: owner.update(b, iteration, measured)
+        case Kind.VALIDATE:
+            owner = updates.owners[_given(task.owner)]
+            return lambda iteration: owner.validate(iteration, measured)
+        case _:
+            assert_never(kind)
 
 
-def _place_of(task: Mapping[str, Any], *, num_replicas: int) -> str:
-    parts = [str(task["kind"])]
-    if task["owner"] is None and task["kind"] != "load":
-        parts[0] += f" of stage {task['stage']}"
-    if num_replicas > 1 and task["owner"] is None:
-        parts.append(f"replica {task['replica']}")
-    parts += [f"{name} {task[name]}" for name in ("microbatch", "bucket") if task[name] is not None]
+def _given(number: int | None) -> int:
+    """What every task of its kind has."""
+    assert number is not None
+    return number
+
+
+def _place_of(task: Task, *, num_replicas: int) -> str:
+    parts = [str(task.kind)]
+    if task.owner is None and task.kind is not Kind.LOAD:
+        parts[0] += f" of stage {task.stage}"
+    if num_replicas > 1 and task.owner is None:
+        parts.append(f"replica {task.replica}")
+    about = (("microbatch", task.microbatch), ("bucket", task.bucket))
+    parts += [f"{name} {number}" for name, number in about if number is not None]
     return ", ".join(parts)
 
 

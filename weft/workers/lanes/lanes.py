@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from weft.plan.graph import Task
 from weft.workers.devices.device import Accelerator
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lane import Lane, Send, Work
@@ -25,7 +25,7 @@ Inbox = queue.SimpleQueue[Work | None]
 
 def run_lanes(
     main: str,
-    programs: Mapping[str, list[dict[str, Any]]],
+    programs: Mapping[str, Sequence[Task]],
     inboxes: Mapping[str, Inbox],
     attempt: Attempt,
     send: Send,
@@ -63,7 +63,7 @@ def run_lanes(
 
 
 def _make_lanes(
-    programs: Mapping[str, list[dict[str, Any]]],
+    programs: Mapping[str, Sequence[Task]],
     attempt: Attempt,
     send: Send,
     *,

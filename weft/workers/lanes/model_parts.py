@@ -13,9 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.plan.buckets import Holder
 from weft.plan.course import Course
 from weft.plan.error_places import step_place, within
+from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
+from weft.plan.kinds import Kind
+from weft.plan.plan import StagePlan
+from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import Arena, Layout
 from weft.transport.memory.directory import Directory
@@ -25,7 +30,7 @@ from weft.workers.compute.stage import Stage, copy_buffer, keep_state, move_stat
 from weft.workers.compute.stage_tasks import StageTasks
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
-from weft.workers.memory.bucket_memory import BucketMemory, Holder, shaped_like
+from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
 from weft.workers.memory.layer_window import LayerWindow
 from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.memory.slots import SlotRing
@@ -36,7 +41,7 @@ from weft.workload.optimizer import make_optimizer
 from weft.workload.units import Unit, named_state, units
 from weft.workload.workload import Workload, make_scheduler
 
-PostGradient = Callable[[int, int, int], None]
+PostGradient = Callable[[Holder, int], None]
 
 
 class StageUpdate:
@@ -70,7 +75,7 @@ class ModelParts:
     def __init__(
         self,
         spec: JobSpec,
-        plan: Mapping[str, Any],
+        view: WorkerView,
         workload: Workload,
         directory: Directory,
         device: Device,
@@ -79,11 +84,11 @@ class ModelParts:
         rings: Mapping[str, SlotRing],
         post_gradient: PostGradient,
     ) -> None:
-        self._spec, self._plan, self._workload = spec, plan, workload
+        self._spec, self._view, self._workload = spec, view, workload
         self._directory, self._device = directory, device
         self._course, self._weights, self._rings = course, weights, rings
         self._post_gradient = post_gradient
-        self.num_stages: list[int] = [replica["num_stages"] for replica in plan["replicas"]]
+        self.num_stages = [replica.num_stages for replica in view.replicas]
         self._units = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
         self._taken: set[int] = set()  # ids of parameters that a stage of this worker has
         self._parameters = list(workload.model.parameters())
@@ -92,20 +97,20 @@ class ModelParts:
         self._windows: dict[int, LayerWindow] = {}
         self.updates: BucketUpdates | None = None
         self.own_updates: dict[int, StageUpdate] = {}
-        sync = plan["synchronisation"]
         self._memory = None
         self._in_buckets: set[int] = set()
-        if sync is not None:
-            self._memory = BucketMemory(directory, sync, [replica["staleness"] for replica in plan["replicas"]])
-            moves = Moves(directory, self._memory, course, plan["replicas"], device)
-            self._in_buckets = {id(self._parameters[i]) for bucket in self._memory.buckets for i in bucket.places}
-        own = [self._own_units(part["first"], part["last"]) for part in plan["stages"]]  # before any of them moves
-        for part, (stage_units, parameters) in zip(plan["stages"], own, strict=True):
+        if view.synchronisation is not None:
+            self._memory = BucketMemory(directory, view.synchronisation, view.replicas)
+            moves = Moves(directory, self._memory, course, view.replicas, device)
+            places = [place for bucket in self._memory.buckets for place in bucket.places]
+            self._in_buckets = {id(self._parameters[place.parameter]) for place in places}
+        own = [self._own_units(part.first, part.last) for part in view.stages]  # before any of them moves
+        for part, (stage_units, parameters) in zip(view.stages, own, strict=True):
             self._add_stage(part, stage_units, parameters)
         if self._memory is not None:
             self._share_the_rest({id(p) for units, _ in own for unit in units for p in unit.module.parameters()})
             self.updates = BucketUpdates(
-                spec, plan, workload, self._parameters, self._memory, moves, course, device, self.memories
+                spec, view, workload, self._parameters, self._memory, moves, course, device, self.memories
             )
             if self.stages or self.updates.owners:
                 self._memory.publish_layout(named_state(self._units), self._parameters)
@@ -113,8 +118,8 @@ class ModelParts:
 
     # --- stages
 
-    def _add_stage(self, part: Mapping[str, Any], own: list[Unit], parameters: list[nn.Parameter]) -> None:
-        holder = (part["replica"], part["stage"])
+    def _add_stage(self, part: StagePlan, own: list[Unit], parameters: list[nn.Parameter]) -> None:
+        holder = part.holder
         for module in [unit.module for unit in own] + self._functions_with_state():
             self._device.adopt(module)
         gradients = None
@@ -128,8 +133,8 @@ class ModelParts:
         stage = Stage(
             own,
             seed=self._spec.job.seed,
-            recompute=self._plan["recompute"],
-            copies_input=part["copies_input"],
+            recompute=self._view.recompute,
+            copies_input=part.copies_input,
             precision=self._spec.strategy.precision,
             device=self._device,
             heads=self._functions_with_state(),
@@ -174,10 +179,10 @@ class ModelParts:
         memory, which has it anyway, and not in a copy of the model for each worker."""
         assert self._memory is not None
         for bucket in self._memory.buckets:
-            for index, (start, _) in bucket.places.items():
-                parameter = self._parameters[index]
+            for place in bucket.places:
+                parameter = self._parameters[place.parameter]
                 if id(parameter) not in placed:
-                    parameter.data = shaped_like(parameter, self._memory.parameters(bucket), start)
+                    parameter.data = shaped_like(parameter, self._memory.parameters(bucket), place.offset)
 
     def _functions_with_state(self) -> list[nn.Module]:
         functions = (self._workload.loss, *self._workload.metrics.values())
@@ -185,16 +190,15 @@ class ModelParts:
 
     def _place_in_buckets(self, holder: Holder, parameters: list[nn.Parameter]) -> StageGradients:
         assert self._memory is not None
-        replica = self._plan["replicas"][holder[0]]
-        is_device = replica["device"] == "gpu"
+        replica = self._view.replicas[holder[0]]
         window = self._window(holder[0])
         memory = self.memories[holder] = ReplicaMemory(
             self._memory,
             self._course,
             holder,
             parameters,
-            is_private=replica["private"],
-            is_device=is_device,
+            is_private=replica.private,
+            is_device=replica.device == "gpu",
             writes=holder[0] == 0,
             device=self._device,
             window=window,
@@ -204,19 +208,19 @@ class ModelParts:
             holder,
             memory.held_parameters(),
             memory.gradients,
-            lambda bucket: self._post_gradient(*holder, bucket),
+            lambda bucket: self._post_gradient(holder, bucket),
             taken_over=window is not None,
         )
 
     def _window(self, replica: int) -> LayerWindow | None:
-        plan = self._plan["replicas"][replica]
-        if plan["working_window"] is not None and replica not in self._windows:
+        plan = self._view.replicas[replica]
+        if plan.working_window is not None and replica not in self._windows:
             assert self._memory is not None
             self._windows[replica] = LayerWindow(
                 self._memory,
                 replica,
-                num_layers=plan["num_stages"],
-                num_places=plan["working_window"],
+                num_layers=plan.num_stages,
+                num_places=plan.working_window,
                 device=self._device,
             )
         return self._windows.get(replica)
@@ -243,8 +247,8 @@ class ModelParts:
         if holder[0] == 0 or not buffers:
             return lambda: None
         theirs: dict[str, torch.Tensor] = {}
-        for stage, (first, last) in enumerate(self._plan["first_cuts"]):
-            arena = self._state_arena((0, stage), self._units[first:last])
+        for stage, (first, last) in enumerate(self._view.first_cuts):
+            arena = self._state_arena(Holder(0, stage), self._units[first:last])
             theirs |= {name: tensor for name, tensor in arena.items().items() if name in buffers}
 
         def read() -> None:
@@ -254,9 +258,9 @@ class ModelParts:
 
         return read
 
-    def update_needed(self, task: Mapping[str, Any]) -> Callable[[Iteration], int] | None:
+    def update_needed(self, task: Task) -> Callable[[Iteration], int] | None:
         """For UP to a stale replica: the iteration whose update makes the version that is needed next."""
-        if task["kind"] != "up" or not self._plan["replicas"][task["replica"]]["staleness"]:
+        if task.kind is not Kind.UP or not self._view.replicas[task.holder.replica].staleness:
             return None
-        memory, course = self.memories[task["replica"], task["stage"]], self._course
+        memory, course = self.memories[task.holder], self._course
         return lambda iteration: course.update_of(memory.next_version(iteration))

@@ -12,13 +12,13 @@ A device keeps its own parameters and gradients beside these. Step numbers count
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
+from weft.plan.buckets import Bucket, Holder
+from weft.plan.plan import ReplicaPlan, Synchronisation
 from weft.transport.memory.arena import Entry, Layout, typed
 from weft.transport.memory.directory import Directory
 
@@ -26,68 +26,19 @@ from weft.transport.memory.directory import Directory
 # the other's last SYNC in between.
 NORMS_DEPTH = 2
 
-Holder = tuple[int, int]
-StateEntry = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketView:
-    """A bucket of the plan. places: parameter index -> first element. ranges: owner -> (start, stop). device_owner: who
-    updates all of it, of the route "either" and with one holder, where the device does. state: of the same route, the
-    entries (name, kind, dtype) of each parameter's optimizer state."""
-
-    index: int
-    dtype: str
-    itemsize: int
-    offset: int
-    num_elements: int
-    places: Mapping[int, tuple[int, int]]
-    holders: tuple[Holder, ...]
-    ranges: Mapping[int, tuple[int, int]]
-    route: str
-    device_owner: int | None = None
-    state: Mapping[int, tuple[StateEntry, ...]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, part: Mapping[str, Any]) -> BucketView:
-        return cls(
-            **{key: part[key] for key in ("index", "dtype", "itemsize", "offset", "num_elements")},
-            places={p["parameter"]: (p["offset"], p["num_elements"]) for p in part["places"]},
-            holders=tuple((r, s) for r, s in part["holders"]),
-            ranges={owned["owner"]: (owned["start"], owned["stop"]) for owned in part["ranges"]},
-            route=str(part["route"]),
-            device_owner=next((owned["owner"] for owned in part["device_ranges"]), None),
-            state={
-                place["parameter"]: tuple((entry["name"], entry["kind"], entry["dtype"]) for entry in entries)
-                for place, entries in zip(part["places"], part["state"], strict=False)
-            },
-        )
-
-    def range_of(self, owner: int) -> tuple[int, int]:
-        return (0, self.num_elements) if owner == self.device_owner else self.ranges[owner]
-
-    @property
-    def owners(self) -> frozenset[int]:
-        own = frozenset() if self.device_owner is None else frozenset({self.device_owner})
-        return frozenset(self.ranges) | own
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_elements * self.itemsize
-
 
 class BucketMemory:
-    """The shared blocks of one job's buckets. staleness: of each replica."""
+    """The shared blocks of one job's buckets."""
 
-    def __init__(self, directory: Directory, synchronisation: Mapping[str, Any], staleness: Sequence[int]) -> None:
-        self.buckets = [BucketView.of(part) for part in synchronisation["buckets"]]
-        self.num_owners = len(synchronisation["owners"])
+    def __init__(self, directory: Directory, sync: Synchronisation, replicas: Sequence[ReplicaPlan]) -> None:
+        self.buckets = sync.buckets
+        self.num_owners = len(sync.owners)
         self.holders = sorted({holder for bucket in self.buckets for holder in bucket.holders})
         self._directory = directory
-        self._depths = [1 + number for number in staleness]
+        self._depths = [1 + replica.staleness for replica in replicas]
         self.num_versions = max(self._depths) if max(self._depths) > 1 else 0
         self._num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
-        self._num_parameters = 1 + max((index for bucket in self.buckets for index in bucket.places), default=-1)
+        self._num_parameters = 1 + max((p.parameter for bucket in self.buckets for p in bucket.places), default=-1)
         self._parameters = directory.block("parameters", max(1, self._num_bytes))
         self._versions = directory.block("versions", self.num_versions * self._num_bytes) if self.num_versions else None
         self._sums = directory.block("sums", self._num_bytes) if self.num_versions else None
@@ -96,7 +47,7 @@ class BucketMemory:
         words = len(self.holders) * (len(self.buckets) + self._num_parameters)
         # A stale holder marks steps that owners come to later; any other one may mark the next step while the last
         # update of this one is still made.
-        depth = 2 + max(staleness)
+        depth = 1 + max(self._depths)
         missing = directory.block("missing", 4 * max(1, depth * words), 0xFF)
         self.missing = missing.view(torch.int32).view(depth, len(self.holders), -1)
         self._gradients: dict[Holder, torch.Tensor] = {}
@@ -105,19 +56,19 @@ class BucketMemory:
         """Sums of squares of a step's gradient, shape (buckets, owners); 0 where an owner has no range."""
         return self._norms[step % NORMS_DEPTH]
 
-    def held(self, holder: Holder) -> list[BucketView]:
+    def held(self, holder: Holder) -> list[Bucket]:
         return [bucket for bucket in self.buckets if holder in bucket.holders]
 
-    def parameters(self, bucket: BucketView) -> torch.Tensor:
+    def parameters(self, bucket: Bucket) -> torch.Tensor:
         """Flat, shared."""
         return _flat(self._parameters, bucket.offset, bucket)
 
-    def version(self, bucket: BucketView, version: int) -> torch.Tensor:
+    def version(self, bucket: Bucket, version: int) -> torch.Tensor:
         """The bucket's parameters after `version` updates; flat, shared."""
         assert self._versions is not None
         return _flat(self._versions, version % self.num_versions * self._num_bytes + bucket.offset, bucket)
 
-    def gradient(self, holder: Holder, bucket: BucketView, step: int) -> torch.Tensor:
+    def gradient(self, holder: Holder, bucket: Bucket, step: int) -> torch.Tensor:
         """A holder's gradient of a step; flat, shared."""
         held = self.held(holder)
         size, depth = sum(each.num_bytes for each in held), self._depths[holder[0]]
@@ -130,7 +81,7 @@ class BucketMemory:
     def gradient_depth(self, holder: Holder) -> int:
         return self._depths[holder[0]]
 
-    def sum(self, bucket: BucketView) -> torch.Tensor:
+    def sum(self, bucket: Bucket) -> torch.Tensor:
         """Where owners leave the sum over all holders; flat, shared."""
         if self._sums is None:
             return self.gradient(bucket.holders[0], bucket, 0)
@@ -138,20 +89,21 @@ class BucketMemory:
 
     # --- parameters that got no gradient
 
-    def mark_missing(self, holder: Holder, bucket: BucketView, parameters: Sequence[int], step: int) -> None:
+    def mark_missing(self, holder: Holder, bucket: Bucket, parameters: Sequence[int], step: int) -> None:
         """Before the bucket's milestone is posted."""
         row = self._missing_row(holder, step)
         row[bucket.index] = step
         for parameter in parameters:
             row[len(self.buckets) + parameter] = step
 
-    def missing_in(self, bucket: BucketView, holders: Sequence[Holder], step: int) -> frozenset[int]:
+    def missing_in(self, bucket: Bucket, holders: Sequence[Holder], step: int) -> frozenset[int]:
         """Parameters of the bucket that none of these holders has a gradient for."""
         rows = [self._missing_row(holder, step) for holder in holders]
         if not all(int(row[bucket.index]) == step for row in rows):
             return frozenset()
         first = len(self.buckets)
-        return frozenset(index for index in bucket.places if all(int(row[first + index]) == step for row in rows))
+        parameters = (place.parameter for place in bucket.places)
+        return frozenset(index for index in parameters if all(int(row[first + index]) == step for row in rows))
 
     def _missing_row(self, holder: Holder, step: int) -> torch.Tensor:
         return self.missing[step % len(self.missing), self.holders.index(holder)]
@@ -159,9 +111,9 @@ class BucketMemory:
     def publish_layout(self, names: Sequence[tuple[str, torch.Tensor]], parameters: Sequence[nn.Parameter]) -> None:
         """Tells where each name of the model's state dict lies in "parameters", for whoever saves it."""
         offsets = {
-            id(parameters[index]): bucket.offset + start * bucket.itemsize
+            id(parameters[place.parameter]): bucket.offset + place.offset * bucket.itemsize
             for bucket in self.buckets
-            for index, (start, _) in bucket.places.items()
+            for place in bucket.places
         }
         entries = []
         for name, tensor in names:
@@ -177,5 +129,5 @@ def shaped_like(parameter: torch.Tensor, flat: torch.Tensor, start: int) -> torc
     return flat[start : start + parameter.numel()].as_strided(parameter.shape, strides, flat.storage_offset() + start)
 
 
-def _flat(block: torch.Tensor, offset: int, bucket: BucketView) -> torch.Tensor:
+def _flat(block: torch.Tensor, offset: int, bucket: Bucket) -> torch.Tensor:
     return typed(block, offset, (bucket.num_elements,), bucket.dtype)

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 import torch
 
+from weft.plan.buckets import Bucket, Holder
 from weft.transport.memory.arena import typed
 from weft.workers.devices.device import Memory
-from weft.workers.memory.bucket_memory import BucketMemory, BucketView, Holder
+from weft.workers.memory.bucket_memory import BucketMemory
 
 Flat = Mapping[int, torch.Tensor]
 
@@ -25,7 +26,7 @@ class LayerWindow:
         self._memory = memory
         sizes = [0] * num_places
         for layer in range(num_layers):
-            held = memory.held((replica, layer))
+            held = memory.held(Holder(replica, layer))
             sizes[layer % num_places] = max(sizes[layer % num_places], sum(bucket.num_bytes for bucket in held))
         self._values = [device.zeros(size, torch.uint8) for size in sizes]
         self._gradients = [device.zeros(size, torch.uint8) for size in sizes]
@@ -37,7 +38,7 @@ class LayerWindow:
         return _laid_out(self._values[place], held), _laid_out(self._gradients[place], held)
 
 
-def _laid_out(block: torch.Tensor, buckets: list[BucketView]) -> dict[int, torch.Tensor]:
+def _laid_out(block: torch.Tensor, buckets: list[Bucket]) -> dict[int, torch.Tensor]:
     places, offset = {}, 0
     for bucket in buckets:
         places[bucket.index] = typed(block, offset, (bucket.num_elements,), bucket.dtype)

@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
 from weft.workers.devices.device import Memory
-from weft.workers.memory.bucket_memory import BucketMemory, BucketView, Holder, shaped_like
+from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
 from weft.workers.memory.layer_window import LayerWindow
 
 
@@ -60,17 +61,17 @@ class ReplicaMemory:
             self.gradients = _zeros(device, shared) if is_device else None
         if is_device:
             for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
-                if bucket.route != "device":  # of which nothing comes down, and page-locked memory is taken at once
+                if bucket.route is not Route.DEVICE:  # of that nothing comes down, and page-locked memory is scarce
                     memory.gradient(holder, bucket, 0)
                     memory.sum(bucket)
         self._parameters = parameters
         for bucket in self._buckets.values():
             self._place(bucket, writes=writes)
 
-    def _place(self, bucket: BucketView, *, writes: bool) -> None:
+    def _place(self, bucket: Bucket, *, writes: bool) -> None:
         """Moves the bucket's parameters to their places; those of a layer that streams get their numbers by UP."""
-        for parameter, (start, _) in bucket.places.items():
-            tensor = self._parameters[parameter]
+        for where in bucket.places:
+            tensor, start = self._parameters[where.parameter], where.offset
             if writes:
                 shaped_like(tensor, self._memory.parameters(bucket), start).copy_(tensor.data)
                 if self._memory.num_versions:  # a stale replica comes back to the first one after a validation
@@ -81,7 +82,7 @@ class ReplicaMemory:
             tensor.data = place.data
 
     def held_parameters(self) -> dict[int, nn.Parameter]:
-        return {i: self._parameters[i] for bucket in self._buckets.values() for i in bucket.places}
+        return {p.parameter: self._parameters[p.parameter] for bucket in self._buckets.values() for p in bucket.places}
 
     def down(self, bucket: int, iteration: Iteration) -> None:
         assert self.gradients is not None
@@ -99,11 +100,11 @@ class ReplicaMemory:
             return
         view = self._buckets[bucket]
         is_local = self._course.is_local(bucket, iteration)
-        if view.route == "either" and not is_local:
+        if view.route is Route.EITHER and not is_local:
             if iteration.learns:
                 self.load(bucket)
             return
-        if view.route in ("sum", "either"):
+        if view.route in (Route.SUM, Route.EITHER):
             assert self.gradients is not None
             if iteration.learns:
                 self._device.copy(self.gradients[bucket], self._memory.sum(view))
@@ -120,7 +121,7 @@ class ReplicaMemory:
             return self._versions[min(self._versions)]
         return self._course.version(iteration.index + 1, self._holder[0])
 
-    def publish(self, bucket: BucketView, bounds: tuple[int, int]) -> None:
+    def publish(self, bucket: Bucket, bounds: tuple[int, int]) -> None:
         """Own parameters to the shared place, from where they are saved."""
         start, stop = bounds
         own = self.values[bucket.index][start:stop]

@@ -13,11 +13,11 @@ would otherwise depend on where the model is cut. Beside the slots stands, for e
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
+from weft.plan.plan import Ring
 from weft.plan.shapes import shape_of
 from weft.transport.memory.arena import typed
 from weft.transport.memory.directory import Directory
@@ -27,12 +27,12 @@ MAX_GAPS = 16  # times its own size, for a tensor with gaps: arbitrary; a slice 
 
 
 class SlotRing:
-    """One ring. ring: as the plan has it (name, depth, memory, dtype, slot_bytes, shapes by microbatch size, order)."""
+    """One ring of the plan."""
 
     def __init__(
         self,
         directory: Directory,
-        ring: Mapping[str, Any],
+        ring: Ring,
         microbatches: int,
         device: Device,
         *,
@@ -40,16 +40,16 @@ class SlotRing:
     ) -> None:
         """device: which has the slots of a ring that is not in shared memory. position: of its worker in the plan."""
         self._device = device
-        self._is_borrowed = ring["memory"] == "peer" and ring["lender"] != position
+        self._is_borrowed = ring.memory == "peer" and ring.lender != position
         self._block = self._block_of(directory, ring)
-        self._depth: int = ring["depth"]
+        self._depth = ring.depth
         self._microbatches = microbatches
-        self.by_number: bool = ring.get("by_number", False)  # whether its readers go by a microbatch's number
-        self._slot_bytes: int = ring["slot_bytes"]
-        self._dtype: str = ring["dtype"]
-        self._shapes = {size: tuple(shape) for size, shape in ring["shapes"]}
+        self.by_number = ring.by_number  # whether its readers go by a microbatch's number
+        self._slot_bytes = ring.slot_bytes
+        self._dtype = ring.dtype
+        self._shapes = ring.shapes
         self._views: list[dict[int, torch.Tensor]] = [{} for _ in range(self._depth)]
-        self._strides = SlotStrides(directory, ring) if ring["crosses"] else None
+        self._strides = SlotStrides(directory, ring) if ring.crosses else None
 
     def slot(self, iteration: int, microbatch: int, size: int) -> torch.Tensor:
         """The slot of a microbatch of `size` samples. Errors: KeyError for a size beyond those that were planned."""
@@ -87,16 +87,16 @@ class SlotRing:
     def _number(self, iteration: int, microbatch: int) -> int:
         return (iteration * self._microbatches + microbatch) % self._depth
 
-    def _block_of(self, directory: Directory, ring: Mapping[str, Any]) -> Callable[[], torch.Tensor]:
+    def _block_of(self, directory: Directory, ring: Ring) -> Callable[[], torch.Tensor]:
         """Made at once, but for what a device lends: that is made by the first task that writes it, and found by the
         first that reads it, which comes after. So nobody waits for it, and what a failed set-up leaves is not lent."""
-        name, num_bytes = ring["name"], max(1, ring["depth"] * ring["slot_bytes"])
-        if ring["memory"] == "peer":
+        name, num_bytes = ring.name, max(1, ring.depth * ring.slot_bytes)
+        if ring.memory == "peer":
             assert isinstance(self._device, Accelerator), "the host's memory needs nobody to lend it"
             if self._is_borrowed:
                 return functools.cache(functools.partial(self._device.borrow, directory, name))
             return functools.cache(functools.partial(self._device.lend, directory, name, num_bytes))
-        is_shared = ring["memory"] == "shared"
+        is_shared = ring.memory == "shared"
         block = directory.block(name, num_bytes) if is_shared else self._device.zeros(num_bytes, torch.uint8)
         return lambda: block
 
@@ -105,12 +105,12 @@ class SlotStrides:
     """The strides of what stands in each slot of a ring: a row of 1 + dimensions in the host's memory, where both ends
     see it. Those of a device's own ring are one object, in one process."""
 
-    def __init__(self, directory: Directory, ring: Mapping[str, Any]) -> None:
-        _, shape = ring["shapes"][0]
+    def __init__(self, directory: Directory, ring: Ring) -> None:
+        shape = next(iter(ring.shapes.values()))
         self._row = 1 + len(shape)
-        num_bytes = 8 * ring["depth"] * self._row
-        is_own = ring["memory"] == "device"
-        name = f"{ring['name']}-strides"
+        num_bytes = 8 * ring.depth * self._row
+        is_own = ring.memory == "device"
+        name = f"{ring.name}-strides"
         block = torch.zeros(num_bytes, dtype=torch.uint8) if is_own else directory.block(name, num_bytes)
         self._rows = block.numpy().data.cast("q")
 

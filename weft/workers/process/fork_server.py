@@ -29,6 +29,7 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  (what the first optimizer of a process imports, for seconds)
 
+from weft.plan.worker_view import WorkerView
 from weft.transport.memory.directory import SHARED_MEMORY, DirectoryServer
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.process.tether import tie_to, untie
@@ -49,6 +50,7 @@ class ForkServer:
         self._changed, self._wakeup = socket.socketpair()  # a byte for each SIGCHLD
 
     def run(self) -> None:
+        WorkerView.wire()  # which children have then as well
         self._selector.register(self._daemon, selectors.EVENT_READ)
         self._selector.register(self._changed, selectors.EVENT_READ)
         self._wakeup.setblocking(False)

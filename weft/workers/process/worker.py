@@ -31,6 +31,7 @@ from torch import nn
 
 from weft.machine.run_file import make_directory
 from weft.plan.tables import Adjustment
+from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, FrameReader, Message, WireError, encode
@@ -121,7 +122,8 @@ class _Worker:
                 self._attempt.course.adjust(message["first"], Adjustment(*message["adjustment"]))
             return
         if message["type"] == "prepare":
-            self._inboxes = message["inboxes"] = {lane: queue.SimpleQueue() for lane in message["plan"]["lanes"]}
+            view = message["plan"] = WorkerView.from_wire(message["plan"])
+            self._inboxes = message["inboxes"] = {lane: queue.SimpleQueue() for lane in view.programs}
         else:
             for inbox in self._inboxes.values():
                 inbox.put(None)  # the lanes stop for what comes now
@@ -189,23 +191,23 @@ class _Worker:
         reset_peak()
         self._device.reset_peak()
         spec = _enter_job(message)
-        plan = message["plan"]
-        if not plan["lanes"]:  # a host, where every device updates its own parameters
+        view: WorkerView = message["plan"]
+        if not view.programs:  # a host, where every device updates its own parameters
             self._send({"type": "prepared", **self._job})
             return
         workload = load_workload(spec)
         directory = self._directory(message["arenas"])
         with self._device.computing():
-            self._attempt = Attempt(spec, plan, workload, directory, self._config.spin_seconds, self._device)
+            self._attempt = Attempt(spec, view, workload, directory, self._config.spin_seconds, self._device)
         del workload  # the other stages' units go with it
         if notice := self._device.notice():
             self._send_output(f"{self._config.worker}: {notice}\n")
         job = self._job
-        main = self._config.lane if self._config.lane in plan["lanes"] else next(iter(plan["lanes"]))
+        main = self._config.lane if self._config.lane in view.programs else next(iter(view.programs))
         with profiling(
             spec.profile,
             self._device,
-            [main, *(lane for lane in plan["lanes"] if lane != main)],
+            [main, *(lane for lane in view.programs if lane != main)],
             {**job, "worker": self._config.worker},
             Path(message["run_dir"]),
             lambda text: self._send({"type": "profiled", **job, "text": text}),
@@ -213,7 +215,7 @@ class _Worker:
             self._send({"type": "prepared", **job})
             run_lanes(
                 main,
-                plan["lanes"],
+                view.programs,
                 message["inboxes"],
                 self._attempt,
                 lambda report: self._send({**report, **job}),

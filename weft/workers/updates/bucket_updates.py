@@ -9,17 +9,20 @@ A device that updates a bucket alone owns it; then the bucket's parameters and g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
+from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.course import Course
+from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
+from weft.plan.kinds import Kind, Way
+from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Accelerator, Device
-from weft.workers.memory.bucket_memory import BucketMemory, BucketView, Holder
+from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.norm import DeviceNorm, Norm
@@ -35,7 +38,7 @@ class BucketUpdates:
     def __init__(
         self,
         spec: JobSpec,
-        plan: Mapping[str, Any],
+        view: WorkerView,
         workload: Workload,
         parameters: Sequence[nn.Parameter],
         memory: BucketMemory,
@@ -44,7 +47,8 @@ class BucketUpdates:
         device: Device,
         memories: Mapping[Holder, ReplicaMemory],
     ) -> None:
-        self._strategy, self._plan = spec.strategy, plan
+        assert view.synchronisation is not None
+        self._strategy, self._view, self._sync = spec.strategy, view, view.synchronisation
         self._memory, self._moves, self._course, self._device = memory, moves, course, device
         self._memories = memories
         self._launches = isinstance(device, Accelerator)
@@ -52,11 +56,11 @@ class BucketUpdates:
         self._of_devices: dict[Holder, Updates] = {}
         self._of_owners: dict[int, Updates | None] = {}
         self._of_buckets: dict[tuple[Holder, int], Updates] = {}  # of a device's own parameters
-        for number, lane in enumerate(plan["synchronisation"]["owners"]):
-            if lane["worker"] == plan["position"]:
+        for number, lane in enumerate(self._sync.owners):
+            if lane.worker == view.position:
                 self._add_owner(number, workload, parameters)
         for holder in memories:
-            if self._plan["replicas"][holder[0]]["device"] == "gpu":
+            if not self._is_cpu(holder[0]):
                 self._add_device(holder, workload, parameters)
 
     # --- set-up
@@ -65,7 +69,7 @@ class BucketUpdates:
         """The updates that one stage's device makes with sums; of parameters that no CPU replica has, the first holder
         publishes its own."""
         held = self._memory.held(holder)
-        summed = [b for b in held if b.route == "sum" or (b.route == "either" and b.device_owner is None)]
+        summed = [b for b in held if b.route is Route.SUM or (b.route is Route.EITHER and not b.device_ranges)]
         if not summed:
             return
         bounds = {bucket.index: (0, bucket.num_elements) for bucket in summed}
@@ -83,31 +87,32 @@ class BucketUpdates:
         self._of_buckets |= {(holder, bucket.index): self._of_devices[holder] for bucket in summed}
 
     def _add_owner(self, number: int, workload: Workload, parameters: Sequence[nn.Parameter]) -> None:
-        sync = self._plan["synchronisation"]
-        owned = [bucket for bucket in self._memory.buckets if number in bucket.owners]
-        alone = [bucket for bucket in owned if bucket.route == "device" or number == bucket.device_owner]
+        owned = [bucket for bucket in self._memory.buckets if number in bucket.owners()]
+        alone = [b for b in owned if b.route is Route.DEVICE or number in [each.owner for each in b.device_ranges]]
         own = {bucket.index: self._memories[bucket.holders[0]] for bucket in alone}
         updated = [
-            bucket for bucket in owned if bucket.route != "sum" or any(self._is_cpu(r) for r, _ in bucket.holders)
+            bucket
+            for bucket in owned
+            if bucket.route is not Route.SUM or any(self._is_cpu(r) for r, _ in bucket.holders)
         ]
         updates = None
         if updated:
             bounds = {bucket.index: bucket.range_of(number) for bucket in updated}
             updates = self._updates(
-                workload, parameters, updated, bounds, own, speculative=sync["speculative"], publishes=bool(alone)
+                workload, parameters, updated, bounds, own, speculative=self._sync.speculative, publishes=bool(alone)
             )
             self._of_buckets |= {(bucket.holders[0], bucket.index): updates for bucket in alone}
         gradients = {index: (memory.gradients or {})[index] for index, memory in own.items()}
         self._of_owners[number] = updates
         self.owners[number] = Owner(
-            number, self._memory, self._course, gradients, updates, squares=sync["bounded"], device=self._device
+            number, self._memory, self._course, gradients, updates, squares=self._sync.bounded, device=self._device
         )
 
     def _updates(
         self,
         workload: Workload,
         parameters: Sequence[nn.Parameter],
-        buckets: list[BucketView],
+        buckets: list[Bucket],
         bounds: Mapping[int, tuple[int, int]],
         own: Mapping[int, ReplicaMemory],
         *,
@@ -115,7 +120,7 @@ class BucketUpdates:
         publishes: bool,
     ) -> Updates:
         """own: whose memory is updated, by bucket; nothing for the shared one."""
-        memory, course, sync = self._memory, self._course, self._plan["synchronisation"]
+        memory, course = self._memory, self._course
         template = make_optimizer(workload.optimizer, parameters)
         assert template is not None
         groups = group_of(template, parameters)
@@ -127,11 +132,11 @@ class BucketUpdates:
             shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
         moves = self._moves
 
-        def begin(bucket: BucketView, iteration: Iteration) -> None:
+        def begin(bucket: Bucket, iteration: Iteration) -> None:
             if not own:
                 moves.begin(updates, bucket, iteration)
 
-        def done(bucket: BucketView, iteration: Iteration) -> None:
+        def done(bucket: Bucket, iteration: Iteration) -> None:
             if not own:
                 moves.done(updates, bucket, iteration)
             if memory.num_versions:
@@ -146,19 +151,19 @@ class BucketUpdates:
             parameters,
             buckets,
             shards,
-            norm=self._norm(template) if sync["bounded"] else None,
+            norm=self._norm(template) if self._sync.bounded else None,
             speculative=speculative,
             missing=missing_parameters(memory, course),
             begin=begin,
             done=done,
             takes=moves.device_takes if own else moves.host_takes,
             device=self._device,
-            reports=self._plan["position"] == sync["reporter"],
+            reports=self._view.position == self._view.reporter,
         )
         return updates
 
     def _is_cpu(self, replica: int) -> bool:
-        return bool(self._plan["replicas"][replica]["device"] == "cpu")
+        return self._view.replicas[replica].device == "cpu"
 
     def _norm(self, template: torch.optim.Optimizer) -> Norm:
         """A device's host need not know it, unless it has to leave out a step that the device cannot."""
@@ -170,50 +175,53 @@ class BucketUpdates:
 
     # --- tasks
 
-    def takes(self, task: Mapping[str, Any]) -> Callable[[Iteration], bool] | None:
+    def takes(self, task: Task) -> Callable[[Iteration], bool] | None:
         """Whether a task is of the way that its bucket goes; None where it runs in any case."""
-        if task["way"] is None:
+        if task.way is None:
             return None
-        bucket, course = task["bucket"], self._course
-        if task["kind"] == "update":
+        bucket = self._sync.bucket_of(task)
+        if task.kind is Kind.UPDATE:
             updates = self._updates_of(task)
-            if updates is not None and updates.ends_with(self._memory.buckets[bucket]):
+            if updates is not None and updates.ends_with(bucket):
                 return None
-        is_device = task["way"] == "device"
-        return lambda iteration: iteration.learns and course.is_local(bucket, iteration) is is_device
+        b, course, is_device = bucket.index, self._course, task.way is Way.DEVICE
+        return lambda iteration: iteration.learns and course.is_local(b, iteration) is is_device
 
-    def reads_norm(self, task: Mapping[str, Any]) -> bool:
+    def reads_norm(self, task: Task) -> bool:
         """Whether the task reads on the host what the norm of the gradient is."""
-        if task["kind"] not in ("update", "validate"):
+        if task.kind not in (Kind.UPDATE, Kind.VALIDATE):
             return False
         updates = self._updates_of(task)
-        return updates is not None and updates.reads_norm(task["kind"])
+        return updates is not None and updates.reads_norm(task.kind)
 
-    def _updates_of(self, task: Mapping[str, Any]) -> Updates | None:
+    def _updates_of(self, task: Task) -> Updates | None:
         """Of an UPDATE or VALIDATE."""
-        if task["owner"] is not None:
-            return self._of_owners[task["owner"]]
-        return self._of_devices[task["replica"], task["stage"]]
+        if task.owner is not None:
+            return self._of_owners[task.owner]
+        return self._of_devices[task.holder]
 
-    def sums_on_host(self, task: Mapping[str, Any]) -> bool:
+    def sums_on_host(self, task: Task) -> bool:
         """Whether a SYNC in a device's lane adds up what has come down, since no other worker does: of a parameter that
         stages share."""
-        return task["kind"] == "sync" and self._launches and not self.owners[task["owner"]].is_own(task["bucket"])
+        if task.kind is not Kind.SYNC or not self._launches:
+            return False
+        assert task.owner is not None
+        return not self.owners[task.owner].is_own(self._sync.bucket_of(task).index)
 
-    def update_device(self, r: int, s: int, bucket: int, iteration: Iteration, measured: Measured) -> None:
+    def update_device(self, holder: Holder, bucket: int, iteration: Iteration, measured: Measured) -> None:
         """UPDATE(r,s,b) of a device's own parameters with the sum that has come up."""
-        self._of_devices[r, s].update(self._memory.buckets[bucket], iteration, measured)
+        self._of_devices[holder].update(self._memory.buckets[bucket], iteration, measured)
 
     def down(self, holder: Holder, bucket: int, iteration: Iteration) -> None:
         """DOWN(r,s,b): the gradient, and what else the host needs if the bucket comes down anew."""
         memory, view = self._memories[holder], self._memory.buckets[bucket]
         memory.down(bucket, iteration)
-        if view.route == "either" and view.holders[0] == holder:
+        if view.route is Route.EITHER and view.holders[0] == holder:
             self._moves.down(self._of_buckets[holder, bucket], view, memory.values[bucket], iteration)
 
     def up(self, holder: Holder, bucket: int, iteration: Iteration) -> None:
         """UP(r,s,b): the parameters or the sum, and what else the device needs if the bucket stays up from now on."""
         view = self._memory.buckets[bucket]
         self._memories[holder].up(bucket, iteration)
-        if view.route == "either" and iteration.learns:
+        if view.route is Route.EITHER and iteration.learns:
             self._moves.up(self._of_buckets[holder, bucket], view, iteration)

@@ -16,17 +16,19 @@ Owners whose ranges part a parameter have numbers each, since they write at the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
+from weft.plan.buckets import Bucket, Route
 from weft.plan.course import Course
+from weft.plan.inspection import StateFacts
 from weft.plan.itinerary import Iteration
+from weft.plan.plan import ReplicaPlan
 from weft.transport.memory.arena import ALIGNMENT, dtype_of, typed
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Memory
-from weft.workers.memory.bucket_memory import BucketMemory, BucketView
+from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.updates.optimizer_state import Segment, State
 from weft.workers.updates.updates import Updates
 from weft.workload.workload import WorkloadError
@@ -37,21 +39,21 @@ _PYTHON = {"int": int, "float": float, "bool": bool}
 class MovingState:
     """One bucket's place in shared memory; opened at set-up."""
 
-    def __init__(self, directory: Directory, bucket: BucketView) -> None:
-        self._bucket = bucket
-        self._parameters = list(bucket.places)
-        self._ranges = list(bucket.ranges.values())
+    def __init__(self, directory: Directory, bucket: Bucket) -> None:
+        self._ranges = bucket.ranges
+        self._parameters = [place.parameter for place in bucket.places]
+        self._offsets = {place.parameter: place.offset for place in bucket.places}
+        self._state = dict(zip(self._parameters, bucket.state, strict=True))
         width = 1 + max((len(self._numbers_of(parameter)) for parameter in self._parameters), default=0)
         shape = (len(self._ranges), len(self._parameters), width)
         offset = 8 * torch.Size(shape).numel()
         places: dict[tuple[int, str], tuple[int, int, str]] = {}
-        for parameter in self._parameters:
-            count = bucket.places[parameter][1]
-            for name, kind, dtype in bucket.state[parameter]:
-                if kind == "elements":
+        for place in bucket.places:
+            for facts in self._state[place.parameter]:
+                if facts.kind == "elements":
                     offset = -(-offset // ALIGNMENT) * ALIGNMENT
-                    places[parameter, name] = (offset, count, dtype)
-                    offset += count * dtype_of(dtype).itemsize
+                    places[place.parameter, facts.name] = (offset, place.num_elements, facts.dtype)
+                    offset += place.num_elements * dtype_of(facts.dtype).itemsize
         block = directory.block(f"optimizer-state-{bucket.index}", max(1, offset))
         self._numbers = typed(block, 0, shape, "float64")
         self._elements = {key: typed(block, start, (count,), dtype) for key, (start, count, dtype) in places.items()}
@@ -60,7 +62,7 @@ class MovingState:
         """Raises WorkloadError for an entry that the optimizer did not have when the job was planned."""
         parameter, count = segment.parameter, segment.stop - segment.start
         numbers = self._numbers_of(parameter)
-        if strangers := state.keys() - {name for name, _, _ in self._bucket.state[parameter]}:
+        if strangers := state.keys() - {facts.name for facts in self._state[parameter]}:
             raise WorkloadError(
                 f"the optimizer keeps {min(strangers)!r} of a parameter, which it did not in its first steps, so a "
                 "bucket cannot move between device and host; use strategy.update = 'cpu' or 'local'"
@@ -68,11 +70,12 @@ class MovingState:
         for row in self._rows(segment):
             found = self._numbers[row, self._parameters.index(parameter)]
             found[0] = float(bool(state))
-            for place, (name, _, _) in enumerate(numbers if state else (), start=1):
-                found[place] = float(state[name])
-        for name, kind, _ in self._bucket.state[parameter] if state else ():
-            if kind == "elements":
-                self._elements[parameter, name][segment.offset : segment.offset + count].copy_(state[name])
+            for place, facts in enumerate(numbers if state else (), start=1):
+                found[place] = float(state[facts.name])
+        for facts in self._state[parameter] if state else ():
+            if facts.kind == "elements":
+                own = self._elements[parameter, facts.name][segment.offset : segment.offset + count]
+                own.copy_(state[facts.name])
 
     def read(self, segment: Segment) -> State:
         """Tensors of elements are the shared ones."""
@@ -81,89 +84,92 @@ class MovingState:
         if not found[0]:
             return {}
         state: State = {
-            name: self._elements[parameter, name][segment.offset : segment.offset + count]
-            for name, kind, _ in self._bucket.state[parameter]
-            if kind == "elements"
+            facts.name: self._elements[parameter, facts.name][segment.offset : segment.offset + count]
+            for facts in self._state[parameter]
+            if facts.kind == "elements"
         }
-        for (name, kind, dtype), number in zip(self._numbers_of(parameter), found[1:], strict=False):
-            state[name] = torch.tensor(number, dtype=dtype_of(dtype)) if kind == "tensor" else _PYTHON[kind](number)
+        for facts, number in zip(self._numbers_of(parameter), found[1:], strict=False):
+            is_tensor = facts.kind == "tensor"
+            state[facts.name] = (
+                torch.tensor(number, dtype=dtype_of(facts.dtype)) if is_tensor else _PYTHON[facts.kind](number)
+            )
         return state
 
-    def _numbers_of(self, parameter: int) -> list[tuple[str, str, str]]:
-        return [entry for entry in self._bucket.state[parameter] if entry[1] != "elements"]
+    def _numbers_of(self, parameter: int) -> list[StateFacts]:
+        return [facts for facts in self._state[parameter] if facts.kind != "elements"]
 
     def _rows(self, segment: Segment) -> list[int]:
         """Of the owners on the host that have a part of the segment."""
-        begin = self._bucket.places[segment.parameter][0] + segment.offset
+        begin = self._offsets[segment.parameter] + segment.offset
         end = begin + segment.stop - segment.start
-        return [row for row, (first, last) in enumerate(self._ranges) if first < end and begin < last]
+        return [row for row, owned in enumerate(self._ranges) if owned.start < end and begin < owned.stop]
 
 
 class Moves:
-    """Which buckets' state moves in which iteration, and the moving. replicas: as in the plan's worker view."""
+    """Which buckets' state moves in which iteration, and the moving."""
 
     def __init__(
         self,
         directory: Directory,
         memory: BucketMemory,
         course: Course,
-        replicas: list[Mapping[str, Any]],
+        replicas: Sequence[ReplicaPlan],
         device: Memory,
     ) -> None:
         self._memory = memory
         self._course = course
         self._device = device
-        either = [bucket for bucket in memory.buckets if bucket.route == "either"]
+        either = [bucket for bucket in memory.buckets if bucket.route is Route.EITHER]
         self._states = {bucket.index: MovingState(directory, bucket) for bucket in either}
         self._on_cpu = {
-            bucket.index: any(replicas[r]["device"] == "cpu" for r, _ in bucket.holders) for bucket in memory.buckets
+            bucket.index: any(replicas[r].device == "cpu" for r, _ in bucket.holders) for bucket in memory.buckets
         }
 
-    def host_takes(self, bucket: BucketView, iteration: Iteration) -> bool:
+    def host_takes(self, bucket: Bucket, iteration: Iteration) -> bool:
         """Whether owners on the host update the shared parameters."""
-        if bucket.route != "either" or self._on_cpu[bucket.index]:
+        if bucket.route is not Route.EITHER or self._on_cpu[bucket.index]:
             return True
         return not self._course.is_local(bucket.index, iteration)
 
-    def device_takes(self, bucket: BucketView, iteration: Iteration) -> bool:
+    def device_takes(self, bucket: Bucket, iteration: Iteration) -> bool:
         """Whether a device updates its own."""
-        return bucket.route != "either" or self._course.is_local(bucket.index, iteration)
+        return bucket.route is not Route.EITHER or self._course.is_local(bucket.index, iteration)
 
     # --- the host's side
 
-    def begin(self, updates: Updates, bucket: BucketView, iteration: Iteration) -> None:
+    def begin(self, updates: Updates, bucket: Bucket, iteration: Iteration) -> None:
         """Before an owner's update."""
         if self._comes_down(bucket, iteration):
             updates.give_state(bucket, self._states[bucket.index].read)
 
-    def done(self, updates: Updates, bucket: BucketView, iteration: Iteration) -> None:
+    def done(self, updates: Updates, bucket: Bucket, iteration: Iteration) -> None:
         """Once an owner's update stands."""
         if self._goes_up(bucket, iteration):
             self._write(updates, bucket, keeps=self._on_cpu[bucket.index])
 
     # --- a device's side
 
-    def down(self, updates: Updates, bucket: BucketView, values: torch.Tensor, iteration: Iteration) -> None:
+    def down(self, updates: Updates, bucket: Bucket, values: torch.Tensor, iteration: Iteration) -> None:
         """Beside the gradient, of the first holder. values: its parameters."""
         if self._comes_down(bucket, iteration):
             self._write(updates, bucket, keeps=False)
             self._device.copy(self._memory.parameters(bucket), values)
 
-    def up(self, updates: Updates, bucket: BucketView, iteration: Iteration) -> None:
+    def up(self, updates: Updates, bucket: Bucket, iteration: Iteration) -> None:
         """Beside the parameters, of every holder."""
         if self._goes_up(bucket, iteration):
             updates.give_state(bucket, self._states[bucket.index].read)
 
-    def _write(self, updates: Updates, bucket: BucketView, *, keeps: bool) -> None:
+    def _write(self, updates: Updates, bucket: Bucket, *, keeps: bool) -> None:
         for segment, state in updates.take_state(bucket, keeps=keeps):
             self._states[bucket.index].write(segment, state)
 
-    def _comes_down(self, bucket: BucketView, iteration: Iteration) -> bool:
-        if bucket.route != "either" or self._on_cpu[bucket.index]:
+    def _comes_down(self, bucket: Bucket, iteration: Iteration) -> bool:
+        if bucket.route is not Route.EITHER or self._on_cpu[bucket.index]:
             return False
         return not self._course.is_local(bucket.index, iteration) and self._course.has_turned(bucket.index, iteration)
 
-    def _goes_up(self, bucket: BucketView, iteration: Iteration) -> bool:
-        if bucket.route != "either" or self._course.is_local(bucket.index, iteration):
+    def _goes_up(self, bucket: Bucket, iteration: Iteration) -> bool:
+        if bucket.route is not Route.EITHER or self._course.is_local(bucket.index, iteration):
             return False
         return self._course.will_turn(bucket.index, iteration)

@@ -37,7 +37,7 @@ class Norm:
     def __init__(self, memory: BucketMemory, course: Course, clip_norm: float | None, *, skips_nonfinite: bool) -> None:
         self._memory = memory
         self._course = course
-        self._two_ways = [bucket for bucket in memory.buckets if bucket.device_owner is not None]
+        self._two_ways = [bucket for bucket in memory.buckets if bucket.device_ranges]
         self._clip_norm = clip_norm
         self._skips_nonfinite = skips_nonfinite
 
@@ -55,9 +55,9 @@ class Norm:
             return norms
         written = norms.clone()
         for bucket in self._two_ways:
-            away = bucket.ranges if self._course.is_local(bucket.index, iteration) else [bucket.device_owner]
-            for owner in away:
-                written[bucket.index, owner].zero_()  # an assignment would make the host wait for a device
+            away = bucket.ranges if self._course.is_local(bucket.index, iteration) else bucket.device_ranges
+            for owned in away:
+                written[bucket.index, owned.owner].zero_()  # an assignment would make the host wait for a device
         return written
 
     def _factor(self, norm: float) -> float:

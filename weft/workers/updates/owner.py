@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from weft.plan.buckets import Bucket, Holder
 from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.collectives import Reduction, as_real
 from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Memory
-from weft.workers.memory.bucket_memory import BucketMemory, BucketView, Holder
+from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.updates.updates import Updates
 
 TILE_ELEMENTS = 1 << 26  # of a device: cuBLAS counts in int32, and a wider copy of a tile has to fit beside the job
@@ -46,7 +47,7 @@ class Owner:
         self._updates = updates
         self._squares = squares
         self._device = device
-        self._buckets = {bucket.index: bucket for bucket in memory.buckets if number in bucket.owners}
+        self._buckets = {bucket.index: bucket for bucket in memory.buckets if number in bucket.owners()}
         for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
             if bucket.index in own_gradients:
                 continue
@@ -78,7 +79,7 @@ class Owner:
         assert self._updates is not None
         self._updates.validate(iteration, measured)
 
-    def _reduction(self, bucket: BucketView, iteration: Iteration) -> Reduction:
+    def _reduction(self, bucket: Bucket, iteration: Iteration) -> Reduction:
         """Views are made once for each set of contributing holders and the slots that their gradients are in."""
         holders = contributors(self._course, bucket, iteration)
         key = (bucket.index, tuple((h, iteration.step % self._memory.gradient_depth(h)) for h in holders))
@@ -96,10 +97,10 @@ def _squares(gradient: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.dot(tile, tile).double() for tile in wide]).sum()
 
 
-def contributors(course: Course, bucket: BucketView, iteration: Iteration) -> list[Holder]:
+def contributors(course: Course, bucket: Bucket, iteration: Iteration) -> list[Holder]:
     """The holders whose replica has samples of the batch."""
     return [holder for holder in bucket.holders if course.contributes(iteration, holder[0])]
 
 
-def missing_parameters(memory: BucketMemory, course: Course) -> Callable[[BucketView, Iteration], frozenset[int]]:
+def missing_parameters(memory: BucketMemory, course: Course) -> Callable[[Bucket, Iteration], frozenset[int]]:
     return lambda bucket, iteration: memory.missing_in(bucket, contributors(course, bucket, iteration), iteration.step)

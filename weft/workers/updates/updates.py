@@ -18,19 +18,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
+from weft.plan.buckets import Bucket
 from weft.plan.error_places import step_place, within
 from weft.plan.itinerary import Iteration
+from weft.plan.kinds import Kind
 from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Accelerator, Device
-from weft.workers.memory.bucket_memory import BucketView
 from weft.workers.updates.norm import Bound, DeviceNorm, Norm
 from weft.workers.updates.optimizer_state import State
 from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
 from weft.workload.workload import Workload, make_scheduler
 
-Missing = Callable[[BucketView, Iteration], frozenset[int]]
-Done = Callable[[BucketView, Iteration], None]
-Takes = Callable[[BucketView, Iteration], bool]
+Missing = Callable[[Bucket, Iteration], frozenset[int]]
+Done = Callable[[Bucket, Iteration], None]
+Takes = Callable[[Bucket, Iteration], bool]
 
 
 class Updates:
@@ -43,7 +44,7 @@ class Updates:
         workload: Workload,
         template: torch.optim.Optimizer,
         parameters: Sequence[nn.Parameter],
-        buckets: Sequence[BucketView],
+        buckets: Sequence[Bucket],
         shards: Mapping[int, Shard],
         *,
         norm: Norm | None,
@@ -72,7 +73,7 @@ class Updates:
         self._takes = takes
         self._reports = reports
 
-    def update(self, bucket: BucketView, iteration: Iteration, measured: Measured) -> None:
+    def update(self, bucket: Bucket, iteration: Iteration, measured: Measured) -> None:
         """The last bucket's also ends the step, even if it is updated elsewhere."""
         takes = self._takes(bucket, iteration)
         if takes:
@@ -89,20 +90,20 @@ class Updates:
         if self.ends_with(bucket):
             self._end_step(iteration, measured, bound)
 
-    def ends_with(self, bucket: BucketView) -> bool:
+    def ends_with(self, bucket: Bucket) -> bool:
         """Whether the step ends with the bucket's UPDATE, not with a VALIDATE."""
         return not self._speculative and bucket is self._buckets[-1]
 
-    def reads_norm(self, kind: str) -> bool:
+    def reads_norm(self, kind: Kind) -> bool:
         """Whether a task of the kind reads on the host what the norm is."""
         bounded = self._norm is not None and not isinstance(self._norm, DeviceNorm)
-        return bounded and kind == ("validate" if self._speculative else "update")
+        return bounded and kind is (Kind.VALIDATE if self._speculative else Kind.UPDATE)
 
-    def take_state(self, bucket: BucketView, *, keeps: bool) -> Iterator[tuple[Segment, State]]:
+    def take_state(self, bucket: Bucket, *, keeps: bool) -> Iterator[tuple[Segment, State]]:
         """What the optimizer knows of each segment of the bucket's shard, and without `keeps` no longer knows."""
         return self._optimizer.take_state(bucket.index, keeps=keeps)
 
-    def give_state(self, bucket: BucketView, state_of: Callable[[Segment], State]) -> None:
+    def give_state(self, bucket: Bucket, state_of: Callable[[Segment], State]) -> None:
         self._optimizer.give_state(bucket.index, state_of)
 
     def validate(self, iteration: Iteration, measured: Measured) -> None:
@@ -123,12 +124,12 @@ class Updates:
         self._speculated.clear()
         self._end_step(iteration, measured, bound)
 
-    def _step(self, bucket: BucketView, iteration: Iteration, bound: Bound) -> None:
+    def _step(self, bucket: Bucket, iteration: Iteration, bound: Bound) -> None:
         if not bound.skips:
             touched = self._touched(bucket, iteration)
             self._optimizer.step(bucket.index, touched=touched, scale=bound.scale, found_inf=bound.found_inf)
 
-    def _touched(self, bucket: BucketView, iteration: Iteration) -> Callable[[int], bool] | None:
+    def _touched(self, bucket: Bucket, iteration: Iteration) -> Callable[[int], bool] | None:
         missing = self._missing(bucket, iteration)
         return (lambda parameter: parameter not in missing) if missing else None
 
@@ -169,13 +170,14 @@ def group_of(template: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
 
 
 def make_shard(
-    bucket: BucketView, bounds: tuple[int, int], values: torch.Tensor, gradient: torch.Tensor, groups: Mapping[int, int]
+    bucket: Bucket, bounds: tuple[int, int], values: torch.Tensor, gradient: torch.Tensor, groups: Mapping[int, int]
 ) -> Shard:
     """The elements `bounds` of a bucket whose flat values and gradient are given whole."""
     first, last = bounds
     segments = []
-    for parameter, (start, count) in sorted(bucket.places.items(), key=lambda place: place[1]):
-        begin, end = max(start, first), min(start + count, last)
+    for place in bucket.places:
+        begin, end = max(place.offset, first), min(place.offset + place.num_elements, last)
         if begin < end:
-            segments.append(Segment(parameter, groups[parameter], begin - first, end - first, begin - start))
+            group = groups[place.parameter]
+            segments.append(Segment(place.parameter, group, begin - first, end - first, begin - place.offset))
     return Shard(values[first:last].data, gradient[first:last].data, tuple(segments))

@@ -6,7 +6,6 @@ import dataclasses
 import random
 import runpy
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from weft.plan.kinds import KINDS, Cause, Kind
 from weft.plan.placement import Placement
 from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
+from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
@@ -123,15 +123,25 @@ def make_case(
         steals=strategy.steals,
         weighted=inspection.weighted,
     )
-    sync = placement.synchronisation
-    view = {
-        "itinerary": asdict(itinerary),
-        "replicas": [asdict(replica) for replica in placement.replicas],
-        "synchronisation": {"warmup": sync.warmup, "local": sync.local} if sync else None,
-        "shares": strategy.share_list,
-        "share": "stealing" if strategy.steals else "fixed",
-    }
-    course = Course(view)
+    course = Course(
+        WorkerView(
+            position=0,
+            stages=(),
+            replicas=placement.replicas,
+            shares=tuple(strategy.share_list),
+            share="stealing" if strategy.steals else "fixed",
+            recompute=strategy.recompute,
+            itinerary=itinerary,
+            rings=rings,
+            num_tasks=len(graph.tasks),
+            programs={},
+            waits={},
+            wakes=frozenset(),
+            first_cuts=(),
+            synchronisation=placement.synchronisation,
+            reporter=None,
+        )
+    )
     set_routes(course, placement, rng)
     grads = [task for task in graph.tasks if task.kind is Kind.GRAD]
     absent = [(t, i) for t in grads for i in range(itinerary.num_iterations) if rng.random() < 0.2]

@@ -1,0 +1,107 @@
+"""Worker view: what the worker at one position of a plan needs to run its part. Sent as plain data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from weft.plan.graph import Edge, Task
+from weft.plan.itinerary import Itinerary
+from weft.plan.kinds import Kind
+from weft.plan.plan import Plan, ReplicaPlan, Ring, StagePlan, Synchronisation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """As in the plan, where nothing else is said."""
+
+    position: int  # the worker's, in Plan.workers
+    stages: tuple[StagePlan, ...]  # its own
+    replicas: tuple[ReplicaPlan, ...]
+    shares: tuple[float, ...]
+    share: Literal["fixed", "adaptive", "stealing"]
+    recompute: bool
+    itinerary: Itinerary
+    rings: tuple[Ring, ...]  # that its tasks read or write
+    num_tasks: int  # of all workers
+    programs: Mapping[str, tuple[Task, ...]]  # of its lanes, by name
+    waits: Mapping[int, tuple[Edge, ...]]  # of its tasks, those that wait for another lane
+    wakes: frozenset[int]  # tasks that another lane waits for
+    first_cuts: tuple[tuple[int, int], ...]  # units of each stage of the first replica
+    synchronisation: Synchronisation | None
+    reporter: int | None  # the worker that tells the learning rate and the norm of each step, where there are buckets
+
+    @classmethod
+    def of(cls, plan: Plan, position: int) -> WorkerView:
+        graph = plan.graph
+        programs = {
+            lane.name: tuple(graph.tasks[task] for task in program)
+            for lane, program in graph.programs.items()
+            if lane.worker == position
+        }
+        own = [task for program in programs.values() for task in program]
+        rings = {name for task in own for name in _rings_of(plan, task)}
+        return cls(
+            position=position,
+            stages=tuple(stage for stage in plan.stages if stage.worker == position),
+            replicas=plan.replicas,
+            shares=plan.shares,
+            share=plan.share,
+            recompute=plan.recompute,
+            itinerary=plan.itinerary,
+            rings=tuple(ring for ring in plan.rings if ring.name in rings),
+            num_tasks=len(graph.tasks),
+            programs=programs,
+            waits={task.id: waits for task in own if (waits := graph.cross_lane_inputs(task.id))},
+            wakes=frozenset(edge.source for task in graph.tasks for edge in graph.cross_lane_inputs(task.id)),
+            first_cuts=tuple((stage.first, stage.last) for stage in plan.stages if stage.replica == 0),
+            synchronisation=plan.synchronisation,
+            reporter=_reporter(plan),
+        )
+
+    def to_wire(self) -> dict[str, Any]:
+        data: dict[str, Any] = self.wire().dump_python(self, mode="json", exclude_defaults=True)
+        return data
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> WorkerView:
+        return cls.wire().validate_python(data)
+
+    @staticmethod
+    @functools.cache
+    def wire() -> TypeAdapter[WorkerView]:
+        """Made when it is first asked for, since that takes 10 ms."""
+        return TypeAdapter(WorkerView)
+
+
+def _reporter(plan: Plan) -> int | None:
+    if plan.synchronisation is None:
+        return None
+    updates = [task for task in plan.graph.tasks if task.kind is Kind.UPDATE]
+    first = min(updates, key=lambda task: (task.owner is None, task.owner, task.stage, task.replica))
+    return first.lane.worker
+
+
+def _rings_of(plan: Plan, task: Task) -> set[str]:
+    """Names of the rings that a task reads or writes."""
+    if task.owner is not None:
+        return set()
+    r, s = task.holder
+    last = plan.replicas[r].num_stages - 1
+    ends = (["input"] if s == 0 else []) + (["target"] if s == last else [])
+    data = {f"{name}-{0 if plan.share == 'stealing' else r}" for name in ends}
+    own = {f"device-{name}-{r}" for name in ends}
+    match task.kind:
+        case Kind.LOAD:
+            return {f"input-{r}", f"target-{r}"}
+        case Kind.FETCH:
+            return data | own
+        case Kind.FORWARD | Kind.BACKWARD:
+            between = {f"{ring}-{r}-{stage}" for ring in ("activation", "gradient") for stage in (s - 1, s)}
+            return between | data | own
+        case _:
+            return set()
