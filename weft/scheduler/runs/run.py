@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.metrics.recording.recording import PlannedSpan
+from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import FIRST_STALL
 from weft.plan.plan import Plan
