@@ -15,6 +15,8 @@ from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import MODE_INDEX
 from weft.plan.plan import Plan
 from weft.plan.rows import packed_rows
+from weft.plan.tables import NO_MORE, Adjustment
+from weft.scheduler.adapting.policy import Verdict
 from weft.scheduler.runs import run_directory
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.run import PlannedAttempt, Run
@@ -266,6 +268,52 @@ def test_a_recording_that_waited_for_another_tells_that_the_job_has_ended_meanwh
     recording = Recording.load(run.files.path / "recording.msgpack")
     assert recording.facts["ended"] is True
     assert recording.iteration_ends == {0: 2 * SECOND}
+
+
+# --- what changes as it runs
+
+
+def test_a_jobs_log_tells_of_new_shares_and_of_a_replica_that_does_not_pay(
+    tmp_path: Path, plan_of: Callable[..., Plan]
+) -> None:
+    run = run_in(tmp_path / "runs" / "digits-1")
+    run.begin(plan_of(replicas=2, share="adaptive", shares=[3, 1], steps=9), ("cpu-0", "cpu-1", "loader-0"))
+    assert attempt_of(run).shares() == [0.75, 0.25]
+    run.adjust(4, Adjustment(shares=(1.0, 0.0)))
+    run.judge(Verdict(replica=1, with_seconds=0.0123, without_seconds=0.011), 4)
+    assert attempt_of(run).shares() == [1.0, 0.0]
+    run.files.close()
+    log = (run.files.path / "job.log").read_text()
+    assert "shares from step 5 on: 100.0 %, 0.0 %\n" in log
+    assert attempt_of(run).verdicts == [log.splitlines()[-1].partition(" ")[2]]
+    assert attempt_of(run).verdicts[0].endswith("its share is 0 from step 5 on")
+
+
+def test_a_jobs_log_tells_who_updates_which_bucket_from_when_on(
+    tmp_path: Path, plan_of: Callable[..., Plan], inspection_of: Any, unit_of: Any, parameter_of: Any
+) -> None:
+    parameters = tuple(parameter_of(number, num_elements=1000, state=()) for number in range(2))
+    inspection = inspection_of([unit_of(number) for number in range(2)], parameters=parameters)
+    run = run_in(tmp_path / "runs" / "digits-1")
+    strategy = {"replicas": [{"device": "gpu"}], "update": "balanced", "bucket_mib": 0.004, "steps": 9}
+    run.begin(plan_of(inspection, **strategy), ("cpu-0", "gpu-0", "loader-0"))
+    run.adjust(7, Adjustment(local=(1,)))
+    run.files.close()
+    log = (run.files.path / "job.log").read_text()
+    assert "updates from step 8 on: bucket 0 by the host; bucket 1 by gpu-0\n" in log
+    assert attempt_of(run).course.local.newest == (7, {1})
+
+
+def test_where_replicas_steal_shares_are_those_of_the_newest_iteration(
+    tmp_path: Path, plan_of: Callable[..., Plan]
+) -> None:
+    run = run_in(tmp_path / "runs" / "digits-1")
+    run.begin(plan_of(replicas=2, microbatches=4, share="stealing"), ("cpu-0", "cpu-1", "loader-0"))
+    assert attempt_of(run).shares() == [0.5, 0.5]
+    run.adjust(0, Adjustment(grants=[(0, 0, 0, 0), (0, 0, 1, 1), (1, 0, 0, 2), (0, 0, 2, 3), (1, 0, 1, NO_MORE)]))
+    run.finish_iteration(0)
+    assert attempt_of(run).shares() == [0.75, 0.25]
+    run.files.close()
 
 
 # --- profiles
