@@ -45,7 +45,7 @@ tests: quick
 quick: $(READY)  ## the small tests alone, which make test begins with: within two minutes
 	$(BIN)/pytest -m quick
 
-exhaustive: $(READY)  ## all tests, with the whole products of axes where make test has few rows of each
+exhaustive: $(READY)  ## all tests, with the whole products of axes where make test has few rows: a quarter of an hour
 	$(BIN)/pytest --exhaustive
 
 soak: $(READY)  ## the faults and strangers of make test in far greater numbers: some tens of minutes
