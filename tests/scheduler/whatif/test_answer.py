@@ -15,12 +15,12 @@ from weft.metrics.recording.recording import Recording
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import KINDS, MODES, Kind
 from weft.plan.rows import Row, packed_rows
+from weft.scheduler.planning.measured_costs import Line
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.planning.simulator import simulate
 from weft.scheduler.runs.recording import lane_name, recorded_programs, recorded_tasks
 from weft.scheduler.whatif.answer import what_if
 from weft.scheduler.whatif.changes import parse_changes
-from weft.scheduler.whatif.costs import Line
 from weft.scheduler.whatif.doubt import EXPLAINED, MOST, predict
 from weft.spec.job_spec import JobSpec, SpecError
 

@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from weft.plan.buckets import Bucket, Holder
-from weft.plan.division import divide
-from weft.plan.graph import Graph, Lane, Task
+from weft.plan.division import Part, divide
+from weft.plan.graph import Lane, Task
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS, Kind
-from weft.plan.placement import Placement
-from weft.plan.plan import Plan
+from weft.plan.plan import Plan, StagePlan
 from weft.spec.job_spec import JobSpec
 
 
-def task_seconds(spec: JobSpec, inspection: Inspection, placement: Placement, graph: Graph) -> tuple[float, ...]:
-    """The cost of task i of the graph at i, for a whole batch divided by the shares at the start."""
-    costs = _Costs(spec, inspection, placement)
-    return tuple(costs.of(task) for task in graph.tasks)
+def largest_microbatch(spec: JobSpec) -> int:
+    """That any replica may come to have; units are timed with it."""
+    if spec.strategy.share == "adaptive":
+        return -(-spec.job.batch_size // min(spec.strategy.microbatch_counts))
+    return max(part.size for parts in divide(spec.job.batch_size, *spec.strategy.division) for part in parts)
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """What each task of a plan works on, in a whole batch that is divided by the shares at the start."""
+
+    spec: JobSpec
+    plan: Plan
+
+    @cached_property
+    def _parts(self) -> list[list[Part]]:
+        return divide(self.spec.job.batch_size, *self.spec.strategy.division)
+
+    @cached_property
+    def stages(self) -> dict[Holder, StagePlan]:
+        return {stage.holder: stage for stage in self.plan.stages}
+
+    def samples(self, task: Task) -> int:
+        """Of the task's microbatch; 0 for a task that has none."""
+        if task.microbatch is None:
+            return 0
+        return self._parts[task.holder.replica if len(self._parts) > 1 else 0][task.microbatch].size
+
+    def computed(self, task: Task) -> tuple[Kind, ...]:
+        """What a forward or backward computes of its units: with recompute a backward is a forward too. Nothing in a
+        job that learns nothing."""
+        if KINDS[task.kind].learns and self.spec.job.mode != "train":
+            return ()
+        again = task.kind is Kind.BACKWARD and self.spec.strategy.recompute
+        return (Kind.FORWARD, task.kind) if again else (task.kind,)
+
+    def device(self, task: Task) -> str:
+        """The kind of the worker in whose lane it runs."""
+        return self.plan.workers[task.lane.worker]
+
+
+def planned_seconds(job: PlannedJob, inspection: Inspection) -> tuple[float, ...]:
+    """The cost of task i of the plan at i."""
+    costs = _Costs(job, inspection)
+    return tuple(costs.of(task) for task in job.plan.graph.tasks)
 
 
 def mean_seconds(plan: Plan, task_seconds: Sequence[float] | None = None) -> tuple[float, ...]:
@@ -42,26 +84,19 @@ def mean_seconds(plan: Plan, task_seconds: Sequence[float] | None = None) -> tup
 
 
 class _Costs:
-    def __init__(self, spec: JobSpec, inspection: Inspection, placement: Placement) -> None:
-        self._inspection = inspection
-        self._recompute = spec.strategy.recompute
-        self._placement = placement
-        self._parts = divide(spec.job.batch_size, *spec.strategy.division)
-        self._largest = max(part.size for parts in self._parts for part in parts)
-        if spec.strategy.share == "adaptive":  # what a replica may come to have was measured
-            self._largest = -(-spec.job.batch_size // min(spec.strategy.microbatch_counts))
-        self._forward, self._backward = self._by_stage("forward_seconds"), self._by_stage("backward_seconds")
-        self._parameter_bytes = self._by_stage("parameter_bytes")
-        sync = placement.synchronisation
-        self._buckets: Sequence[Bucket] = sync.buckets if sync else ()
-        self._all_bytes = sum(unit.parameter_bytes for unit in inspection.units) or 1
-
-    def _by_stage(self, fact: str) -> dict[Holder, float]:
-        return {
-            Holder(r, s): sum(getattr(unit, fact) for unit in self._inspection.units_on(replica.device)[first:last])
-            for r, (replica, cuts) in enumerate(zip(self._placement.replicas, self._placement.cuts, strict=True))
-            for s, (first, last) in enumerate(cuts)
+    def __init__(self, job: PlannedJob, inspection: Inspection) -> None:
+        self._job, self._inspection = job, inspection
+        self._largest = largest_microbatch(job.spec)
+        self._by_stage = {
+            (holder, kind): sum(
+                getattr(unit, f"{kind}_seconds")
+                for unit in inspection.units_on(job.plan.replicas[holder.replica].device)[stage.first : stage.last]
+            )
+            for holder, stage in job.stages.items()
+            for kind in Kind
+            if KINDS[kind].computes
         }
+        self._all_bytes = sum(unit.parameter_bytes for unit in inspection.units) or 1
 
     def of(self, task: Task) -> float:
         match task.kind:
@@ -70,47 +105,39 @@ class _Costs:
             case Kind.FETCH:
                 facts = (self._inspection.input, self._inspection.target)
                 return self._inspection.link_seconds(sum(part.max_bytes() for part in facts)) * self._size(task)
-            case Kind.FORWARD:
-                return self._forward[task.holder] * self._size(task)
-            case Kind.BACKWARD:
-                again = self._forward[task.holder] if self._recompute else 0.0
-                return (self._backward[task.holder] + again) * self._size(task) if self._placement.learns else 0.0
+            case Kind.FORWARD | Kind.BACKWARD:
+                seconds: float = sum(self._by_stage[task.holder, kind] for kind in self._job.computed(task))
+                return seconds * self._size(task)
             case Kind.DOWN | Kind.UP | Kind.RELOAD:
-                return self._inspection.link_seconds(self._part(task).num_bytes)
+                return self._inspection.link_seconds(self._bucket(task).num_bytes)
             case Kind.SYNC:
                 return self._sync(task)
             case Kind.UPDATE:
-                seconds = self._inspection.update_seconds_on(self._device(task))
+                seconds = self._inspection.update_seconds_on(self._job.device(task))
                 return seconds * self._updated_bytes(task) / self._all_bytes
             case Kind.GRAD | Kind.VALIDATE:
                 return 0.0
 
     def _size(self, task: Task) -> float:
         """The task's microbatch as a part of the largest one, which was measured."""
-        assert task.microbatch is not None
-        parts = self._parts[task.holder.replica if len(self._parts) > 1 else 0]
-        return parts[task.microbatch].size / self._largest
+        return self._job.samples(task) / self._largest
 
-    def _part(self, task: Task) -> Bucket:
-        assert task.bucket is not None
-        return self._buckets[task.bucket]
+    def _bucket(self, task: Task) -> Bucket:
+        assert self._job.plan.synchronisation is not None
+        return self._job.plan.synchronisation.bucket_of(task)
 
     def _sync(self, task: Task) -> float:
         """A device adds up nothing of its own; its squares take the speed of its own memory, next to nothing."""
-        holders = len(self._part(task).holders)
-        if holders == 1 and self._device(task) == "gpu":
+        holders = len(self._bucket(task).holders)
+        if holders == 1 and self._job.device(task) == "gpu":
             return 0.0
         return self._owned_bytes(task) / self._inspection.copy_bytes_per_second * (holders + 1) / 2
 
-    def _device(self, task: Task) -> str:
-        """The kind of the worker in whose lane it runs."""
-        return self._placement.workers[task.lane.worker]
-
     def _owned_bytes(self, task: Task) -> int:
-        part = self._part(task)
-        return sum(part.itemsize * (r.stop - r.start) for r in part.all_ranges if r.owner == task.owner)
+        bucket = self._bucket(task)
+        return sum(bucket.itemsize * (r.stop - r.start) for r in bucket.all_ranges if r.owner == task.owner)
 
-    def _updated_bytes(self, task: Task) -> float:
+    def _updated_bytes(self, task: Task) -> int:
         if task.bucket is None:
-            return self._parameter_bytes[task.holder]
-        return self._part(task).num_bytes if task.owner is None else self._owned_bytes(task)
+            return self._job.stages[task.holder].parameter_bytes
+        return self._bucket(task).num_bytes if task.owner is None else self._owned_bytes(task)

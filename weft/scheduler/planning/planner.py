@@ -19,7 +19,7 @@ from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import Plan, Ring, StagePlan
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
-from weft.scheduler.planning.costs import mean_seconds, task_seconds
+from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.memory import plan_bytes, speculation_bytes
@@ -86,7 +86,6 @@ def _plan(
         weighted=inspection.weighted,
         steals=strategy.steals,
     )
-    seconds = task_seconds(spec, inspection, placement, graph)
     shared = plan_bytes(inspection, placement, rings, len(graph.tasks))
     if shared > shared_bytes_free:
         raise PlanError(
@@ -97,7 +96,7 @@ def _plan(
         schedule=strategy.schedule,
         microbatches=strategy.microbatches,
         recompute=strategy.recompute,
-        window=strategy.window or _default_window(graph, seconds),
+        window=strategy.window or 0,
         itinerary=_itinerary(spec, inspection),
         replicas=placement.replicas,
         shares=tuple(strategy.share_list),
@@ -105,13 +104,15 @@ def _plan(
         workers=placement.workers,
         graph=graph,
         rings=rings,
-        task_seconds=seconds,
+        task_seconds=(),
         shared_bytes=shared,
         synchronisation=placement.synchronisation,
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
         notes=tuple(plan_notes(spec, inspection)),
     )
-    return _checked(plan)
+    seconds = planned_seconds(PlannedJob(spec, plan), inspection)
+    window = strategy.window or _default_window(graph, seconds)
+    return _checked(dataclasses.replace(plan, task_seconds=seconds, window=window))
 
 
 def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:

@@ -18,21 +18,23 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any, Final
 
+from weft.metrics.accounts.accounting import NANOSECONDS
 from weft.metrics.recording.recording import Recording
 from weft.plan.graph import Graph, Lane
 from weft.plan.inspection import Inspection
-from weft.plan.kinds import KINDS, Kind
+from weft.plan.kinds import FIRST_STALL, KINDS, Kind
 from weft.plan.plan import Plan, last_backward
-from weft.scheduler.planning.costs import mean_seconds
+from weft.scheduler.planning.costs import PlannedJob, mean_seconds
 from weft.scheduler.planning.limit import speed_limit
+from weft.scheduler.planning.measured_costs import MeasuredCosts
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Milestones, Simulation, simulate
 from weft.scheduler.whatif.changes import Speed, check_speeds, parse_changes
-from weft.scheduler.whatif.costs import NANOSECONDS, PlannedJob, RecordedCosts, recorded_seconds, resized
 from weft.scheduler.whatif.doubt import predict
 from weft.scheduler.whatif.notes import notes_of
 from weft.scheduler.whatif.overheads import Overheads, overheads_of
+from weft.scheduler.whatif.resized import resized
 from weft.spec.job_spec import JobSpec, SpecError
 
 UNBOUNDED: Final = 1 << 62  # bytes of shared memory: a what-if is not refused for what this machine lacks
@@ -92,7 +94,7 @@ def what_if(recording: Recording, settings: Sequence[str] = (), *, machine: Mapp
     changes = parse_changes(spec, settings)
     inspection = Inspection.from_wire(recording.inspection)
     job = PlannedJob(spec, _recorded_plan(recording, spec, inspection))
-    costs = RecordedCosts(job, inspection, recorded_seconds(recording))
+    costs = MeasuredCosts(job, inspection, _task_seconds(recording))
     overheads = overheads_of(recording)
     names: tuple[str, ...] = tuple(recording.facts["workers"])
     before = _outlook(job, costs.of(job), (), overheads, inspection, names)
@@ -130,6 +132,22 @@ def _iteration_seconds(recording: Recording) -> list[float]:
     if not seconds:
         raise SpecError(f"{recording.job} has no complete iteration recorded; ask again once it has run a few")
     return seconds[min(WARM, len(seconds) - 1) :]
+
+
+def _task_seconds(recording: Recording) -> dict[int, float]:
+    """The median of each task in the training iterations; where replicas steal, of those runs that had a microbatch."""
+    found: dict[int, list[int]] = {}
+    for rows in recording.rows.values():
+        for mode, task, iteration, _, start, end in rows:
+            if mode < FIRST_STALL and task >= 0 and iteration in recording.training:
+                found.setdefault(task, []).append(end - start)
+    steals = recording.spec.get("strategy", {}).get("share") == "stealing"
+    return {task: _typical(runs, steals=steals) / NANOSECONDS for task, runs in found.items()}
+
+
+def _typical(runs: Sequence[int], *, steals: bool) -> float:
+    worked = [run for run in runs if run > max(runs) / 10] if steals else runs
+    return median(worked)
 
 
 def _recorded_plan(recording: Recording, spec: JobSpec, inspection: Inspection) -> Plan:

@@ -10,8 +10,8 @@ from weft.metrics.recording.recording import Recording
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS
 from weft.plan.placement import COMPUTE, SYNC
+from weft.scheduler.planning.costs import PlannedJob, largest_microbatch
 from weft.scheduler.whatif.changes import Changes
-from weft.scheduler.whatif.costs import PlannedJob
 from weft.spec.workers_needed import workers_needed
 
 FEW_ITERATIONS: Final = 8
@@ -83,14 +83,15 @@ def _of_devices(job: PlannedJob, changed: PlannedJob) -> Iterator[str]:
 
 
 def _of_sizes(inspection: Inspection, job: PlannedJob, changed: PlannedJob) -> Iterator[str]:
-    if job.largest_microbatch == changed.largest_microbatch:
+    before, after = largest_microbatch(job.spec), largest_microbatch(changed.spec)
+    if before == after:
         return
     if not inspection.small_size:
         yield (
             "units were timed with one size of microbatch only, so their time is taken to grow with the samples; what "
             "each call costs, whatever its size, is missed"
         )
-    if changed.largest_microbatch > 2 * job.largest_microbatch:
+    if after > 2 * before:
         yield "much larger microbatches may fall out of the caches; their time is taken to grow evenly"
 
 
