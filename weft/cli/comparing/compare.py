@@ -34,15 +34,12 @@ LOSS_TOLERANCE = 1e-4  # relative; arbitrary, far above what sums in another ord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
-    """What the embedded daemons get. None: of workers and stand-ins, as many as a trial needs; else as for `Daemon`.
+    """What the embedded daemons get."""
 
-    gpus: how many can be used.
-    """
-
-    workers: int | None = None
-    threads: int | None = None
-    stand_ins: int | None = None
-    gpus: int = 0
+    workers: int | None = None  # None: as many as a trial needs
+    threads: int | None = None  # None: as for `Daemon`
+    stand_ins: int | None = None  # the same
+    gpus: int = 0  # that can be used
     runs_dir: Path = Path("runs")
 
     @classmethod

@@ -23,11 +23,9 @@ AS_IS = ("as-is", "none")  # instead of a preset: the file as it stands, its own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """preset: as it was asked for. left_out: axes of the file, or of --set, that `spec` goes without."""
-
-    preset: str
+    preset: str  # as it was asked for
     spec: JobSpec
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # axes of the file, or of --set, that `spec` goes without
 
     @property
     def is_stale(self) -> bool:

@@ -24,41 +24,34 @@ ANSWER_SECONDS = 5.0  # a daemon answers in milliseconds; one that systemd start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeDirectoryFacts:
-    """mode: permission bits. others: names in it that are not Weft's; None where it cannot be read."""
-
     path: str
     kind: Literal["absent", "directory", "link", "file"]
     owner: int | None = None
-    mode: int | None = None
+    mode: int | None = None  # permission bits
     sticky: bool = False
-    others: tuple[str, ...] | None = ()
+    others: tuple[str, ...] | None = ()  # names in it that are not Weft's; None where it cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageFacts:
-    """writable: by us, or where it has yet to be made, whether it can be."""
-
     path: str
     exists: bool
-    writable: bool
+    writable: bool  # by us, or where it has yet to be made, whether it can be
     free_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonFacts:
-    """socket: `stale` has nobody behind it, `silent` somebody who does not answer as a daemon does (`why` says how).
-
-    lock_pid: what stands in the lock file; lock_held: whether that process holds the lock. status: the daemon's answer.
-    """
+    """socket: `stale` has nobody behind it, `silent` somebody who does not answer as a daemon does."""
 
     runtime_dir: RuntimeDirectoryFacts
     state_dir: StorageFacts
     runs_dir: StorageFacts
     socket: Literal["absent", "answers", "stale", "silent", "file"]
-    why: str | None
-    lock_pid: int | None
-    lock_held: bool
-    status: Message | None
+    why: str | None  # how it is silent
+    lock_pid: int | None  # what stands in the lock file
+    lock_held: bool  # whether that process holds the lock
+    status: Message | None  # the daemon's answer
 
 
 def read_daemon(settings: Settings, root: Path = Path("/")) -> DaemonFacts:

@@ -29,12 +29,6 @@ from weft.transport.wire.frames import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """workers: by kind, the daemon's where one answers, else what one would have that starts now.
-
-    crew_error: why none can start with these settings. threads: of each CPU worker. visible_gpus: CUDA_VISIBLE_DEVICES.
-    speeds: None where nothing was measured.
-    """
-
     machine: Machine
     cgroup: CgroupLimits
     shared_memory: SharedMemory
@@ -42,13 +36,13 @@ class Facts:
     memory_policy: MemoryPolicy
     software: Software
     inventory: Inventory
-    visible_gpus: str | None
+    visible_gpus: str | None  # CUDA_VISIBLE_DEVICES
     daemon: DaemonFacts
-    workers: Mapping[str, int]
-    crew_error: str | None
-    threads: int
+    workers: Mapping[str, int]  # by kind, the daemon's where one answers, else what one would have that starts now
+    crew_error: str | None  # why none can start with these settings
+    threads: int  # of each CPU worker
     presets: tuple[PresetFit, ...]
-    speeds: Message | None
+    speeds: Message | None  # None where nothing was measured
 
     @property
     def usable_bytes(self) -> int:

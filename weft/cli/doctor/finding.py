@@ -10,12 +10,10 @@ Level = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """note: works, for a price or with a surprise; problem: something will not work. remedy: empty where all is ok."""
-
     check: str
-    level: Level
+    level: Level  # note: works, for a price or with a surprise; problem: something will not work
     sentence: str
-    remedy: str = ""
+    remedy: str = ""  # empty where all is ok
 
 
 def ok(check: str, sentence: str) -> Finding:

@@ -12,12 +12,10 @@ from weft.spec.workers_needed import workers_needed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetFit:
-    """needs, missing: numbers of workers by kind, without the loader. remedy: empty where nothing is missing."""
-
     preset: str
-    needs: dict[str, int]
-    missing: dict[str, int]
-    remedy: str
+    needs: dict[str, int]  # numbers of workers by kind, without the loader
+    missing: dict[str, int]  # the same
+    remedy: str  # empty where nothing is missing
 
     @property
     def runs(self) -> bool:

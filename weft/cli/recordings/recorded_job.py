@@ -22,15 +22,12 @@ from weft.transport.wire.frames import ErrorCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedJob:
-    """directory: its run directory. recording: None where the daemon has none. ended_at: unix seconds, None while it
-    runs. client: of the daemon that knows it; None where it was given as a path."""
-
     job: str
-    directory: Path
-    recording: Recording | None
+    directory: Path  # its run directory
+    recording: Recording | None  # None where the daemon has none
     limit_seconds: float | None
-    ended_at: float | None
-    client: Client | None
+    ended_at: float | None  # unix seconds; None while it runs
+    client: Client | None  # of the daemon that knows it; None where it was given as a path
 
     @property
     def step_log_path(self) -> Path:

@@ -58,25 +58,21 @@ Lanes = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """kind: for scripts. sentence: the bottleneck. remedy: what helps, "" where nothing is known. alternatives: the
-    settings that it names, as `Remedy` has them."""
-
-    kind: str
-    sentence: str
-    remedy: str
-    alternatives: tuple[Settings, ...] = ()
+    kind: str  # for scripts
+    sentence: str  # the bottleneck
+    remedy: str  # what helps, "" where nothing is known
+    alternatives: tuple[Settings, ...] = ()  # the settings that it names, as `Remedy` has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """What a diagnosis is made from. lanes: seconds by mode; the others as `show` has them, empty where unknown. path:
-    the critical path of the last iterations."""
+    """What a diagnosis is made from: as `show` has it, empty where unknown."""
 
-    lanes: Lanes
+    lanes: Lanes  # seconds by mode
     stalls: Sequence[Message] = ()
     overlap: Mapping[str, Mapping[str, Mapping[str, float]]]
     plan: Message
-    path: Message | None = None
+    path: Message | None = None  # the critical path of the last iterations
 
     @property
     def setup(self) -> Setup | None:

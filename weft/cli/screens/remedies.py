@@ -22,20 +22,18 @@ Settings = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """alternatives: each helps by itself; its settings go together. Empty where nothing that is set helps."""
-
     text: str
-    alternatives: tuple[Settings, ...] = ()
+    alternatives: tuple[Settings, ...] = ()  # each helps by itself, its settings together; empty where no setting helps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What the job runs by. stages: as the plan's summary has them. num_train: samples of an epoch."""
+    """What the job runs by."""
 
     strategy: Strategy
-    stages: Sequence[Message]
+    stages: Sequence[Message]  # as the plan's summary has them
     batch_size: int
-    num_train: int
+    num_train: int  # samples of an epoch
 
     @classmethod
     def of(cls, plan: Message) -> Setup | None:

@@ -29,19 +29,17 @@ _LONGEST_SEQUENCE: Final = 16  # of an escape sequence; arbitrary: terminals sen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """at: monotonic seconds. jobs: as `ordered` puts them. shown: of the selected job, None where there is none."""
-
-    at: float
+    at: float  # monotonic seconds
     status: Message
-    jobs: Sequence[Message]
-    shown: Message | None
+    jobs: Sequence[Message]  # as `ordered` puts them
+    shown: Message | None  # the selected job, None where there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the user has chosen. selected: a job's id, None for the first one that runs."""
+    """What the user has chosen."""
 
-    selected: str | None = None
+    selected: str | None = None  # a job's id; None: the first one that runs
     paused: bool = False
     help: bool = False
     left: bool = False

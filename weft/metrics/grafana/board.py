@@ -29,39 +29,32 @@ _LEGEND_LABEL: Final = re.compile(r"{{\s*(\w+)\s*}}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """legend: with {{label}} where the label's value belongs."""
-
     expression: str
-    legend: str
+    legend: str  # with {{label}} where the label's value belongs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """text: what the numbers mean and what to do about them. stacked: series lie on one another. top: the axis ends
-    there. job_link: a series with the label job leads to that job's board."""
-
     title: str
-    text: str
+    text: str  # what the numbers mean and what to do about them
     unit: str
     queries: tuple[Query, ...]
     kind: Kind = "timeseries"
     width: int = 12
     height: int = 8
-    stacked: bool = False
+    stacked: bool = False  # series lie on one another
     logarithmic: bool = False
-    top: float | None = None
-    job_link: bool = False
+    top: float | None = None  # the axis ends there
+    job_link: bool = False  # a series with the label job leads to that job's board
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """variables: of VARIABLES, in the order in which they are shown, beside the data source. rows: title, panels."""
-
     uid: str
     title: str
     text: str
-    variables: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Panel, ...]], ...]
+    variables: tuple[str, ...]  # of VARIABLES, in the order in which they are shown, beside the data source
+    rows: tuple[tuple[str, tuple[Panel, ...]], ...]  # title, panels
 
     def panels(self) -> Iterator[Panel]:
         for _, panels in self.rows:

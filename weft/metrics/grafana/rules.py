@@ -20,23 +20,19 @@ INTERVAL: Final = "15s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingRule:
-    """labels: those of its series beside none; `record` begins with them."""
-
-    record: str
+    record: str  # begins with its labels
     expression: str
-    labels: frozenset[str]
+    labels: frozenset[str]  # those of its series beside none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """holds: for how long the expression must hold. remedy: what whoever is woken should do."""
-
     name: str
     expression: str
-    holds: str
+    holds: str  # for how long the expression must hold
     severity: str
     summary: str
-    remedy: str
+    remedy: str  # what whoever is woken should do
 
 
 def _recording(record: str, expression: str) -> RecordingRule:

@@ -47,14 +47,11 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """wall_ns: of each lane, the time that every profile covers. busy: by lane, `<worker>/<lane>`. hidden, all_of: by
-    worker and kind, what ran beside compute and all of it. gaps_ns: by lane, between what ran within one task."""
-
-    wall_ns: int
-    busy: Mapping[str, Pair]
-    hidden: Mapping[tuple[str, str], Pair]
-    all_of: Mapping[tuple[str, str], Pair]
-    gaps_ns: Mapping[str, int]
+    wall_ns: int  # of each lane, the time that every profile covers
+    busy: Mapping[str, Pair]  # by lane, `<worker>/<lane>`
+    hidden: Mapping[tuple[str, str], Pair]  # by worker and kind, what ran beside compute
+    all_of: Mapping[tuple[str, str], Pair]  # the same of all that ran
+    gaps_ns: Mapping[str, int]  # by lane, between what ran within one task
 
     def stall(self, lanes: Iterable[str]) -> Pair:
         busy = [self.busy[lane] for lane in lanes]

@@ -38,11 +38,11 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTask:
-    """A task of the graph. name: as people see it. lane: `<worker>/<lane>`."""
+    """A task of the graph."""
 
     id: int
-    name: str
-    lane: str
+    name: str  # as people see it
+    lane: str  # `<worker>/<lane>`
     kind: str
     replica: int | None
     stage: int | None
@@ -63,23 +63,17 @@ class PlannedSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """packed: each lane's rows as bytes, in order. clock_ns: unix time less CLOCK_MONOTONIC, of the machine then.
-
-    finished: how many iterations every lane has finished. planned: some iterations of the steady state.
-    spec, inspection: what the plan was made from, as plain data.
-    """
-
     job: str
     attempt: int
-    clock_ns: int
+    clock_ns: int  # unix time less CLOCK_MONOTONIC, of the machine then
     tasks: tuple[RecordedTask, ...]
     edges: tuple[Edge, ...]
     programs: Mapping[str, tuple[int, ...]]
-    packed: Mapping[str, bytes]
-    finished: int
-    planned: tuple[PlannedSpan, ...]
+    packed: Mapping[str, bytes]  # each lane's rows as bytes, in order
+    finished: int  # how many iterations every lane has finished
+    planned: tuple[PlannedSpan, ...]  # some iterations of the steady state
     task_seconds: tuple[float, ...]
-    spec: Mapping[str, Any]
+    spec: Mapping[str, Any]  # that the plan was made from, as plain data, as the next
     inspection: Mapping[str, Any]
     facts: Mapping[str, Any] = field(default_factory=dict)
 

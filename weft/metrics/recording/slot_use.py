@@ -31,21 +31,19 @@ Interval = tuple[int, int | None]  # None: it lasts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Use:
-    """Microbatch number `position` of the whole run in its slot. freed_ns: None while it stands there."""
+    """Microbatch number `position` of the whole run in its slot."""
 
     position: int
     written: Run
-    freed_ns: int | None
+    freed_ns: int | None  # None while it stands there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingUse:
-    """levels: by time, from the window's start on."""
-
     name: str
     depth: int
     slot_bytes: int
-    levels: tuple[Level, ...]
+    levels: tuple[Level, ...]  # by time, from the window's start on
 
 
 def ring_uses(recording: Recording, window: Window) -> list[RingUse]:

@@ -13,11 +13,9 @@ from weft.plan.kinds import FIRST_STALL, MODES, is_compute_lane
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationStalls:
-    """seconds: from the end of the iteration before to its own. shares: 0 to 1, by cause; busy is the rest."""
-
     iteration: int
-    seconds: float
-    shares: Mapping[str, float]
+    seconds: float  # from the end of the iteration before to its own
+    shares: Mapping[str, float]  # 0 to 1, by cause; busy is the rest
 
 
 def stall_shares(recording: Recording) -> list[IterationStalls]:

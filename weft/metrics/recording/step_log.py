@@ -21,7 +21,7 @@ class StepLogError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One training step. None: not measured, or not a finite number. seconds: since the iteration before it ended."""
+    """One training step. None: not measured, or not a finite number."""
 
     step: int
     epoch: int
@@ -29,7 +29,7 @@ class Step:
     lr: float | None
     grad_norm: float | None
     samples: int
-    seconds: float | None
+    seconds: float | None  # since the iteration before it ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

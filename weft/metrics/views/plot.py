@@ -49,11 +49,11 @@ Points = Sequence[tuple[int, float]]  # step and value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStalls:
-    """Of one step's time in the compute lanes, the part (0 to 1) of each stall. seconds: how long the step took."""
+    """Of one step's time in the compute lanes."""
 
     step: int
-    seconds: float
-    shares: Mapping[str, float]
+    seconds: float  # that the step took
+    shares: Mapping[str, float]  # the part (0 to 1) of each stall
 
 
 def plot(

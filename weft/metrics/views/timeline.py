@@ -75,20 +75,16 @@ _HATCHING: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One interval of a lane, in seconds; one without length is a milestone. Errors: ValueError.
-
-    kind: one of COLOURS, or STALL. label: shown where it fits. detail: what hovering says before the times; unset, the
-    label. moment: what it says of the iteration; unset, its number. critical: it is a step of the critical path.
-    """
+    """One interval of a lane, in seconds; one without length is a milestone. Errors: ValueError."""
 
     start: float
     end: float
-    kind: str
-    label: str
+    kind: str  # one of COLOURS, or STALL
+    label: str  # shown where it fits
     iteration: int
-    detail: str = ""
-    moment: str = ""
-    critical: bool = False
+    detail: str = ""  # what hovering says before the times; unset, the label
+    moment: str = ""  # what it says of the iteration; unset, its number
+    critical: bool = False  # it is a step of the critical path
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.start) and math.isfinite(self.end) and self.start <= self.end):

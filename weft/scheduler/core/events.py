@@ -35,18 +35,16 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """exit_code as of `os.waitstatus_to_exitcode`: negative for a signal; None if it never came up."""
-
     worker: str
-    exit_code: int | None
+    exit_code: int | None  # as of `os.waitstatus_to_exitcode`: negative for a signal; None if it never came up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerGarbled:
-    """What came over the worker's link no worker sends; nothing more is heard of it but its end. message: what came."""
+    """What came over the worker's link no worker sends; nothing more is heard of it but its end."""
 
     worker: str
-    message: str
+    message: str  # what came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,25 +74,23 @@ class TasksFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobMeasured:
-    """How fast the job has been of late: over an interval, or, where its replicas steal, in one iteration. policy: the
-    place in the job's list of the one that measured it."""
+    """How fast the job has been of late: over an interval, or, where its replicas steal, in one iteration."""
 
     job: str
     attempt: int
-    policy: int
+    policy: int  # the place in the job's list of the one that measured it
     measured: ReplicaMeasurement | RouteMeasurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFaulted:
-    """The user's code, the plan or something of ours failed in an attempt, as the reason says. exit_code is what
-    followers exit with."""
+    """The user's code, the plan or something of ours failed in an attempt, as the reason says."""
 
     job: str
     attempt: int
     reason: str
     message: str
-    exit_code: int
+    exit_code: int  # that followers exit with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +101,12 @@ class ResultSaved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReleased:
-    """The worker has let go of the attempt. clean is False where it must be replaced."""
+    """The worker has let go of the attempt."""
 
     worker: str
     job: str
     attempt: int
-    clean: bool
+    clean: bool  # False where it must be replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +131,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """now=True also stops what runs; such jobs stay unfinished in the ledger."""
-
-    now: bool
+    now: bool  # what runs is stopped, too; such jobs stay unfinished in the ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,13 +207,13 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Append tasks to a lane's queue: work is a run of (iteration, tasks of that iteration)."""
+    """Append tasks to a lane's queue."""
 
     job: str
     attempt: int
     worker: str
     lane: str
-    work: tuple[tuple[int, tuple[int, ...]], ...]
+    work: tuple[tuple[int, tuple[int, ...]], ...]  # a run of (iteration, tasks of that iteration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +263,12 @@ class DropArenas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordState:
-    """The job is in a new state. Terminal states carry a reason where they are no success, and so does
-    recovering."""
+    """The job is in a new state."""
 
     job: str
     state: str
     attempt: int
-    reason: str | None = None
+    reason: str | None = None  # of a terminal state that is no success, and of recovering
     message: str | None = None
     exit_code: int | None = None
     cause: str = ""

@@ -35,9 +35,7 @@ MOVES = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """state "" means: not an end, try again."""
-
-    state: str
+    state: str  # "": not an end, try again
     reason: str | None = None
     message: str | None = None
     exit_code: int | None = None
@@ -45,9 +43,6 @@ class Outcome:
 
 @dataclass(slots=True)
 class Job:
-    """workers: those it holds, by position in the plan. waiting_for: those that have yet to answer in this phase.
-    policies: what adjusts it as it runs, once it is planned. losses, directory_losses: of all its attempts."""
-
     name: str
     needs: Mapping[str, int]  # kind of worker -> how many it holds while it runs
     inspector: int  # the position, among those, of the one that inspects
@@ -55,25 +50,23 @@ class Job:
     sequence: int
     attempt: int
     phase: Phase = Phase.QUEUED
-    workers: tuple[str, ...] = ()
-    waiting_for: set[str] = field(default_factory=set)
+    workers: tuple[str, ...] = ()  # that it holds, by position in the plan
+    waiting_for: set[str] = field(default_factory=set)  # workers that have yet to answer in this phase
     plan: Plan | None = None
     lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
-    policies: tuple[Policy[Any], ...] = ()
+    policies: tuple[Policy[Any], ...] = ()  # what adjusts it as it runs, once it is planned
     iterations_done: int = 0
     outcome: Outcome | None = None
     deadline: float | None = None
-    losses: int = 0
-    directory_losses: int = 0
+    losses: int = 0  # of workers, in all its attempts
+    directory_losses: int = 0  # the same of the directory
     story: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Worker:
-    """failures: starts in a row that ended before a job was done with the worker; they lengthen the next delay."""
-
     name: str
     kind: str
     up: bool = False
     job: str | None = None
-    failures: int = 0
+    failures: int = 0  # starts in a row that ended before a job was done with it; they lengthen the next delay

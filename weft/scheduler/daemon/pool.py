@@ -151,18 +151,17 @@ class Link(asyncio.Protocol):
 
 @dataclass(slots=True)
 class Child:
-    """pid is 0 until it is forked. It has ended once exit_code is set and closed is True. num_looks: in a row that
-    found nothing going on at its link."""
+    """It has ended once it has an exit code and its link is closed."""
 
     name: str
     role: str
     link: Link | None = None
-    pid: int = 0
+    pid: int = 0  # 0 until it is forked
     exit_code: int | None = None
     exited: bool = False
     closed: bool = False
     is_stopped: bool = False
-    num_looks: int = 0
+    num_looks: int = 0  # in a row that found nothing going on at its link
 
 
 class Pool:

@@ -15,12 +15,11 @@ from weft.spec.job_state import JobState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """One job as the ledger has it. Times are unix seconds; spec is `JobSpec.to_wire`; loss is None before the first
-    step, and where it was not a number (SQLite has no NaN)."""
+    """One job as the ledger has it. Times are unix seconds."""
 
     seq: int
     job: str
-    spec: dict[str, Any]
+    spec: dict[str, Any]  # as of `JobSpec.to_wire`
     uid: int
     priority: int
     state: JobState
@@ -32,7 +31,7 @@ class JobRow:
     started_at: float | None
     ended_at: float | None
     step: int
-    loss: float | None
+    loss: float | None  # None before the first step, and where it was not a number (SQLite has no NaN)
     result: dict[str, Any] | None
     run_dir: str
 

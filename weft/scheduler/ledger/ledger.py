@@ -73,11 +73,10 @@ class JobNotEnded(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class LedgerLook:
-    """What a tick sees. counts: jobs in each state, None where they cannot be read. errors: of the file since the look
-    before, by reason."""
+    """What a tick sees."""
 
-    counts: dict[JobState, int] | None
-    errors: dict[str, int]
+    counts: dict[JobState, int] | None  # jobs in each state; None where they cannot be read
+    errors: dict[str, int]  # of the file since the look before, by reason
 
 
 class Ledger:

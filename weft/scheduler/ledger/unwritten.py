@@ -21,12 +21,9 @@ LAST_PAUSE_SECONDS = 8.0  # a disk that fails slowly costs the ledger's thread n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerHealth:
-    """problem: of the newest try to use the file, None where it worked. unwritten: jobs whose newest state is in memory
-    alone. unreadable: jobs whose rows could not be read and are left as they are."""
-
-    problem: str | None = None
-    unwritten: tuple[str, ...] = ()
-    unreadable: tuple[str, ...] = ()
+    problem: str | None = None  # of the newest try to use the file; None where it worked
+    unwritten: tuple[str, ...] = ()  # jobs whose newest state is in memory alone
+    unreadable: tuple[str, ...] = ()  # jobs whose rows could not be read and are left as they are
 
     def to_wire(self) -> dict[str, Any]:
         return {"problem": self.problem, "unwritten": list(self.unwritten), "unreadable": list(self.unreadable)}

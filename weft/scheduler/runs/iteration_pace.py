@@ -34,11 +34,8 @@ ROUNDING: Final = 0.005  # by which iterations may be shorter: the ratio, with t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """iteration_seconds: the median training iteration; None before one is known. limit_seconds: of those iterations;
-    None where nothing is known that would be a limit."""
-
-    iteration_seconds: float | None = None
-    limit_seconds: float | None = None
+    iteration_seconds: float | None = None  # the median training iteration; None before one is known
+    limit_seconds: float | None = None  # of those iterations; None where nothing is known that would be a limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,35 +44,31 @@ WARM: Final = 4  # iterations at a job's start that do not count, where there ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """One simulated job. iteration_seconds: of the simulation. bubble_ratio: the part of their time in which compute
-    lanes do not run a task. bottleneck: the lane that is busiest, and for what part of its time. limit_seconds,
-    critical_cycle: None of a graph with too many tasks."""
+    """One simulated job."""
 
-    iteration_seconds: float
-    limit_seconds: float | None
+    iteration_seconds: float  # of the simulation
+    limit_seconds: float | None  # None of a graph with too many tasks, as the next
     critical_cycle: str | None
-    bubble_ratio: float
-    bottleneck: str
-    bottleneck_busy: float
+    bubble_ratio: float  # the part of their time in which compute lanes do not run a task
+    bottleneck: str  # the lane that is busiest
+    bottleneck_busy: float  # for what part of its time
     workers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """measured_seconds: the median recorded iteration. predicted_*: of the changed job, with the ends of its range.
-    ratio: predicted ÷ measured. These are None, like `after`, where the simulation explains the recorded job too
-    badly; doubt: says so. baseline_error: of the simulation of the recorded job, relative to what was measured."""
+    """What the simulation explains too badly is None, and `doubt` says so."""
 
     job: str
     settings: tuple[str, ...]
     iterations: int
-    measured_seconds: float
-    predicted_seconds: float | None
+    measured_seconds: float  # the median recorded iteration
+    predicted_seconds: float | None  # of the changed job, with the ends of its range
     predicted_low_seconds: float | None
     predicted_high_seconds: float | None
-    ratio: float | None
+    ratio: float | None  # predicted ÷ measured
     doubt: str | None
-    baseline_error: float
+    baseline_error: float  # of the simulation of the recorded job, relative to what was measured
     wake_seconds: float
     dispatch_seconds: float
     before: Outlook

@@ -33,14 +33,13 @@ KEYS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Tasks of a worker's lane (any where lane is "", any worker's where worker is "") and of some kinds (empty: any)
-    take 1/factor."""
+    """Tasks take 1/factor."""
 
     key: str
     factor: float
-    worker: str = ""
-    lane: str = ""
-    kinds: frozenset[Kind] = frozenset()
+    worker: str = ""  # "": any
+    lane: str = ""  # "": any of the worker's
+    kinds: frozenset[Kind] = frozenset()  # empty: any
 
     def touches(self, worker: str, lane: str, kind: Kind) -> bool:
         return self.worker in ("", worker) and self.lane in ("", lane) and (not self.kinds or kind in self.kinds)
@@ -48,10 +47,8 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """spec: of the changed job. replans: it is another one than the recorded."""
-
-    spec: JobSpec
-    replans: bool
+    spec: JobSpec  # of the changed job
+    replans: bool  # it is another one than the recorded
     speeds: tuple[Speed, ...]
 
 

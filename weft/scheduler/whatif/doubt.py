@@ -24,14 +24,11 @@ _WHY: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """seconds, ratio (to what was measured): None where none can be told. low_seconds, high_seconds: its range; both
-    are `seconds` where the simulation explains the job. doubt: the sentence that belongs to it."""
-
-    seconds: float | None
-    ratio: float | None
-    low_seconds: float | None
+    seconds: float | None  # None where none can be told, as the ratio
+    ratio: float | None  # to what was measured
+    low_seconds: float | None  # its range; both ends are `seconds` where the simulation explains the job
     high_seconds: float | None
-    doubt: str | None
+    doubt: str | None  # the sentence that belongs to it
 
 
 def predict(measured: float, before: float, after: float, *, changed: bool) -> Prediction:

@@ -19,11 +19,8 @@ COMPUTE: Final = "compute"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """wake_seconds: from the end of what a compute lane waits for to the end of its wait, the median. by_lane: seconds
-    of reports and dispatches for each task, by the name of the lane."""
-
-    wake_seconds: float
-    by_lane: Mapping[str, float]
+    wake_seconds: float  # from the end of what a compute lane waits for to the end of its wait, the median
+    by_lane: Mapping[str, float]  # seconds of reports and dispatches for each task, by the name of the lane
 
     @property
     def dispatch_seconds(self) -> float:
