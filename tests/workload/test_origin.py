@@ -83,14 +83,10 @@ class Asserting(nn.Module):
         return x
 
 
+NOTHING: list[Any] = [None] * 4
 OF_OURS: dict[str, Callable[[], Any]] = {
-    "a task of no kind": lambda: attempt._bind_to_bucket(
-        {"replica": 0, "stage": 0, "bucket": 0, "kind": "none"},
-        None,  # type: ignore[arg-type]
-        {},
-        None,  # type: ignore[arg-type]
-    ),
-    "a task without its number": lambda: attempt._bind_to_bucket({}, None, {}, None),  # type: ignore[arg-type]
+    "a task of no kind": lambda: attempt._bind_to_bucket("none", *NOTHING),  # type: ignore[arg-type]
+    "a task without its number": lambda: attempt._given(None),
     "a board of another dtype": lambda: Board(torch.zeros(3)),
     "a message that cannot be sent": lambda: encode({"type": object()}),
     "an assertion beside the user's data": lambda: batches_of((torch.zeros(4, 1), torch.zeros(4, 1))).load(
@@ -121,7 +117,7 @@ def test_what_a_gpu_reports_late_is_of_a_kernel_of_the_users() -> None:
     """The host hears of it in whatever waits next, which is most often a lane."""
 
     def run() -> None:
-        attempt._bind_to_bucket({}, None, {}, None)  # type: ignore[arg-type]
+        attempt._given(None)
 
     error = raised_by(run)
     late = torch.AcceleratorError("CUDA error: device-side assert triggered").with_traceback(error.__traceback__)
