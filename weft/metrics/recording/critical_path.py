@@ -21,7 +21,7 @@ from weft.plan.rows import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PathStep:
     """One task on the path; the part of it that is on the path, and the nanoseconds that passed before it began."""
 
     task: int
@@ -33,7 +33,7 @@ class Step:
     gap_ns: int
 
 
-def critical_path(recording: Recording, start_ns: int, end_ns: int) -> list[Step]:
+def critical_path(recording: Recording, start_ns: int, end_ns: int) -> list[PathStep]:
     """The steps in order of time, from a window of the recording; [] where nothing ran in it."""
     return _Walk(recording, start_ns, end_ns).steps()
 
@@ -48,8 +48,8 @@ class _Walk:
         for edge in recording.edges:
             self._distances.setdefault((edge.source, edge.target), set()).add(edge.distance)
 
-    def steps(self) -> list[Step]:
-        steps: list[Step] = []
+    def steps(self) -> list[PathStep]:
+        steps: list[PathStep] = []
         at, time = self._last(), self._end
         while at is not None and time > self._start:
             lane, index = at
@@ -60,7 +60,7 @@ class _Walk:
             time = max(min(start, end), self._start)
             if end == self._start:
                 break
-            step = Step(task=task, iteration=iteration, lane=lane, mode=mode, start_ns=time, end_ns=end, gap_ns=0)
+            step = PathStep(task=task, iteration=iteration, lane=lane, mode=mode, start_ns=time, end_ns=end, gap_ns=0)
             steps.append(step)
             at = self._before(lane, index)
         if steps and time > self._start:

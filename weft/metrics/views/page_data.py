@@ -35,7 +35,7 @@ _SPARE_ITERATIONS: Final = 4  # lanes report at different times, and the newest 
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ShownIterations:
     """Iterations that follow one another, from the end of the one before them to their own end. At least one."""
 
     iterations: Sequence[int]
@@ -74,7 +74,7 @@ def timeline(recording: Recording, iterations: int) -> Iterator[bytes]:
     yield b"]}"
 
 
-def window_of(recording: Recording, iterations: int) -> Window | None:
+def window_of(recording: Recording, iterations: int) -> ShownIterations | None:
     """The newest whole iterations; of a job that has ended, up to the last one that trained. None without any."""
     ends = recording.iteration_ends
     wanted = _training(recording) if recording.facts.get("ended") else ends.keys()
@@ -84,7 +84,7 @@ def window_of(recording: Recording, iterations: int) -> Window | None:
     first = last
     while last - first + 1 < iterations and first - 1 in ends and first - 2 in ends:
         first -= 1
-    return Window(range(first, last + 1), ends[first - 1], ends[last])
+    return ShownIterations(range(first, last + 1), ends[first - 1], ends[last])
 
 
 def tail(recording: Recording, iterations: int) -> Recording:
@@ -108,7 +108,7 @@ def tail(recording: Recording, iterations: int) -> Recording:
         times *= 2
 
 
-def _bounded(recording: Recording, window: Window | None) -> Window | None:
+def _bounded(recording: Recording, window: ShownIterations | None) -> ShownIterations | None:
     """The window, or one of the fewer iterations that keep to MAX_ROWS; one iteration always."""
     if window is None:
         return None
@@ -125,7 +125,7 @@ def _training(recording: Recording) -> frozenset[int]:
     return frozenset(recording.iteration_ends).intersection(recording.iteration_ends if forward_only else backward)
 
 
-def _iterations(recording: Recording, window: Window | None) -> list[dict[str, Any]]:
+def _iterations(recording: Recording, window: ShownIterations | None) -> list[dict[str, Any]]:
     if window is None:
         return []
     told, begin, training = [], 0, _training(recording)
@@ -163,7 +163,7 @@ def _planned(recording: Recording, lanes: Mapping[str, int]) -> dict[str, Any] |
     return {"seconds": ends[1] - ends[0], "spans": spans}
 
 
-def _path(recording: Recording, window: Window | None, lanes: Mapping[str, int]) -> list[int]:
+def _path(recording: Recording, window: ShownIterations | None, lanes: Mapping[str, int]) -> list[int]:
     if window is None:
         return []
     told: list[int] = []

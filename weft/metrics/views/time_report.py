@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.metrics.accounts.accounting import NANOSECONDS, JobAccount, LaneSeconds
 from weft.metrics.accounts.waits import WaitAccount
-from weft.metrics.recording.critical_path import Step, critical_path
+from weft.metrics.recording.critical_path import PathStep, critical_path
 from weft.metrics.recording.recording import Recording
 from weft.plan.kinds import MODES, is_compute_lane
 
@@ -104,7 +104,7 @@ def path_report(recording: Recording, iterations: int = PATH_ITERATIONS) -> Repo
     }
 
 
-def _parts(steps: Sequence[Step], recording: Recording) -> list[Report]:
+def _parts(steps: Sequence[PathStep], recording: Recording) -> list[Report]:
     sums: dict[tuple[str, str], int] = {}
     for step in steps:
         key = recording.tasks[step.task].kind, step.lane

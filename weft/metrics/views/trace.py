@@ -43,8 +43,8 @@ LANE_ORDER: Final = ("compute", "fetch", "d2h", "sync", "h2d", "load")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a lane's slices go."""
+class Thread:
+    """Of the trace: where a lane's slices go."""
 
     process: int
     thread: int
@@ -170,7 +170,7 @@ class _Trace:
             span = self._window.start_ns + run.start_ns, self._window.start_ns + run.end_ns
             yield self._slice(place, task.name, "planned", span, _about(task, run.iteration))
 
-    def _slice(self, place: Place, name: str, category: str, span: tuple[int, int], args: dict[str, Any]) -> Event:
+    def _slice(self, place: Thread, name: str, category: str, span: tuple[int, int], args: dict[str, Any]) -> Event:
         start, end = span
         return {
             "ph": "X",
@@ -285,7 +285,7 @@ def profile_events(recording: Recording, window: Window, profiles: Sequence[Work
             rows = [row for row in track.rows() if row[3] > window.start_ns and row[2] < window.end_ns]
             if not rows:
                 continue
-            place = Place(process, process * THREADS_OF_PROCESS + number)
+            place = Thread(process, process * THREADS_OF_PROCESS + number)
             lane = places.get(f"{profile.worker}/{track.lane}")
             what = "operators" if KINDS[rows[0][1]] == "operator" else "kernels"
             name = f"{track.lane} {what}" if lane else f"{what} of {track.source}"
@@ -293,7 +293,7 @@ def profile_events(recording: Recording, window: Window, profiles: Sequence[Work
             yield from _track_slices(place, profile, rows, window)
 
 
-def _track_slices(place: Place, profile: WorkerProfile, rows: Sequence[ProfileRow], window: Window) -> Iterator[Event]:
+def _track_slices(place: Thread, profile: WorkerProfile, rows: Sequence[ProfileRow], window: Window) -> Iterator[Event]:
     for name, kind, start, end in rows:
         begin, until = max(start, window.start_ns), min(end, window.end_ns)
         yield {
@@ -304,7 +304,7 @@ def _track_slices(place: Place, profile: WorkerProfile, rows: Sequence[ProfileRo
         }
 
 
-def _places(lanes: Sequence[str]) -> dict[str, tuple[Place, Place]]:
+def _places(lanes: Sequence[str]) -> dict[str, tuple[Thread, Thread]]:
     """Of each lane, and of the same lane as planned. A worker's two processes stand beside each other."""
     ordered = in_order(lanes)
     workers = list(dict.fromkeys(lane.partition("/")[0] for lane in ordered))
@@ -313,7 +313,7 @@ def _places(lanes: Sequence[str]) -> dict[str, tuple[Place, Place]]:
         own = [lane for lane in ordered if lane.partition("/")[0] == worker]
         first = JOB_PROCESS + 1 + 2 * worker_number
         for number, lane in enumerate(own, start=1):
-            here, planned = (Place(process, process * THREADS_OF_PROCESS + number) for process in (first, first + 1))
+            here, planned = (Thread(process, process * THREADS_OF_PROCESS + number) for process in (first, first + 1))
             places[lane] = here, planned
     return places
 
@@ -331,8 +331,8 @@ def _lane_order(lane: str) -> tuple[bool, str, int, int]:
     return kind == "loader", kind, int(number) if number.isdigit() else 0, place
 
 
-def _thread_of_job(number: int) -> Place:
-    return Place(JOB_PROCESS, JOB_PROCESS * THREADS_OF_PROCESS + number)
+def _thread_of_job(number: int) -> Thread:
+    return Thread(JOB_PROCESS, JOB_PROCESS * THREADS_OF_PROCESS + number)
 
 
 def _process(number: int, name: str, order: int) -> Iterator[Event]:
@@ -340,7 +340,7 @@ def _process(number: int, name: str, order: int) -> Iterator[Event]:
     yield {"ph": "M", "pid": number, "name": "process_sort_index", "args": {"sort_index": order}}
 
 
-def _thread(place: Place, name: str, beside: Place | None = None) -> Iterator[Event]:
+def _thread(place: Thread, name: str, beside: Thread | None = None) -> Iterator[Event]:
     """beside: right after that one; by default in the order of their numbers."""
     common = {"ph": "M", "pid": place.process, "tid": place.thread}
     order = 2 * place.thread if beside is None else 2 * beside.thread + 1
@@ -348,7 +348,7 @@ def _thread(place: Place, name: str, beside: Place | None = None) -> Iterator[Ev
     yield {**common, "name": "thread_sort_index", "args": {"sort_index": order}}
 
 
-def _at(place: Place, phase: str, name: str, when_us: float, **more: Any) -> Event:
+def _at(place: Thread, phase: str, name: str, when_us: float, **more: Any) -> Event:
     return {"ph": phase, "pid": place.process, "tid": place.thread, "ts": when_us, "name": name, **more}
 
 
