@@ -155,13 +155,8 @@ class Turns:
         operation, iteration = operations[place], attempt.iteration(index)
         if not operation.runs(iteration):
             return True
-        skipped = operation.skips(iteration) if operation.skips is not None else ()
-        needed_update = operation.update_needed(iteration) if operation.update_needed is not None else None
         return all(
-            attempt.board.words[1 + source]
-            >= (needed_update if cause == "update" and needed_update is not None else index - distance)
-            for place, (source, distance, cause) in enumerate(operation.waits)
-            if place not in skipped
+            attempt.board.words[1 + source] >= index - distance for source, distance, _ in operation.waits_in(iteration)
         )
 
     def _run(self, number: int, turn: int) -> None:

@@ -16,25 +16,26 @@ import pytest
 import torch
 
 from weft.plan.itinerary import Iteration, Itinerary
-from weft.plan.kinds import MODES
+from weft.plan.kinds import MODE_INDEX, MODES
 from weft.plan.rows import Row, unpack
 from weft.transport.memory.board import Board, num_words
 from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Accelerator, Act, Device, Event, Stream
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import HostEvent, StandIn
-from weft.workers.lanes import lane as lane_module
-from weft.workers.lanes import stream_lane
-from weft.workers.lanes.lane import Lane
+from weft.workers.lanes import account
+from weft.workers.lanes.host_lane import HostLane
+from weft.workers.lanes.lane import LaneLoop
+from weft.workers.lanes.launched import Launched
 from weft.workers.lanes.operation import Operation
-from weft.workers.lanes.stream_lane import Launched, StreamLane
+from weft.workers.lanes.queue import Inbox
+from weft.workers.lanes.stream_lane import StreamLane
 
 thread_device = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))["thread_device"]
 
 RUN_WHERE_THEY_ARE_LAUNCHED = ["host", "stand-in"]
 SOON = 20.0
 ELSEWHERE = 9  # a task of another lane
-Work = list[tuple[int, list[int]]]
 
 
 class Attempt:
@@ -60,7 +61,7 @@ class Stand:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.attempt = Attempt()
-        self.inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self.inbox: Inbox = queue.SimpleQueue()
         self.reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.ran: list[tuple[int, int]] = []
         self.error: BaseException | None = None
@@ -69,7 +70,7 @@ class Stand:
     def begin(self, *operations: Operation) -> None:
         own = {op.task: op for op in operations}
         attempt: Any = self.attempt  # all that a lane asks of one
-        lane: Lane | StreamLane = Lane("compute", attempt, own, self.reports.put)
+        lane: LaneLoop = HostLane("compute", attempt, own, self.reports.put)
         if isinstance(self.device, Accelerator):
             launched = Launched(10, frozenset(own))
             lane = StreamLane("compute", attempt, own, self.reports.put, device=self.device, launched=launched)
@@ -100,7 +101,13 @@ class Stand:
                 run(iteration)
 
         return Operation(
-            task=task, mode=mode, waits=waits, wakes=wakes, passes=passes, run=body, update_needed=update_needed
+            task=task,
+            mode=MODE_INDEX[mode],
+            waits=tuple((source, back, MODE_INDEX[f"stall_{cause}"]) for source, back, cause in waits),
+            wakes=wakes,
+            passes=passes,
+            run=body,
+            update_needed=update_needed,
         )
 
     def report(self) -> dict[str, Any]:
@@ -132,8 +139,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 @pytest.fixture
 def every_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MIN_STALL_NS", 0)
-    monkeypatch.setattr(stream_lane, "MIN_STALL_NS", 0)
+    monkeypatch.setattr(account, "MIN_STALL_NS", 0)
 
 
 @pytest.fixture
@@ -252,8 +258,7 @@ def test_a_lane_that_is_sent_one_task_reports_each(stand: Stand) -> None:
 
 
 def test_a_long_queue_is_reported_now_and_then(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(stream_lane, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(account, "REPORT_SECONDS", 0.0)
     stand.begin(stand.operation(1))
     stand.inbox.put([(0, [1] * 20)])
     assert [stand.report()["count"] for _ in range(5)] == [1] * 5

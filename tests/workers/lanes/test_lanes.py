@@ -14,14 +14,15 @@ import pytest
 import torch
 
 from weft.plan.itinerary import Iteration, Itinerary
+from weft.plan.kinds import MODE_INDEX
 from weft.transport.memory.board import Board, num_words
 from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
-from weft.workers.lanes.lane import Work
 from weft.workers.lanes.lanes import run_lanes
 from weft.workers.lanes.operation import Operation
+from weft.workers.lanes.queue import Inbox
 
 thread_device = runpy.run_path(str(Path(__file__).with_name("thread_device.py")))["thread_device"]
 
@@ -62,8 +63,8 @@ class Attempt:
         return {
             task["id"]: Operation(
                 task=task["id"],
-                mode="forward",
-                waits=((0, 0, "gradient"),) if task["id"] else (),
+                mode=MODE_INDEX["forward"],
+                waits=((0, 0, MODE_INDEX["stall_gradient"]),) if task["id"] else (),
                 wakes=True,
                 passes=False,
                 run=self._bodies[task["id"]],
@@ -77,7 +78,7 @@ class Stand:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.inboxes: dict[str, queue.SimpleQueue[Work | None]] = {lane: queue.SimpleQueue() for lane in LANES}
+        self.inboxes: dict[str, Inbox] = {lane: queue.SimpleQueue() for lane in LANES}
         self.reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.told: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
         self.raised: BaseException | None = None

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from weft.metrics.accounts.accounting import JobAccount
+from weft.plan.kinds import MODE_INDEX
 from weft.plan.rows import unpack
 from weft.plan.worker_view import WorkerView
 from weft.reference import loop as reference
@@ -27,8 +28,9 @@ from weft.workers.devices.device import Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.tiles import Tiles
 from weft.workers.lanes.attempt import Attempt
-from weft.workers.lanes.lanes import Inbox, run_lanes
+from weft.workers.lanes.lanes import run_lanes
 from weft.workers.lanes.operation import Operation
+from weft.workers.lanes.queue import Inbox
 from weft.workload.entry import load_workload
 
 _ATTEMPT = runpy.run_path(str(Path(__file__).with_name("test_attempt.py")))
@@ -283,7 +285,7 @@ def test_a_device_that_takes_the_norm_before_the_others_have_told_theirs_trains_
 
     def without_waits(attempt: Attempt, *given: Any) -> dict[int, Operation]:
         return {
-            task: dataclasses.replace(each, waits=() if each.mode == "update" else each.waits)
+            task: dataclasses.replace(each, waits=() if each.mode == MODE_INDEX["update"] else each.waits)
             for task, each in operations(attempt, *given).items()
         }
 

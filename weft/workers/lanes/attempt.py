@@ -20,7 +20,7 @@ from weft.plan.buckets import Holder
 from weft.plan.course import Course
 from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
-from weft.plan.kinds import KINDS, Kind, Way
+from weft.plan.kinds import KINDS, MODE_INDEX, Kind, Way
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Prefetch
@@ -116,8 +116,11 @@ class Attempt:
         return {
             task.id: Operation(
                 task=task.id,
-                mode=KINDS[task.kind].mode,
-                waits=tuple((edge.source, edge.distance, edge.cause) for edge in self._waits.get(task.id, ())),
+                mode=MODE_INDEX[KINDS[task.kind].mode],
+                waits=tuple(
+                    (edge.source, edge.distance, MODE_INDEX[f"stall_{edge.cause}"])
+                    for edge in self._waits.get(task.id, ())
+                ),
                 wakes=task.id in self._wakes,
                 passes=KINDS[task.kind].learns,
                 run=self._bind(task, measured),

@@ -7,7 +7,7 @@ hears of it, ends the rest.
 
 from __future__ import annotations
 
-import queue
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,12 +15,15 @@ import torch
 
 from weft.plan.graph import Task
 from weft.workers.devices.device import Accelerator
+from weft.workers.lanes.account import Send
 from weft.workers.lanes.attempt import Attempt
-from weft.workers.lanes.lane import Lane, Send, Work
-from weft.workers.lanes.stream_lane import Launched, StreamLane
+from weft.workers.lanes.host_lane import HostLane
+from weft.workers.lanes.lane import LaneLoop
+from weft.workers.lanes.launched import Launched
+from weft.workers.lanes.queue import Inbox
+from weft.workers.lanes.stream_lane import StreamLane
 
 Guard = Callable[[Callable[[], None]], None]
-Inbox = queue.SimpleQueue[Work | None]
 
 
 def run_lanes(
@@ -36,7 +39,7 @@ def run_lanes(
     reach: Callable[[int], bool] | None = None,
 ) -> None:
     """programs: by lane. main: the lane of the calling thread. guard: runs a lane in another thread, and tells what it
-    raises. threads: of torch, in each lane. stamps: see Lane. reach: the main lane's, see
+    raises. threads: of torch, in each lane. stamps: see Account. reach: the main lane's, see
     weft.workers.profiling.profiler."""
     lanes = _make_lanes(programs, attempt, send, stamps=stamps, reach={main: reach})
 
@@ -69,20 +72,13 @@ def _make_lanes(
     *,
     stamps: bool,
     reach: Mapping[str, Callable[[int], bool] | None],
-) -> dict[str, Lane] | dict[str, StreamLane]:
+) -> Mapping[str, LaneLoop]:
     operations = {name: attempt.operations(name, program) for name, program in programs.items()}
-    device = attempt.device
-    if not isinstance(device, Accelerator):
-        return {
-            name: Lane(name, attempt, own, send, stamps=stamps, reach=reach.get(name))
-            for name, own in operations.items()
-        }
-    tasks = frozenset(task for own in operations.values() for task in own)
-    launched = Launched(attempt.num_tasks, tasks)
-    attempt.abort_with(launched.board)
+    make: Callable[..., LaneLoop] = HostLane
+    if isinstance(attempt.device, Accelerator):
+        launched = Launched(attempt.num_tasks, frozenset(task for own in operations.values() for task in own))
+        attempt.abort_with(launched.board)
+        make = functools.partial(StreamLane, device=attempt.device, launched=launched)
     return {
-        name: StreamLane(
-            name, attempt, own, send, device=device, launched=launched, stamps=stamps, reach=reach.get(name)
-        )
-        for name, own in operations.items()
+        name: make(name, attempt, own, send, stamps=stamps, reach=reach.get(name)) for name, own in operations.items()
     }

@@ -2,42 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from weft.plan.itinerary import Iteration
+from weft.plan.kinds import MODE_INDEX
 
 Run = Callable[[Iteration], None]
+Wait = tuple[int, int, int]  # a task of another lane, how many iterations back it is needed, the stall's mode
+
+_UPDATE = MODE_INDEX["stall_update"]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One task of the lane. mode: what its time counts as. waits: (task, distance, cause) of inputs from other lanes.
-    update_needed: the iteration whose update to wait for, where that is no fixed distance. passes: does nothing, and
-    waits for nothing, in validation iterations. takes: whether it is of the way that its bucket goes; None where that
-    is no question. If it is not, it passes. skips: numbers of the waits that are not of that way; None where all count.
-    wakes: a task of another lane waits for it. place: what it does, for errors.
-    is_milestone: a hook may end it from inside another task.
-    reads_on_host: what its inputs have computed, so they must be over before it is launched on a device.
-    is_read_on_host: by such a task, which may be of the same lane and then has no wait for it."""
-
     task: int
-    mode: str
-    waits: tuple[tuple[int, int, str], ...]
-    wakes: bool
-    passes: bool
+    mode: int  # what its time counts as
+    waits: tuple[Wait, ...]
+    wakes: bool  # a task of another lane waits for it
+    passes: bool  # does nothing, and waits for nothing, in validation iterations
     run: Run
-    update_needed: Callable[[Iteration], int] | None = None
-    takes: Callable[[Iteration], bool] | None = None
-    skips: Callable[[Iteration], Collection[int]] | None = None
-    place: str = ""
-    is_milestone: bool = False
-    reads_on_host: bool = False
-    is_read_on_host: bool = False
+    update_needed: Callable[[Iteration], int] | None = None  # whose update to wait for, where that is no fixed distance
+    takes: Callable[[Iteration], bool] | None = None  # whether it is of its bucket's way; None: no question
+    skips: Callable[[Iteration], Collection[int]] | None = None  # numbers of waits that are not of that way
+    place: str = ""  # what it does, for errors
+    is_milestone: bool = False  # a hook may end it from inside another task
+    reads_on_host: bool = False  # what its inputs have computed: they are over before it is launched on a device
+    is_read_on_host: bool = False  # by such a task, which may be of the same lane and then has no wait for it
 
     def runs(self, iteration: Iteration) -> bool:
         """Whether there is anything to do and to wait for."""
         return (iteration.learns or not self.passes) and (self.takes is None or self.takes(iteration))
+
+    def waits_in(self, iteration: Iteration) -> Sequence[Wait]:
+        """Of the iteration's inputs."""
+        if self.skips is None and self.update_needed is None:
+            return self.waits
+        skipped = () if self.skips is None else self.skips(iteration)
+        waits = [wait for number, wait in enumerate(self.waits) if number not in skipped]
+        if self.update_needed is not None:
+            update = iteration.index - self.update_needed(iteration)
+            waits = [(task, update if stall == _UPDATE else distance, stall) for task, distance, stall in waits]
+        return waits
 
     def place_in(self, iteration: Iteration) -> str:
         """Where in the job an error of it was."""

@@ -39,7 +39,8 @@ from weft.workers.devices.device import Device
 from weft.workers.devices.opening import open_device
 from weft.workers.inspection.inspection import inspect_job
 from weft.workers.lanes.attempt import Attempt
-from weft.workers.lanes.lanes import Inbox, run_lanes
+from weft.workers.lanes.lanes import run_lanes
+from weft.workers.lanes.queue import Inbox
 from weft.workers.process.footprint import Footprint, peak_resident_bytes, reset_peak
 from weft.workers.process.job_output import job_output
 from weft.workers.process.saving import save_state
@@ -55,7 +56,7 @@ RECEIVE_BYTES = 1 << 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """lane: the one that runs in the main thread. device: "cpu", "stand-in", or the uuid of a GPU. cores: to run on,
-    empty for any. spin_seconds: see Board. stamps: see Lane."""
+    empty for any. spin_seconds: see Board. stamps: see Account."""
 
     worker: str
     lane: str

@@ -1,0 +1,34 @@
+"""Queue: the tasks that a lane was sent and has not begun, and how many are not over yet."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+
+Work = list[tuple[int, list[int]]]  # iterations, and tasks of each
+Inbox = queue.SimpleQueue[Work | None]  # of a lane, from the control thread; None when that has something else to do
+
+
+class Interrupted(Exception):
+    """The control thread has another message for this thread."""
+
+
+class TaskQueue:
+    def __init__(self) -> None:
+        self.tasks: deque[tuple[int, int, int]] = deque()  # iteration, task, when it was taken
+        self.taken = 0
+        self.done = 0
+        self.low = 0  # when no more than this are left the daemon must send more
+
+    def take(self, inbox: Inbox) -> None:
+        """Empties the inbox into the queue, waiting only if there is nothing to begin. Errors: Interrupted."""
+        while not self.tasks or not inbox.empty():
+            work = inbox.get()
+            if work is None:
+                raise Interrupted
+            now = time.monotonic_ns()
+            for iteration, tasks in work:
+                self.tasks.extend((iteration, task, now) for task in tasks)
+                self.taken += len(tasks)
+        self.low = (self.taken - self.done) // 2
