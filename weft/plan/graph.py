@@ -30,7 +30,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from weft.plan.buckets import Holder
-from weft.plan.kinds import Cause, Kind, Way
+from weft.plan.kinds import KINDS, Cause, Kind, Way
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -163,6 +163,11 @@ class Graph:
 
     def by_key(self) -> dict[Key, Task]:
         return {task.key: task for task in self.tasks}
+
+    def last_backwards(self) -> dict[Holder, Task]:
+        """Those that complete the gradients of their stages."""
+        placed = (self.tasks[task] for program in self.programs.values() for task in program)
+        return {task.holder: task for task in placed if KINDS[task.kind].makes_gradient}
 
     def inputs(self, task: int) -> tuple[Edge, ...]:
         return self._inputs.get(task, ())

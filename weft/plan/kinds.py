@@ -30,6 +30,7 @@ class KindFacts:
     learns: bool = False  # it has nothing to do in an iteration that learns nothing, a validation's for example
     computes: bool = False  # it runs the units of a stage
     of_position: bool = False  # in its replica's program: where replicas steal, without a microbatch unless granted one
+    makes_gradient: bool = False  # of its stage's parameters; the last in a stage's program completes them
     is_milestone: bool = False  # it may be posted from inside another task
     moves: Literal["microbatch", "bucket"] | None = None  # between host and device, or to a replica's own parameters
     link: Literal["h2d", "d2h"] | None = None  # the way that this goes
@@ -39,7 +40,7 @@ KINDS: Final[Mapping[Kind, KindFacts]] = {
     Kind.LOAD: KindFacts(mode="load"),
     Kind.FETCH: KindFacts(mode="transfer", of_position=True, moves="microbatch", link="h2d"),
     Kind.FORWARD: KindFacts(mode="forward", computes=True, of_position=True),
-    Kind.BACKWARD: KindFacts(mode="backward", learns=True, computes=True, of_position=True),
+    Kind.BACKWARD: KindFacts(mode="backward", learns=True, computes=True, of_position=True, makes_gradient=True),
     Kind.GRAD: KindFacts(mode="backward", learns=True, is_milestone=True),
     Kind.DOWN: KindFacts(mode="transfer", learns=True, moves="bucket", link="d2h"),
     Kind.SYNC: KindFacts(mode="sync", learns=True),

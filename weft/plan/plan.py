@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from weft.plan.buckets import Bucket, Holder, Route
-from weft.plan.graph import Graph, Key, Lane, Task, backward
+from weft.plan.graph import Graph, Lane, Task
 from weft.plan.inspection import Shape
 from weft.plan.itinerary import Itinerary
 from weft.plan.kinds import Way
@@ -69,11 +69,6 @@ class ReplicaPlan:
     private: bool = False
     staleness: int = 0
     working_window: int | None = None
-
-
-def last_backward(replicas: Sequence[ReplicaPlan], holder: Holder) -> Key:
-    """The one that completes gradients."""
-    return backward(*holder, replicas[holder.replica].microbatches - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

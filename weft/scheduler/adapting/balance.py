@@ -26,7 +26,7 @@ from weft.plan.graph import Key, Task, down, forward, own_update, sync, up, upda
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import Kind
 from weft.plan.placement import Placement
-from weft.plan.plan import Plan, last_backward
+from weft.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class _Times:
     def __init__(self, plan: Plan, seconds: Mapping[int, float]) -> None:
         self._plan = plan
         self._seconds = seconds
-        self._tasks = plan.graph.by_key()
+        self._tasks, self._last_backwards = plan.graph.by_key(), plan.graph.last_backwards()
         self._largest: dict[tuple[Kind, str], tuple[float, float]] = {}  # (planned, measured) seconds
         for task in plan.graph.tasks:
             if task.id in seconds:
@@ -174,7 +174,7 @@ class _Times:
         return self._seconds[task.id] if task.id in self._seconds else self._estimate(task)
 
     def last_backward(self, holder: Holder) -> float:
-        return self.of(last_backward(self._plan.replicas, holder))
+        return self.of(self._last_backwards[holder].key)
 
     def _estimate(self, task: Task) -> float:
         planned = self._plan.task_seconds[task.id]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from weft.plan.buckets import Holder
 from weft.plan.kinds import Kind, Way
-from weft.plan.plan import Plan, last_backward
+from weft.plan.plan import Plan
 from weft.plan.rows import Row
 from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.balance import measured_local
@@ -46,8 +46,7 @@ class BalancedRoutes(IterationPolicy[RouteMeasurement]):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         tasks = plan.graph.tasks
-        by_key = plan.graph.by_key()
-        ends = {stage.holder: by_key[last_backward(plan.replicas, stage.holder)].id for stage in plan.stages}
+        ends = {holder: task.id for holder, task in plan.graph.last_backwards().items()}
         self._backwards = set(ends.values())
         self._timed = {task.id for task in tasks if task.bucket is not None}
         self._timed |= {task.id for task in tasks if task.kind is Kind.FORWARD and task.microbatch == 0}

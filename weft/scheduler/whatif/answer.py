@@ -23,7 +23,7 @@ from weft.metrics.recording.recording import Recording
 from weft.plan.graph import Graph, Lane
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import FIRST_STALL, KINDS, Kind
-from weft.plan.plan import Plan, last_backward
+from weft.plan.plan import Plan
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.measured_costs import MeasuredCosts
@@ -209,7 +209,7 @@ def gradient_milestones(plan: Plan, inspection: Inspection) -> Milestones:
     by the measured times of the units."""
     if plan.synchronisation is None:
         return {}
-    stages, by_key = {stage.holder: stage for stage in plan.stages}, plan.graph.by_key()
+    stages, last = {stage.holder: stage for stage in plan.stages}, plan.graph.last_backwards()
     found: dict[int, dict[int, float]] = {}
     for task in plan.graph.tasks:
         if KINDS[task.kind].is_milestone and plan.share != "stealing":
@@ -219,8 +219,7 @@ def gradient_milestones(plan: Plan, inspection: Inspection) -> Milestones:
             device = plan.replicas[task.holder.replica].device
             seconds = [unit.backward_seconds for unit in inspection.units_on(device)[first:stop]]
             done = sum(seconds[min(units, default=first) - first :]) / (sum(seconds) or 1.0)
-            last = by_key[last_backward(plan.replicas, task.holder)].id
-            found.setdefault(last, {})[task.id] = min(1.0, done)
+            found.setdefault(last[task.holder].id, {})[task.id] = min(1.0, done)
     return found
 
 

@@ -140,7 +140,7 @@ class BucketGraph:
     def _gradient_edges(self, r: int, s: int) -> None:
         for part in self._held(r, s):
             b = part.index
-            self._builder.edge(self._builder.last_backward(r, s), grad(r, s, b), 0, Cause.GRADIENT)
+            self._builder.edge(self._builder.last_backward[Holder(r, s)], grad(r, s, b), 0, Cause.GRADIENT)
             if self._builder.is_device(r) and part.route is not Route.DEVICE:
                 self._builder.edge(grad(r, s, b), down(r, s, b), 0, Cause.GRADIENT)
                 # the device's copy of the gradient is written again
@@ -159,7 +159,7 @@ class BucketGraph:
                 self._builder.edge(self._arrival(r, s, part, owner), sync(owner, part.index), 0, Cause.SYNC)
         for part in self._openers([(part, self._sync_way(owner, part)) for part in owned]) if coarse else ():
             for holder in self._placement.holders():
-                last = self._builder.last_backward(*holder)
+                last = self._builder.last_backward[holder]
                 self._builder.edge(last, sync(owner, part.index), 0, Cause.SYNC)
         updated = self._updated(owner)
         for part in updated:
@@ -220,7 +220,7 @@ class BucketGraph:
         staleness, target = self._placement.replicas[r].staleness, up(r, s, part.index)
         way = Way.HOST if self._comes_up_summed(part) else None
         if staleness:
-            self._builder.edge(self._builder.last_backward(r, s), target, 0, Cause.GRADIENT, way)
+            self._builder.edge(self._builder.last_backward[Holder(r, s)], target, 0, Cause.GRADIENT, way)
         for key in self._completions(part):
             self._builder.edge(key, target, staleness, Cause.UPDATE, way)
         self._builder.edge(target, forward(r, s, 0), 1, Cause.UPDATE)
@@ -230,7 +230,7 @@ class BucketGraph:
         for owned in part.ranges:
             self._builder.edge(sync(owned.owner, b), up(r, s, b), 0, Cause.SYNC)
         self._builder.edge(up(r, s, b), own_update(r, s, b), 0, Cause.UPDATE)
-        self._builder.edge(self._builder.last_backward(r, s), own_update(r, s, b), 0, Cause.GRADIENT)
+        self._builder.edge(self._builder.last_backward[Holder(r, s)], own_update(r, s, b), 0, Cause.GRADIENT)
         if self._plan.bounded:
             self._norm_edges(own_update(r, s, b))
         self._builder.edge(own_update(r, s, b), forward(r, s, 0), 1, Cause.UPDATE)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from weft.plan.buckets import Holder
 from weft.plan.graph import Edge, Graph, Key, Lane, Task, backward, fetch, forward, load, own_update
-from weft.plan.kinds import Cause, Kind, Way
+from weft.plan.kinds import KINDS, Cause, Kind, Way
 from weft.plan.placement import FETCH, LOAD, Placement
-from weft.plan.plan import Ring, last_backward
+from weft.plan.plan import Ring
 from weft.scheduler.planning.schedules import SCHEDULES
 
 
@@ -17,9 +17,12 @@ class GraphBuilder:
         self._schedule = schedule
         self._tasks: dict[Key, Task] = {}
         self._edges: dict[tuple[int, int, int], Edge] = {}
+        self.last_backward: dict[Holder, Key] = {}  # of those added, the one that completes its stage's gradients
 
     def add(self, key: Key, lane: Lane, way: Way | None = None) -> None:
-        self._tasks[key] = Task(id=len(self._tasks), lane=lane, way=way, **key._asdict())
+        task = self._tasks[key] = Task(id=len(self._tasks), lane=lane, way=way, **key._asdict())
+        if KINDS[task.kind].makes_gradient:
+            self.last_backward[task.holder] = key
 
     def edge(self, source: Key, target: Key, distance: int, cause: Cause, way: Way | None = None) -> None:
         key = (self._tasks[source].id, self._tasks[target].id, distance)
@@ -45,9 +48,6 @@ class GraphBuilder:
     def streams(self, r: int) -> bool:
         """Whether its stages are layers that take turns on the device."""
         return self.placement.replicas[r].working_window is not None
-
-    def last_backward(self, r: int, s: int) -> Key:
-        return last_backward(self.placement.replicas, Holder(r, s))
 
     # --- tasks
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.plan.buckets import Bucket
+from weft.plan.buckets import Bucket, Holder
 from weft.plan.graph import Key, backward, down, forward, grad, reload, up
 from weft.plan.kinds import Cause, Kind
 from weft.plan.placement import DOWN, UP
@@ -80,7 +80,7 @@ class WindowGraph:
 
     def _gradient_goes_down(self, s: int, b: int) -> None:
         r = self._r
-        self._builder.edge(self._builder.last_backward(r, s), grad(r, s, b), 0, Cause.GRADIENT)
+        self._builder.edge(self._builder.last_backward[Holder(r, s)], grad(r, s, b), 0, Cause.GRADIENT)
         self._builder.edge(grad(r, s, b), down(r, s, b), 0, Cause.GRADIENT)
         distance, following = (0, s - self._window) if s >= self._window else (1, self._top(s))
         self._builder.edge(down(r, s, b), backward(r, following, 0), distance, Cause.SLOT)
@@ -93,9 +93,9 @@ class WindowGraph:
         if s >= self._window:
             self._builder.edge(forward(r, s - self._window, self._microbatches - 1), up(r, s, b), 0, Cause.SLOT)
         else:
-            self._builder.edge(self._builder.last_backward(r, s), up(r, s, b), 1, Cause.SLOT)
+            self._builder.edge(self._builder.last_backward[Holder(r, s)], up(r, s, b), 1, Cause.SLOT)
         if self._makes_room(s):
-            self._builder.edge(self._builder.last_backward(r, s + self._window), reload(r, s, b), 0, Cause.SLOT)
+            self._builder.edge(self._builder.last_backward[Holder(r, s + self._window)], reload(r, s, b), 0, Cause.SLOT)
             self._builder.edge(reload(r, s, b), backward(r, s, 0), 0, Cause.UPDATE)
 
     def _top(self, s: int) -> int:
