@@ -27,6 +27,7 @@ class Kind(enum.StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindFacts:
     mode: str  # what its time counts as; a milestone takes none, what is left to do for it is its backward's
+    letter: str  # of its bar in a picture
     learns: bool = False  # it has nothing to do in an iteration that learns nothing, a validation's for example
     computes: bool = False  # it runs the units of a stage
     of_position: bool = False  # in its replica's program: where replicas steal, without a microbatch unless granted one
@@ -37,17 +38,19 @@ class KindFacts:
 
 
 KINDS: Final[Mapping[Kind, KindFacts]] = {
-    Kind.LOAD: KindFacts(mode="load"),
-    Kind.FETCH: KindFacts(mode="transfer", of_position=True, moves="microbatch", link="h2d"),
-    Kind.FORWARD: KindFacts(mode="forward", computes=True, of_position=True),
-    Kind.BACKWARD: KindFacts(mode="backward", learns=True, computes=True, of_position=True, makes_gradient=True),
-    Kind.GRAD: KindFacts(mode="backward", learns=True, is_milestone=True),
-    Kind.DOWN: KindFacts(mode="transfer", learns=True, moves="bucket", link="d2h"),
-    Kind.SYNC: KindFacts(mode="sync", learns=True),
-    Kind.UPDATE: KindFacts(mode="update", learns=True),
-    Kind.VALIDATE: KindFacts(mode="update", learns=True),
-    Kind.UP: KindFacts(mode="transfer", moves="bucket", link="h2d"),
-    Kind.RELOAD: KindFacts(mode="transfer", learns=True, moves="bucket", link="h2d"),
+    Kind.LOAD: KindFacts(mode="load", letter="L"),
+    Kind.FETCH: KindFacts(mode="transfer", letter="T", of_position=True, moves="microbatch", link="h2d"),
+    Kind.FORWARD: KindFacts(mode="forward", letter="F", computes=True, of_position=True),
+    Kind.BACKWARD: KindFacts(
+        mode="backward", letter="B", learns=True, computes=True, of_position=True, makes_gradient=True
+    ),
+    Kind.GRAD: KindFacts(mode="backward", letter="", learns=True, is_milestone=True),
+    Kind.DOWN: KindFacts(mode="transfer", letter="D", learns=True, moves="bucket", link="d2h"),
+    Kind.SYNC: KindFacts(mode="sync", letter="S", learns=True),
+    Kind.UPDATE: KindFacts(mode="update", letter="U", learns=True),
+    Kind.VALIDATE: KindFacts(mode="update", letter="V", learns=True),
+    Kind.UP: KindFacts(mode="transfer", letter="P", moves="bucket", link="h2d"),
+    Kind.RELOAD: KindFacts(mode="transfer", letter="R", learns=True, moves="bucket", link="h2d"),
 }
 
 

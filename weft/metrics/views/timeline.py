@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 from xml.sax.saxutils import escape
 
+from weft.plan.kinds import KINDS, Kind
+
 # Okabe and Ito's palette, which colour-blind readers tell apart; the second is the first, half white. Black text has a
 # contrast of at least 5 to 1 on each.
 COLOURS: Final[Mapping[str, tuple[str, str]]] = {
@@ -31,20 +33,6 @@ COLOURS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 STALL: Final = "stall"  # the kind of a bar that is a wait
-LETTERS: Final[Mapping[str, str]] = {
-    "load": "L",
-    "fetch": "T",
-    "forward": "F",
-    "backward": "B",
-    "grad": "",
-    "down": "D",
-    "sync": "S",
-    "update": "U",
-    "validate": "V",
-    "up": "P",
-    "reload": "R",
-}
-
 WIDTH, MARGIN = 960, 12
 ROW, BAR, TITLE, AXIS, LEGEND = 26, 20, 30, 34, 26  # heights
 CHARACTER = 6.7  # width of one in the font of 11 px, rounded up: monospace, so that texts need no measuring
@@ -93,10 +81,10 @@ class Bar:
             raise ValueError(f"a bar of kind {self.kind!r:.80}; known here: {', '.join(COLOURS)}, {STALL}")
 
 
-def bar_label(kind: str, microbatch: int | None, bucket: int | None) -> str:
+def bar_label(kind: Kind, microbatch: int | None, bucket: int | None) -> str:
     """A task's letter and the number of what it is about: F0, S2."""
     number = microbatch if bucket is None else bucket
-    return LETTERS[kind] + ("" if number is None else str(number))
+    return KINDS[kind].letter + ("" if number is None else str(number))
 
 
 def timeline_svg(

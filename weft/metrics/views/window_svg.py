@@ -10,7 +10,7 @@ from weft.metrics.recording.recording import RecordedTask, Recording
 from weft.metrics.recording.window import Window, planned_runs
 from weft.metrics.views.timeline import STALL, Bar, bar_label, timeline_svg
 from weft.metrics.views.trace import in_order
-from weft.plan.kinds import BUSY_MODES, FIRST_STALL, MODES
+from weft.plan.kinds import BUSY_MODES, FIRST_STALL, MODES, Kind
 from weft.plan.rows import Row
 
 
@@ -79,7 +79,7 @@ class _Picture:
             start=start_ns / NANOSECONDS,
             end=end_ns / NANOSECONDS,
             kind=BUSY_MODES[self._mode_of_task.get(task.id, 0)],
-            label=bar_label(task.kind, task.microbatch, task.bucket),
+            label=bar_label(Kind(task.kind), task.microbatch, task.bucket),
             iteration=iteration,
             detail=task.name,
             moment=self._recording.label(iteration),
