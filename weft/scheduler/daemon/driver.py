@@ -20,7 +20,6 @@ from weft.machine.free_memory import free_memory
 from weft.metrics.prometheus.exporter import Exporter
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
-from weft.plan.worker_view import WorkerView
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import (
     Adjust,
@@ -48,6 +47,7 @@ from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import EXIT_SOFTWARE
 from weft.scheduler.daemon.guard import Guard, Spawn
 from weft.scheduler.daemon.hearing import Hearing
+from weft.scheduler.daemon.orders import arenas_name, order_of
 from weft.scheduler.daemon.pool import DIRECTORY, Pool
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
 from weft.scheduler.planning.partition import PlanError
@@ -55,7 +55,7 @@ from weft.scheduler.planning.plan_notes import lines_of_plan
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.runs.recording import keep_profiled
 from weft.scheduler.runs.result import conclude, could_not_begin, details_of
-from weft.scheduler.runs.run import MODEL, Changed, Run
+from weft.scheduler.runs.run import Changed, Run
 from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.scheduler.runs.series import JobMetrics
@@ -225,16 +225,10 @@ class Driver:
                 self._pool.kill(command.worker, command.cause)
             case SetTimer():
                 asyncio.get_running_loop().call_later(command.seconds, self.feed, Ticked())
-            case PlanJob():
-                self._send(command, "inspect")
-            case Prepare():
-                if command.position == 0:
+            case PlanJob() | Prepare() | SaveResult() | Release():
+                if isinstance(command, Prepare) and command.position == 0:
                     self._begin(command.job, command.plan)
-                self._send(command, "prepare", plan=WorkerView.of(command.plan, command.position).to_wire())
-            case SaveResult():
-                self._save(command)
-            case Release():
-                self._send(command, "release")
+                self._pool.send(command.worker, order_of(command, self.runs[command.job]))
             case DropArenas():
                 self._pool.send(DIRECTORY, {"arenas": arenas_name(command.job, command.attempt)})
             case RecordState():
@@ -250,18 +244,6 @@ class Driver:
                 assert job is not None
                 self.feed(JobMeasured(job=name, attempt=job.attempt, policy=number, measured=measured))
 
-    def _send(self, command: PlanJob | Prepare | SaveResult | Release, kind: str, **fields: Any) -> None:
-        run = self.runs[command.job]
-        message = {
-            "type": kind,
-            "job": command.job,
-            "attempt": command.attempt,
-            "arenas": arenas_name(command.job, command.attempt),
-            "spec": run.spec.to_wire(),
-            "run_dir": str(run.files.path),
-        }
-        self._pool.send(command.worker, message | fields)
-
     def _begin(self, name: str, plan: Plan) -> None:
         run, job = self.runs[name], self.core.jobs[name]
         if run.attempt is not None:
@@ -269,11 +251,6 @@ class Driver:
         self._metrics.begin(run.begin(plan, job.workers, job.attempt, job.policies))
         for line in lines_of_plan(plan, job.workers):
             run.files.log(line)
-
-    def _save(self, command: SaveResult) -> None:
-        run, plan = self.runs[command.job], self.core.jobs[command.job].plan
-        assert plan is not None
-        self._send(command, "save", path=str(run.files.path / MODEL), arenas_to_save=plan.arenas_to_save())
 
     async def _start_worker(self, command: StartWorker) -> None:
         await asyncio.sleep(command.delay_seconds)
@@ -353,8 +330,3 @@ class Driver:
         del self.runs[name]
         run.changed.notify()
         self.any_change.notify()
-
-
-def arenas_name(job: str, attempt: int) -> str:
-    """A job's name in the directory: an attempt never meets the blocks of the one before."""
-    return f"{job}@{attempt}"

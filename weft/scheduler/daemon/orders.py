@@ -1,0 +1,37 @@
+"""Orders: what a worker is told of the job that it holds, as messages; what it answers is in hearing.py."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from weft.plan.worker_view import WorkerView
+from weft.scheduler.core.events import PlanJob, Prepare, Release, SaveResult
+from weft.scheduler.runs.run import MODEL, Run
+from weft.transport.wire.frames import Message
+
+
+def order_of(command: PlanJob | Prepare | SaveResult | Release, run: Run) -> Message:
+    about = {
+        "job": command.job,
+        "attempt": command.attempt,
+        "arenas": arenas_name(command.job, command.attempt),
+        "spec": run.spec.to_wire(),
+        "run_dir": str(run.files.path),
+    }
+    match command:
+        case PlanJob():
+            return {"type": "inspect", **about}
+        case Prepare():
+            return {"type": "prepare", **about, "plan": WorkerView.of(command.plan, command.position).to_wire()}
+        case SaveResult():
+            assert run.attempt is not None
+            arenas = run.attempt.plan.arenas_to_save()
+            return {"type": "save", **about, "path": str(run.files.path / MODEL), "arenas_to_save": arenas}
+        case Release():
+            return {"type": "release", **about}
+    assert_never(command)
+
+
+def arenas_name(job: str, attempt: int) -> str:
+    """A job's name in the directory: an attempt never meets the blocks of the one before."""
+    return f"{job}@{attempt}"
