@@ -19,6 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import pin
 
+from weft.plan.plan import Role
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import Arena, Layout
@@ -54,13 +55,10 @@ def main() -> None:
     loads = loader.operations("load", loader_view.programs["load"])
     program = view.programs["compute"]
     operations = stage.operations("compute", program)
-    for name, block in directory.blocks.items():
-        if name.endswith("-strides"):  # zeros: those that were planned
-            continue
-        if name.startswith("activation"):
-            block.view(torch.float32).normal_()
-        elif name.startswith("gradient"):
-            block.view(torch.float32).normal_(std=1e-4)
+    for ring in view.rings:
+        if ring.crosses:
+            values = directory.blocks[ring.name].view(torch.float32)
+            values.normal_(std=1.0 if ring.role is Role.ACTIVATION else 1e-4)
     iteration_number = 0
     for line in sys.stdin:
         seconds: defaultdict[int, list[float]] = defaultdict(list)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from weft.metrics.recording.recording import Recording
+from weft.metrics.recording.slot_use import ring_facts
 from weft.plan.graph import Lane
 from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
 from weft.plan.kinds import KINDS, MODES
@@ -75,9 +76,7 @@ def record(plan: Plan, *, iterations: int = 12, seconds: Mapping[int, float] | N
             "ended": True,
             "limit_seconds": plan.limit_seconds,
             "iteration_seconds": simulation.iteration_seconds,
-            "rings": [
-                {"name": r.name, "replica": r.replica, "depth": r.depth, "slot_bytes": r.slot_bytes} for r in plan.rings
-            ],
+            "rings": [ring_facts(ring) for ring in plan.rings],
         },
     )
 

@@ -5,6 +5,7 @@ An inspection (what a worker found out about the user's model and data) and a sp
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -13,29 +14,66 @@ from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.graph import Graph, Lane, Task
 from weft.plan.inspection import Shape
 from weft.plan.itinerary import Itinerary
-from weft.plan.kinds import Way
+from weft.plan.kinds import Kind, Way
+
+
+class Role(enum.StrEnum):
+    """What stands in the slots of a ring."""
+
+    INPUT = "input"
+    TARGET = "target"
+    ACTIVATION = "activation"  # a stage's output, for the next one
+    GRADIENT = "gradient"  # of that output, from the next one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """A ring of `depth` slots that the owner's tasks write, microbatch u of the replica's run into slot u % depth.
+    """A ring of `depth` slots: microbatch u of the replica's run stands in slot u % depth."""
 
-    memory: it is in shared memory, which other workers map; or on a device, that device's own; or on the device of
-    the worker `lender`, which writes it, and another device reads it there (a peer). by_number: all replicas read it,
-    and microbatches stand in it by their number in the batch, not by their position in a replica's program. crosses:
-    from one stage to the next, so that a slot has its tensor's strides.
-    """
-
-    name: str
+    role: Role
+    replica: int
+    stage: int  # that reads it; of what crosses, the one before the cut
+    # Shared by workers that map it; or a device's own; or on the device of the worker that writes it, where another
+    # device reads it (a peer).
+    memory: Literal["shared", "device", "peer"] = "shared"
+    lender: int | None = None  # that worker, of a peer's
     depth: int
     dtype: str
     slot_bytes: int
     shapes: Mapping[int, Shape]
-    replica: int = 0
-    memory: Literal["shared", "device", "peer"] = "shared"
-    lender: int | None = None
-    by_number: bool = False
-    crosses: bool = False
+    by_number: bool = False  # all replicas read it, and microbatches stand in it by their number in the batch
+
+    @property
+    def name(self) -> str:
+        """For people, and for the directory. What it is made of is asked of the fields."""
+        own = "device-" if self.memory == "device" and not self.crosses else ""
+        return f"{own}{self.role}-{self.replica}" + (f"-{self.stage}" if self.crosses else "")
+
+    @property
+    def crosses(self) -> bool:
+        """From one stage to another; so a slot has its tensor's strides."""
+        return self.role in (Role.ACTIVATION, Role.GRADIENT)
+
+    @property
+    def is_loaded(self) -> bool:
+        """By the loader, in whole batches."""
+        return self.memory == "shared" and not self.crosses
+
+    @property
+    def ends(self) -> tuple[tuple[Kind, int], tuple[Kind, int]]:
+        """Kind and stage of the tasks that write what is not loaded, and of those that read it last."""
+        match self.role:
+            case Role.ACTIVATION:
+                return (Kind.FORWARD, self.stage), (Kind.BACKWARD, self.stage + 1)
+            case Role.GRADIENT:
+                return (Kind.BACKWARD, self.stage + 1), (Kind.BACKWARD, self.stage)
+            case Role.INPUT | Role.TARGET:
+                return (Kind.FETCH, self.stage), (Kind.BACKWARD, self.stage)
+
+    def readers(self, replicas: Sequence[ReplicaPlan]) -> list[Holder]:
+        """Of what is loaded: the first stage of each replica, or the last one."""
+        numbers = range(len(replicas)) if self.by_number else [self.replica]
+        return [Holder(r, 0 if self.role is Role.INPUT else replicas[r].num_stages - 1) for r in numbers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from weft.plan.buckets import Holder
 from weft.plan.graph import Edge, Task
 from weft.plan.itinerary import Itinerary
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan, ReplicaPlan, Ring, StagePlan, Synchronisation
 
 
@@ -44,7 +45,14 @@ class WorkerView:
             if lane.worker == position
         }
         own = [task for program in programs.values() for task in program]
-        rings = {name for task in own for name in _rings_of(plan, task)}
+        loads = {task.replica for task in own if task.kind is Kind.LOAD}
+        holders = {task.holder for task in own if KINDS[task.kind].of_position}
+
+        def has(ring: Ring) -> bool:
+            if ring.crosses:
+                return any(Holder(ring.replica, stage) in holders for stage in (ring.stage, ring.stage + 1))
+            return (ring.is_loaded and ring.replica in loads) or not holders.isdisjoint(ring.readers(plan.replicas))
+
         return cls(
             position=position,
             stages=tuple(stage for stage in plan.stages if stage.worker == position),
@@ -53,7 +61,7 @@ class WorkerView:
             share=plan.share,
             recompute=plan.recompute,
             itinerary=plan.itinerary,
-            rings=tuple(ring for ring in plan.rings if ring.name in rings),
+            rings=tuple(filter(has, plan.rings)),
             num_tasks=len(graph.tasks),
             programs=programs,
             waits={task.id: waits for task in own if (waits := graph.cross_lane_inputs(task.id))},
@@ -84,24 +92,3 @@ def _reporter(plan: Plan) -> int | None:
     updates = [task for task in plan.graph.tasks if task.kind is Kind.UPDATE]
     first = min(updates, key=lambda task: (task.owner is None, task.owner, task.stage, task.replica))
     return first.lane.worker
-
-
-def _rings_of(plan: Plan, task: Task) -> set[str]:
-    """Names of the rings that a task reads or writes."""
-    if task.owner is not None:
-        return set()
-    r, s = task.holder
-    last = plan.replicas[r].num_stages - 1
-    ends = (["input"] if s == 0 else []) + (["target"] if s == last else [])
-    data = {f"{name}-{0 if plan.share == 'stealing' else r}" for name in ends}
-    own = {f"device-{name}-{r}" for name in ends}
-    match task.kind:
-        case Kind.LOAD:
-            return {f"input-{r}", f"target-{r}"}
-        case Kind.FETCH:
-            return data | own
-        case Kind.FORWARD | Kind.BACKWARD:
-            between = {f"{ring}-{r}-{stage}" for ring in ("activation", "gradient") for stage in (s - 1, s)}
-            return between | data | own
-        case _:
-            return set()

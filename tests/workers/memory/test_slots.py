@@ -10,19 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.plan.plan import Ring
+from weft.plan.plan import Ring, Role
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.slots import SlotRing
 
 RING = Ring(
-    name="activation-0-0",
+    role=Role.ACTIVATION,
+    replica=0,
+    stage=0,
     depth=3,
     dtype="float32",
     slot_bytes=64,
     shapes={2: (2, 4), 1: (1, 4)},
-    crosses=True,
 )
 
 
@@ -85,7 +86,7 @@ def test_a_microbatch_size_that_was_not_planned_is_an_error() -> None:
 
 def test_a_devices_own_ring_is_not_shared() -> None:
     blocks = Blocks()
-    first, second = (ring_of(blocks, name="device-input-0", memory="device") for _ in range(2))
+    first, second = (ring_of(blocks, role=Role.INPUT, memory="device") for _ in range(2))
     first.slot(0, 0, 2).fill_(1)
     assert first.slot(0, 0, 2).tolist() == [[1.0] * 4] * 2
     assert not second.slot(0, 0, 2).any()
@@ -167,7 +168,7 @@ GAPS = ("slice", "every second")
 def test_what_crosses_keeps_its_strides(directory: Directory, kind: str, memory: str) -> None:
     """Kernels sum in the order in which memory lies: a convolution's channels_last output, handed on as contiguous,
     changed the last bits of what the next stage made of it, and so did the gradient of a sum, one number expanded."""
-    ring = replace(RING, shapes={2: (2, 4, 3, 3)}, slot_bytes=320, memory=memory, lender=2, name=kind)
+    ring = replace(RING, shapes={2: (2, 4, 3, 3)}, slot_bytes=320, memory=memory, lender=2)
     writer = SlotRing(directory, ring, 2, StandIn(), position=2)
     reader = writer if memory == "device" else SlotRing(directory, ring, 2, StandIn(), position=1)
     plain = torch.arange(72.0).reshape(2, 4, 3, 3)

@@ -19,10 +19,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from weft.metrics.recording.recording import Recording
 from weft.metrics.recording.window import Window
 from weft.plan.kinds import FIRST_STALL
+from weft.plan.plan import Ring, Role
 
 Run = tuple[int, int]  # start and end in nanoseconds
 Level = tuple[int, int]  # from this instant on, so many
@@ -51,13 +53,24 @@ def ring_uses(recording: Recording, window: Window) -> list[RingUse]:
     history = _History(recording)
     return [
         RingUse(
-            name=ring["name"],
-            depth=ring["depth"],
-            slot_bytes=ring["slot_bytes"],
-            levels=_levels(_intervals(list(history.occupied(ring["name"])), ring["depth"]), window),
+            name=ring.name,
+            depth=ring.depth,
+            slot_bytes=ring.slot_bytes,
+            levels=_levels(_intervals(list(history.occupied(ring)), ring.depth), window),
         )
-        for ring in recording.facts.get("rings", ())
+        for ring in _rings(recording)
     ]
+
+
+def ring_facts(ring: Ring) -> dict[str, Any]:
+    """What a recording keeps of it."""
+    return {name: getattr(ring, name) for name in ("role", "replica", "stage", "memory", "depth", "slot_bytes")}
+
+
+def _rings(recording: Recording) -> list[Ring]:
+    """None of a recording of a Weft that kept their names alone."""
+    kept = [facts for facts in recording.facts.get("rings", ()) if "role" in facts]
+    return [Ring(**{**facts, "role": Role(facts["role"])}, dtype="", shapes={}) for facts in kept]
 
 
 def bytes_used(uses: list[RingUse]) -> tuple[Level, ...]:
@@ -122,19 +135,11 @@ class _History:
         """Those for which microbatches are loaded; the first one alone where replicas steal from one another."""
         return sorted({r for kind, r, _, _ in self._task if kind == "load"})
 
-    def occupied(self, ring: str) -> Iterator[_Use]:
-        match ring.split("-"):
-            case ["input" | "target" as name, replica]:
-                yield from self._batches(name, int(replica))
-            case ["device", "input", replica]:
-                yield from self._between(("fetch", int(replica), 0), int(replica), 0)
-            case ["device", "target", replica]:
-                last = self._last_stage[int(replica)]
-                yield from self._between(("fetch", int(replica), last), int(replica), last)
-            case ["activation", replica, stage]:
-                yield from self._between(("forward", int(replica), int(stage)), int(replica), int(stage) + 1)
-            case ["gradient", replica, stage]:
-                yield from self._between(("backward", int(replica), int(stage) + 1), int(replica), int(stage))
+    def occupied(self, ring: Ring) -> Iterator[_Use]:
+        if ring.is_loaded:
+            return self._batches(ring)
+        (kind, writer), (_, reader) = ring.ends
+        return self._between((kind, ring.replica, writer), ring.replica, reader)
 
     def waiting_batches(self, replica: int) -> Iterator[Interval]:
         """From a batch's last LOAD to the first task that takes of it."""
@@ -156,9 +161,10 @@ class _History:
     def _num_loaded(self, replica: int) -> int:
         return 1 + max(m for kind, r, _, m in self._task if (kind, r) == ("load", replica))
 
-    def _batches(self, name: str, replica: int) -> Iterator[_Use]:
-        writers = [self._task["load", replica, 0, m] for m in range(self._num_loaded(replica))]
-        readers = [(r, self._last_stage[r] if name == "target" else 0) for r in self._readers(replica)]
+    def _batches(self, ring: Ring) -> Iterator[_Use]:
+        writers = [self._task["load", ring.replica, 0, m] for m in range(self._num_loaded(ring.replica))]
+        is_first = ring.role is Role.INPUT
+        readers = [(r, 0 if is_first else self._last_stage[r]) for r in self._readers(ring.replica)]
         for iteration in self._iterations:
             ends = [self._last_read(r, stage, iteration) for r, stage in readers]
             freed = max((end for end in ends if end is not None), default=None)

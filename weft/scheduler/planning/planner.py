@@ -16,7 +16,7 @@ from weft.plan.graph import Graph, GraphError
 from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
 from weft.plan.placement import Cuts, Placement
-from weft.plan.plan import Plan, Ring, StagePlan
+from weft.plan.plan import Plan, Ring, Role, StagePlan
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
@@ -155,13 +155,13 @@ def _without_speculation(placement: Placement) -> Placement:
 
 
 def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[Ring]) -> tuple[StagePlan, ...]:
-    owned = {ring.name: ring.depth * ring.slot_bytes for ring in rings}
+    owned = {(ring.role, ring.replica, ring.stage): ring.depth * ring.slot_bytes for ring in rings}
     plans = []
     for r, cuts in enumerate(placement.cuts):
         for stage, (first, last) in enumerate(cuts):
             units = inspection.units_on(placement.replicas[r].device)[first:last]
             parameters = sum(unit.parameter_bytes for unit in units)
-            slots = owned.get(f"activation-{r}-{stage}", 0) + owned.get(f"gradient-{r}-{stage - 1}", 0)
+            slots = owned.get((Role.ACTIVATION, r, stage), 0) + owned.get((Role.GRADIENT, r, stage - 1), 0)
             replica = placement.replicas[r]
             copies = 3 if replica.private and replica.working_window is None else 2
             memory = copies * parameters + sum(unit.buffer_bytes for unit in units) + slots

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
 
 from weft.plan.buckets import Holder
 from weft.plan.inspection import Inspection, TensorFacts, UnitFacts, slot_bytes
 from weft.plan.placement import Placement
-from weft.plan.plan import Ring
+from weft.plan.plan import Ring, Role
 from weft.plan.shapes import ShapeError, check_affine
 from weft.scheduler.planning.schedules import in_flight
 from weft.spec.strategy import Strategy
@@ -35,7 +34,7 @@ def _check_any_size_fits(ring: Ring) -> None:
     try:
         check_affine(ring.shapes)
     except ShapeError as error:
-        what = {"input": "inputs", "target": "targets"}.get(ring.name.split("-")[0], "a stage's outputs")
+        what = {Role.INPUT: "inputs", Role.TARGET: "targets"}.get(ring.role, "a stage's outputs")
         raise ShapeError(
             f"strategy.share = 'adaptive' makes microbatches of any size, and the shapes of {what} do not grow evenly "
             f"with them: {error}; use share = 'fixed' or 'stealing'"
@@ -50,16 +49,18 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
         """Layers of a working window have the whole batch before the next one's turn."""
         return count if replica.working_window else in_flight(strategy.schedule, stage, num_stages, count)
 
-    ends = (("input", inspection.input, 0), ("target", inspection.target, num_stages - 1))
-    for name, facts, stage in ends:
+    ends = ((Role.INPUT, inspection.input, 0), (Role.TARGET, inspection.target, num_stages - 1))
+    for role, facts, stage in ends:
         if r == 0 or not strategy.steals:
-            yield _ring(f"{name}-{r}", r, strategy.prefetch.load * count, facts, by_number=strategy.steals)
+            ring = _ring(role, Holder(r, stage), strategy.prefetch.load * count, facts)
+            yield replace(ring, by_number=strategy.steals)
         if replica.device == "gpu":
-            yield _ring(f"device-{name}-{r}", r, flying(stage) + strategy.prefetch.transfer, facts, memory="device")
+            depth = flying(stage) + strategy.prefetch.transfer
+            yield replace(_ring(role, Holder(r, stage), depth, facts), memory="device")
     for stage, (_, last) in enumerate(placement.cuts[r][:-1]):
         output = inspection.units_on(replica.device)[last - 1]
-        for name, writer in (("activation", stage), ("gradient", stage + 1)):
-            ring = replace(_ring(f"{name}-{r}-{stage}", r, flying(stage), output), crosses=True)
+        for role, writer in ((Role.ACTIVATION, stage), (Role.GRADIENT, stage + 1)):
+            ring = _ring(role, Holder(r, stage), flying(stage), output)
             if placement.is_within_device(r, stage):
                 yield replace(ring, memory="device")
             elif replica.device == "gpu" and inspection.peer_access:
@@ -68,24 +69,15 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
                 yield ring
 
 
-def _ring(
-    name: str,
-    replica: int,
-    depth: int,
-    facts: UnitFacts | TensorFacts,
-    *,
-    memory: Literal["shared", "device"] = "shared",
-    by_number: bool = False,
-) -> Ring:
+def _ring(role: Role, holder: Holder, depth: int, facts: UnitFacts | TensorFacts) -> Ring:
     return Ring(
-        name=name,
-        replica=replica,
+        role=role,
+        replica=holder.replica,
+        stage=holder.stage,
         depth=depth,
         dtype=facts.dtype or "",
         slot_bytes=slot_bytes(facts.shapes, facts.itemsize),
         shapes=facts.shapes,
-        memory=memory,
-        by_number=by_number,
     )
 
 

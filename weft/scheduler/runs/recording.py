@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from weft.metrics.recording.recording import FILE, PROFILED_FILE, PlannedSpan, RecordedTask, Recording
+from weft.metrics.recording.slot_use import ring_facts
 from weft.plan.graph import Lane
 from weft.plan.plan import Plan
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, simulate
@@ -109,10 +110,7 @@ def _facts(run: Run, attempt: PlannedAttempt) -> dict[str, Any]:
         "microbatches": plan.microbatches,
         "batch_size": plan.itinerary.batch_size,
         "itinerary": asdict(plan.itinerary),
-        "rings": [
-            {"name": ring.name, "replica": ring.replica, "depth": ring.depth, "slot_bytes": ring.slot_bytes}
-            for ring in plan.rings
-        ],
+        "rings": [ring_facts(ring) for ring in plan.rings],
         "predicted_iteration_seconds": plan.predicted_iteration_seconds,
         "limit_seconds": pace.limit_seconds,
         "iteration_seconds": pace.iteration_seconds,

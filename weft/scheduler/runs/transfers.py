@@ -21,7 +21,7 @@ class Transfers:
     def __init__(self, plan: Plan) -> None:
         self._fetched_per_sample = [0.0] * len(plan.replicas)
         for ring in plan.rings:
-            if ring.name.startswith("device-"):
+            if ring.memory == "device" and not ring.crosses:
                 self._fetched_per_sample[ring.replica] += _bytes_per_sample(ring)
         self._streams = [replica.working_window is not None for replica in plan.replicas]
         self._bucket_bytes = {

@@ -19,6 +19,7 @@ from weft.plan.course import Course
 from weft.plan.division import Part
 from weft.plan.error_places import function_place, within
 from weft.plan.itinerary import Iteration
+from weft.plan.plan import Role
 from weft.workers.compute.gradients import StageGradients
 from weft.workers.compute.handover import check_fits, scalar
 from weft.workers.compute.measured import Measured
@@ -32,7 +33,7 @@ from weft.workload.workload import BatchFunction, WorkloadError
 
 
 class StageTasks:
-    """rings: by name without the replica's number ("input", "activation-0"). functions: the loss and the metrics, of
+    """rings: of the replica, by role, and stage of what crosses. functions: the loss and the metrics, of
     the last stage. gradients: None where the stage's own optimizer takes p.grad as it is. before_evaluation: called
     before the first validation after training. publish: called after the last training forward before something else,
     where others read or save what the device keeps for itself. skips_nonfinite: a loss that is nan or inf is no error.
@@ -47,7 +48,7 @@ class StageTasks:
         num_stages: int,
         course: Course,
         weights: Weights,
-        rings: Mapping[str, SlotRing],
+        rings: Mapping[tuple[Role, int | None], SlotRing],
         functions: Mapping[str, BatchFunction],
         gradients: StageGradients | None,
         before_evaluation: Callable[[], None],
@@ -61,7 +62,11 @@ class StageTasks:
         self._is_last = number == num_stages - 1
         self._course = course
         self._weights = weights
-        self._rings = rings
+        self._source = rings[(Role.ACTIVATION, number - 1) if number else (Role.INPUT, None)]
+        self._target = rings.get((Role.TARGET, None))  # of the last stage
+        self._output = rings.get((Role.ACTIVATION, number))  # of all others, as the next
+        self._output_gradient = rings.get((Role.GRADIENT, number))
+        self._source_gradient = rings.get((Role.GRADIENT, number - 1))  # of all but the first
         self._functions = functions
         self._gradients = gradients
         self._before_evaluation = before_evaluation
@@ -94,21 +99,23 @@ class StageTasks:
             self._stage.train(iteration.learns)
             if not iteration.learns:
                 self._before_evaluation()
-        source = f"activation-{self._number - 1}" if self._number else "input"
-        x = self._read(source, iteration, microbatch, part)
+        x = self._read(self._source, iteration, microbatch, part)
         if not self._is_last:
             run = self._stage.forward if iteration.learns else self._stage.evaluate
             y = run(part.number, iteration.step, x)
             self._pass_on(y, iteration, microbatch, part)
             return
-        target = self._slot("target", iteration, microbatch, part)
+        assert self._target is not None
+        number = part.number if self._target.by_number else microbatch
+        target = self._target.slot(iteration.index, number, part.size)
         if iteration.learns:
             self._lose(iteration, part, x, target, measured)
         else:
             self._measure(iteration, part, x, target, measured)
 
     def _pass_on(self, y: object, iteration: Iteration, microbatch: int, part: Part) -> None:
-        unit, ring = self._stage.units[-1], self._rings[f"activation-{self._number}"]
+        unit, ring = self._stage.units[-1], self._output
+        assert ring is not None
         check_fits(
             y,
             ring.slot(iteration.index, microbatch, part.size),
@@ -168,12 +175,13 @@ class StageTasks:
             if self._is_last:
                 self._differentiate(y * self._weights.fraction(iteration, part), None)
             elif y.requires_grad:
-                self._differentiate(y, self._read(f"gradient-{self._number}", iteration, microbatch, part))
+                self._differentiate(y, self._read(self._output_gradient, iteration, microbatch, part))
         if hand_back is not None:
             hand_back.finish(x)
 
     def _hand_back(self, x: torch.Tensor, iteration: Iteration, microbatch: int, part: Part) -> HandBack:
-        ring = self._rings[f"gradient-{self._number - 1}"]
+        ring = self._source_gradient
+        assert ring is not None
 
         def use(gradient: torch.Tensor) -> None:
             ring.write(iteration.index, microbatch, gradient, part.size)
@@ -222,12 +230,9 @@ class StageTasks:
         if self._course.contributes(iteration, self._replica):
             self._gradients.finish(bucket, iteration.step)
 
-    def _slot(self, name: str, iteration: Iteration, microbatch: int, part: Part) -> torch.Tensor:
-        ring = self._rings[name]
-        return ring.slot(iteration.index, part.number if ring.by_number else microbatch, part.size)
-
-    def _read(self, name: str, iteration: Iteration, microbatch: int, part: Part) -> torch.Tensor:
-        ring = self._rings[name]
+    @staticmethod
+    def _read(ring: SlotRing | None, iteration: Iteration, microbatch: int, part: Part) -> torch.Tensor:
+        assert ring is not None
         return ring.read(iteration.index, part.number if ring.by_number else microbatch, part.size)
 
 

@@ -21,6 +21,7 @@ from weft.plan.course import Course
 from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, MODE_INDEX, Kind, Way
+from weft.plan.plan import Role
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Prefetch
@@ -65,15 +66,11 @@ class Attempt:
             for lane in view.programs
         }
         self.board = next(iter(self.boards.values()))
-        self._rings = {
-            ring.name: SlotRing(
-                directory, ring, self.course.microbatches[ring.replica], self.device, position=view.position
-            )
+        counts = self.course.microbatches
+        self._rings = [
+            (ring, SlotRing(directory, ring, counts[ring.replica], self.device, position=view.position))
             for ring in view.rings
-        }
-        for name in [name for name, ring in self._rings.items() if ring.by_number]:
-            for replica in range(len(view.replicas)):
-                self._rings[f"{name.partition('-')[0]}-{replica}"] = self._rings[name]
+        ]
         self._weights = Weights(
             workload.weight,
             directory,
@@ -148,10 +145,13 @@ class Attempt:
         match task.kind:
             case Kind.LOAD:
                 replica, m = task.holder.replica, _given(task.microbatch)
-                return lambda iteration: self._load(iteration, replica, m)
+                rings = self._ring(Role.INPUT, replica, "shared"), self._ring(Role.TARGET, replica, "shared")
+                return lambda iteration: self._load(iteration, replica, m, rings)
             case Kind.FETCH:
-                holder, m = task.holder, _given(task.microbatch)
-                return lambda iteration: self._fetch(iteration, holder, m)
+                (r, s), m = task.holder, _given(task.microbatch)
+                roles = [role for role, at in ((Role.INPUT, 0), (Role.TARGET, parts.num_stages[r] - 1)) if s == at]
+                ends = [(self._ring(role, r, "shared"), self._ring(role, r, "device")) for role in roles]
+                return lambda iteration: self._fetch(iteration, r, m, ends)
             case Kind.FORWARD:
                 stage, m = parts.stages[task.holder], _given(task.microbatch)
                 return lambda iteration: stage.forward(iteration, m, measured)
@@ -170,25 +170,28 @@ class Attempt:
 
     # --- tasks that belong to no other module
 
-    def _load(self, iteration: Iteration, replica: int, microbatch: int) -> None:
+    def _ring(self, role: Role, replica: int, memory: str) -> SlotRing:
+        """Of the replica's data."""
+        about = ((ring, made) for ring, made in self._rings if (ring.role, ring.memory) == (role, memory))
+        return next(made for ring, made in about if ring.by_number or ring.replica == replica)
+
+    def _load(self, iteration: Iteration, replica: int, microbatch: int, rings: tuple[SlotRing, SlotRing]) -> None:
         part = self.course.loaded_part(iteration, replica, microbatch)
         if part.size == 0:
             self._weights.weigh(iteration, part, None)
             return
-        slots = [self._rings[f"{name}-{replica}"].slot(iteration.index, microbatch, part.size) for name in _DATA]
+        inputs, targets = (ring.slot(iteration.index, microbatch, part.size) for ring in rings)
         assert self._batches is not None
-        self._batches.load(iteration, part, (slots[0], slots[1]))
-        self._weights.weigh(iteration, part, slots[1])
+        self._batches.load(iteration, part, (inputs, targets))
+        self._weights.weigh(iteration, part, targets)
 
-    def _fetch(self, iteration: Iteration, holder: Holder, microbatch: int) -> None:
-        replica, stage = holder
+    def _fetch(
+        self, iteration: Iteration, replica: int, microbatch: int, ends: Sequence[tuple[SlotRing, SlotRing]]
+    ) -> None:
         part = self.course.part(iteration, replica, microbatch)
-        last = self._parts.num_stages[replica] - 1
-        for name, at in (("input", 0), ("target", last)):
-            if part.size and stage == at:
-                device, shared = (self._rings[f"{place}{name}-{replica}"] for place in ("device-", ""))
-                source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
-                self.device.copy(device.slot(iteration.index, microbatch, part.size), source)
+        for shared, device in ends if part.size else ():
+            source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
+            self.device.copy(device.slot(iteration.index, microbatch, part.size), source)
 
     def _backward(self, iteration: Iteration, holder: Holder, microbatch: int) -> None:
         self._now[holder] = iteration.index  # what the hooks post
@@ -239,9 +242,6 @@ def _place_of(task: Task, *, num_replicas: int) -> str:
     about = (("microbatch", task.microbatch), ("bucket", task.bucket))
     parts += [f"{name} {number}" for name, number in about if number is not None]
     return ", ".join(parts)
-
-
-_DATA = ("input", "target")
 
 
 def _batches_under_way(prefetch: Prefetch) -> int:

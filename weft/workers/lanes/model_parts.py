@@ -7,7 +7,7 @@ lie in the shared memory of all, stages have arenas for the rest of their state 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from weft.plan.error_places import step_place, within
 from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import Kind
-from weft.plan.plan import StagePlan
+from weft.plan.plan import Ring, Role, StagePlan
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import Arena, Layout
@@ -81,7 +81,7 @@ class ModelParts:
         device: Device,
         course: Course,
         weights: Weights,
-        rings: Mapping[str, SlotRing],
+        rings: Sequence[tuple[Ring, SlotRing]],
         post_gradient: PostGradient,
     ) -> None:
         self._spec, self._view, self._workload = spec, view, workload
@@ -230,15 +230,13 @@ class ModelParts:
         state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
         return self._directory.create(f"state-{holder[0]}-{holder[1]}", Layout.of(state))
 
-    def _rings_of(self, replica: int) -> dict[str, SlotRing]:
-        """By name without the replica; a device's own ring stands for the shared one that it is filled from."""
-        rings = {}
-        for name, ring in self._rings.items():
-            kind, _, rest = name.removeprefix("device-").partition("-")
-            number, _, stage = rest.partition("-")
-            plain = f"{kind}-{stage}" if stage else kind
-            if int(number) == replica and (name.startswith("device-") or plain not in rings):
-                rings[plain] = ring
+    def _rings_of(self, replica: int) -> dict[tuple[Role, int | None], SlotRing]:
+        """By role, and stage of what crosses; a device's own ring stands for the shared one that it is filled from."""
+        rings: dict[tuple[Role, int | None], SlotRing] = {}
+        for ring, made in self._rings:
+            key = (ring.role, ring.stage if ring.crosses else None)
+            if (ring.by_number or ring.replica == replica) and (key not in rings or ring.memory == "device"):
+                rings[key] = made
         return rings
 
     def _buffers_of_first(self, holder: Holder, own: list[Unit]) -> Callable[[], None]:

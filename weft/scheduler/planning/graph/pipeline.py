@@ -125,23 +125,11 @@ class GraphBuilder:
     # --- edges of the slots
 
     def ring(self, ring: Ring) -> None:
-        r, last = ring.replica, self.placement.replicas[ring.replica].num_stages - 1
-        readers = range(len(self.placement.replicas)) if ring.by_number else [r]
-        match ring.name.split("-"):
-            case ["input", _]:
-                for reader in readers:
-                    self._batch_edge(ring, self._reader(reader, 0))
-            case ["target", _]:
-                for reader in readers:
-                    self._batch_edge(ring, self._reader(reader, self.placement.replicas[reader].num_stages - 1))
-            case ["device", "input", _]:
-                self._ring_edges(ring, (Kind.FETCH, 0), (Kind.BACKWARD, 0))
-            case ["device", "target", _]:
-                self._ring_edges(ring, (Kind.FETCH, last), (Kind.BACKWARD, last))
-            case ["activation", _, s]:
-                self._ring_edges(ring, (Kind.FORWARD, int(s)), (Kind.BACKWARD, int(s) + 1))
-            case ["gradient", _, s]:
-                self._ring_edges(ring, (Kind.BACKWARD, int(s) + 1), (Kind.BACKWARD, int(s)))
+        if not ring.is_loaded:
+            self._ring_edges(ring, *ring.ends)
+            return
+        for holder in ring.readers(self.placement.replicas):
+            self._batch_edge(ring, self._reader(*holder))
 
     def _reader(self, r: int, s: int) -> Key:
         return (fetch if self.is_device(r) else backward)(r, s, self.placement.replicas[r].microbatches - 1)
