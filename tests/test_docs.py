@@ -75,7 +75,9 @@ def test_the_architecture_names_files_and_the_names_in_them() -> None:
     page = text("docs/architecture.md")
     assert len(re.findall(r"`weft/[\w/]+\.py`", page)) > 20
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "weft").rglob("*.py"))
-    for owner, name in re.findall(r"\b(Core|Driver|Link|Lane|Board|Attempt|Service|_Worker)\.(_?[a-z_]+)", page):
+    for owner, name in re.findall(
+        r"\b(Core|Driver|Link|LaneLoop|HostLane|StreamLane|Board|Attempt|Service|_Worker)\.(_?[a-z_]+)", page
+    ):
         assert f"class {owner}" in source
         assert f"def {name}(" in source
 

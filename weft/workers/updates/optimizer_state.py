@@ -69,7 +69,7 @@ class Shard:
     segments: tuple[Segment, ...]
 
 
-class Part:
+class ShardPart:
     """One tensor of an optimizer: neighbouring segments of one group, or a parameter in its shape."""
 
     def __init__(self, shard: Shard, segments: Sequence[Segment], like: Tensor | None = None) -> None:
@@ -89,7 +89,7 @@ def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in _ELEMENTWISE
 
 
-def flat_parts(shard: Shard) -> list[Part]:
+def flat_parts(shard: Shard) -> list[ShardPart]:
     """As few parts as exact results allow, for an elementwise optimizer."""
     runs: list[list[Segment]] = []
     vectors = _VECTORS_BYTES // shard.values.element_size()
@@ -100,20 +100,20 @@ def flat_parts(shard: Shard) -> list[Part]:
             runs[-1].append(segment)
         else:
             runs.append([segment])
-    return [Part(shard, run) for run in runs]
+    return [ShardPart(shard, run) for run in runs]
 
 
-def whole_parts(shard: Shard, parameters: Sequence[Tensor]) -> list[Part]:
+def whole_parts(shard: Shard, parameters: Sequence[Tensor]) -> list[ShardPart]:
     """One part per parameter, in its shape. Raises ValueError where the shard has a parameter in pieces."""
     for segment in shard.segments:
         if segment.offset != 0 or segment.stop - segment.start != parameters[segment.parameter].numel():
             raise ValueError(f"{segment}: the optimizer is not elementwise, so parameters must not be cut")
-    return [Part(shard, [segment], parameters[segment.parameter]) for segment in shard.segments]
+    return [ShardPart(shard, [segment], parameters[segment.parameter]) for segment in shard.segments]
 
 
-def split(part: Part, shard: Shard, optimizer: torch.optim.Optimizer) -> list[Part]:
+def split(part: ShardPart, shard: Shard, optimizer: torch.optim.Optimizer) -> list[ShardPart]:
     """A part for each of its segments. The optimizer takes them in its place, each with its share of the state."""
-    pieces = [Part(shard, [segment]) for segment in part.segments]
+    pieces = [ShardPart(shard, [segment]) for segment in part.segments]
     state = optimizer.state.pop(part.parameter, {})
     for piece in pieces:
         within = slice(piece.range.start - part.range.start, piece.range.stop - part.range.start)
@@ -131,7 +131,7 @@ def split(part: Part, shard: Shard, optimizer: torch.optim.Optimizer) -> list[Pa
     return pieces
 
 
-def states_of_segments(part: Part, state: State) -> Iterator[tuple[Segment, State]]:
+def states_of_segments(part: ShardPart, state: State) -> Iterator[tuple[Segment, State]]:
     """Each segment's share of a part's state: flat where it is by element, otherwise the part's own."""
     for segment in part.segments:
         within = slice(segment.start - part.range.start, segment.stop - part.range.start)
@@ -151,7 +151,7 @@ def are_alike(one: State, other: State) -> bool:
     )
 
 
-def joined_state(part: Part, states: Sequence[State], group: Mapping[str, Any]) -> State:
+def joined_state(part: ShardPart, states: Sequence[State], group: Mapping[str, Any]) -> State:
     """A part's state of those of its segments, which are alike; a copy, where the part is. group: the part's."""
     return {
         name: _joined(part, [state[name] for state in states]) if _is_flat(value) else _placed(name, value, part, group)
@@ -159,7 +159,7 @@ def joined_state(part: Part, states: Sequence[State], group: Mapping[str, Any]) 
     }
 
 
-def _joined(part: Part, pieces: Sequence[Tensor]) -> Tensor:
+def _joined(part: ShardPart, pieces: Sequence[Tensor]) -> Tensor:
     """Piece by piece: they may be in shared memory, and the part on a device."""
     joined = torch.empty_like(part.parameter.data, dtype=pieces[0].dtype)
     places = (joined,) if len(pieces) == 1 else torch.split(joined, [len(piece) for piece in pieces])
@@ -168,7 +168,7 @@ def _joined(part: Part, pieces: Sequence[Tensor]) -> Tensor:
     return joined
 
 
-def _placed(name: str, value: object, part: Part, group: Mapping[str, Any]) -> Any:
+def _placed(name: str, value: object, part: ShardPart, group: Mapping[str, Any]) -> Any:
     """A copy, where torch's load_state_dict would put it: only some kernels take the count of steps on the device."""
     counts_on_host = name == "step" and not (group.get("fused") or group.get("capturable"))
     if not isinstance(value, Tensor) or counts_on_host:
@@ -177,7 +177,7 @@ def _placed(name: str, value: object, part: Part, group: Mapping[str, Any]) -> A
 
 
 def flat_twin(
-    template: torch.optim.Optimizer, parts: Sequence[Part], parameters: Sequence[Tensor]
+    template: torch.optim.Optimizer, parts: Sequence[ShardPart], parameters: Sequence[Tensor]
 ) -> torch.optim.Optimizer:
     """An optimizer like an elementwise template, of flat parts. Its groups: those that have a part here, in order."""
     twin = _empty_like(template)
@@ -195,7 +195,7 @@ def flat_twin(
 
 
 def whole_twin(
-    template: torch.optim.Optimizer, parts: Sequence[Part], parameters: Sequence[Tensor]
+    template: torch.optim.Optimizer, parts: Sequence[ShardPart], parameters: Sequence[Tensor]
 ) -> torch.optim.Optimizer:
     """A deep copy of any optimizer in which our parts stand wherever it has the parameters themselves.
 
@@ -227,12 +227,12 @@ def options(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}
 
 
-def group_indices(parts: Iterable[Part]) -> list[int]:
+def group_indices(parts: Iterable[ShardPart]) -> list[int]:
     """The template's groups that have a part here, in the order of the twin's groups."""
     return sorted({part.group for part in parts})
 
 
-def _members(parts: Sequence[Part]) -> list[tuple[int, list[nn.Parameter]]]:
+def _members(parts: Sequence[ShardPart]) -> list[tuple[int, list[nn.Parameter]]]:
     return [(index, [part.parameter for part in parts if part.group == index]) for index in group_indices(parts)]
 
 
@@ -247,7 +247,7 @@ def _empty_like(template: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return cls.__new__(cls)
 
 
-def _gathered(template: torch.optim.Optimizer, part: Part, parameters: Sequence[Tensor]) -> dict[str, Any]:
+def _gathered(template: torch.optim.Optimizer, part: ShardPart, parameters: Sequence[Tensor]) -> dict[str, Any]:
     """The state that the constructor has made (Adagrad's) for the part's elements; {} where it has made none."""
     first = template.state.get(parameters[part.segments[0].parameter], {})
     state: dict[str, Any] = {}

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from weft.plan.error_places import step_place, within
 from weft.workers.updates.optimizer_state import (
-    Part,
     Segment,
     Shard,
+    ShardPart,
     State,
     are_alike,
     flat_parts,
@@ -158,12 +158,12 @@ class _Bucket:
         self.update = TiledAdam(self._twin) if can_tile(self._twin) else _StepUpdate(self._twin, parameters)
         self.backup = torch.zeros_like(shard.values) if speculative else None  # zeros: touched here, by its owner
 
-    def choose(self, touched: Touched | None) -> list[Part]:
+    def choose(self, touched: Touched | None) -> list[ShardPart]:
         """The parts with a gradient. One in which only some segments have one is split, for good."""
         if touched is None:
             return self._parts
-        parts: list[Part] = []
-        chosen: list[Part] = []
+        parts: list[ShardPart] = []
+        chosen: list[ShardPart] = []
         for part in self._parts:
             answers = [touched(segment.parameter) for segment in part.segments]
             mixed = any(answers) and not all(answers)
@@ -184,7 +184,7 @@ class _Bucket:
 
     def give_state(self, state_of: Callable[[Segment], State]) -> None:
         """A part whose segments are not in the same state is split, for good."""
-        parts: list[Part] = []
+        parts: list[ShardPart] = []
         for part in self._parts:
             self._twin.state.pop(part.parameter, None)
             states = [state_of(segment) for segment in part.segments]
@@ -201,7 +201,7 @@ class _Bucket:
         if index in self._groups:
             self._twin.param_groups[self._groups.index(index)].update(copy.deepcopy(dict(changed)))
 
-    def _split(self, part: Part) -> list[Part]:
+    def _split(self, part: ShardPart) -> list[ShardPart]:
         self.update.forget(part)
         return split(part, self._shard, self._twin)
 
@@ -216,7 +216,7 @@ class _StepUpdate:
         self._values: list[tuple[Tensor, Tensor]] = []
         self._attributes: dict[str, Any] = {}
 
-    def step(self, parts: Sequence[Part], scale: float | Tensor, found_inf: Tensor | None = None) -> None:
+    def step(self, parts: Sequence[ShardPart], scale: float | Tensor, found_inf: Tensor | None = None) -> None:
         self.confirm()
         if found_inf is None:
             self._step(parts, scale)
@@ -225,7 +225,7 @@ class _StepUpdate:
         self._step(parts, scale)
         del vars(self._optimizer)["found_inf"]
 
-    def speculate(self, parts: Sequence[Part], backup: Tensor, *, squares: bool) -> float:
+    def speculate(self, parts: Sequence[ShardPart], backup: Tensor, *, squares: bool) -> float:
         self._values = [(part.flat_values, backup[part.range]) for part in parts]
         for values, copies in self._values:
             copies.copy_(values)
@@ -242,10 +242,10 @@ class _StepUpdate:
         vars(self._optimizer).update(self._attributes)
         self.confirm()
 
-    def forget(self, part: Part) -> None:
+    def forget(self, part: ShardPart) -> None:
         """Nothing is kept by part."""
 
-    def _step(self, parts: Sequence[Part], scale: float | Tensor) -> None:
+    def _step(self, parts: Sequence[ShardPart], scale: float | Tensor) -> None:
         if not parts:
             return
         for part in parts:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.transport.memory.collectives import as_real
-from weft.workers.updates.optimizer_state import Part
+from weft.workers.updates.optimizer_state import ShardPart
 
 _TYPES = (torch.optim.Adam, torch.optim.AdamW)  # exact types
 _WIDE = (torch.float32, torch.float64)  # dtypes in which a sum of squares is exact enough
@@ -50,7 +50,7 @@ def sum_of_squares(gradient: Tensor) -> float:
 class _Kept:
     """What a speculation has changed, as it was: the part's values, its count of steps. Its averages are the spare."""
 
-    part: Part
+    part: ShardPart
     values: Tensor
     step: float
 
@@ -64,7 +64,7 @@ class TiledAdam:
         self._spare: dict[Tensor, dict[str, Tensor]] = {}
         self._kept: list[_Kept] = []
 
-    def step(self, parts: Sequence[Part], scale: float | Tensor, found_inf: Tensor | None = None) -> None:
+    def step(self, parts: Sequence[ShardPart], scale: float | Tensor, found_inf: Tensor | None = None) -> None:
         """Tensors are those of a device that stands in for another: their numbers are there."""
         self._kept = []
         if found_inf is not None and bool(found_inf):
@@ -82,7 +82,7 @@ class TiledAdam:
                 scaled = torch.mul(gradient, scale, out=scratch[: gradient.numel()])
                 _run_kernel([values, scaled, *averages], state["step"], group)
 
-    def speculate(self, parts: Sequence[Part], backup: Tensor, *, squares: bool) -> float:
+    def speculate(self, parts: Sequence[ShardPart], backup: Tensor, *, squares: bool) -> float:
         """backup: 1-D, of the shard's length, for the old values. Returns the gradient's sum of squares, if asked."""
         self._kept = []
         total = 0.0
@@ -114,15 +114,15 @@ class TiledAdam:
             state["step"].fill_(kept.step)
         self._kept = []
 
-    def forget(self, part: Part) -> None:
+    def forget(self, part: ShardPart) -> None:
         """The part is split: the room that was kept for it is let go."""
         self._spare.pop(part.parameter, None)
 
-    def _grouped(self, parts: Sequence[Part]) -> list[tuple[Part, dict[str, Any]]]:
+    def _grouped(self, parts: Sequence[ShardPart]) -> list[tuple[ShardPart, dict[str, Any]]]:
         of = {parameter: group for group in self._optimizer.param_groups for parameter in group["params"]}
         return [(part, of[part.parameter]) for part in parts]
 
-    def _state(self, part: Part, group: dict[str, Any]) -> dict[str, Any]:
+    def _state(self, part: ShardPart, group: dict[str, Any]) -> dict[str, Any]:
         """As torch.optim.Adam begins it."""
         state: dict[str, Any] = self._optimizer.state[part.parameter]
         if not state:
@@ -131,7 +131,7 @@ class TiledAdam:
             state.update({name: torch.zeros_like(part.flat_values) for name in names})
         return state
 
-    def _swap_averages(self, part: Part, state: dict[str, Any]) -> dict[str, Tensor]:
+    def _swap_averages(self, part: ShardPart, state: dict[str, Any]) -> dict[str, Tensor]:
         """Gives the state the spare ones; what it had is the spare now, and returned."""
         old = _averages(state)
         state.update(self._spare.get(part.parameter) or {name: torch.empty_like(each) for name, each in old.items()})
