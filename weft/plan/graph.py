@@ -33,8 +33,7 @@ from weft.plan.buckets import Holder
 from weft.plan.kinds import KINDS, Cause, Kind, Way
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Lane:
+class Lane(NamedTuple):
     """One ordered executor: the plan's worker `worker` (a position in Plan.workers) and the lane's name in it."""
 
     worker: int
@@ -131,8 +130,7 @@ class Task:
         return str(self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(NamedTuple):
     """way: it is waited for in iterations in which the target's bucket goes this way; None in all."""
 
     source: int

@@ -31,7 +31,7 @@ class WorkerView:
     num_tasks: int  # of all workers
     programs: Mapping[str, tuple[Task, ...]]  # of its lanes, by name
     waits: Mapping[int, tuple[Edge, ...]]  # of its tasks, those that wait for another lane
-    wakes: frozenset[int]  # tasks that another lane waits for
+    wakes: frozenset[int]  # of its tasks, those that another lane waits for
     first_cuts: tuple[tuple[int, int], ...]  # units of each stage of the first replica
     synchronisation: Synchronisation | None
     reporter: int | None  # the worker that tells the learning rate and the norm of each step, where there are buckets
@@ -45,6 +45,7 @@ class WorkerView:
             if lane.worker == position
         }
         own = [task for program in programs.values() for task in program]
+        crossing = {edge.source for task in graph.tasks for edge in graph.cross_lane_inputs(task.id)}
         loads = {task.replica for task in own if task.kind is Kind.LOAD}
         holders = {task.holder for task in own if KINDS[task.kind].of_position}
 
@@ -65,7 +66,7 @@ class WorkerView:
             num_tasks=len(graph.tasks),
             programs=programs,
             waits={task.id: waits for task in own if (waits := graph.cross_lane_inputs(task.id))},
-            wakes=frozenset(edge.source for task in graph.tasks for edge in graph.cross_lane_inputs(task.id)),
+            wakes=frozenset(task.id for task in own if task.id in crossing),
             first_cuts=tuple((stage.first, stage.last) for stage in plan.stages if stage.replica == 0),
             synchronisation=plan.synchronisation,
             reporter=_reporter(plan),
