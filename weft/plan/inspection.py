@@ -17,54 +17,47 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFacts:
     """One unit of the model on one kind of device. Times are seconds for one microbatch of the largest size, measured
-    alone.
-
-    kind: the name of its class. shapes: microbatch size -> shape of its output; empty, and dtype None, where the output
-    is no single tensor: no cut is possible after such a unit, its times count as the next one's that has a tensor, and
-    `output` says what it is. tied_to: earlier units that share a buffer. in_place: it writes to its input.
-    small_forward_seconds, small_backward_seconds: the same for a microbatch of Inspection.small_size.
-    """
+    alone. No cut is possible after a unit whose output is no single tensor; its times count as the next one's that has
+    a tensor."""
 
     name: str
     parameter_bytes: int
     buffer_bytes: int
     forward_seconds: float
     backward_seconds: float
-    dtype: str | None
+    dtype: str | None  # None where its output is no single tensor
     itemsize: int
-    shapes: Mapping[int, Shape]
-    tied_to: tuple[int, ...] = ()
-    kind: str = ""
-    output: str = ""
-    in_place: bool = False
-    small_forward_seconds: float = 0.0
+    shapes: Mapping[int, Shape]  # of its output, by microbatch size
+    tied_to: tuple[int, ...] = ()  # earlier units that share a buffer
+    kind: str = ""  # the name of its class
+    output: str = ""  # what its output is, where that is no single tensor
+    in_place: bool = False  # it writes to its input
+    carries_state: bool = False  # in training its forward computes with buffers that a forward has changed
+    small_forward_seconds: float = 0.0  # as above, for a microbatch of Inspection.small_size
     small_backward_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StateFacts:
-    """One entry of what the optimizer keeps of a parameter. kind: "elements", a tensor with a number for each element;
-    "tensor", of one number; or the Python type of a number. dtype: of a tensor, otherwise ""."""
+    """One entry of what the optimizer keeps of a parameter."""
 
     name: str
-    kind: Literal["elements", "tensor", "int", "float", "bool"]
-    dtype: str = ""
+    kind: Literal["elements", "tensor", "int", "float", "bool"]  # a number for each element, a tensor of one, a number
+    dtype: str = ""  # of a tensor
     itemsize: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterFacts:
-    """One parameter of the model, in the order of `model.parameters()`. units: those that use it. trained: it requires
-    a gradient. group: its parameter group in the user's optimizer. state: None where nobody knows how to take it from
-    one optimizer to another."""
+    """One parameter of the model, in the order of `model.parameters()`."""
 
-    units: tuple[int, ...]
+    units: tuple[int, ...]  # that use it
     num_elements: int
     dtype: str
     itemsize: int
-    trained: bool
-    group: int
-    state: tuple[StateFacts, ...] | None = None
+    trained: bool  # it requires a gradient
+    group: int  # in the user's optimizer
+    state: tuple[StateFacts, ...] | None = None  # None where nobody knows how to take it to another optimizer
 
     @property
     def num_bytes(self) -> int:
@@ -85,39 +78,29 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What one worker found out about a workload.
+    """What one worker found out about a workload."""
 
-    units: as on the host's cores, or on the job's GPUs where no replica computes on the host. device_units: as on its
-    GPUs where both kinds compute, otherwise empty. update_seconds: of a step of the optimizer on the whole model, by
-    the host; by a GPU where the host makes none. device_update_seconds: by a GPU, None where it makes none.
-    elementwise: the optimizer treats each element by itself, so a parameter may be cut between owners. weighted: the
-    workload weighs microbatches by their targets. batch_modules: those whose output for one sample depends in training
-    on the others, with their kinds ("1 (BatchNorm2d)"). copy_bytes_per_second: of memory, by one thread.
-    link_bytes_per_second: between the host and the job's GPUs, the slowest; None without any. device_bytes: free
-    memory of the smallest. peer_access: each of them can read the memory of every other one. small_size: of the second
-    microbatch that units were timed with, so that what a call costs and what a sample costs are told apart; 0 where
-    there was none.
-    """
-
-    units: tuple[UnitFacts, ...]
+    units: tuple[UnitFacts, ...]  # on the host's cores, or on the job's GPUs where no replica computes on the host
     input: TensorFacts
     target: TensorFacts
     num_train: int
     num_validation: int
     load_seconds: float
-    update_seconds: float
+    update_seconds: float  # a step of the optimizer on the whole model, by the host; by a GPU where the host makes none
     metrics: tuple[str, ...]
     parameters: tuple[ParameterFacts, ...] = ()
-    elementwise: bool = True
-    weighted: bool = False
-    copy_bytes_per_second: float = 5e9
-    link_bytes_per_second: float | None = None
-    device_bytes: int | None = None
-    peer_access: bool = False
-    small_size: int = 0
-    device_units: tuple[UnitFacts, ...] = ()
-    device_update_seconds: float | None = None
-    batch_modules: tuple[str, ...] = ()
+    elementwise: bool = True  # the optimizer treats each element by itself: a parameter may be cut between owners
+    weighted: bool = False  # the workload weighs microbatches by their targets
+    copy_bytes_per_second: float = 5e9  # of memory, by one thread
+    link_bytes_per_second: float | None = None  # between the host and the job's GPUs, the slowest
+    device_bytes: int | None = None  # free memory of the smallest GPU
+    peer_access: bool = False  # each GPU can read the memory of every other one
+    small_size: int = (
+        0  # of the second microbatch that units were timed with, which tells a call's cost from a sample's
+    )
+    device_units: tuple[UnitFacts, ...] = ()  # on the job's GPUs, where both kinds compute
+    device_update_seconds: float | None = None  # by a GPU, where it makes any
+    batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
 
     def units_on(self, device: str) -> tuple[UnitFacts, ...]:
         """device: "cpu" or "gpu"."""

@@ -49,6 +49,7 @@ UNIT = {
     "shapes": [[4, [4, 8]]],
     "tied_to": [],
     "in_place": False,
+    "carries_state": False,
     "small_forward_seconds": 0.0,
     "small_backward_seconds": 0.0,
 }

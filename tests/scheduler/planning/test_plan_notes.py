@@ -1,4 +1,4 @@
-"""What the plan says of modules that depend on the batch, which the plain loop divides alike, so nobody else would."""
+"""What the plan says of a model: what depends on the batch or on a buffer, where nobody else would say so."""
 
 from __future__ import annotations
 
@@ -60,6 +60,16 @@ def test_nothing_is_said_where_every_batch_is_whole_or_nothing_depends_on_it(
     assert noted(inspection_of, unit_of, spec_of, stages=1) == []
     assert noted(inspection_of, unit_of, spec_of, replicas=2, shares=[1.0, 0.0]) == []
     assert plan_of(microbatches=4).notes == ()
+
+
+def test_a_line_names_what_computes_with_buffers_of_each_replica(
+    inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., Any]
+) -> None:
+    units = [unit_of(0), unit_of(1, kind="Linear", carries_state=True), unit_of(2, kind="Conv2d", carries_state=True)]
+    (note,) = plan_notes(spec_of(replicas=2), inspection_of(units))
+    assert note.startswith("buffers: forward of 1 (Linear), 2 (Conv2d) computes with what the forward before has left")
+    assert list(plan_notes(spec_of(replicas=2), inspection_of(units[:1]))) == []
+    assert list(plan_notes(spec_of(microbatches=4), inspection_of(units))) == []
 
 
 def test_the_note_stands_in_the_plan(

@@ -16,12 +16,12 @@ from weft.workload.units import units
 from weft.workload.workload import Workload, WorkloadError
 
 
-def spec_of(batch_size: int = 4, microbatches: int = 1, steps: int | None = None) -> JobSpec:
+def spec_of(batch_size: int = 4, microbatches: int = 1, steps: int | None = None, replicas: int = 1) -> JobSpec:
     length = {"steps": steps} if steps else {"epochs": 1}
     return JobSpec.parse(
         {
             "job": {"entry": "job.py:workload", "batch_size": batch_size, **length},
-            "strategy": {"microbatches": microbatches},
+            "strategy": {"microbatches": microbatches, "replicas": replicas},
             "directory": "/jobs",
         }
     )
@@ -295,6 +295,35 @@ def test_a_size_that_only_validation_has_is_looked_at_in_its_mode() -> None:
     assert model.training
     with pytest.raises(ValueError, match="more than 1 value per channel when training"):
         inspect(workload_of(model, train=data), spec_of(4))
+
+
+class Scaled(nn.Module):
+    """Divides by the largest number that it has ever seen."""
+
+    largest: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.largest >= 1
+        self.largest = torch.maximum(self.largest * 1.5, x.detach().abs().max())
+        return x / self.largest
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_units_that_compute_with_what_their_forward_left_are_told_where_replicas_would_differ(replicas: int) -> None:
+    model = nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(3, 5)),
+        nn.BatchNorm1d(5),  # it changes buffers, and in training reads none of them
+        nn.Dropout(0.5),
+        Scaled(),
+        nn.Linear(5, 2),
+    )
+    told = inspect(workload_of(model, train=(torch.randn(8, 3), torch.randn(8, 2))), spec_of(4, replicas=replicas))
+    carrying = [unit["name"] for unit in told["units"] if unit["carries_state"]]
+    assert carrying == (["0.", "3."] if replicas == 2 else [])
 
 
 def test_modules_that_depend_on_the_batch_are_told_by_name_and_kind() -> None:

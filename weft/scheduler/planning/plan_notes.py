@@ -14,8 +14,12 @@ NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a lin
 
 
 def plan_notes(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
-    if spec.job.mode == "train" and inspection.batch_modules:
+    if spec.job.mode != "train":
+        return
+    if inspection.batch_modules:
         yield from _batch_note(spec, inspection)
+    if len(spec.strategy.replica_list) > 1:
+        yield from _state_note(inspection)
 
 
 def _batch_note(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
@@ -32,6 +36,17 @@ def _batch_note(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
         f"batch statistics: {_listed(inspection.batch_modules)} take means and variances of each microbatch of "
         f"{samples} samples, not of the batch of {batch_size}; {alone} takes the batch's"
     )
+
+
+def _state_note(inspection: Inspection) -> Iterator[str]:
+    """The plain loop has the buffers of one model, a job those of each replica."""
+    if carrying := [
+        f"{unit.name.rstrip('.') or 'the model'} ({unit.kind})" for unit in inspection.units if unit.carries_state
+    ]:
+        yield (
+            f"buffers: forward of {_listed(carrying)} computes with what the forward before has left in a buffer, and "
+            "each replica has buffers of its own; only one replica computes what the plain loop does"
+        )
 
 
 def _listed(modules: Sequence[str]) -> str:

@@ -77,6 +77,7 @@ class _Unit(TypedDict):
     kind: str
     output: str
     in_place: bool
+    carries_state: bool
     small_forward_seconds: _Seconds
     small_backward_seconds: _Seconds
 

@@ -22,6 +22,7 @@ from torch import nn
 from weft.plan.error_places import function_place, unit_place, within
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
+from weft.workers.compute.forward_buffers import ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar, tensors_of
 from weft.workers.devices.device import Device
 from weft.workload.units import units
@@ -95,6 +96,7 @@ def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
         "shapes": [],
         "tied_to": [],
         "in_place": False,
+        "carries_state": False,
         "small_forward_seconds": 0.0,
         "small_backward_seconds": 0.0,
     }
@@ -120,6 +122,7 @@ class _Runs:
         self._loss = workload.loss
         self._autocasts = spec.strategy.precision == "bf16"
         self._trained = trained
+        self._has_replicas = len(spec.strategy.replica_list) > 1
         self._device = device
         self._shaped: dict[int, Any] = {size: device.put(x) for size, (x, _) in samples.items()}
         self._largest: Any = device.put(inputs)
@@ -148,9 +151,32 @@ class _Runs:
         run = partial(self._run, partial(self._with_loss, module) if is_last else module)
         facts[0]["in_place"] = _writes_to(run, self._largest)
         fact = facts[-1]
+        fact["carries_state"] = self._has_replicas and self._carries_state(span, run)
         fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, self._largest, TIMED_RUNS)
         if self.small_size:
             self._measure_small(module, fact)
+
+    def _carries_state(self, span: Sequence[nn.Module], run: Run) -> bool:
+        """Whether its output is another one where the buffers that its forward changes are others: vectors that have
+        converged change no more. Twice with the same buffers first: of a kernel that gives other bits each time nobody
+        can tell."""
+        buffers = ForwardBuffers(span, can_compare=True)
+        buffers.begin()
+        first = self._outputs(run)
+        if not (began := buffers.end()):
+            return False
+        with buffers.as_they_were(began):
+            again = self._outputs(run)
+        with buffers.as_they_were([(slot, _other(value)) for slot, value in began]):
+            try:
+                return _equal(first, again) and not _equal(first, self._outputs(run))
+            except Exception:  # the user's code, which has read what it did not expect there
+                return True
+
+    def _outputs(self, run: Run) -> list[torch.Tensor]:
+        with self._device.drawing, torch.no_grad():
+            self._device.seed(0)
+            return [y.clone() for y in tensors_of(run(self._largest.clone()))]
 
     def _measure_small(self, module: nn.Module, fact: dict[str, Any]) -> None:
         """Without the loss: a count that the user keeps of its calls is none of a quarter microbatch's business, and
@@ -197,6 +223,15 @@ def _writes_to(run: Run, x: torch.Tensor) -> bool:
     before = given._version
     run(given)
     return given._version != before
+
+
+def _other(value: torch.Tensor | None) -> torch.Tensor | None:
+    """A count stays, which may be an index that leaves its bounds."""
+    return value if value is None or not can_have_gradient(value) else value + torch.randn_like(value)
+
+
+def _equal(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
 
 
 def _leaf(value: torch.Tensor) -> torch.Tensor:
