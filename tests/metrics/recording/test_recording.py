@@ -103,9 +103,3 @@ def test_there_is_no_window_before_two_iterations_are_whole(recording: Recording
     first = {lane: packed_rows([row for row in rows if row[2] == 0]) for lane, rows in recording.rows.items()}
     assert replace(recording, packed=first).window(8) is None
     assert replace(recording, packed={}).window(8) is None
-
-
-def test_durations_of_a_run_that_a_stop_cut_in_two_are_those_of_the_whole_run(recording: Recording) -> None:
-    rows = [(FORWARD, 0, 0, -1, 0, 10), (MODES.index("idle"), 0, 0, -1, 10, 50), (FORWARD, 0, 0, -1, 50, 55)]
-    cut = replace(recording, packed={"cpu-0/compute": packed_rows(rows)})
-    assert cut.durations() == {0: [15]}

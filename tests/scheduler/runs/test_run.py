@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ from weft.scheduler.runs import run_directory
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.run import PlannedAttempt, Run
 from weft.scheduler.runs.run_directory import RunDirectory
-from weft.scheduler.runs.run_writer import WriteAtOnce
 from weft.spec.job_spec import JobSpec
 
+WriteAtOnce = runpy.run_path(str(Path(__file__).parents[2] / "write_at_once.py"))["WriteAtOnce"]
 SECOND = 1_000_000_000
 SPEC = JobSpec.parse({"job": {"entry": "digits.py:workload", "batch_size": 8, "steps": 4}, "directory": "/"})
 MAX_SECONDS = 4  # of one iteration of the stamps below

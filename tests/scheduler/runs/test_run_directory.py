@@ -17,8 +17,9 @@ from weft.machine import run_file
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.runs import run_directory
 from weft.scheduler.runs.run_directory import RunDirectory, read_log
-from weft.scheduler.runs.run_writer import RunWriter, WriteAtOnce
+from weft.scheduler.runs.run_writer import RunWriter
 
+WriteAtOnce = runpy.run_path(str(Path(__file__).parents[2] / "write_at_once.py"))["WriteAtOnce"]
 FaultyOs = runpy.run_path(str(Path(__file__).parents[2] / "faulty_os.py"))["FaultyOs"]
 NUMBERS = (errno.ENOSPC, errno.EIO, errno.EMFILE)
 REASONS = {errno.ENOSPC: "no-space", errno.EIO: "io", errno.EMFILE: "descriptors"}
@@ -61,7 +62,7 @@ def files_in(path: Path) -> dict[str, str]:
     return {each.name: each.read_text() for each in path.iterdir() if each.name != "recording.msgpack"}
 
 
-def counted(writer: WriteAtOnce | RunWriter, name: str, label: str) -> dict[str, float]:
+def counted(writer: RunWriter, name: str, label: str) -> dict[str, float]:
     exporter = Exporter()
     writer.troubles.publish(exporter)
     families = text_string_to_metric_families(exporter.render().decode())

@@ -143,18 +143,6 @@ class Recording:
             lane: [row for row in rows if row[5] > start_ns and row[4] < end_ns] for lane, rows in self.rows.items()
         }
 
-    def durations(self) -> dict[int, list[int]]:
-        """Nanoseconds of each task's runs, by task; a run that a stop of the worker cut in two counts whole."""
-        runs: dict[tuple[int, int], int] = {}
-        for rows in self.rows.values():
-            for mode, task, iteration, _, start, end in rows:
-                if mode < FIRST_STALL and task >= 0:
-                    runs[task, iteration] = runs.get((task, iteration), 0) + end - start
-        found: dict[int, list[int]] = {}
-        for (task, _), took in runs.items():
-            found.setdefault(task, []).append(took)
-        return found
-
     # --- as a file
 
     def encode(self) -> bytes:

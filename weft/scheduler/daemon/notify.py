@@ -35,11 +35,6 @@ def notify_watchdog(environment: Mapping[str, str]) -> bool:
     return notify(environment, WATCHDOG="1")
 
 
-def notify_status(environment: Mapping[str, str], status: str) -> bool:
-    """One line for `systemctl status`."""
-    return notify(environment, STATUS=status)
-
-
 def notify(environment: Mapping[str, str], **fields: str) -> bool:
     """Sends fields to NOTIFY_SOCKET in one datagram; False, and nothing sent, where there is none.
 

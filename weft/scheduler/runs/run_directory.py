@@ -22,7 +22,7 @@ from typing import Final
 from weft.machine.run_file import FileFull, append, read, replace
 from weft.metrics.recording.step_log import FILE as METRICS
 from weft.metrics.recording.step_log import MAX_BYTES as MAX_METRICS_BYTES
-from weft.scheduler.runs.run_writer import Writer
+from weft.scheduler.runs.run_writer import RunWriter
 
 LOG: Final = "job.log"
 MAX_LOG_BYTES: Final = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
@@ -37,7 +37,7 @@ _log = logging.getLogger("weft.run_directory")
 class RunDirectory:
     """Errors: none. What cannot be written is told by the daemon's own log, and counted by the writer's troubles."""
 
-    def __init__(self, job: str, path: Path, writer: Writer) -> None:
+    def __init__(self, job: str, path: Path, writer: RunWriter) -> None:
         self.path = path
         self._job = job
         self._writer = writer

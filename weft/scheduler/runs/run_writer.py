@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from weft.machine.run_file import ForeignFile, RunFileError, check_room, make_directory
 from weft.metrics.prometheus.exporter import Exporter
@@ -62,30 +62,6 @@ class Troubles:
             exporter.add("weft_run_directory_lost_lines_total", num_lines, file=file)
 
 
-class Writer(Protocol):
-    """Where a run directory's writes are done."""
-
-    troubles: Troubles
-
-    def put(self, write: Callable[[], None]) -> None: ...
-
-    async def settled(self) -> None:
-        """Returns when all that was put before is done."""
-
-
-class WriteAtOnce:
-    """In the caller's thread: for one that no event loop runs in."""
-
-    def __init__(self) -> None:
-        self.troubles = Troubles()
-
-    def put(self, write: Callable[[], None]) -> None:
-        write()
-
-    async def settled(self) -> None:
-        pass
-
-
 class RunWriter:
     """In a thread of its own. For the event loop's thread."""
 
@@ -101,6 +77,7 @@ class RunWriter:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def settled(self) -> None:
+        """Returns when all that was put before is done."""
         await self.run(lambda: None)
 
     async def check_room(self, runs: Path) -> None:
