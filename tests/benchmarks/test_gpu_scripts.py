@@ -21,6 +21,7 @@ def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # five processes and more: ten times as long beside eight busy loops
 @pytest.mark.parametrize(
     ("script", "options", "rows"),
     [
