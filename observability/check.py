@@ -158,20 +158,26 @@ def check_files() -> None:
 
 def check_sums(server: PrometheusServer, seconds: float) -> None:
     """Lets the jobs train so long; then each lane's modes have grown by that. Errors: PrometheusError."""
-    began, before = time.time(), lane_seconds(server)
+    began, before = lane_seconds(server)
 
     def add_up() -> bool:
-        elapsed = time.time() - began
-        grown = {lane: now - before.get(lane, 0.0) for lane, now in lane_seconds(server).items()}
+        scraped_at, now = lane_seconds(server)
+        elapsed, grown = scraped_at - began, {lane: seconds - before.get(lane, 0.0) for lane, seconds in now.items()}
         return bool(grown) and all(abs(each / elapsed - 1) <= SUM_TOLERANCE for each in grown.values())
 
     time.sleep(seconds)
     until(add_up, "the modes of each lane adding up to its time", WAIT_SECONDS)
 
 
-def lane_seconds(server: PrometheusServer) -> dict[str, float]:
-    trained = f'sum by (job, worker, lane) (weft_lane_seconds_total{{job=~"{"|".join(TRAINED)}"}})'
-    return {str(each["metric"]): float(each["value"][1]) for each in server.query(trained, time.time())}
+def lane_seconds(server: PrometheusServer) -> tuple[float, dict[str, float]]:
+    """When they were scraped, which a busy machine does late, and the seconds of each lane by then."""
+    at, trained = time.time(), f'weft_lane_seconds_total{{job=~"{"|".join(TRAINED)}"}}'
+    scraped = server.query(f"max(timestamp({trained}))", at)
+    lanes = server.query(f"sum by (job, worker, lane) ({trained})", at)
+    return (
+        float(scraped[0]["value"][1]) if scraped else at,
+        {str(each["metric"]): float(each["value"][1]) for each in lanes},
+    )
 
 
 def check_run(home: Path, seconds: float, pictures: Path | None) -> str:
