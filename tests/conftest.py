@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
@@ -16,6 +17,10 @@ from weft.plan.plan import Plan
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Prefetch, Replica, Strategy
+
+# Tests assert no times, of an example neither: beside busy loops each takes ten times as long.
+settings.register_profile("weft", deadline=None)
+settings.load_profile("weft")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
