@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from weft.plan.division import replica_sizes
 from weft.scheduler.adapting.policy import Verdict
 from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
-from weft.scheduler.adapting.shares import MARGIN, MAX_STEP, STRIKES, Shares, adapt, grant
+from weft.scheduler.adapting.shares import MARGIN, MAX_STEP, STRIKES, Shares, adapt
 
 speeds = st.lists(st.floats(1e-5, 1e-2), min_size=2, max_size=5)
 
@@ -124,38 +123,3 @@ def test_a_verdict_is_a_sentence_with_its_numbers() -> None:
     assert Verdict(replica=1, with_seconds=0.0123, without_seconds=0.011).told("step 241") == (
         "replica 1 does not pay: 12.3 ms an iteration with it, 11.0 ms without; its share is 0 from step 241 on"
     )
-
-
-# --- stealing
-
-
-def test_the_last_microbatch_is_withheld_from_who_would_have_it_last() -> None:
-    """Replica 1 would be done with it after 8 ms, replica 0 after 3."""
-    seconds = (1e-3, 4e-3)
-    assert not grant(1, (2, 1), 1, seconds)
-    assert grant(0, (2, 1), 1, seconds)
-
-
-def test_a_slow_replica_takes_microbatches_while_the_others_have_enough_of_them() -> None:
-    seconds = (1e-3, 4e-3)
-    assert grant(1, (2, 1), 6, seconds), "together with this one they would take as long without it"
-    assert not grant(1, (2, 1), 5, seconds)
-
-
-def test_replicas_of_unknown_speed_are_refused_nothing() -> None:
-    assert grant(1, (2, 1), 1, (1e-3, None))
-
-
-def test_who_is_left_alone_takes_what_is_left() -> None:
-    assert grant(1, (None, 1), 1, (1e-3, 1.0))
-
-
-@given(
-    replicas=st.lists(st.tuples(st.integers(0, 3), st.none() | st.floats(1e-4, 1.0)), min_size=1, max_size=6),
-    remaining=st.integers(1, 50),
-)
-def test_whoever_would_be_first_is_never_refused(replicas: list[tuple[int, float | None]], remaining: int) -> None:
-    outstanding, seconds = zip(*replicas, strict=True)
-    finish = [math.inf if s is None else (held + 1) * s for held, s in replicas]
-    first = finish.index(min(finish))
-    assert grant(first, outstanding, remaining, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from weft.plan.plan import Plan
 from weft.plan.tables import NO_MORE
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
-from weft.scheduler.adapting.stealing import IDLE_ITERATIONS, Stealing
+from weft.scheduler.adapting.stealing import IDLE_ITERATIONS, Stealing, grant
 from weft.scheduler.planning.simulator import simulate
 
 PlanOf = Callable[..., Plan]
@@ -171,3 +172,35 @@ def test_replicas_of_unequal_speed_reach_nearly_their_throughput_together(plan_o
     alone = sum(seconds[task.id] for task in plan.graph.tasks if task.replica == 0 and task.kind in work)
     simulated = simulate(plan, seconds, iterations=16).iteration_seconds
     assert simulated <= alone / (1 + 1 / ratio) / 0.95
+
+
+def test_the_last_microbatch_is_withheld_from_who_would_have_it_last() -> None:
+    """Replica 1 would be done with it after 8 ms, replica 0 after 3."""
+    seconds = (1e-3, 4e-3)
+    assert not grant(1, (2, 1), 1, seconds)
+    assert grant(0, (2, 1), 1, seconds)
+
+
+def test_a_slow_replica_takes_microbatches_while_the_others_have_enough_of_them() -> None:
+    seconds = (1e-3, 4e-3)
+    assert grant(1, (2, 1), 6, seconds), "together with this one they would take as long without it"
+    assert not grant(1, (2, 1), 5, seconds)
+
+
+def test_replicas_of_unknown_speed_are_refused_nothing() -> None:
+    assert grant(1, (2, 1), 1, (1e-3, None))
+
+
+def test_who_is_left_alone_takes_what_is_left() -> None:
+    assert grant(1, (None, 1), 1, (1e-3, 1.0))
+
+
+@given(
+    replicas=st.lists(st.tuples(st.integers(0, 3), st.none() | st.floats(1e-4, 1.0)), min_size=1, max_size=6),
+    remaining=st.integers(1, 50),
+)
+def test_whoever_would_be_first_is_never_refused(replicas: list[tuple[int, float | None]], remaining: int) -> None:
+    outstanding, seconds = zip(*replicas, strict=True)
+    finish = [math.inf if s is None else (held + 1) * s for held, s in replicas]
+    first = finish.index(min(finish))
+    assert grant(first, outstanding, remaining, seconds)

@@ -1,16 +1,13 @@
-"""Shares: which replica gets how much of a batch. Pure policies, from measured speed to a recommendation.
+"""Adaptive shares: which replica gets how much of a batch. A pure policy, from measured speed to a recommendation.
 
-Adaptive (after HyScale-GNN's dynamic resource management: Lin and Prasanna, IPDPS 2023, section IV). Replicas that
-take the same time for their parts of a batch wait for nobody, and they do where each has a part in proportion to its
-throughput. Every measurement moves the shares a part of the way there:
+After HyScale-GNN's dynamic resource management: Lin and Prasanna, IPDPS 2023, section IV. Replicas that take the same
+time for their parts of a batch wait for nobody, and they do where each has a part in proportion to its throughput.
+Every measurement moves the shares a part of the way there:
 
     throughput   100 /s, 25 /s         target   0.8   0.2
     shares       0.5   0.5    ▶    0.65  0.35    ▶    0.725  0.275    ▶   ...   ▶    0.8   0.2
 
 A replica that costs more in synchronisation than it takes off the others does not pay: its share becomes 0.
-
-Stealing. Whoever is free takes the next microbatch, and the last ones are withheld from those who would be the last to
-finish.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ DAMPING = 0.5  # of the way to the target; measurements are noisy, and a share t
 MAX_STEP = 0.2  # of a batch, in one measurement: arbitrary; a single wrong one must do no great harm
 SETTLED = 0.05  # of a share, or one sample: nearer to its target none has to be, to judge what a replica brings
 MARGIN = 1.02  # what an iteration with a replica may take beyond one without: below it the difference is noise
-ROUNDING = 1e-9
 STRIKES = 2  # measurements in a row, since a share that is 0 stays 0
 
 
@@ -156,25 +152,3 @@ def _without_empty(shares: Shares, measured: ReplicaMeasurement, batch_size: int
 def _without(shares: Shares, replica: int) -> Shares:
     weights = [0.0 if r == replica else weight for r, weight in enumerate(shares.weights)]
     return replace(shares, weights=tuple(weight / sum(weights) for weight in weights), off=shares.off | {replica})
-
-
-def grant(
-    replica: int, outstanding: Sequence[int | None], remaining: int, seconds_per_microbatch: Sequence[float | None]
-) -> bool:
-    """Whether the replica should take one more microbatch of an iteration.
-
-    outstanding: microbatches of it that each replica has and has not finished; None for one that takes no more of them.
-    remaining: those that nobody has. No: the others would have finished all of them before it has this one.
-    Whoever would be the first to finish one more is never refused, so every microbatch finds a taker.
-    """
-    own, held = seconds_per_microbatch[replica], outstanding[replica]
-    assert held is not None
-    if own is None:
-        return True
-    finish = (held + 1) * own
-    done = before = 0
-    for other, (theirs, seconds) in enumerate(zip(outstanding, seconds_per_microbatch, strict=True)):
-        if other != replica and theirs is not None and seconds:
-            done += math.ceil(finish / seconds - ROUNDING) - 1  # strictly before
-            before += theirs
-    return done < remaining + before

@@ -29,12 +29,12 @@ from weft.plan.tables import NO_MORE, Grant
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.adapting.policy import Decision, Policy, Verdict
 from weft.scheduler.adapting.replica_pace import ReplicaMeasurement, ReplicaPace
-from weft.scheduler.adapting.shares import grant
 
 QUEUED_SECONDS = 0.02  # of work beyond what a replica works on: a daemon without a core of its own answers late, and
 # each answer takes some of a core from somebody
 KEPT = 5  # iterations whose speed counts: the median forgets one that something else slowed down
 MIN_KEPT = 2  # before anybody is refused anything
+ROUNDING = 1e-9
 IDLE_ITERATIONS = 8  # in a row without a microbatch: then it gets none any more
 
 
@@ -211,3 +211,25 @@ def _taker(plan: Plan, replica: int, lanes: Mapping[Lane, LaneState]) -> _Taker:
 def _indices(program: tuple[int, ...], tasks: tuple[Task, ...], wanted: Callable[[Task], bool]) -> tuple[int, ...]:
     """Where the wanted tasks stand in a lane's program, by position."""
     return tuple(index for index, task in enumerate(program) if wanted(tasks[task]))
+
+
+def grant(
+    replica: int, outstanding: Sequence[int | None], remaining: int, seconds_per_microbatch: Sequence[float | None]
+) -> bool:
+    """Whether the replica should take one more microbatch of an iteration.
+
+    outstanding: microbatches of it that each replica has and has not finished; None for one that takes no more of them.
+    remaining: those that nobody has. No: the others would have finished all of them before it has this one.
+    Whoever would be the first to finish one more is never refused, so every microbatch finds a taker.
+    """
+    own, held = seconds_per_microbatch[replica], outstanding[replica]
+    assert held is not None
+    if own is None:
+        return True
+    finish = (held + 1) * own
+    done = before = 0
+    for other, (theirs, seconds) in enumerate(zip(outstanding, seconds_per_microbatch, strict=True)):
+        if other != replica and theirs is not None and seconds:
+            done += math.ceil(finish / seconds - ROUNDING) - 1  # strictly before
+            before += theirs
+    return done < remaining + before

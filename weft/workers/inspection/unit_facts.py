@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -34,6 +34,7 @@ SMALLER = 4  # times, the second size that units are timed with: far enough for 
 
 Samples = Mapping[int, tuple[torch.Tensor, torch.Tensor]]  # (inputs, targets) by microbatch size
 Run = Callable[[Any], Any]
+Result = TypeVar("Result")
 
 
 def inspect_units(
@@ -168,10 +169,8 @@ class _Runs:
         with buffers.as_they_were(began):
             again = self._outputs(run)
         with buffers.as_they_were([(slot, _other(value)) for slot, value in began]):
-            try:
-                return _equal(first, again) and not _equal(first, self._outputs(run))
-            except Exception:  # the user's code, which has read what it did not expect there
-                return True
+            other = _tried(lambda: self._outputs(run))
+        return _equal(first, again) and (other is None or not _equal(first, other))
 
     def _outputs(self, run: Run) -> list[torch.Tensor]:
         with self._device.drawing, torch.no_grad():
@@ -181,12 +180,11 @@ class _Runs:
     def _measure_small(self, module: nn.Module, fact: dict[str, Any]) -> None:
         """Without the loss: a count that the user keeps of its calls is none of a quarter microbatch's business, and
         what it costs goes with the samples, as it does in a head of many classes."""
-        try:
-            forward, backward, self._small = self._times(partial(self._run, module), self._small, SMALL_RUNS)
-        except Exception:  # the user's code, given a size that the job has no use for: batch norm refuses one sample
+        measured = _tried(lambda: self._times(partial(self._run, module), self._small, SMALL_RUNS))
+        if measured is None:
             self.small_size, self._small = 0, None
-            return
-        fact["small_forward_seconds"], fact["small_backward_seconds"] = forward, backward
+        else:
+            fact["small_forward_seconds"], fact["small_backward_seconds"], self._small = measured
 
     def _times(self, run: Run, x: Any, runs: int) -> tuple[float, float, Any]:
         """(forward seconds, backward seconds, output) of one unit, the fastest of the runs after the first."""
@@ -223,6 +221,14 @@ def _writes_to(run: Run, x: torch.Tensor) -> bool:
     before = given._version
     run(given)
     return given._version != before
+
+
+def _tried(run: Callable[[], Result]) -> Result | None:
+    """None where the user's code refuses what the job itself will never give it: batch norm one sample, for example."""
+    try:
+        return run()
+    except Exception:  # whatever it raises
+        return None
 
 
 def _other(value: torch.Tensor | None) -> torch.Tensor | None:
