@@ -131,13 +131,11 @@ class Task:
 
 
 class Edge(NamedTuple):
-    """way: it is waited for in iterations in which the target's bucket goes this way; None in all."""
-
     source: int
     target: int
     distance: int
     cause: Cause
-    way: Way | None = None
+    way: Way | None = None  # it is waited for where the target's bucket goes this way; None in all iterations
 
 
 class GraphError(ValueError):

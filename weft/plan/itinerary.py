@@ -18,29 +18,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """index: number in the job, from 0. training: over the training data. learns: and with gradients and an update.
-    step: number among training iterations (for validation, the steps done). start, size: its samples in the epoch's
-    order."""
-
-    index: int
-    training: bool
+    index: int  # in the job, from 0
+    training: bool  # over the training data
     epoch: int
-    step: int
-    start: int
+    step: int  # among training iterations; of a validation, the steps done
+    start: int  # of its samples, in the epoch's order
     size: int
     last_of_validation: bool = False
-    learns: bool = True
+    learns: bool = True  # with gradients and an update
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Itinerary:
-    """num_train, num_validation: samples. steps: training iterations in all. forward_only: none of them learns."""
-
-    num_train: int
+    num_train: int  # samples
     num_validation: int
     batch_size: int
-    steps: int
-    forward_only: bool = False
+    steps: int  # training iterations in all
+    forward_only: bool = False  # none of them learns
 
     @classmethod
     def of(

@@ -19,12 +19,10 @@ Cuts = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """cuts: units (first, last) of each stage of each replica. worker_of: the position that holds a stage."""
-
     replicas: tuple[ReplicaPlan, ...]
-    cuts: tuple[Cuts, ...]
-    workers: tuple[str, ...]
-    worker_of: Mapping[Holder, int]
+    cuts: tuple[Cuts, ...]  # units (first, last) of each stage of each replica
+    workers: tuple[str, ...]  # the kind of each, by position
+    worker_of: Mapping[Holder, int]  # the position that holds a stage
     loader: int
     learns: bool = True
     synchronisation: Synchronisation | None

@@ -78,15 +78,14 @@ class Ring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
-    """Units first .. last - 1 on the plan's worker `worker`. memory_bytes: state, gradients and slots. copies_input:
-    the first unit works in place, so it gets a copy of the slot."""
+    """Units first .. last - 1 on the plan's worker `worker`."""
 
     first: int
     last: int
     worker: int
     parameter_bytes: int
-    memory_bytes: int
-    copies_input: bool = False
+    memory_bytes: int  # state, gradients and slots
+    copies_input: bool = False  # the first unit works in place, so it gets a copy of the slot
     replica: int = 0
     stage: int = 0
 
@@ -97,35 +96,26 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
-    """private: it computes on parameters of its own, which are brought up to date by UP tasks; otherwise on the shared
-    ones. staleness: the number of updates that its parameters may lack. working_window: of its stages, which are layers
-    then, so many are on the device at once; None where all are."""
-
     device: Literal["cpu", "gpu"]
     num_stages: int
     microbatches: int
-    private: bool = False
-    staleness: int = 0
-    working_window: int | None = None
+    private: bool = False  # it computes on parameters of its own, which UP tasks bring up to date
+    staleness: int = 0  # updates that its parameters may lack
+    working_window: int | None = None  # of its stages, layers then, so many are on the device at once; None: all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synchronisation:
-    """How gradients become updates, for a job with buckets. owners: the lane in which each works.
-
-    coarse: every SYNC waits for every BACKWARD. bounded: the norm of the whole gradient must be known before an update
-    stands (clipping, skipping). speculative: updates begin before it is. local: the buckets of the route EITHER that
-    devices update themselves at the start.
-    """
+    """How gradients become updates, for a job with buckets."""
 
     buckets: tuple[Bucket, ...]
-    owners: tuple[Lane, ...]
+    owners: tuple[Lane, ...]  # the lane in which each works
     elementwise: bool
-    coarse: bool
-    bounded: bool
-    speculative: bool
+    coarse: bool  # every SYNC waits for every BACKWARD
+    bounded: bool  # an update stands only once the norm of the whole gradient is known: clipping, skipping
+    speculative: bool  # updates begin before it is
     warmup: int = 0
-    local: tuple[int, ...] = ()
+    local: tuple[int, ...] = ()  # of the route EITHER, the buckets that devices update themselves at the start
 
     def bucket_of(self, task: Task) -> Bucket:
         assert task.bucket is not None
@@ -134,29 +124,25 @@ class Synchronisation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """workers: the kind of each worker that the plan needs, by position. task_seconds: the cost of each task that the
-    prediction and the limit come from. shares: of a batch, by replica, at the start. synchronisation: None where each
-    stage updates its own parameters after its last backward. notes: what the job's user should know, a line each."""
-
     schedule: str
     microbatches: int
     recompute: bool
     window: int
     itinerary: Itinerary
     replicas: tuple[ReplicaPlan, ...]
-    shares: tuple[float, ...]
+    shares: tuple[float, ...]  # of a batch, by replica, at the start
     stages: tuple[StagePlan, ...]
-    workers: tuple[str, ...]
+    workers: tuple[str, ...]  # the kind of each that it needs, by position
     graph: Graph
     rings: tuple[Ring, ...]
-    task_seconds: tuple[float, ...]
+    task_seconds: tuple[float, ...]  # the cost of each task that the prediction and the limit come from
     shared_bytes: int
-    synchronisation: Synchronisation | None = None
+    synchronisation: Synchronisation | None = None  # None where each stage updates its own parameters
     share: Literal["fixed", "adaptive", "stealing"] = "fixed"
     predicted_iteration_seconds: float = 0.0
     limit_seconds: float = 0.0
     limit_cycle: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what the job's user should know, a line each
 
     @property
     def has_ways(self) -> bool:

@@ -18,10 +18,8 @@ def units(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """index: its number in the whole model, which keys its random numbers. prefix: of its names in the state dict."""
-
-    index: int
-    prefix: str
+    index: int  # in the whole model; it keys its random numbers
+    prefix: str  # of its names in the state dict
     module: nn.Module
 
     def __str__(self) -> str:

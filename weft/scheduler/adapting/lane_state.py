@@ -7,16 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class LaneState:
-    """sent, finished: tasks of the lane's endless program (its tasks of iteration 0, of iteration 1, ...). allowed: how
-    many of them may be sent so far; None where the window alone says it."""
-
     worker: str
     name: str
-    program: tuple[int, ...]
-    total: int
-    sent: int = 0
+    program: tuple[int, ...]  # its tasks of one iteration; the endless program is that of iteration 0, of 1, ...
+    total: int  # tasks of the job
+    sent: int = 0  # tasks of the endless program
     finished: int = 0
-    allowed: int | None = None
+    allowed: int | None = None  # to be sent so far; None where the window alone says it
 
 
 def work_between(program: tuple[int, ...], first: int, last: int) -> tuple[tuple[int, tuple[int, ...]], ...]:

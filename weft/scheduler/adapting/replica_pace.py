@@ -26,13 +26,11 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaMeasurement:
-    """Medians over the iterations of one interval. unit_seconds: of each replica for one sample (where it steals: for
-    one microbatch), None where it had none. iteration_seconds: from end to end. fixed_seconds: the part of them that
-    stays, whoever computes: updates that nothing hides."""
+    """Medians over the iterations of one interval."""
 
-    unit_seconds: tuple[float | None, ...]
-    iteration_seconds: float
-    fixed_seconds: float
+    unit_seconds: tuple[float | None, ...]  # of each replica for a sample; where it steals, for a microbatch
+    iteration_seconds: float  # from end to end
+    fixed_seconds: float  # the part of them that stays, whoever computes: updates that nothing hides
 
 
 class ReplicaPace:

@@ -33,13 +33,12 @@ STRIKES = 2  # measurements in a row, since a share that is 0 stays 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """weights: parts of a batch, which add up to 1. unit_seconds: the newest that is known. strikes: measurements in a
-    row in which a replica did not pay. off: those that get nothing any more."""
+    """By replica."""
 
-    weights: tuple[float, ...]
-    unit_seconds: tuple[float | None, ...]
-    strikes: tuple[int, ...]
-    off: frozenset[int] = frozenset()
+    weights: tuple[float, ...]  # parts of a batch, which add up to 1
+    unit_seconds: tuple[float | None, ...]  # the newest that is known
+    strikes: tuple[int, ...]  # measurements in a row in which it did not pay
+    off: frozenset[int] = frozenset()  # those that get nothing any more
 
     @classmethod
     def starting(cls, weights: Sequence[float]) -> Shares:

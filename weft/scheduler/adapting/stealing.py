@@ -40,21 +40,17 @@ IDLE_ITERATIONS = 8  # in a row without a microbatch: then it gets none any more
 
 @dataclass(slots=True)
 class _Taker:
-    """One replica. gates: its lanes, each with the index in its program of each position's first task. last, ends: the
-    lane in which positions end, and the index of each position's last task there. fills: microbatches that keep all
-    its stages at work. iteration, position: decided next. held: granted positions with a microbatch that have not
-    ended, counted through all iterations. seconds: of one microbatch, by iteration, the newest. idle: iterations in a
-    row without one."""
+    """One replica."""
 
-    gates: list[tuple[LaneState, tuple[int, ...]]]
-    last: LaneState
-    ends: tuple[int, ...]
-    fills: int
-    iteration: int = 0
+    gates: list[tuple[LaneState, tuple[int, ...]]]  # its lanes, with the index of each position's first task there
+    last: LaneState  # in which positions end
+    ends: tuple[int, ...]  # the index of each position's last task there
+    fills: int  # microbatches that keep all its stages at work
+    iteration: int = 0  # decided next, with its
     position: int = 0
-    held: deque[int] = field(default_factory=deque)
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
-    idle: int = 0
+    held: deque[int] = field(default_factory=deque)  # positions with a microbatch, not ended, through all iterations
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))  # of one microbatch, by iteration
+    idle: int = 0  # iterations in a row without one
     off: bool = False
 
     def seconds_per_microbatch(self) -> float | None:

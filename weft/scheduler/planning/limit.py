@@ -19,10 +19,8 @@ _TOLERANCE = 1e-12  # relative to the guess: below it an improvement is rounding
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """seconds: the shortest iteration. cycle: the tasks that set it, in order."""
-
-    seconds: float
-    cycle: tuple[int, ...]
+    seconds: float  # the shortest iteration
+    cycle: tuple[int, ...]  # the tasks that set it, in order
 
 
 def speed_limit(graph: Graph, seconds: Sequence[float]) -> Limit:

@@ -63,11 +63,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """iteration_seconds: the mean of the iterations after warm-up. spans: every task that ran, by lane."""
-
-    iteration_seconds: float
+    iteration_seconds: float  # the mean of the iterations after warm-up
     seconds: float
-    spans: dict[Lane, list[Span]]
+    spans: dict[Lane, list[Span]]  # every task that ran
 
 
 def simulate(

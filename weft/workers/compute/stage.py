@@ -27,14 +27,11 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """x: the input leaf. y: the output, with its graph unless it is recomputed. head: what ran on top (the loss).
-    began: where it is recomputed, the buffers that forward changes, as they were before."""
-
     step: int
-    x: torch.Tensor
-    y: torch.Tensor | None
-    head: Head | None
-    began: Began
+    x: torch.Tensor  # the input leaf
+    y: torch.Tensor | None  # the output with its graph, unless it is recomputed
+    head: Head | None  # what ran on top: the loss
+    began: Began  # where it is recomputed, the buffers that forward changes, as they were before
 
 
 class Stage:

@@ -88,12 +88,9 @@ def _sorts(optimizer: torch.optim.Optimizer) -> dict[int, Sort]:
 
 @dataclass(frozen=True, slots=True)
 class UpdateTimes:
-    """seconds: of one step on the whole model. optimizer: has stepped, on the sample. moves: whatever a step changes
-    beside the parameters stands in `optimizer.state`."""
-
-    seconds: float
-    optimizer: torch.optim.Optimizer
-    moves: bool
+    seconds: float  # of one step on the whole model
+    optimizer: torch.optim.Optimizer  # has stepped, on the sample
+    moves: bool  # whatever a step changes beside the parameters stands in `optimizer.state`
 
 
 def host_update(optimizer: torch.optim.Optimizer, sample: GradientSample) -> UpdateTimes:

@@ -55,16 +55,13 @@ RECEIVE_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """lane: the one that runs in the main thread. device: "cpu", "stand-in", or the uuid of a GPU. cores: to run on,
-    empty for any. spin_seconds: see Board. stamps: see Account."""
-
     worker: str
-    lane: str
-    device: str
+    lane: str  # that runs in the main thread
+    device: str  # "cpu", "stand-in", or the uuid of a GPU
     threads: int
-    cores: tuple[int, ...]
-    spin_seconds: float
-    stamps: bool
+    cores: tuple[int, ...]  # to run on; empty for any
+    spin_seconds: float  # see Board
+    stamps: bool  # see Account
     directory: str
     authkey: bytes
 

@@ -48,13 +48,10 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The elements `start` to `stop` of a shard, which are those of one parameter from `offset` on, in memory order.
+    """The elements `start` to `stop` of a shard, which are those of one parameter from `offset` on, in memory order."""
 
-    parameter: index in the list of the model's parameters. group: index in the user's optimizer's `param_groups`.
-    """
-
-    parameter: int
-    group: int
+    parameter: int  # in the list of the model's
+    group: int  # in the user's optimizer's `param_groups`
     start: int
     stop: int
     offset: int
