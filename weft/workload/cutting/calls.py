@@ -1,0 +1,102 @@
+"""Calls: random numbers of a model that is cut by its own forward, keyed by the calls of its opaque modules.
+
+    the step begins                 number 0
+    the n-th call, from 0           number 2n + 1 before it, 2n + 2 after it
+
+A stage that skips a call still counts it, so what any operation draws depends neither on the cut nor on what else a
+process runs. `torch.utils.checkpoint` around a call runs it again during backward: then the number is the same again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
+from weft.workload.workload import WorkloadError
+
+Seed = Callable[[int], None]
+
+
+class CallNumbers:
+    """Which number each call has; `seed` is called with those of the points above."""
+
+    def __init__(self) -> None:
+        self._seed: Seed | None = None
+        self._runs_again = False
+        self._numbers: dict[Visible, list[int]] = {}
+        self.count = 0  # of calls in this run
+
+    @contextlib.contextmanager
+    def running(self, seed: Seed) -> Iterator[None]:
+        """One run of the step."""
+        self._seed, self._runs_again, self.count = seed, False, 0
+        self._numbers.clear()
+        seed(0)
+        try:
+            yield
+        finally:
+            self._seed = None
+
+    @contextlib.contextmanager
+    def running_again(self, seed: Seed) -> Iterator[None]:
+        """The backward of such a run."""
+        self._seed, self._runs_again = seed, True
+        try:
+            yield
+        finally:
+            self._seed = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._seed is not None and not self._runs_again
+
+    def skip(self, visible: Visible) -> None:
+        """A call that is not run."""
+        assert self._seed is not None
+        self._seed(2 * self._next(visible) + 2)
+
+    def run(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._seed is None:
+            return forward(*args, **kwargs)
+        seed = self._seed
+        number = self._number_again(visible) if self._runs_again else self._next(visible)
+        seed(2 * number + 1)
+        result = forward(*args, **kwargs)
+        seed(2 * number + 2)
+        return result
+
+    def _next(self, visible: Visible) -> int:
+        number, self.count = self.count, self.count + 1
+        self._numbers.setdefault(visible, []).append(number)
+        return number
+
+    def _number_again(self, visible: Visible) -> int:
+        numbers = self._numbers.get(visible, [])
+        if len(numbers) != 1:
+            raise WorkloadError(
+                f"{visible} is called {len(numbers)} times in a step, under torch.utils.checkpoint, so nobody knows "
+                "which call runs again in backward; use checkpoint inside of its forward, or strategy.recompute = true"
+            )
+        return numbers[0]
+
+
+class SeededCalls:
+    """The uncut model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._visible = visible_modules(model)
+        self.numbers = CallNumbers()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[CallNumbers]:
+        with listening(self._visible, self):
+            yield self.numbers
+
+    def call(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if visible.kind is not CallKind.OPAQUE:
+            return forward(*args, **kwargs)
+        return self.numbers.run(visible, forward, args, kwargs)

@@ -1,0 +1,136 @@
+"""Visible modules: those whose calls a step is seen by, from a model's structure alone, so the same in every process.
+
+    GPT2LMHeadModel                 walked: its forward is run by every stage
+    ├── transformer                 walked, since it has repeated blocks
+    │   ├── wte, wpe                opaque: a call is run by the stage that has it, and skipped by the others
+    │   ├── drop                    transparent: nothing in its state; run like a loose operation
+    │   ├── h                       a container that nobody calls
+    │   │   └── 0, 1, 2, ...        opaque: items of repeated blocks
+    │   └── ln_f                    opaque
+    └── lm_head                     opaque
+
+What lies inside an opaque or transparent module is nobody's business here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+Forward = Callable[..., Any]
+
+
+class CallKind(enum.Enum):
+    WALKED = "walked"
+    OPAQUE = "opaque"
+    TRANSPARENT = "transparent"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Visible:
+    number: int  # among the visible modules
+    name: str  # as in `named_modules`
+    module: nn.Module
+    kind: CallKind
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the model'} ({type(self.module).__name__})"
+
+
+class Listener(Protocol):
+    def call(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In the place of the forward of a visible module."""
+
+
+def visible_modules(model: nn.Module) -> list[Visible]:
+    """In the order of `named_modules`, each module once."""
+    found: dict[nn.Module, tuple[str, CallKind]] = {}
+    _visit(model, "", found, is_root=True, is_item=False)
+    return [Visible(number, name, module, kind) for number, (module, (name, kind)) in enumerate(found.items())]
+
+
+@contextlib.contextmanager
+def listening(visible: list[Visible], listener: Listener) -> Iterator[None]:
+    """The calls of these modules go to the listener, until the end."""
+    before = [(each.module, each.module.__dict__.get("forward")) for each in visible]
+    for each in visible:
+        each.module.__dict__["forward"] = _heard(each, each.module.forward, listener)
+    try:
+        yield
+    finally:
+        for module, own in before:
+            if own is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = own
+
+
+def _heard(visible: Visible, forward: Forward, listener: Listener) -> Forward:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return listener.call(visible, forward, args, kwargs)
+
+    return call
+
+
+def _visit(
+    module: nn.Module, name: str, found: dict[nn.Module, tuple[str, CallKind]], *, is_root: bool, is_item: bool
+) -> None:
+    if module in found:
+        return
+    if not _has_state(module):
+        found[module] = (name, CallKind.TRANSPARENT)
+        return
+    if not _is_walked(module, is_root=is_root, is_item=is_item):
+        found[module] = (name, CallKind.OPAQUE)
+        return
+    found[module] = (name, CallKind.WALKED)
+    kinds = Counter(type(child) for child in module.children() if _has_state(child))
+    has_items = isinstance(module, CONTAINERS) and _repeats(module)
+    for key, child in module.named_children():
+        is_twin = kinds[type(child)] > 1 and not isinstance(child, CONTAINERS)
+        _visit(
+            child,
+            f"{name}.{key}" if name else key,
+            found,
+            is_root=False,
+            is_item=has_items or (is_twin and not _has_blocks(child)),
+        )
+
+
+def _is_walked(module: nn.Module, *, is_root: bool, is_item: bool) -> bool:
+    if is_item:
+        return False
+    if is_root or isinstance(module, CONTAINERS):
+        return any(_has_state(child) for child in module.children())
+    return any(isinstance(each, CONTAINERS) and _repeats(each) for each in module.modules())
+
+
+def _repeats(container: nn.Module) -> bool:
+    """Whether it has several items of one class, with state."""
+    return max(Counter(type(item) for item in container.children() if _has_state(item)).values(), default=0) > 1
+
+
+def _has_blocks(module: nn.Module) -> bool:
+    """Whether it has repeated items that are made of modules themselves: a stack of blocks, and no block."""
+    return any(
+        isinstance(each, CONTAINERS)
+        and _repeats(each)
+        and any(_has_state(part) for item in each.children() for part in item.children())
+        for each in module.modules()
+    )
+
+
+def _has_state(module: nn.Module) -> bool:
+    """Parameters, or buffers that are saved: running statistics. A table of rotary angles is neither."""
+    return any(True for _ in module.parameters()) or any(
+        name.rpartition(".")[2] not in owner._non_persistent_buffers_set
+        for owner in module.modules()
+        for name, _ in owner.named_buffers(recurse=False)
+    )
