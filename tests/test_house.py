@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -34,3 +35,17 @@ def test_no_two_public_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(str(module.relative_to(PACKAGE)))
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
+USERS_PAGES = {"Workload"}  # help(Workload) is what its users read: there the fields are arguments
+
+
+def test_a_field_is_explained_at_the_field() -> None:
+    over_the_class = []
+    for module in MODULES:
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name not in USERS_PAGES:
+                fields = {field.target.id for field in node.body if isinstance(field, ast.AnnAssign)}
+                named = re.findall(r"(?:^|\.\s+)(\w+)(?:, \w+)*: ", ast.get_docstring(node) or "", re.MULTILINE)
+                over_the_class += [f"{node.name}.{field}" for field in named if field in fields]
+    assert over_the_class == []

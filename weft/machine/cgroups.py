@@ -17,11 +17,11 @@ UNLIMITED_BYTES = 1 << 60  # version 1 writes the largest multiple of a page for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupLimits:
-    """None: no limit. cpus: processors' worth of time, such as 1.5. *_from: the directory of the group that has it."""
+    """None: no limit."""
 
     memory_bytes: int | None = None
-    memory_from: str | None = None
-    cpus: float | None = None
+    memory_from: str | None = None  # the directory of the group that has it
+    cpus: float | None = None  # processors' worth of time, such as 1.5
     cpus_from: str | None = None
 
 

@@ -28,14 +28,11 @@ class CrewError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """device: "cpu", "stand-in" or the uuid of a GPU, as in WorkerConfig. model: what people call the device. cores:
-    empty where the worker is not pinned."""
-
     name: str
     kind: str
-    device: str
-    model: str
-    cores: tuple[int, ...]
+    device: str  # "cpu", "stand-in" or the uuid of a GPU, as in WorkerConfig
+    model: str  # what people call the device
+    cores: tuple[int, ...]  # empty where the worker is not pinned
 
     @property
     def lane(self) -> str:
@@ -44,10 +41,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """peers: GPUs that can read each other's memory, by uuid, in pairs."""
-
     members: tuple[Member, ...]
-    peers: frozenset[frozenset[str]] = frozenset()
+    peers: frozenset[frozenset[str]] = frozenset()  # GPUs that can read each other's memory, by uuid, in pairs
 
     def __getitem__(self, name: str) -> Member:
         return next(member for member in self.members if member.name == name)
@@ -129,13 +124,13 @@ def _visible(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Post:
-    """A worker to be. node: where its cores had better be."""
+    """A worker to be."""
 
     kind: str
     device: str
     model: str
     num_cores: int
-    node: int | None = None
+    node: int | None = None  # where its cores had better be
 
 
 def make_crew(

@@ -19,38 +19,31 @@ NVIDIA, DISPLAY_CLASS = "0x10de", "0x03"  # PCI vendor; the first byte of a disp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumaNode:
-    """cpus: those of its processors that this process may use."""
-
     index: int
-    cpus: tuple[int, ...]
+    cpus: tuple[int, ...]  # those that this process may use
     total_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """sockets, cores and cpus: those that this process may use; `one_cpu_per_core` has the first of each core.
-
-    last_cache_bytes: of the last level, over the usable cores. num_nvidia_cards: on the PCI bus, usable or not.
-    """
-
     cpu_model: str
-    num_sockets: int
+    num_sockets: int  # of the processors that this process may use, as are
     num_cores: int
     cpus: tuple[int, ...]
-    one_cpu_per_core: tuple[int, ...]
-    num_online: int
-    last_cache_bytes: int
+    one_cpu_per_core: tuple[int, ...]  # the first of each
+    num_online: int  # processors, usable or not
+    last_cache_bytes: int  # of the last level, over the usable cores
     nodes: tuple[NumaNode, ...]
     total_bytes: int
     available_bytes: int
-    num_nvidia_cards: int
+    num_nvidia_cards: int  # on the PCI bus, usable or not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMemory:
-    """/dev/shm. kind: of its file system; None where nothing is mounted there."""
+    """/dev/shm."""
 
-    kind: str | None
+    kind: str | None  # of its file system; None where nothing is mounted there
     total_bytes: int
     free_bytes: int
 
@@ -66,16 +59,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPolicy:
-    """huge_pages: always, madvise or never, None where the kernel has none; shared_huge_pages: of shared memory.
-
-    overcommit: vm.overcommit_memory (2: the kernel promises no more than it has).
-    """
-
-    huge_pages: str | None
-    shared_huge_pages: str | None
+    huge_pages: str | None  # always, madvise or never; None where the kernel has none
+    shared_huge_pages: str | None  # of shared memory
     num_reserved_huge_pages: int
     huge_page_bytes: int
-    overcommit: int
+    overcommit: int  # vm.overcommit_memory; 2: the kernel promises no more than it has
     uncommitted_bytes: int
 
 

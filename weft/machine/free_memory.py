@@ -12,11 +12,10 @@ from weft.machine.cgroups import read_cgroup_limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeMemory:
-    """In bytes. shared: in /dev/shm, where arenas are. host: of any kind, of the machine or, where that is less, of all
-    that the daemon's control group may have."""
+    """In bytes."""
 
-    shared: int
-    host: int
+    shared: int  # in /dev/shm, where arenas are
+    host: int  # of any kind: the machine's or, where that is less, all that the daemon's control group may have
 
 
 def free_memory() -> FreeMemory:

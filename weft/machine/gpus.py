@@ -21,22 +21,20 @@ Missing = Literal["extra", "library", "driver", "device"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """bytes_used: None where the driver does not tell."""
-
     pid: int
-    bytes_used: int | None
+    bytes_used: int | None  # None where the driver does not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """index: NVML's. numa_node: the one that its slot is on. None: the driver does not tell."""
+    """None: the driver does not tell."""
 
-    index: int
+    index: int  # NVML's
     uuid: str
     name: str
     total_bytes: int
     free_bytes: int
-    numa_node: int | None
+    numa_node: int | None  # that its slot is on
     pci_address: str
     compute_capability: tuple[int, int] | None
     pcie_generation: int | None
@@ -51,24 +49,22 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """Two GPUs, by index. access: one can read the other's memory; nvlink: over NVLink, not the PCI bus."""
+    """Two GPUs, by index."""
 
     first: int
     second: int
-    access: bool | None
-    nvlink: bool | None
+    access: bool | None  # one can read the other's memory
+    nvlink: bool | None  # over NVLink, not the PCI bus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """missing and reason, a sentence, are set where there are no GPUs. driver_cuda: the newest CUDA it serves."""
-
     gpus: tuple[Gpu, ...] = ()
     peers: tuple[Peers, ...] = ()
     driver: str | None = None
-    driver_cuda: str | None = None
-    missing: Missing | None = None
-    reason: str | None = None
+    driver_cuda: str | None = None  # the newest CUDA that it serves
+    missing: Missing | None = None  # set where there are no GPUs, with
+    reason: str | None = None  # a sentence
 
 
 def gpus() -> list[Gpu]:

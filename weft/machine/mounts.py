@@ -9,12 +9,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """root: the part of the file system that is mounted. kind: `tmpfs`, `cgroup2`. options: of the file system."""
-
     point: str
-    root: str
-    kind: str
-    options: frozenset[str]
+    root: str  # the part of the file system that is mounted
+    kind: str  # such as `tmpfs`, `cgroup2`
+    options: frozenset[str]  # of the file system
 
 
 def read_mounts(root: Path = Path("/")) -> list[Mount]:

@@ -15,17 +15,12 @@ EXTRAS = {"gpu": "nvidia-ml-py", "plots": "matplotlib", "tensorboard": "tensorbo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """packages: versions, None for what is not installed; extras: of the package behind each extra.
-
-    torch_cuda: the CUDA version that torch was built for, None for a build without.
-    """
-
     python: str
     kernel: str
     weft: str
-    packages: dict[str, str | None]
-    extras: dict[str, str | None]
-    torch_cuda: str | None
+    packages: dict[str, str | None]  # versions, None for what is not installed
+    extras: dict[str, str | None]  # the version of the package behind each
+    torch_cuda: str | None  # the CUDA version that torch was built for, None for a build without
 
 
 def read_software() -> Software:

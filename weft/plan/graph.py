@@ -144,11 +144,11 @@ class GraphError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """tasks[i].id == i. programs: each lane's tasks of one iteration, in order. Errors: GraphError from `check`."""
+    """Errors: GraphError from `check`."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task, ...]  # tasks[i].id == i
     edges: tuple[Edge, ...]
-    programs: Mapping[Lane, tuple[int, ...]]
+    programs: Mapping[Lane, tuple[int, ...]]  # each lane's tasks of one iteration, in order
     _inputs: dict[int, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -38,14 +38,11 @@ class ProfileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """What ran in one stream, or thread. lane: whose it is, "" where it is no lane's. source: such as "stream 13".
+    """What ran in one stream, or thread."""
 
-    packed: rows in the order of their starts; two of them lie within each other or apart.
-    """
-
-    lane: str
-    source: str
-    packed: bytes
+    lane: str  # whose it is, "" where it is no lane's
+    source: str  # such as "stream 13"
+    packed: bytes  # rows in the order of their starts; two of them lie within each other or apart
 
     def rows(self) -> Iterator[ProfileRow]:
         """Errors: ValueError where the bytes are no whole number of rows."""
@@ -59,20 +56,15 @@ class Track:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProfile:
-    """first, last: the iterations that it was asked for. start_ns, end_ns: the time of which everything is there.
-
-    clock_error_ns: what the profiler's clock may be off the rows' by, at most. dropped: events beyond MAX_EVENTS.
-    """
-
     job: str
     attempt: int
     worker: str
-    first: int
+    first: int  # of the iterations that it was asked for
     last: int
-    start_ns: int
+    start_ns: int  # of the time of which everything is there
     end_ns: int
-    clock_error_ns: int
-    dropped: int
+    clock_error_ns: int  # what the profiler's clock may be off the rows' by, at most
+    dropped: int  # events beyond MAX_EVENTS
     names: tuple[str, ...]
     tracks: tuple[Track, ...]
 

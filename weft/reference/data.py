@@ -14,24 +14,18 @@ from weft.workload.workload import WorkloadError, as_dataset
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Microbatch:
-    """replica: which one trains on it. number: in the batch, over all replicas; it keys random numbers.
-    weight: what it counts: its samples, or what the user's `Workload.weight` says. inputs, targets: samples first.
-    samples: their numbers in the data."""
-
-    replica: int
-    number: int
-    weight: float
-    inputs: torch.Tensor
+    replica: int  # that trains on it
+    number: int  # in the batch, over all replicas; it keys random numbers
+    weight: float  # what it counts: its samples, or what the user's `Workload.weight` says
+    inputs: torch.Tensor  # samples first
     targets: torch.Tensor
-    samples: torch.Tensor
+    samples: torch.Tensor  # their numbers in the data
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """microbatches: those with samples, in the order of their numbers. weight: theirs together."""
-
-    microbatches: list[Microbatch]
-    weight: float
+    microbatches: list[Microbatch]  # those with samples, in the order of their numbers
+    weight: float  # theirs together
 
     def fraction(self, microbatch: Microbatch) -> float:
         """The microbatch's part in the batch's loss and gradient; 0 for each one of a batch that counts nothing."""
@@ -40,11 +34,11 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The user's training or validation data. size: samples, at least one. field_name: the Workload's, for errors."""
+    """The user's training or validation data."""
 
     dataset: Dataset[Any]
-    size: int
-    field_name: str
+    size: int  # samples, at least one
+    field_name: str  # the Workload's, for errors
 
     @classmethod
     def of(cls, data: Any, field_name: str) -> Data:

@@ -41,20 +41,13 @@ SharesFunction = Callable[[int], Sequence[float]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceResult:
-    """losses: one for each step. validations: "loss" and each metric, one mapping for each epoch.
-    measured: in a job that only runs forward "loss" and each metric, one mapping for each step; empty in training.
-    learning_rates: of the optimizer's first group, as each training step used it.
-    grad_norms: of each step's gradient over all parameters, before it was clipped; empty where the strategy neither
-        clips nor skips. skipped: the steps without an update, because their gradient was not finite.
-    state: the model's state dict at the end, its own copy."""
-
-    losses: list[float]
-    validations: list[dict[str, float]]
-    measured: list[dict[str, float]]
-    learning_rates: list[float]
-    grad_norms: list[float]
-    skipped: list[int]
-    state: dict[str, torch.Tensor]
+    losses: list[float]  # of each step
+    validations: list[dict[str, float]]  # "loss" and each metric, of each epoch
+    measured: list[dict[str, float]]  # the same of each step, in a job that only runs forward; empty in training
+    learning_rates: list[float]  # of the optimizer's first group, as each training step used it
+    grad_norms: list[float]  # of each step's whole gradient, unclipped; empty where the job neither clips nor skips
+    skipped: list[int]  # the steps without an update, because their gradient was not finite
+    state: dict[str, torch.Tensor]  # the model's at the end, its own copy
 
 
 def train(

@@ -15,9 +15,7 @@ from weft.workload.workload import Workload, WorkloadError, make_scheduler
 
 @dataclass(frozen=True, slots=True)
 class UpdateRecord:
-    """learning_rates: of the optimizer's first group, as each step used it. grad_norms: of each step's gradient over
-    all parameters, before it was clipped; empty where the strategy neither clips nor skips. skipped: the steps
-    without an update, because their gradient was not finite."""
+    """What `ReferenceResult` has of the updates, so far."""
 
     learning_rates: list[float] = field(default_factory=list)
     grad_norms: list[float] = field(default_factory=list)

@@ -35,13 +35,10 @@ _OUR_FILES = str(Path(weft.__file__).parent)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """reason: as in a job's record. exit_code: what the followers of the job exit with. exception: the name of what the
-    user's code raised, empty where an error of ours says all."""
-
-    reason: str
+    reason: str  # as in a job's record
     message: str
-    exit_code: int
-    exception: str = ""
+    exit_code: int  # what the followers of the job exit with
+    exception: str = ""  # the name of what the user's code raised; empty where an error of ours says all
 
 
 def fault_of(error: BaseException) -> Fault:

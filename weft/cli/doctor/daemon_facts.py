@@ -42,12 +42,10 @@ class StorageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonFacts:
-    """socket: `stale` has nobody behind it, `silent` somebody who does not answer as a daemon does."""
-
     runtime_dir: RuntimeDirectoryFacts
     state_dir: StorageFacts
     runs_dir: StorageFacts
-    socket: Literal["absent", "answers", "stale", "silent", "file"]
+    socket: Literal["absent", "answers", "stale", "silent", "file"]  # stale: nobody behind it; silent: no daemon
     why: str | None  # how it is silent
     lock_pid: int | None  # what stands in the lock file
     lock_held: bool  # whether that process holds the lock

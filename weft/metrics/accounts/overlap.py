@@ -178,11 +178,11 @@ class WorkerOverlap:
 
 
 class _Waiting:
-    """What a lane has reported and others have not reached yet. reached_ns: the end of its newest row."""
+    """What a lane has reported and others have not reached yet."""
 
     def __init__(self) -> None:
         self.intervals: deque[Interval] = deque()
-        self.reached_ns = 0
+        self.reached_ns = 0  # the end of its newest row
 
     def add(self, intervals: Iterable[Interval], reached_ns: int) -> None:
         self.intervals.extend(intervals)
@@ -194,15 +194,12 @@ class _Waiting:
 
 
 class _Computed:
-    """When any of some lanes computed, as far as they have been followed: disjoint intervals, ascending.
-
-    _sums: the time computed before each interval since the beginning, so that a span's is one subtraction.
-    """
+    """When any of some lanes computed, as far as they have been followed: disjoint intervals, ascending."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._sums: list[int] = []
+        self._sums: list[int] = []  # computed before each, since the beginning: a span's is one subtraction
         self._dropped_ns = 0
         self._followed_ns = 0
 

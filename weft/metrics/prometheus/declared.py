@@ -21,17 +21,14 @@ class MetricKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric: `unit` is a base unit or what is counted; `buckets` are a histogram's finite upper edges, ascending.
-
-    A metric with the label `job` loses that job's series some time after the job has ended.
-    """
+    """One with the label `job` loses a job's series some time after the job has ended."""
 
     name: str
     kind: MetricKind
-    unit: str
+    unit: str  # a base unit, or what is counted
     help: str
     labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
+    buckets: tuple[float, ...] = ()  # a histogram's finite upper edges, ascending
 
 
 METRICS: Final = (

@@ -26,7 +26,7 @@ class Exporter:
     """The declared metrics in a registry of their own. For one thread, except `render`, which any may call.
 
     Labels are given by keyword, all of them: `exporter.add("weft_job_samples_total", 100, job="digits-1")`. Each method
-    raises UndeclaredMetric for a name, a kind or a label that is not declared. num_series: what a scrape brings.
+    raises UndeclaredMetric for a name, a kind or a label that is not declared.
     """
 
     def __init__(self, metrics: Sequence[Metric] = METRICS) -> None:
@@ -37,7 +37,7 @@ class Exporter:
         self._families = {metric.name: _family(metric, self._registry) for metric in metrics}
         self._series: dict[_Key, Series] = {}
         self._keys_of_job: defaultdict[str, list[_Key]] = defaultdict(list)
-        self.num_series = sum(_num_series(metric) for metric in metrics if not metric.labels)
+        self.num_series = sum(_num_series(metric) for metric in metrics if not metric.labels)  # of a scrape
 
     def set(self, name: str, value: float, /, **labels: str) -> None:
         """Sets a gauge."""

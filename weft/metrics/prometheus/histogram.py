@@ -16,12 +16,12 @@ from prometheus_client.registry import Collector
 
 
 class Observations:
-    """How many values lie in each bucket, and their sum. edges: the finite upper ends, ascending, inclusive."""
+    """How many values lie in each bucket, and their sum."""
 
     __slots__ = ("counts", "edges", "total")
 
     def __init__(self, edges: Sequence[float]) -> None:
-        self.edges = edges
+        self.edges = edges  # the finite upper ends, ascending, inclusive
         self.counts = [0] * (len(edges) + 1)
         self.total = 0.0
 

@@ -31,11 +31,11 @@ from weft.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """One bucket of one stage, in seconds: when its gradient is there, and how long each step takes."""
+    """One bucket of one stage, in seconds."""
 
     bucket: int
-    born: float
-    down: float
+    born: float  # when its gradient is there
+    down: float  # how long each step takes
     host_update: float
     up: float
     device_update: float

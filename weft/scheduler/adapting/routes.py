@@ -32,12 +32,10 @@ KEPT = 64  # iterations of an interval, the newest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteMeasurement:
-    """Medians over the iterations of one interval. seconds: of each task that ran; an UPDATE's with its part of the
-    VALIDATE that may have made it again. born: (bucket, holder) -> seconds from the start of the holder's last
-    backward."""
+    """Medians over the iterations of one interval."""
 
-    seconds: Mapping[int, float]
-    born: Mapping[tuple[int, Holder], float]
+    seconds: Mapping[int, float]  # of each task that ran; an UPDATE's with its part of a VALIDATE that made it again
+    born: Mapping[tuple[int, Holder], float]  # of a bucket and holder: from the start of the holder's last backward
 
 
 class BalancedRoutes(IterationPolicy[RouteMeasurement]):

@@ -65,11 +65,11 @@ class IllegalMove(AssertionError):
 
 
 class Core:
-    """jobs: those that have not ended. Errors: IllegalMove for a bug of ours."""
+    """Errors: IllegalMove for a bug of ours."""
 
     def __init__(self, workers: dict[str, str]) -> None:
         """workers: name -> kind ("cpu" or "loader") of every worker that the daemon should keep running."""
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, Job] = {}  # those that have not ended
         self.workers = {name: Worker(name, kind) for name, kind in workers.items()}
         self.draining = False
         self._sequence = 0

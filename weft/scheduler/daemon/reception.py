@@ -70,13 +70,13 @@ class ClientGone(ConnectionError):
 
 
 class Visit:
-    """One client's connection. stalls_since: when the daemon began to wait for its hello, its frame or its reading."""
+    """One client's connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bounds: Bounds) -> None:
         self._reader = reader
         self._writer = writer
         self._bounds = bounds
-        self.stalls_since: float | None = time.monotonic()
+        self.stalls_since: float | None = time.monotonic()  # waits since then for its hello, frame or reading
         writer.transport.set_write_buffer_limits(BUFFERED_BYTES)
 
     async def read(self) -> bytes:

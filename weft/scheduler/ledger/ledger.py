@@ -80,14 +80,14 @@ class LedgerLook:
 
 
 class Ledger:
-    """Jobs on disk. Synchronous, and confined to the thread that opened it (sqlite3 raises elsewhere); health: for any.
+    """Jobs on disk. Synchronous, and confined to the thread that opened it (sqlite3 raises elsewhere).
 
     Every method but `record` and `look` raises LedgerError where the file fails (disk full, I/O error); nothing is then
     half-written.
     """
 
     def __init__(self, path: Path, runs_path: Path, connection: sqlite3.Connection) -> None:
-        self.health = LedgerHealth()
+        self.health = LedgerHealth()  # for any thread
         self._path = path
         self._runs_path = runs_path
         self._connection = connection

@@ -30,13 +30,12 @@ Began = list[tuple[Slot, torch.Tensor | None]]
 
 @dataclass(slots=True)
 class _Known:
-    """A buffer before a forward. value: a copy. version: autograd's count of changes. changes: forward does change it,
-    or has at some time."""
+    """A buffer before a forward."""
 
     buffer: torch.Tensor | None
-    version: int
-    value: torch.Tensor | None
-    changes: bool
+    version: int  # autograd's count of changes
+    value: torch.Tensor | None  # a copy
+    changes: bool  # forward does change it, or has at some time
 
 
 class ForwardBuffers:

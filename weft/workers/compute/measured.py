@@ -9,11 +9,11 @@ from types import MappingProxyType
 
 @dataclass(slots=True)
 class Fragment:
-    """One lane's part of an iteration's numbers. means: to be summed over fragments. facts: the same wherever known."""
+    """One lane's part of an iteration's numbers."""
 
     iteration: int
-    means: dict[str, float] = field(default_factory=dict)
-    facts: dict[str, float] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)  # to be summed over fragments
+    facts: dict[str, float] = field(default_factory=dict)  # the same wherever known
     complete: bool = False
 
 

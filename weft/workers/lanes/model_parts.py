@@ -70,8 +70,6 @@ class StageUpdate:
 
 
 class ModelParts:
-    """stages, memories: by holder. updates: of a job with buckets. own_updates: by stage, of one without."""
-
     def __init__(
         self,
         spec: JobSpec,
@@ -95,8 +93,8 @@ class ModelParts:
         self.stages: dict[Holder, StageTasks] = {}
         self.memories: dict[Holder, ReplicaMemory] = {}
         self._windows: dict[int, LayerWindow] = {}
-        self.updates: BucketUpdates | None = None
-        self.own_updates: dict[int, StageUpdate] = {}
+        self.updates: BucketUpdates | None = None  # of a job with buckets
+        self.own_updates: dict[int, StageUpdate] = {}  # by stage, of a job without
         self._memory = None
         self._in_buckets: set[int] = set()
         if view.synchronisation is not None:

@@ -26,27 +26,23 @@ ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})  # activities
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An event as the profiler has it. activity: Kineto's name of its kind. place: a thread's id, or a stream's number.
-    correlation: the number of an operator; of what runs on a device, linked is that of the operator it came from."""
+    """An event as the profiler has it."""
 
-    activity: str
+    activity: str  # Kineto's name of its kind
     name: str
     start_ns: int
     end_ns: int
-    place: int
-    correlation: int = 0
-    linked: int = 0
+    place: int  # a thread's id, or a stream's number
+    correlation: int = 0  # the number of an operator
+    linked: int = 0  # of what runs on a device: the number of the operator that it came from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """CLOCK_MONOTONIC before and after the mark of this number, and whether it was laid when the profiler had begun or
-    when it was about to end."""
-
     number: int
-    before_ns: int
+    before_ns: int  # CLOCK_MONOTONIC
     after_ns: int
-    at_end: bool
+    at_end: bool  # laid when the profiler was about to end, not when it had begun
 
 
 class MarksMissing(Exception):

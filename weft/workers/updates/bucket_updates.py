@@ -33,7 +33,7 @@ from weft.workload.workload import Workload
 
 
 class BucketUpdates:
-    """owners: by number. parameters: the model's. memories: of the stages that the worker holds."""
+    """parameters: the model's. memories: of the stages that the worker holds."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class BucketUpdates:
         self._memory, self._moves, self._course, self._device = memory, moves, course, device
         self._memories = memories
         self._launches = isinstance(device, Accelerator)
-        self.owners: dict[int, Owner] = {}
+        self.owners: dict[int, Owner] = {}  # by number
         self._of_devices: dict[Holder, Updates] = {}
         self._of_owners: dict[int, Updates | None] = {}
         self._of_buckets: dict[tuple[Holder, int], Updates] = {}  # of a device's own parameters
