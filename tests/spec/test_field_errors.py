@@ -207,9 +207,9 @@ def test_a_field_of_the_workload_that_cannot_be_used_is_named_with_what_to_give(
     use(Workload(**good), tmp_path)
     told = 0
     for name, value in WORKLOAD_VALUES.items():
-        if field in ("validation", "metrics", "weight", "scheduler") and value is None:
+        if field not in ("model", "train", "loss", "optimizer") and value is None:
             continue
-        if callable(value) and field in ("loss", "weight", "optimizer", "scheduler"):
+        if callable(value) and field in ("loss", "weight", "collate", "optimizer", "scheduler"):
             continue  # what it returns is looked at when it is called
         problem = problem_of(Workload(**good | {field: value}), tmp_path)
         if problem:

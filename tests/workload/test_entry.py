@@ -180,12 +180,32 @@ def test_a_type_error_inside_the_users_code_passes_unchanged(write: Write) -> No
         load_workload(write("def workload():\n    return [] + ()\n"))
 
 
+def test_a_step_takes_the_place_of_the_loss_and_model_and_data_need_no_names(write: Write) -> None:
+    source = """
+import torch, weft
+
+def workload():
+    return weft.Workload(torch.nn.Linear(1, 1), [1, 2], step=lambda model, batch: model(batch).sum(),
+                         validate=lambda model, batch: model(batch).mean(), collate=torch.tensor,
+                         weight=len, optimizer=torch.optim.SGD)
+"""
+    workload = load_workload(write(source))
+    assert (workload.train, workload.loss, workload.metrics) == ([1, 2], None, {})
+
+
 @pytest.mark.parametrize(
     ("result", "text"),
     [
         ("None", "job.entry: workload returned None; it must return a weft.Workload"),
         ("made(model=[])", r"Workload.model is list; give a torch\.nn\.Module"),
         ("made(loss=1.5)", "Workload.loss is float; give a function"),
+        ("made(loss=None)", "Workload.loss and Workload.step are both missing; give loss.output, target., or step"),
+        ("made(step=max)", "Workload.loss and Workload.step are both given; leave out one"),
+        ("made(loss=None, step=[max])", "Workload.step is list; give a function"),
+        ("made(loss=None, step=max, metrics={'a': abs})", "Workload.metrics goes with Workload.loss; let Workload.st"),
+        ("made(loss=None, step=max, validate=1)", "Workload.validate is int; give a function, or leave it out"),
+        ("made(validate=max)", "Workload.validate goes with Workload.step; with Workload.loss, give Workload.metrics"),
+        ("made(collate='pad')", "Workload.collate is str; give a function, or leave it out"),
         ("made(optimizer='adam')", "Workload.optimizer is str; give a function"),
         ("made(weight=2)", "Workload.weight is int; give a function, or leave it out"),
         ("made(scheduler='cosine')", "Workload.scheduler is str; give a function, or leave it out"),

@@ -15,10 +15,6 @@ def an_optimizer() -> torch.optim.Optimizer:
     return torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.5)
 
 
-def test_a_microbatch_counts_its_samples_where_no_weight_is_given() -> None:
-    assert weight_of(torch.zeros(3, 7), None) == 3
-
-
 @pytest.mark.parametrize(
     "function",
     [

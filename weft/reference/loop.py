@@ -33,7 +33,7 @@ from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.randomness import seed_unit, unit_key
 from weft.workload.units import units
-from weft.workload.workload import BatchFunction, Workload, WorkloadError, weight_of
+from weft.workload.workload import Workload, WorkloadError, weight_of
 
 StepFunction = Callable[[int, float], object]
 SharesFunction = Callable[[int], Sequence[float]]
@@ -90,7 +90,9 @@ class _Loop:
     """One job's model, data and settings, and the loop over them."""
 
     def __init__(self, spec: JobSpec, workload: Workload, shares: SharesFunction, device: torch.device) -> None:
-        for part in (workload.model, workload.loss, *workload.metrics.values()):
+        if workload.step is not None:
+            raise WorkloadError("Workload.step cannot be trained yet; give Workload.loss")
+        for part in (workload.model, *workload.functions.values()):
             if isinstance(part, nn.Module):
                 part.to(device)
         self._device = device
@@ -157,7 +159,7 @@ class _Loop:
             if fraction == 0:  # nothing in it counts: a mean over nothing is nan
                 return 0.0
             with within(function_place("loss")):
-                loss = self._workload.loss(output, microbatch.targets)
+                loss = self._workload.functions["loss"](output, microbatch.targets)
         value = _number(loss, "loss")
         if not (math.isfinite(value) or self._strategy.skip_nonfinite):
             raise NonFiniteLoss(step, value, microbatch.number, microbatch.samples.tolist())
@@ -177,7 +179,7 @@ class _Loop:
     @torch.no_grad()
     def _measure(self, step: int, batch: Batch) -> dict[str, float]:
         """Means over the batch of the loss and each metric."""
-        functions: dict[str, BatchFunction] = {"loss": self._workload.loss, **self._workload.metrics}
+        functions = self._workload.functions
         means = dict.fromkeys(functions, 0.0)
         for microbatch in batch.microbatches:
             fraction = batch.fraction(microbatch)
@@ -213,7 +215,8 @@ class _Loop:
                 seed_unit(self._job.seed, step, part.number, LOADING)  # for a dataset that draws: augmentation
                 samples = indices[part.start : part.start + part.size]
                 inputs, targets = data.samples(samples)
-                weight = weight_of(targets, self._workload.weight)
+                weigh = self._workload.weight
+                weight = part.size if weigh is None else weight_of(targets, weigh)
                 inputs, targets = inputs.to(self._device), targets.to(self._device)
                 microbatches.append(
                     Microbatch(

@@ -141,14 +141,36 @@ def _checked(workload: object, spec: JobSpec) -> Workload:
         )
     if not isinstance(workload.model, nn.Module):
         raise WorkloadError(f"Workload.model is {kind_of(workload.model)}; give a torch.nn.Module")
-    for name, value in (("loss", workload.loss), ("optimizer", workload.optimizer)):
-        if not callable(value):
-            raise WorkloadError(f"Workload.{name} is {kind_of(value)}; give a function")
-    for name, optional in (("weight", workload.weight), ("scheduler", workload.scheduler)):
+    if not callable(workload.optimizer):
+        raise WorkloadError(f"Workload.optimizer is {kind_of(workload.optimizer)}; give a function")
+    _check_metrics(workload.metrics)
+    _check_loss_or_step(workload)
+    for name in ("validate", "weight", "collate", "scheduler"):
+        optional = getattr(workload, name)
         if optional is not None and not callable(optional):
             raise WorkloadError(f"Workload.{name} is {kind_of(optional)}; give a function, or leave it out")
-    _check_metrics(workload.metrics)
     return workload
+
+
+def _check_loss_or_step(workload: Workload) -> None:
+    if workload.loss is None and workload.step is None:
+        raise WorkloadError(
+            "Workload.loss and Workload.step are both missing; give loss(output, target), or step(model, batch) that "
+            "returns the loss"
+        )
+    if workload.loss is not None and workload.step is not None:
+        raise WorkloadError(
+            "Workload.loss and Workload.step are both given; leave out one: a step computes the loss itself"
+        )
+    name, given = ("loss", workload.loss) if workload.step is None else ("step", workload.step)
+    if not callable(given):
+        raise WorkloadError(f"Workload.{name} is {kind_of(given)}; give a function")
+    if workload.step is not None and workload.metrics:
+        raise WorkloadError(
+            "Workload.metrics goes with Workload.loss; let Workload.step return them: {'loss': loss, 'accuracy': ...}"
+        )
+    if workload.step is None and workload.validate is not None:
+        raise WorkloadError("Workload.validate goes with Workload.step; with Workload.loss, give Workload.metrics")
 
 
 def _check_metrics(metrics: object) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from torch.utils.data import Dataset, TensorDataset
 from weft.plan.error_places import within
 
 BatchFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-WeightFunction = Callable[[torch.Tensor], float | torch.Tensor]
+StepFunction = Callable[[nn.Module, Any], Any]
+WeightFunction = Callable[[Any], float | torch.Tensor]
+CollateFunction = Callable[[list[Any]], Any]
 SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
 
 
@@ -34,31 +36,46 @@ def kind_of(value: object) -> str:
     return "None" if value is None else type(value).__name__
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and what it takes to train it.
+    """A model and what it takes to train it, by a `loss` over pairs or by a `step` over batches of any structure.
 
     model: any `nn.Module`; an `nn.Sequential` can be cut between its children into stages.
-    loss: (output, target) -> scalar tensor, the mean over the samples given (or over what `weight` counts of them).
     train, validation: a `TensorDataset`, a pair of tensors (inputs, targets) with equal first dimension, or any
-        map-style dataset whose items are (input, target) pairs of tensors or numbers.
+        map-style dataset, whose items are (input, target) pairs of tensors or numbers where there is a `loss`.
+    loss: (output, target) -> scalar tensor, the mean over the samples given (or over what `weight` counts of them).
+    step: (model, batch) -> that scalar tensor, or a mapping with it as "loss" and other scalars to report, means as the
+        loss is. A batch is any tree of tensors, numbers and strings: what `collate` makes of items.
     optimizer: called with an iterable of parameters (those of one stage), returns a `torch.optim.Optimizer`.
-    metrics: name -> (output, target) -> scalar tensor, a mean as the loss is; reported for validation.
-    weight: target -> what a microbatch with this target counts in its batch, a number of 0 or more, for example its
-        tokens with loss: `lambda target: (target != -100).sum()`. Unset, its samples. Where it is 0 the microbatch
-        runs forward only, and its loss, which may be nan, is not asked for.
+    validate: as `step`, for validation where it differs.
+    metrics: name -> (output, target) -> scalar tensor, a mean as the loss is; reported for validation. With a `loss`
+        alone: a `step` returns what it reports.
+    weight: target, or with a `step` the batch -> what a microbatch counts in its batch, a number of 0 or more, for
+        example its tokens with loss: `lambda target: (target != -100).sum()`. Unset, its samples. Where it is 0 the
+        microbatch runs forward only, and its loss, which may be nan, is not asked for.
+    collate: list of items -> batch; unset, `torch.utils.data.default_collate`, which takes dataclasses here, too.
     scheduler: called once with each optimizer, returns a `torch.optim.lr_scheduler.LRScheduler`; its `step()` is
         called after every training step. One that needs a measured value (`ReduceLROnPlateau`) is refused.
     """
 
     model: nn.Module
-    loss: BatchFunction
     train: Any
+    _: KW_ONLY
+    loss: BatchFunction | None = None
+    step: StepFunction | None = None
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
     validation: Any = None
+    validate: StepFunction | None = None
     metrics: Mapping[str, BatchFunction] = field(default_factory=dict)
     weight: WeightFunction | None = None
+    collate: CollateFunction | None = None
     scheduler: SchedulerFactory | None = None
+
+    @property
+    def functions(self) -> dict[str, BatchFunction]:
+        """The loss and each metric, by the names under which they are reported; where there is a `loss`."""
+        assert self.loss is not None
+        return {"loss": self.loss, **self.metrics}
 
 
 def as_dataset(data: Any, field_name: str) -> Dataset[Any]:
@@ -80,15 +97,14 @@ def as_dataset(data: Any, field_name: str) -> Dataset[Any]:
     return dataset
 
 
-def weight_of(target: torch.Tensor, function: WeightFunction | None) -> float:
-    """What one microbatch counts, by `Workload.weight` (its samples where that is None): finite, 0 or more.
+def weight_of(batch: Any, function: WeightFunction) -> float:
+    """What one microbatch counts, by `Workload.weight`: finite, 0 or more.
 
-    target: its samples along the first dimension. Raises WorkloadError for what is no such number.
+    batch: the microbatch, or its targets where the workload has a loss. Raises WorkloadError for what is
+    no such number.
     """
-    if function is None:
-        return len(target)
     with within("in Workload.weight"):
-        value = function(target)
+        value = function(batch)
     if not isinstance(value, numbers.Real) and not (isinstance(value, torch.Tensor) and value.numel() == 1):
         shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else kind_of(value)
         raise WorkloadError(f"Workload.weight returned {shape}; it must return a number, or a tensor of one")

@@ -101,6 +101,8 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
 
 
 def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
+    if workload.step is not None:
+        raise WorkloadError("Workload.step cannot be trained yet; give Workload.loss")
     if batches.num_train == 0:
         raise WorkloadError("Workload.train has length 0; give at least one sample")
     trains = any(parameter.requires_grad for parameter in workload.model.parameters())

@@ -120,7 +120,7 @@ class _Runs:
     ) -> None:
         inputs, target = samples[max(samples)]
         self.small_size = max(1, len(inputs) // SMALLER) if len(inputs) > 1 else 0
-        self._loss = workload.loss
+        self._loss = workload.functions["loss"]
         self._autocasts = spec.strategy.precision == "bf16"
         self._trained = trained
         self._has_replicas = len(spec.strategy.replica_list) > 1

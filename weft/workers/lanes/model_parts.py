@@ -146,7 +146,7 @@ class ModelParts:
             course=self._course,
             weights=self._weights,
             rings=self._rings_of(holder[0]),
-            functions={"loss": self._workload.loss, **self._workload.metrics},
+            functions=self._workload.functions,
             gradients=gradients,
             before_evaluation=self._buffers_of_first(holder, own),
             publish=publish if holder[0] == 0 else None,
@@ -183,8 +183,7 @@ class ModelParts:
                     parameter.data = shaped_like(parameter, self._memory.parameters(bucket), place.offset)
 
     def _functions_with_state(self) -> list[nn.Module]:
-        functions = (self._workload.loss, *self._workload.metrics.values())
-        return [function for function in functions if isinstance(function, nn.Module)]
+        return [function for function in self._workload.functions.values() if isinstance(function, nn.Module)]
 
     def _place_in_buckets(self, holder: Holder, parameters: list[nn.Parameter]) -> StageGradients:
         assert self._memory is not None
