@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
+from weft.cli.verbs.app import app
+from weft.cli.verbs.options import JobOptions
 from weft.spec.job_spec import JobSection, JobSpec
 from weft.workload.workload import Workload
 
@@ -59,6 +62,18 @@ def test_the_specs_of_the_page_are_taken(directory: Path) -> None:
     spec = JobSpec.load(directory / "circle.toml")
     spec.check_files()
     assert tomllib.loads(files()["circle.toml"])["job"]["args"] == {"hidden": 64}
+
+
+def test_the_options_of_the_page_are_taken_and_one_line_of_them_is_its_toml(directory: Path) -> None:
+    verbs: Any = typer.main.get_command(app)
+    specs = []
+    for line in re.findall(r"^weft (?:run|submit) circle\.py.*", PAGE, flags=re.MULTILINE):
+        _, verb, *arguments = line.split()
+        given = verbs.commands[verb].make_context(verb, arguments).params
+        options = JobOptions(**{name: given[name] for name in JobOptions.__dataclass_fields__})
+        specs.append(options.load(directory / given["spec"]))
+    assert len(specs) == 3
+    assert specs[1] == JobSpec.load(directory / "circle.toml")
 
 
 @pytest.mark.slow

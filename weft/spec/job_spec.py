@@ -1,7 +1,8 @@
 """JobSpec: what a user submits, validated, and the sentences that say what is wrong with it.
 
-A spec is a TOML file or the same structure in Python. It is frozen once built, and it is plain data: it travels over
-the socket as the mapping that `JobSpec.to_wire` returns and is built again on the other side, by the same rules.
+A spec is a TOML file, a Python file with the rest beside it, or the same structure in Python. It is frozen once built,
+and it is plain data: it travels over the socket as the mapping that `JobSpec.to_wire` returns and is built again on the
+other side, by the same rules.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from weft.spec.field_errors import SpecError as SpecError
 from weft.spec.field_errors import explain, shown, shown_key
+from weft.spec.source import MAX_ARGS_DEPTH as MAX_ARGS_DEPTH
+from weft.spec.source import read_source
 from weft.spec.strategy import MAX_COUNT, TRAINED_AXES, Section
 from weft.spec.strategy import Strategy as Strategy
 
-MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
 MAX_ARGS_INTEGER = 2**63  # what msgpack and SQLite carry
 MAX_PROFILED_ITERATIONS = 100  # each event of theirs is in a worker's memory until the last one is over
 
@@ -92,9 +94,10 @@ class JobSpec(Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> JobSpec:
-        """Reads a TOML spec; `overrides` are `key.path=value` with a TOML value (a bare word is taken as a string).
+        """Reads what `weft.spec.source` can: a TOML spec, or FILE.py[:FUNCTION] with the rest of it as overrides.
 
-        A preset among them replaces the file's strategy, see `load_replacing`.
+        overrides: `key.path=value` with a TOML value (a bare word is taken as a string). A preset among them replaces
+        the file's strategy, see `load_replacing`; steps or epochs among them replace the file's length.
         """
         return cls.load_replacing(path, overrides)[0]
 
@@ -105,27 +108,11 @@ class JobSpec(Section):
         It replaces all but TRAINED_AXES: a file's `stages` belong to the strategy that the file had in mind, and many
         a preset could not be beside them. Axes among the overrides count before the preset's row.
         """
-        path = Path(path)
-        try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise SpecError(f"{path}: no such file; give the path of a job spec in TOML") from None
-        except IsADirectoryError:
-            raise SpecError(f"{path} is a directory; give the path of a job spec in TOML") from None
-        except OSError as error:
-            raise SpecError(f"{path}: cannot be read ({error.strerror}); make it readable, or give another") from error
-        except UnicodeDecodeError as error:
-            raise SpecError(f"{path}: cannot be read: byte {error.start} is not UTF-8; save it as UTF-8") from error
-        except tomllib.TOMLDecodeError as error:
-            raise SpecError(f"{path}: not valid TOML: {error}") from error
-        except RecursionError:
-            raise SpecError(f"{path}: not read: nested too deep; at most {MAX_ARGS_DEPTH} levels are taken") from None
-        except ValueError:  # a NUL in the path
-            raise SpecError(f"{str(path)!r}: no such file; give the path of a job spec in TOML") from None
+        tables = read_source(path)
         replaced = _take_strategy(tables) if any(key_of(each) == _PRESET for each in overrides) else {}
+        _take_length(tables, overrides)
         for override in overrides:
             apply_override(tables, override)
-        tables.setdefault("directory", str(path.resolve().parent))
         spec = cls.parse(tables, source=str(path))
         now = spec.to_wire()["strategy"]
         given = {key[1] for key in map(key_of, overrides) if key[0] == "strategy" and len(key) > 1} - {"preset"}
@@ -164,6 +151,7 @@ class JobSpec(Section):
 
 
 _PRESET = ("strategy", "preset")
+_LENGTHS = {("job", "epochs"), ("job", "steps")}
 
 
 def key_of(override: str) -> tuple[str, ...]:
@@ -178,6 +166,14 @@ def _take_strategy(tables: dict[str, Any]) -> dict[str, Any]:
         return {}
     tables["strategy"] = {axis: value for axis, value in table.items() if axis in TRAINED_AXES}
     return {axis: value for axis, value in table.items() if axis not in TRAINED_AXES}
+
+
+def _take_length(tables: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Takes a file's length out of its tables where an override gives one: epochs beside the file's steps are no way
+    to say both."""
+    table = tables.get("job")
+    if isinstance(table, dict) and not _LENGTHS.isdisjoint(map(key_of, overrides)):
+        tables["job"] = {key: value for key, value in table.items() if ("job", key) not in _LENGTHS}
 
 
 def _is_file(path: Path) -> bool:

@@ -54,14 +54,14 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def trial(spec: Path, preset: str, strategy: str = "", *overrides: str, steps: int | None = None) -> Trial:
+def trial(spec: Path, preset: str, strategy: str = "", *overrides: str) -> Trial:
     spec.write_text(spec.read_text() + f"[strategy]\n{strategy}\n")
-    (made,) = make_trials(spec, overrides, [preset], steps)
+    (made,) = make_trials(spec, overrides, [preset])
     return made
 
 
 def a_row(spec: Path, preset: str = "ddp", **changes: Any) -> dict[str, Any]:
-    (made,) = make_trials(spec, (), [preset], None)
+    (made,) = make_trials(spec, (), [preset])
     return row_of(made, SHOWN | changes)
 
 
@@ -89,17 +89,17 @@ def test_set_counts_before_the_row(spec: Path) -> None:
 
 
 def test_an_axis_that_is_set_and_cannot_stand_beside_a_row_is_left_out_of_that_one(spec: Path) -> None:
-    (cut, listed) = make_trials(spec, ["strategy.stages=3", "strategy.bucket_mib=2.0"], ["1f1b", "hybrid-fine"], None)
+    (cut, listed) = make_trials(spec, ["strategy.stages=3", "strategy.bucket_mib=2.0"], ["1f1b", "hybrid-fine"])
     assert (cut.spec.strategy.stages, cut.spec.strategy.bucket_mib, cut.left_out) == (3, 2.0, ())
     assert (listed.spec.strategy.bucket_mib, listed.left_out) == (2.0, ("stages",))
     with pytest.raises(SpecError, match=r"job\.batch_size"):
-        make_trials(spec, ["strategy.stages=3", "job.batch_size=-1"], ["hybrid-fine"], None)
+        make_trials(spec, ["strategy.stages=3", "job.batch_size=-1"], ["hybrid-fine"])
 
 
 def test_what_compare_runs_is_what_run_runs(spec: Path) -> None:
     """hybrid-fine beside a file of two stages was compared without the stages, and refused by `weft run`."""
     spec.write_text(spec.read_text() + '[strategy]\nschedule = "1f1b"\nstages = 3\nsplit = [1, 2]\nclip_norm = 2.0\n')
-    for made in make_trials(spec, ["job.seed=4", "strategy.bucket_mib=2.0"], PRESETS, None):
+    for made in make_trials(spec, ["job.seed=4", "strategy.bucket_mib=2.0"], PRESETS):
         overrides = [f"strategy.preset={made.preset}", "strategy.bucket_mib=2.0", "job.seed=4"]
         assert made.spec == JobSpec.load(spec, overrides)
 
@@ -140,12 +140,12 @@ def test_every_preset_can_be_compared_under_a_file_that_gives_every_axis(spec: P
     )
     axes += 'sync = "coarse"\nstaleness = [0, 0, 1]\nupdate = "cpu"\nshare = "fixed"\nshares = [1.0, 1.0, 2.0]\n'
     spec.write_text(spec.read_text() + f"[strategy]\n{axes}")
-    for made in make_trials(spec, (), PRESETS, None):
+    for made in make_trials(spec, (), PRESETS):
         assert made.spec.strategy == Strategy(preset=made.preset)
 
 
 def test_steps_replace_the_files_own_length(spec: Path) -> None:
-    job = trial(spec, "as-is", steps=7).spec.job
+    job = trial(spec, "as-is", "", "job.steps=7").spec.job
     assert (job.steps, job.epochs) == (7, None)
 
 
@@ -197,7 +197,7 @@ def test_a_row_sums_over_workers_and_divides_by_steps(spec: Path) -> None:
 
 
 def test_a_row_of_a_job_that_never_ran_has_its_reason_and_no_numbers(spec: Path) -> None:
-    (made,) = make_trials(spec, (), ["ddp"], None)
+    (made,) = make_trials(spec, (), ["ddp"])
     row = row_of(made, {"job": "digits-1-ddp", "state": "failed", "reason": "daemon-lost", "error": "it died"})
     known = {"preset", "left_out", "workers", "job", "state", "reason", "error"}
     assert {key for key, value in row.items() if value is not None} == known
@@ -207,7 +207,7 @@ def test_losses_agree_with_the_first_completed_one_but_for_stale_ones(spec: Path
     names = ["parameter-server", "gpipe", "1f1b", "ddp", "as-is", "as-is"]
     losses = [0.9, 0.9, 0.25, 0.25001, 0.26, float("nan")]
     states = ["completed", "failed", *["completed"] * 4]
-    trials = make_trials(spec, (), names, None)
+    trials = make_trials(spec, (), names)
     rows = [
         row_of(made, SHOWN | {"loss": loss, "state": state})
         for made, loss, state in zip(trials, losses, states, strict=True)
@@ -247,7 +247,7 @@ def test_a_check_adds_a_column(spec: Path, agrees: bool | None, word: str) -> No
 
 
 def test_the_json_says_its_version_and_what_was_asked_for(spec: Path) -> None:
-    trials = make_trials(spec, (), ["ddp", "as-is"], None)
+    trials = make_trials(spec, (), ["ddp", "as-is"])
     compared = comparison(spec, trials, [row_of(trials[0], SHOWN)])
     assert (compared["version"], compared["presets"], len(compared["rows"])) == (1, ["ddp", "as-is"], 1)
     json.dumps(compared, allow_nan=False)
@@ -267,7 +267,7 @@ def test_the_page_of_the_json_has_every_key_of_a_row(spec: Path) -> None:
 )
 def test_an_unknown_preset_is_told_with_the_nearest_one(spec: Path, name: str, message: str) -> None:
     with pytest.raises(SpecError, match="--presets: ") as refused:
-        make_trials(spec, (), ["ddp", name], None)
+        make_trials(spec, (), ["ddp", name])
     assert message in str(refused.value)
 
 

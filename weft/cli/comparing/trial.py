@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -33,8 +33,8 @@ class Trial:
         return any(self.spec.strategy.staleness_list)
 
 
-def make_trials(path: Path, overrides: Sequence[str], presets: Iterable[str], steps: int | None) -> list[Trial]:
-    """A trial for each preset, in that order. overrides: as in `JobSpec.load`. steps: instead of the file's own length.
+def make_trials(path: Path, overrides: Sequence[str], presets: Iterable[str]) -> list[Trial]:
+    """A trial for each preset, in that order. path, overrides: as in `JobSpec.load`.
 
     Errors: SpecError for a file or an override that is not valid, and for an unknown preset.
     """
@@ -44,12 +44,7 @@ def make_trials(path: Path, overrides: Sequence[str], presets: Iterable[str], st
     trials = [_trial(name, path, overrides) for name in names]
     for trial in trials:
         trial.spec.check_files()
-    return trials if steps is None else [replace(trial, spec=_of_steps(trial.spec, steps)) for trial in trials]
-
-
-def _of_steps(spec: JobSpec, steps: int) -> JobSpec:
-    job = {key: value for key, value in spec.to_wire()["job"].items() if key != "epochs"}
-    return JobSpec.parse(spec.to_wire() | {"job": job | {"steps": steps}}, source="--steps")
+    return trials
 
 
 def _check_name(name: str) -> None:

@@ -9,26 +9,40 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, TextIO
+from typing import Annotated
 
 import typer
 
-from weft.cli.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
+from weft.cli.exits import guarded, leave, of_result, sigterm_raises
 from weft.cli.screens.ledger_trouble import ledger_trouble
 from weft.cli.verbs.doctor import doctor
 from weft.cli.verbs.ended_jobs import restart, rm
 from weft.cli.verbs.job_list import list_jobs
+from weft.cli.verbs.options import (
+    Arg,
+    BatchSize,
+    Epochs,
+    Gpus,
+    JobOptions,
+    Json,
+    Metrics,
+    RunsDir,
+    Seed,
+    Set,
+    Source,
+    StandIns,
+    Threads,
+    Workers,
+)
 from weft.cli.verbs.recordings import plot, trace
 from weft.cli.verbs.top import top
+from weft.cli.verbs.training import finish, follow_job, run, submit
 from weft.cli.verbs.whatif import whatif
 from weft.client.client import Client
-from weft.client.result import result_json, to_json
+from weft.client.result import to_json
 from weft.spec.presets import PRESETS
 from weft.transport.wire.frames import Message
 from weft.version import __version__
-
-if TYPE_CHECKING:
-    from weft.spec.job_spec import JobSpec
 
 app = typer.Typer(
     name="weft",
@@ -39,73 +53,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-SpecPath = Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The job spec.")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Overrides a key of the spec; repeatable. strategy.preset=NAME replaces the spec's strategy.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-Workers = Annotated[int | None, typer.Option(metavar="N", help="CPU workers; 0: one for each THREADS usable cores.")]
-Threads = Annotated[int | None, typer.Option(metavar="N", help="Compute threads of each CPU worker.")]
-StandIns = Annotated[int | None, typer.Option(metavar="N", help="GPU workers that compute on the CPU.")]
-Gpus = Annotated[int | None, typer.Option(metavar="N", help="GPUs to use; by default all, or none beside stand-ins.")]
-RunsDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where run directories are made.")]
-Profile = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Profile N iterations, for weft trace; --set profile.first=N: from which on."),
-]
-Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help='Address of /metrics; "" for none.')]
 
-
-@app.command(epilog="Example: weft run digits.toml --set strategy.stages=2 --workers 2")
-@guarded
-def run(
-    spec: SpecPath,
-    set_: Set = None,
-    workers: Workers = None,
-    threads: Threads = None,
-    stand_ins: StandIns = None,
-    gpus: Gpus = None,
-    runs_dir: RunsDir = None,
-    metrics: Metrics = None,
-    profile: Profile = None,
-    json: Json = False,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="Train by the plain PyTorch loop, in this process, instead.")
-    ] = False,
-) -> None:
-    """Train one job here and now: start a daemon, run the job, stop the daemon.
-
-    Run directories are made in ./runs unless --runs-dir says otherwise.
-    """
-    job_spec = _load_spec(spec, set_, profile)
-    if reference:
-        from weft.reference.run import run_reference
-
-        result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"))
-        result |= {"error": None}  # it stands on stderr
-        lanes: Message = {}
-    else:
-        from weft.cli.screens.foreground import run_in_foreground
-        from weft.client.embedded import Daemon
-
-        daemon = Daemon(
-            workers=workers,
-            threads=threads,
-            stand_ins=stand_ins,
-            gpus=gpus,
-            runs_dir=runs_dir,
-            metrics=metrics or "",
-        )
-        with sigterm_raises(), daemon as client:
-            result, shown = run_in_foreground(client, job_spec)
-        lanes = shown["lanes"] or {}
-    _finish(result, lanes, json, sys.stdout)
+app.command(epilog="Example: weft run digits.toml --set strategy.stages=2 --workers 2")(run)
 
 
 def _complete_presets(incomplete: str) -> list[str]:
@@ -117,7 +67,7 @@ def _complete_presets(incomplete: str) -> list[str]:
 @app.command(epilog="Example: weft compare digits.toml --presets 1f1b,ddp,hybrid-fine --check")
 @guarded
 def compare(
-    spec: SpecPath,
+    spec: Source,
     presets: Annotated[
         str | None,
         typer.Option(
@@ -130,6 +80,10 @@ def compare(
     steps: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Training steps of each job, instead of the spec's.")
     ] = None,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    arg: Arg = None,
     check: Annotated[
         bool, typer.Option("--check", help="Also say whether the final losses agree with the first one's.")
     ] = False,
@@ -149,7 +103,8 @@ def compare(
     from weft.cli.comparing.trial import make_trials
 
     names = list(PRESETS) if presets is None else [name.strip() for name in presets.split(",")]
-    trials = make_trials(spec, set_ or (), names, steps)
+    told = JobOptions(steps=steps, batch_size=batch_size, epochs=epochs, seed=seed, arg=arg, set_=set_)
+    trials = make_trials(spec, told.overrides(spec), names)
     options = DaemonOptions.of(workers=workers, threads=threads, stand_ins=stand_ins, runs_dir=runs_dir)
     tell_what_differs(trials, options)
     rows: list[Message] = []
@@ -202,30 +157,7 @@ def daemon(
     raise SystemExit(daemon_main(settings, accept_empty_ledger=accept_empty_ledger))
 
 
-@app.command(epilog="Example: weft submit digits.toml --set job.seed=8 --id digits-seed-8 -f")
-@guarded
-def submit(
-    spec: SpecPath,
-    set_: Set = None,
-    id_: Annotated[
-        str | None, typer.Option("--id", metavar="NAME", help="The job's id; submitting it again changes nothing.")
-    ] = None,
-    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it to its end; Ctrl-C detaches.")] = False,
-    profile: Profile = None,
-    json: Json = False,
-) -> None:
-    """Hand a job to the daemon and print its id."""
-    job_spec = _load_spec(spec, set_, profile)
-    client = Client()
-    submitted = client.submit(job_spec, job=id_, priority=priority)
-    job = submitted["job"]
-    if json and not follow:
-        _print_json(submitted)
-        return
-    print(job, file=sys.stderr if json else sys.stdout, flush=True)
-    if follow:
-        _finish(_follow(client, job, log=sys.stderr), {}, json, sys.stderr)
+app.command(epilog="Example: weft submit digits.toml --set job.seed=8 --id digits-seed-8 -f")(submit)
 
 
 @app.command(epilog="Example: weft ps --all --json")
@@ -277,7 +209,7 @@ def logs(
         for text in client.log(job):
             sys.stdout.write(text)
         return
-    leave(of_result(_follow(client, job, log=sys.stdout)))
+    leave(of_result(follow_job(client, job, log=sys.stdout)))
 
 
 @app.command(epilog="Example: weft wait digits-1 --timeout 600 --json")
@@ -288,7 +220,7 @@ def wait(
     json: Json = False,
 ) -> None:
     """Wait for a job's end and exit with its exit code."""
-    _finish(Client().wait(job, timeout), {}, json, sys.stdout)
+    finish(Client().wait(job, timeout), {}, json, sys.stdout)
 
 
 @app.command(epilog="Example: weft cancel digits-1")
@@ -335,42 +267,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def _load_spec(path: Path, overrides: list[str] | None, profile: int | None = None) -> JobSpec:
-    from weft.spec.admission import problem_of_spec
-    from weft.spec.job_spec import JobSpec, SpecError
-
-    profiled = [] if profile is None else [f"profile.iterations={profile}"]
-    spec, replaced = JobSpec.load_replacing(path, [*profiled, *(overrides or ())])
-    if replaced:
-        print(f"weft: preset {spec.strategy.preset} replaces {', '.join(replaced)} of {path}", file=sys.stderr)
-    spec.check_files()
-    if (problem := problem_of_spec(spec)) is not None:
-        raise SpecError(f"{path}: {problem}")
-    return spec
-
-
-def _follow(client: Client, job: str, log: TextIO) -> Message:
-    """Shows the job to its end; Ctrl-C leaves it alone and says how to come back to it."""
-    from weft.cli.screens.follower import follow
-
-    try:
-        with sigterm_raises():
-            return follow(client.follow(job), log=log)
-    except KeyboardInterrupt as interrupt:
-        leave(of_interrupt(interrupt), f"detached; the job goes on. Follow it again with: weft logs -f {job}")
-
-
-def _finish(result: Message, lanes: Message, json: bool, stream: TextIO) -> NoReturn:
-    """Prints the result, JSON always on stdout, and exits with the job's code."""
-    if json:
-        print(result_json(result))
-    else:
-        from weft.cli.screens.display import make_console, result_page
-
-        result_page(make_console(stream), result, lanes)
-    leave(of_result(result))
 
 
 def _print_comparison(compared: Message, check: bool, json: bool) -> None:

@@ -1,0 +1,133 @@
+"""What several verbs take: their arguments and options, and the spec that those of a job come to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.spec.presets import PRESETS
+
+if TYPE_CHECKING:
+    from weft.spec.job_spec import JobSpec
+
+Source = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SPEC", help="The job spec in TOML, or FILE.py[:FUNCTION] beside options that say the rest of it."
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Overrides a key of the spec; repeatable. strategy.preset=NAME replaces the spec's strategy.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Workers = Annotated[int | None, typer.Option(metavar="N", help="CPU workers; 0: one for each THREADS usable cores.")]
+Threads = Annotated[int | None, typer.Option(metavar="N", help="Compute threads of each CPU worker.")]
+StandIns = Annotated[int | None, typer.Option(metavar="N", help="GPU workers that compute on the CPU.")]
+Gpus = Annotated[int | None, typer.Option(metavar="N", help="GPUs to use; by default all, or none beside stand-ins.")]
+RunsDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where run directories are made.")]
+Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help='Address of /metrics; "" for none.')]
+Profile = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Profile N iterations, for weft trace; --set profile.first=N: from which on."),
+]
+BatchSize = Annotated[int | None, typer.Option(metavar="N", min=1, help="Samples in one global batch.")]
+Epochs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Passes over the training data; or give --steps.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", min=1, help="Training steps; or give --epochs.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of the model, the data order and dropout.")]
+Arg = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arg", metavar="NAME=VALUE", help="An argument of the function that makes the workload; repeatable."
+    ),
+]
+Stages = Annotated[int | None, typer.Option(metavar="N", min=1, help="Parts of the model, a worker for each.")]
+Microbatches = Annotated[int | None, typer.Option(metavar="N", min=1, help="Parts of one batch.")]
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """What the shell offers."""
+    return [name for name in PRESETS if name.startswith(incomplete)]
+
+
+Preset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", autocompletion=complete_preset, help="The strategy, in place of the spec's own."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """What the flags of a verb say of a job; None is not given."""
+
+    batch_size: int | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    seed: int | None = None
+    arg: Sequence[str] | None = None
+    stages: int | None = None
+    microbatches: int | None = None
+    preset: str | None = None
+    profile: int | None = None
+    set_: Sequence[str] | None = None  # counts before the flags
+
+    def overrides(self, source: Path) -> list[str]:
+        """As `JobSpec.load` takes them. Errors: SpecError for an --arg without a value, and for what nobody says."""
+        job = {name: getattr(self, name) for name in ("batch_size", "epochs", "steps", "seed")}
+        strategy = {name: getattr(self, name) for name in ("stages", "microbatches", "preset")}
+        tables = {"job": job, "strategy": strategy, "profile": {"iterations": self.profile}}
+        flags = [
+            f"{table}.{key}={value}"
+            for table, keys in tables.items()
+            for key, value in keys.items()
+            if value is not None
+        ]
+        overrides = [*flags, *map(_override_of_arg, self.arg or ()), *(self.set_ or ())]
+        _check_says_enough(source, overrides)
+        return overrides
+
+    def load(self, source: Path) -> JobSpec:
+        """The job that a source and the flags come to. Errors: SpecError."""
+        from weft.spec.admission import problem_of_spec
+        from weft.spec.job_spec import JobSpec, SpecError
+
+        spec, replaced = JobSpec.load_replacing(source, self.overrides(source))
+        if replaced:
+            print(f"weft: preset {spec.strategy.preset} replaces {', '.join(replaced)} of {source}", file=sys.stderr)
+        spec.check_files()
+        if (problem := problem_of_spec(spec)) is not None:
+            raise SpecError(f"{source}: {problem}")
+        return spec
+
+
+def _override_of_arg(text: str) -> str:
+    from weft.spec.field_errors import SpecError
+
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise SpecError(f"--arg {text!r:.80}: write NAME=VALUE, for example hidden=128")
+    return f"job.args.{name}={value}"
+
+
+def _check_says_enough(source: Path, overrides: Sequence[str]) -> None:
+    """That all is given of what a Python file does not say. Errors: SpecError, which names the flags."""
+    from weft.spec.field_errors import SpecError
+    from weft.spec.job_spec import key_of
+    from weft.spec.source import python_function, read_source
+
+    given = {key_of(override) for override in overrides}
+    missing = [] if ("job", "batch_size") in given else ["give --batch-size N, the samples in one global batch"]
+    if given.isdisjoint([("job", "epochs"), ("job", "steps")]):
+        missing.append("give --epochs N, passes over the training data, or --steps N, training steps")
+    if missing and python_function(source)[0]:
+        read_source(source)  # that there is none is to be told first
+        raise SpecError("\n".join(f"{source} does not say how to train it: {remedy}" for remedy in missing))

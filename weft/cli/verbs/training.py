@@ -1,0 +1,166 @@
+"""The verbs that begin a job: `run` and `submit`, and how a job that is followed ends."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn, TextIO
+
+import typer
+
+from weft.cli.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
+from weft.cli.verbs.options import (
+    Arg,
+    BatchSize,
+    Epochs,
+    Gpus,
+    JobOptions,
+    Json,
+    Metrics,
+    Microbatches,
+    Preset,
+    Profile,
+    RunsDir,
+    Seed,
+    Set,
+    Source,
+    Stages,
+    StandIns,
+    Steps,
+    Threads,
+    Workers,
+)
+from weft.client.client import Client
+from weft.client.result import result_json, to_json
+from weft.transport.wire.frames import Message
+
+
+@guarded
+def run(
+    spec: Source,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    seed: Seed = None,
+    arg: Arg = None,
+    stages: Stages = None,
+    microbatches: Microbatches = None,
+    preset: Preset = None,
+    set_: Set = None,
+    workers: Workers = None,
+    threads: Threads = None,
+    stand_ins: StandIns = None,
+    gpus: Gpus = None,
+    runs_dir: RunsDir = None,
+    metrics: Metrics = None,
+    profile: Profile = None,
+    json: Json = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Train by the plain PyTorch loop, in this process, instead.")
+    ] = False,
+) -> None:
+    """Train one job here and now: start a daemon, run the job, stop the daemon.
+
+    Of FILE.py the function `workload` is trained, and needs no TOML: weft run train.py --batch-size 100 --epochs 10.
+    Run directories are made in ./runs unless --runs-dir says otherwise.
+    """
+    job_spec = JobOptions(
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        seed=seed,
+        arg=arg,
+        stages=stages,
+        microbatches=microbatches,
+        preset=preset,
+        profile=profile,
+        set_=set_,
+    ).load(spec)
+    if reference:
+        from weft.reference.run import run_reference
+
+        result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"))
+        result |= {"error": None}  # it stands on stderr
+        lanes: Message = {}
+    else:
+        from weft.cli.screens.foreground import run_in_foreground
+        from weft.client.embedded import Daemon
+
+        daemon = Daemon(
+            workers=workers,
+            threads=threads,
+            stand_ins=stand_ins,
+            gpus=gpus,
+            runs_dir=runs_dir,
+            metrics=metrics or "",
+        )
+        with sigterm_raises(), daemon as client:
+            result, shown = run_in_foreground(client, job_spec)
+        lanes = shown["lanes"] or {}
+    finish(result, lanes, json, sys.stdout)
+
+
+@guarded
+def submit(
+    spec: Source,
+    batch_size: BatchSize = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    seed: Seed = None,
+    arg: Arg = None,
+    stages: Stages = None,
+    microbatches: Microbatches = None,
+    preset: Preset = None,
+    set_: Set = None,
+    id_: Annotated[
+        str | None, typer.Option("--id", metavar="NAME", help="The job's id; submitting it again changes nothing.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it to its end; Ctrl-C detaches.")] = False,
+    profile: Profile = None,
+    json: Json = False,
+) -> None:
+    """Hand a job to the daemon and print its id."""
+    job_spec = JobOptions(
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        seed=seed,
+        arg=arg,
+        stages=stages,
+        microbatches=microbatches,
+        preset=preset,
+        profile=profile,
+        set_=set_,
+    ).load(spec)
+    client = Client()
+    submitted = client.submit(job_spec, job=id_, priority=priority)
+    job = submitted["job"]
+    if json and not follow:
+        print(to_json(submitted))
+        return
+    print(job, file=sys.stderr if json else sys.stdout, flush=True)
+    if follow:
+        finish(follow_job(client, job, log=sys.stderr), {}, json, sys.stderr)
+
+
+def follow_job(client: Client, job: str, log: TextIO) -> Message:
+    """Shows the job to its end; Ctrl-C leaves it alone and says how to come back to it."""
+    from weft.cli.screens.follower import follow
+
+    try:
+        with sigterm_raises():
+            return follow(client.follow(job), log=log)
+    except KeyboardInterrupt as interrupt:
+        leave(of_interrupt(interrupt), f"detached; the job goes on. Follow it again with: weft logs -f {job}")
+
+
+def finish(result: Message, lanes: Message, json: bool, stream: TextIO) -> NoReturn:
+    """Prints the result, JSON always on stdout, and exits with the job's code."""
+    if json:
+        print(result_json(result))
+    else:
+        from weft.cli.screens.display import make_console, result_page
+
+        result_page(make_console(stream), result, lanes)
+    leave(of_result(result))

@@ -1,0 +1,60 @@
+"""Source: the file that a job is named by. A TOML file says all of it; of a Python file a function makes the workload,
+and the rest of the spec is given beside it.
+
+    digits.toml              a job spec
+    train.py                 the function `workload` of train.py
+    train.py:small           another function of it
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from weft.spec.field_errors import SpecError
+
+WORKLOAD = "workload"  # the function of a Python file for which no other is named
+MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
+
+_REMEDY = "give the path of a job spec in TOML, or FILE.py with a function `workload` in it, or FILE.py:FUNCTION"
+
+
+def read_source(source: str | Path) -> dict[str, Any]:
+    """The tables of a spec, with its `directory`. Errors: SpecError for what cannot be read."""
+    file, function = python_function(source)
+    if not file:
+        tables = _read_toml(Path(source))
+        return {"directory": str(Path(source).resolve().parent)} | tables
+    directory, name = os.path.split(os.path.abspath(file))
+    if not os.path.isfile(file):
+        raise SpecError(f"{file}: {'not a file' if os.path.exists(file) else 'no such file'}; {_REMEDY}")
+    return {"directory": directory, "job": {"entry": f"{name}:{function}"}}
+
+
+def python_function(source: str | Path) -> tuple[str, str]:
+    """The Python file that a source names, and the function of it; ("", "") of a TOML file."""
+    file, _, function = str(source).rpartition(":")
+    if file.endswith(".py"):
+        return file, function
+    return (str(source), WORKLOAD) if str(source).endswith(".py") else ("", "")
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{path}: no such file; {_REMEDY}") from None
+    except IsADirectoryError:
+        raise SpecError(f"{path} is a directory; {_REMEDY}") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}); make it readable, or give another") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: cannot be read: byte {error.start} is not UTF-8; save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise SpecError(f"{path}: not read: nested too deep; at most {MAX_ARGS_DEPTH} levels are taken") from None
+    except ValueError:  # a NUL in the path
+        raise SpecError(f"{str(path)!r}: no such file; {_REMEDY}") from None
