@@ -1,0 +1,266 @@
+"""Trees: batches of any structure, taken apart into tensors and a skeleton, and put together again elsewhere.
+
+    {"ids": tensor, "spans": [(0, 4), (4, 9)], "task": "qa"}
+    tensors     [tensor]
+    skeleton    {"ids": ·0, "spans": [(0, 4), (4, 9)], "task": "qa"}
+
+Lists, tuples, mappings of any class, dataclasses and whatever torch's pytree knows are branches; numpy arrays become
+tensors; numbers, strings and None stay in the skeleton. A tensor that stands twice is one, there and here. A class is
+named in the skeleton, not stored, so it must be found where the skeleton is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import SUPPORTED_NODES, is_namedtuple_class
+
+from weft.workload.workload import WorkloadError, kind_of
+
+_NUMBERS = (bool, int, float, complex)
+_CONSTANTS = (*_NUMBERS, str, bytes, type(None), Enum, torch.dtype, torch.device, torch.Size)
+_MADE_OF = "a batch is made of tensors, arrays, numbers, strings and None, in dicts, lists, tuples and dataclasses"
+
+_OWN_WAY = (list, tuple, dict, OrderedDict)  # of what torch's pytree knows: told by their keys
+_Path = tuple[str, ...]  # to a part of a batch, as Python writes it: ("['spans']", "[0]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    number: int  # among the tensors of the tree
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    kind: type
+    children: tuple[Skeleton, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    kind: type
+    keys: tuple[Hashable, ...]
+    children: tuple[Skeleton, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """Of a dataclass."""
+
+    kind: type
+    names: tuple[str, ...]
+    children: tuple[Skeleton, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    """Of a class that torch's pytree knows how to take apart."""
+
+    kind: type
+    key: Any  # of its functions in the register
+    context: Any  # for them
+    children: tuple[Skeleton, ...]
+
+
+_Branch = _Sequence | _Mapping | _Record | _Registered
+Skeleton = _Tensor | _Constant | _Branch
+
+
+def flatten(batch: Any) -> tuple[list[torch.Tensor], Skeleton]:
+    """The tensors of a batch, without gradients, and the rest of it.
+
+    Two skeletons are equal where structures, constants and dtypes are. Raises WorkloadError for a part that is nothing
+    of the kind, with the way to it.
+    """
+    tree = _Tree()
+    skeleton = tree.skeleton(batch, ())
+    return tree.tensors, skeleton
+
+
+def build(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> Any:
+    """The batch, with new containers around these tensors."""
+    match skeleton:
+        case _Tensor(number):
+            return tensors[number]
+        case _Constant(value):
+            return value
+    parts = [build(child, tensors) for child in skeleton.children]
+    match skeleton:
+        case _Sequence(kind):
+            return parts if kind is list else kind(parts)
+        case _Mapping(kind, keys):
+            return _mapping(kind, dict(zip(keys, parts, strict=True)))
+        case _Registered(_, key, context):
+            return SUPPORTED_NODES[key].unflatten_fn(parts, context)
+        case _Record(kind, names):
+            record: Any = object.__new__(kind)  # as it was, without what its __init__ would do to it
+            for name, part in zip(names, parts, strict=True):
+                object.__setattr__(record, name, part)
+            return record
+
+
+def with_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The batch as a step sees it, with what the function makes of each tensor."""
+    tensors, skeleton = flatten(batch)
+    return build(skeleton, [function(tensor) for tensor in tensors])
+
+
+def packed(skeleton: Skeleton) -> bytes:
+    """For another process of the job. Raises WorkloadError for a class that would not be found there."""
+    try:
+        return pickle.dumps(skeleton, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise WorkloadError(
+            f"the batch's structure cannot go to another process ({error}); define its classes and functions at the "
+            "top of a file, or use a dict"
+        ) from error
+
+
+def unpacked(packet: bytes) -> Skeleton:
+    skeleton: Skeleton = pickle.loads(packet)
+    return skeleton
+
+
+def difference(skeleton: Skeleton, other: Skeleton) -> str | None:
+    """Where two structures part, in a phrase about the first; None where they are the same.
+
+    The values of constants are no structure, and no more is the length of a list, whose items may be the samples.
+    """
+    return next(_differences(skeleton, other, ()), None)
+
+
+class _Tree:
+    """One tree as it is taken apart."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._numbers: dict[int, _Tensor] = {}  # by id of the leaf, which the batch keeps alive
+
+    def skeleton(self, value: Any, path: _Path) -> Skeleton:
+        kind = type(value)
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            return self._tensor(value, path)
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, _CONSTANTS):
+            return _Constant(value)
+        key = namedtuple if is_namedtuple_class(kind) else kind
+        if kind not in _OWN_WAY and key in SUPPORTED_NODES:
+            parts, context = SUPPORTED_NODES[key].flatten_fn(value)
+            return _Registered(kind, key, context, self._children(enumerate(parts), path, "[{!r}]"))
+        if isinstance(value, (list, tuple)):
+            return _Sequence(kind, self._children(enumerate(value), path, "[{!r}]"))
+        if isinstance(value, Mapping):
+            return _Mapping(kind, tuple(value), self._children(value.items(), path, "[{!r}]"))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            named = _state(value)
+            return _Record(kind, tuple(named), self._children(named.items(), path, ".{}"))
+        raise WorkloadError(f"the batch{''.join(path)} is {kind_of(value)}; {_MADE_OF}")
+
+    def _children(self, items: Iterable[tuple[Any, Any]], path: _Path, step: str) -> tuple[Skeleton, ...]:
+        return tuple(self.skeleton(value, (*path, step.format(key))) for key, value in items)
+
+    def _tensor(self, leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> _Tensor:
+        known = self._numbers.get(id(leaf))
+        if known is None:
+            tensor = _plain(leaf, path)
+            known = self._numbers[id(leaf)] = _Tensor(len(self.tensors), tensor.dtype)
+            self.tensors.append(tensor)
+        return known
+
+
+def _plain(leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> torch.Tensor:
+    if isinstance(leaf, np.ndarray):
+        try:
+            return torch.from_numpy(np.require(leaf, requirements=["C", "W"]))
+        except TypeError:
+            raise WorkloadError(
+                f"the batch{''.join(path)} is an array of {leaf.dtype}, which no tensor can hold; give numbers, or a "
+                "list of strings"
+            ) from None
+    if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
+        kind = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")
+        raise WorkloadError(
+            f"the batch{''.join(path)} is a tensor of its own kind ({kind}); give a dense one, such as its .to_dense()"
+        )
+    plain = leaf.detach()
+    return plain if type(plain) is torch.Tensor else plain.as_subclass(torch.Tensor)
+
+
+def _state(record: Any) -> dict[str, Any]:
+    """Fields of a dataclass that have a value, and attributes that it was given beside them."""
+    names = (field.name for field in dataclasses.fields(record))
+    return {name: getattr(record, name) for name in names if hasattr(record, name)} | getattr(record, "__dict__", {})
+
+
+def _mapping(kind: type, items: dict[Hashable, Any]) -> Any:
+    if kind is dict:
+        return items
+    try:
+        return kind(items)
+    except TypeError as error:
+        raise WorkloadError(
+            f"a batch has a {kind.__name__}, which cannot be made of its items ({error}); give a dict"
+        ) from error
+
+
+def _differences(one: Skeleton, other: Skeleton, path: _Path) -> Iterator[str]:
+    here = f"the batch{''.join(path)}"
+    if _described(one) != _described(other):
+        yield f"{here} is {_described(one)}, and was {_described(other)} before"
+        return
+    if isinstance(one, (_Tensor, _Constant)):
+        return
+    assert not isinstance(other, (_Tensor, _Constant))
+    if isinstance(one, _Registered) and isinstance(other, _Registered) and one.context != other.context:
+        yield f"{here} is a {one.kind.__name__} of other parts than before"
+        return
+    ours, theirs = _named(one), _named(other)
+    if issubclass(one.kind, list):
+        theirs = _of_length(theirs, len(ours)) if ours and theirs else ours
+    for name in theirs.keys() - ours.keys():
+        yield f"{here} has no {name}, and had it before"
+    for name in ours.keys() - theirs.keys():
+        yield f"{here} has {name}, and had none before"
+    for name in (name for name in ours if name in theirs):
+        yield from _differences(ours[name], theirs[name], (*path, name))
+
+
+def _described(skeleton: Skeleton) -> str:
+    """What no other structure may have in its place."""
+    match skeleton:
+        case _Tensor(_, dtype):
+            return f"a tensor of {str(dtype).removeprefix('torch.')}"
+        case _Constant(value):
+            return "a number" if isinstance(value, _NUMBERS) else kind_of(value)
+    return f"a {skeleton.kind.__name__}"
+
+
+def _named(branch: _Branch) -> dict[str, Skeleton]:
+    """The children, by the last step of the way to them."""
+    match branch:
+        case _Mapping(_, keys, children):
+            return {f"[{key!r}]": child for key, child in zip(keys, children, strict=True)}
+        case _Record(_, names, children):
+            return {f".{name}": child for name, child in zip(names, children, strict=True)}
+    return {f"[{number}]": child for number, child in enumerate(branch.children)}
+
+
+def _of_length(items: dict[str, Skeleton], length: int) -> dict[str, Skeleton]:
+    """Of a list, whose items may be samples: as many as another one has, the missing ones like the first."""
+    first = items["[0]"]
+    return {f"[{number}]": items.get(f"[{number}]", first) for number in range(length)}
