@@ -357,7 +357,7 @@ def test_a_broken_weft_toml_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_no_part_of_the_command_line_imports_torch() -> None:
     code = (
         "import sys, weft, weft.client.client, weft.client.embedded, weft.cli.main, weft.cli.screens.display\n"
-        "import weft.cli.screens.follower, weft.cli.verbs.app, weft.cli.verbs.job_list, weft.reference.run\n"
+        "import weft.client.follower, weft.cli.verbs.app, weft.cli.verbs.job_list, weft.reference.run\n"
         "import weft.spec.job_spec, weft.spec.settings\n"
         "assert all(getattr(weft, name) for name in weft.__all__ if name != 'Workload')\n"
         "sys.exit('torch' in sys.modules)"

@@ -20,9 +20,9 @@ import pytest
 from typer.testing import CliRunner
 
 from weft.cli.exits import of_result
-from weft.cli.screens.follower import follow
 from weft.cli.verbs.app import app
 from weft.client.client import RequestRefused
+from weft.client.follower import follow
 from weft.plan.worker_profile import WorkerProfile
 from weft.scheduler.runs.removal import MARK
 

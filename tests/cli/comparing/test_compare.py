@@ -14,8 +14,9 @@ import pytest
 
 from weft.cli.comparing.compare import DaemonOptions, comparison, row_of, set_agreement, tell_what_differs
 from weft.cli.comparing.trial import AS_IS, Trial, make_trials
-from weft.cli.screens.display import comparison_page, make_console
+from weft.cli.screens.display import comparison_page
 from weft.cli.verbs.app import _complete_presets
+from weft.client.console import make_console
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.presets import PRESETS
 from weft.spec.strategy import Strategy

@@ -1,4 +1,4 @@
-"""What people read: durations, tables, pages and lines."""
+"""What people read: tables and pages."""
 
 from __future__ import annotations
 
@@ -8,21 +8,8 @@ from typing import Any
 
 import pytest
 
-from weft.cli.screens.display import (
-    duration,
-    jobs_table,
-    lanes_table,
-    make_console,
-    metrics,
-    number,
-    percent,
-    progress_line,
-    result_page,
-    show_page,
-    size,
-    state_sentence,
-    status_page,
-)
+from weft.cli.screens.display import jobs_table, lanes_table, result_page, show_page, state_sentence, status_page
+from weft.client.console import make_console
 from weft.client.result import RESULT_KEYS, result_json, to_json
 
 NOW = 1_700_000_000.0
@@ -52,63 +39,6 @@ RESULT = {
     "run_dir": "/runs/digits-1",
     "model": "/runs/digits-1/model.safetensors",
 }
-PROGRESS = {
-    "step": 120,
-    "steps": 480,
-    "epoch": 2,
-    "loss": 0.4312,
-    "lr": 0.001,
-    "grad_norm": 1.5,
-    "samples_per_second": 8123.0,
-    "data_percent": 0.3,
-    "stall_percent": 4.1,
-    "overlap_percent": 87.0,
-    "eta_seconds": 75.0,
-    "validation": None,
-}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (float("nan"), "-"),
-        (0.0, "0 µs"),
-        (12e-6, "12 µs"),
-        (999.4e-6, "999 µs"),
-        (999.6e-6, "1 ms"),
-        (0.0045, "4.5 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1.0 s"),
-        (59.94, "59.9 s"),
-        (59.96, "1 min 00 s"),
-        (245.0, "4 min 05 s"),
-        (3599.6, "1 h 00 min"),
-        (7380.0, "2 h 03 min"),
-        (86400.0 * 3 + 3600.0 * 4, "3 d 04 h"),
-    ],
-)
-def test_a_duration_is_told_in_the_unit_that_people_would_use(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [
-        (None, "-"),
-        (512, "512 B"),
-        (1536, "1.5 KiB"),
-        (24 << 20, "24.0 MiB"),
-        (3 << 30, "3.0 GiB"),
-        (2 << 40, "2.0 TiB"),
-    ],
-)
-def test_a_size_is_told_in_binary_units(num_bytes: int | None, text: str) -> None:
-    assert size(num_bytes) == text
-
-
-def test_what_is_not_known_is_a_dash() -> None:
-    assert (number(None), percent(None), metrics(None)) == ("-", "-", "")
 
 
 def printed(renderable: Any) -> str:
@@ -237,14 +167,6 @@ def test_the_status_tells_workers_and_jobs() -> None:
     assert "jobs     1 running  " in stream.getvalue()
     assert "failed" not in stream.getvalue()
     assert "cpu-0   cpu   CPU     busy     7  digits-1" in stream.getvalue()
-
-
-def test_a_line_of_progress_tells_all_of_an_interval() -> None:
-    assert progress_line(PROGRESS) == (
-        "step 120/480  epoch 3  loss 0.4312  lr 0.001  grad norm 1.5  8123 samples/s  data 0.3 %  stall 4.1 %  "
-        "overlap 87.0 %  ETA 1 min 15 s"
-    )
-    assert progress_line(PROGRESS | {"validation": {"accuracy": 0.9}}).endswith("  validation accuracy 0.9")
 
 
 def test_a_result_line_has_the_documented_keys_in_their_order_and_no_other() -> None:

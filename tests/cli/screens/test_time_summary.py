@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from weft.cli.screens.display import make_console
 from weft.cli.screens.time_display import MAX_STEPS, time_page
 from weft.cli.screens.time_summary import time_summary, why_nothing
+from weft.client.console import make_console
 
 STEP = {
     "task": "FORWARD(0,0)",

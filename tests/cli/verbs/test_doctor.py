@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 from weft.cli.doctor.facts import Facts
 from weft.cli.doctor.machine_findings import findings
 from weft.cli.doctor.page import doctor_page
-from weft.cli.screens.display import make_console
 from weft.cli.verbs.app import app
 from weft.cli.verbs.doctor import VERSION, measure_speeds, speeds_of
+from weft.client.console import make_console
 from weft.client.embedded import Daemon
 from weft.machine.gpus import GpuProcess
 from weft.spec.presets import PRESETS

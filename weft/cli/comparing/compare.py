@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from weft.cli.comparing.trial import Trial
-from weft.cli.screens.foreground import run_in_foreground
 from weft.client.client import DaemonUnreachable, RequestRefused
 from weft.client.embedded import Daemon
+from weft.client.foreground import run_in_foreground
 from weft.machine.crew import CrewError, muster
 from weft.spec.job_id import stem_of
 from weft.spec.job_spec import SpecError

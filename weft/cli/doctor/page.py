@@ -9,7 +9,8 @@ from rich.table import Table
 
 from weft.cli.doctor.facts import Facts
 from weft.cli.doctor.finding import Finding, counted
-from weft.cli.screens.display import duration, make_table, plain_text, size
+from weft.cli.screens.display import make_table, plain_text
+from weft.client.console import duration, size
 from weft.machine.gpus import Gpu, Inventory
 from weft.transport.wire.frames import Message
 

@@ -1,99 +1,23 @@
 """Display: what the daemon knows, as sentences and tables for people. Scripts read `--json` instead.
 
-Colour and bars are for terminals only (and NO_COLOR stops colour there too); what goes into a pipe or a file is plain
-text of full width. Nothing that comes from a job is read as markup.
+What is told while a job runs, and the wording of numbers, is `weft.client.console`'s.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from weft.client.console import duration, ended_sentence, metrics, number, percent, reason_text, size
 from weft.plan.kinds import MODES
 from weft.transport.wire.frames import Message
 
-PIPE_WIDTH = 10_000  # columns; a table in a pipe is as wide as it needs to be, and never cut
 _STATE_STYLES = {"running": "green", "completed": "dim", "failed": "red", "cancelled": "dim", "recovering": "yellow"}
 _NONE = "-"
-
-
-def make_console(stream: TextIO) -> Console:
-    """A console on the stream: a terminal's features only on a terminal."""
-    terminal = stream.isatty()
-    return Console(
-        file=stream,
-        force_terminal=terminal,
-        width=None if terminal else PIPE_WIDTH,
-        markup=False,
-        highlight=False,
-        emoji=False,
-        soft_wrap=True,
-    )
-
-
-def duration(seconds: float | None) -> str:
-    """For people: 12 µs, 4.5 ms, 3.2 s, 4 min 05 s, 2 h 03 min, 3 d 04 h."""
-    if seconds is None or not math.isfinite(seconds):
-        return _NONE
-    if seconds < 0.9995e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, size, smaller, smaller_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // smaller_size:02d} {smaller}"
-    raise AssertionError("a minute is at least one unit")
-
-
-def size(num_bytes: float | None) -> str:
-    """In binary units: 512 B, 1.5 KiB, 24.0 MiB."""
-    if num_bytes is None:
-        return _NONE
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    return _NONE if value is None else f"{value:.{digits}g}"
-
-
-def percent(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.1f} %"
-
-
-def metrics(values: Mapping[str, float] | None) -> str:
-    return ", ".join(f"{name} {number(value)}" for name, value in (values or {}).items())
-
-
-def progress_line(progress: Message) -> str:
-    """One interval of training: the line that a follower prints where there is no terminal."""
-    parts = [
-        f"step {progress['step']}/{progress['steps']}",
-        f"epoch {progress['epoch'] + 1}",
-        f"loss {number(progress['loss'])}",
-        f"lr {number(progress['lr'])}",
-        f"grad norm {number(progress['grad_norm'])}",
-        f"{number(progress['samples_per_second'])} samples/s",
-        f"data {percent(progress['data_percent'])}",
-        f"stall {percent(progress['stall_percent'])}",
-        f"overlap {percent(progress['overlap_percent'])}",
-        f"ETA {duration(progress['eta_seconds'])}",
-    ]
-    if progress["validation"]:
-        parts.append(f"validation {metrics(progress['validation'])}")
-    return "  ".join(parts)
 
 
 def jobs_table(jobs: Sequence[Message], now: float) -> Table:
@@ -111,12 +35,6 @@ def jobs_table(jobs: Sequence[Message], now: float) -> Table:
             plain_text(job["why"] or reason_text(job)),
         )
     return table
-
-
-def reason_text(job: Message) -> str:
-    """Why it ended as it did: the reason, and the name of the exception that the user's code raised."""
-    reason = None if job["reason"] == job["state"] else job["reason"]  # "cancelled" says all
-    return " ".join(filter(None, (reason, job.get("exception"))))
 
 
 def lanes_table(lanes: Mapping[str, Mapping[str, float]]) -> Table:
@@ -189,8 +107,7 @@ def show_page(console: Console, shown: Message, now: float) -> None:
 
 def result_page(console: Console, result: Message, lanes: Mapping[str, Mapping[str, float]]) -> None:
     """The end of `weft run`: state, validation metrics, where the time went, and the files."""
-    reason = f" ({told})" if (told := reason_text(result)) else ""
-    console.print(plain_text(f"{result['job']} {result['state']}{reason} after {duration(result['seconds'])}"))
+    console.print(plain_text(ended_sentence(result)))
     if result.get("error"):
         console.print(plain_text(result["error"]))
     if lanes:

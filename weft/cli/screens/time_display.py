@@ -8,7 +8,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from weft.cli.screens.display import PIPE_WIDTH, duration, make_table, percent, plain_text
+from weft.cli.screens.display import make_table, plain_text
+from weft.client.console import PIPE_WIDTH, duration, percent
 from weft.plan.kinds import MODES
 
 MAX_STEPS: Final = 60  # of the critical path; arbitrary: two screens, and --json has all of them

@@ -19,20 +19,12 @@ from rich.layout import Layout
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.screens.display import (
-    duration,
-    make_table,
-    number,
-    percent,
-    plain_text,
-    reason_text,
-    state_text,
-    steps_text,
-)
+from weft.cli.screens.display import make_table, plain_text, state_text, steps_text
 from weft.cli.screens.lane_bar import lane_bar
 from weft.cli.screens.path_chart import path_chart
 from weft.cli.screens.time_display import LEAST_PERCENT, iteration_sentence
 from weft.cli.top.state import View, num_busy, selected
+from weft.client.console import duration, number, percent, reason_text
 from weft.transport.wire.frames import Message
 
 KEYS: Final = "q quit   ↑ ↓ select a job   p pause   ? help"

@@ -184,13 +184,14 @@ def show(
         summary = time_summary(shown)
         if json:
             return _print_json(summary)
-        from weft.cli.screens.display import make_console
         from weft.cli.screens.time_display import time_page
+        from weft.client.console import make_console
 
         return time_page(make_console(sys.stdout), summary)
     if json:
         return _print_json(shown)
-    from weft.cli.screens.display import make_console, show_page
+    from weft.cli.screens.display import show_page
+    from weft.client.console import make_console
 
     return show_page(make_console(sys.stdout), shown, time.time())
 
@@ -240,7 +241,8 @@ def status(json: Json = False) -> None:
         print(f"weft: {line}", file=sys.stderr)
     if json:
         return _print_json(answer)
-    from weft.cli.screens.display import make_console, status_page
+    from weft.cli.screens.display import status_page
+    from weft.client.console import make_console
 
     return status_page(make_console(sys.stdout), answer)
 
@@ -272,7 +274,8 @@ def _options(
 def _print_comparison(compared: Message, check: bool, json: bool) -> None:
     if json:
         return _print_json(compared)
-    from weft.cli.screens.display import comparison_page, make_console
+    from weft.cli.screens.display import comparison_page
+    from weft.client.console import make_console
 
     return comparison_page(make_console(sys.stdout), compared, check=check)
 

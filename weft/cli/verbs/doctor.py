@@ -47,7 +47,7 @@ def doctor(
         print(to_json(report(facts, found)))
     else:
         from weft.cli.doctor.page import doctor_page
-        from weft.cli.screens.display import make_console
+        from weft.client.console import make_console
 
         doctor_page(make_console(sys.stdout), facts, found)
     leave(1 if any(finding.level == "problem" for finding in found) else 0)

@@ -21,6 +21,7 @@ def list_jobs(*, finished: bool, json: bool) -> None:
     if json:
         print(to_json({**listing, "jobs": jobs}))
         return
-    from weft.cli.screens.display import jobs_table, make_console
+    from weft.cli.screens.display import jobs_table
+    from weft.client.console import make_console
 
     make_console(sys.stdout).print(jobs_table(jobs, time.time()))

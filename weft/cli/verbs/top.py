@@ -38,7 +38,7 @@ def top(
         if json:
             print(to_json(told))
             return
-        from weft.cli.screens.display import make_console
+        from weft.client.console import make_console
 
         print_snapshot(make_console(sys.stdout), told)
         return

@@ -83,8 +83,8 @@ def run(
         result |= {"error": None}  # it stands on stderr
         lanes: Message = {}
     else:
-        from weft.cli.screens.foreground import run_in_foreground
         from weft.client.embedded import Daemon
+        from weft.client.foreground import run_in_foreground
 
         daemon = Daemon(
             workers=workers,
@@ -146,7 +146,7 @@ def submit(
 
 def follow_job(client: Client, job: str, log: TextIO) -> Message:
     """Shows the job to its end; Ctrl-C leaves it alone and says how to come back to it."""
-    from weft.cli.screens.follower import follow
+    from weft.client.follower import follow
 
     try:
         with sigterm_raises():
@@ -160,7 +160,8 @@ def finish(result: Message, lanes: Message, json: bool, stream: TextIO) -> NoRet
     if json:
         print(result_json(result))
     else:
-        from weft.cli.screens.display import make_console, result_page
+        from weft.cli.screens.display import result_page
+        from weft.client.console import make_console
 
         result_page(make_console(stream), result, lanes)
     leave(of_result(result))

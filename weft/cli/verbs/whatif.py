@@ -58,7 +58,7 @@ def _machine(source: str, directory: str) -> Mapping[str, int] | None:
 
 
 def _print(answer: Answer) -> None:
-    from weft.cli.screens.display import duration, make_console
+    from weft.client.console import duration, make_console
 
     console = make_console(sys.stdout)
     what = " ".join(answer.settings) or "as it ran"
@@ -79,7 +79,7 @@ def _print(answer: Answer) -> None:
 
 def headline(answer: Answer) -> str:
     """What is predicted, and how far that can be trusted, in one sentence."""
-    from weft.cli.screens.display import duration
+    from weft.client.console import duration
 
     doubt = f": {answer.doubt}" if answer.doubt else ""
     if not answer.settings:
@@ -90,7 +90,7 @@ def headline(answer: Answer) -> str:
 
 
 def _predicted(answer: Answer) -> str:
-    from weft.cli.screens.display import duration
+    from weft.client.console import duration
 
     low, high = duration(answer.predicted_low_seconds), duration(answer.predicted_high_seconds)
     return duration(answer.predicted_seconds) if answer.doubt is None else f"{low} to {high}"
@@ -101,7 +101,8 @@ def _outlooks(answer: Answer) -> list[Outlook]:
 
 
 def _table(answer: Answer) -> Table:
-    from weft.cli.screens.display import duration, make_table, percent, plain_text
+    from weft.cli.screens.display import make_table, plain_text
+    from weft.client.console import duration, percent
 
     outlooks = _outlooks(answer)
     changed = len(outlooks) > 1

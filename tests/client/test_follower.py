@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from weft.cli.screens.display import progress_line
-from weft.cli.screens.follower import MAX_PARTIAL_CHARS, MIN_BAR_CELLS, bar_text, follow
+from weft.client.console import progress_line
+from weft.client.follower import MAX_PARTIAL_CHARS, MIN_BAR_CELLS, bar_text, follow
 
-_DISPLAY = runpy.run_path(str(Path(__file__).with_name("test_display.py")))
-PROGRESS, RESULT = _DISPLAY["PROGRESS"], _DISPLAY["RESULT"]
+PROGRESS = runpy.run_path(str(Path(__file__).with_name("test_console.py")))["PROGRESS"]
+RESULT = runpy.run_path(str(Path(__file__).parents[1] / "cli" / "screens" / "test_display.py"))["RESULT"]
 
 
 class Terminal(io.StringIO):

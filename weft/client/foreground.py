@@ -17,7 +17,7 @@ def run_in_foreground(client: Client, spec: JobSpec, job: str | None = None) -> 
 
     job: its id, by default one that the daemon makes.
     """
-    from weft.cli.screens.follower import follow
+    from weft.client.follower import follow
 
     job = client.submit(spec, job=job)["job"]
     try:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from weft.cli.screens.display import duration, make_console, metrics, number, percent, progress_line
+from weft.client.console import duration, make_console, metrics, number, percent, progress_line
 from weft.transport.wire.frames import Message
 
 MAX_PARTIAL_CHARS = 8192  # arbitrary: some hundred terminal lines
