@@ -5,14 +5,13 @@ when each runs, they only do the work. Where each kind is:
 
     LOAD, FETCH                this module, weft.workload.data
     FORWARD, BACKWARD, GRAD    weft.workers.compute.stage_tasks, weft.workers.compute.gradients
-    DOWN, UP, RELOAD           weft.workers.memory.replica_memory
-    SYNC, UPDATE, VALIDATE     weft.workers.updates
+    DOWN, UP, RELOAD           weft.workers.updates.bucket_updates, weft.workers.memory.replica_memory
+    SYNC, UPDATE, VALIDATE     weft.workers.updates.owner
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, assert_never
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -32,13 +31,10 @@ from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Device
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
-from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.memory.slots import SlotRing
-from weft.workers.updates.bucket_updates import BucketUpdates
 from weft.workload.data import Batches
 from weft.workload.workload import Workload
 
-_OfBucket = Literal[Kind.DOWN, Kind.SYNC, Kind.UPDATE, Kind.VALIDATE, Kind.UP, Kind.RELOAD]
 COMPUTE = "compute"  # of all lanes of a worker the one that may spin: the others would take the core from it
 
 
@@ -164,9 +160,9 @@ class Attempt:
             case Kind.UPDATE if updates is None:
                 own = parts.own_updates[task.holder.stage]
                 return lambda iteration: own.run(iteration, measured)
-            case kind:
+            case _:
                 assert updates is not None
-                return _bind_to_bucket(kind, task, updates, parts.memories, measured)
+                return updates.bind(task, measured)
 
     # --- tasks that belong to no other module
 
@@ -196,35 +192,6 @@ class Attempt:
     def _backward(self, iteration: Iteration, holder: Holder, microbatch: int) -> None:
         self._now[holder] = iteration.index  # what the hooks post
         self._parts.stages[holder].backward(iteration, microbatch)
-
-
-def _bind_to_bucket(
-    kind: _OfBucket, task: Task, updates: BucketUpdates, memories: Mapping[Holder, ReplicaMemory], measured: Measured
-) -> Run:
-    match kind:
-        case Kind.DOWN:
-            holder, b = task.holder, _given(task.bucket)
-            return lambda iteration: updates.down(holder, b, iteration)
-        case Kind.UP:
-            holder, b = task.holder, _given(task.bucket)
-            return lambda iteration: updates.up(holder, b, iteration)
-        case Kind.RELOAD:
-            memory, b = memories[task.holder], _given(task.bucket)
-            return lambda iteration: memory.load(b)
-        case Kind.UPDATE if task.owner is None:
-            holder, b = task.holder, _given(task.bucket)
-            return lambda iteration: updates.update_device(holder, b, iteration, measured)
-        case Kind.SYNC:
-            owner, b = updates.owners[_given(task.owner)], _given(task.bucket)
-            return lambda iteration: owner.sync(b, iteration)
-        case Kind.UPDATE:
-            owner, b = updates.owners[_given(task.owner)], _given(task.bucket)
-            return lambda iteration: owner.update(b, iteration, measured)
-        case Kind.VALIDATE:
-            owner = updates.owners[_given(task.owner)]
-            return lambda iteration: owner.validate(iteration, measured)
-        case _:
-            assert_never(kind)
 
 
 def _given(number: int | None) -> int:

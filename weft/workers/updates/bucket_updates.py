@@ -9,6 +9,7 @@ A device that updates a bucket alone owns it; then the bucket's parameters and g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -208,18 +209,34 @@ class BucketUpdates:
         assert task.owner is not None
         return not self.owners[task.owner].is_own(self._sync.bucket_of(task).index)
 
-    def update_device(self, holder: Holder, bucket: int, iteration: Iteration, measured: Measured) -> None:
+    def bind(self, task: Task, measured: Measured) -> Callable[[Iteration], None]:
+        """What a task of a bucket does in an iteration."""
+        if task.owner is not None:
+            return self.owners[task.owner].bind(task, measured)
+        match task.kind, task.bucket:
+            case Kind.DOWN, int(b):
+                return partial(self._down, task.holder, b)
+            case Kind.UP, int(b):
+                return partial(self._up, task.holder, b)
+            case Kind.RELOAD, int(b):
+                return lambda _: self._memories[task.holder].load(b)
+            case Kind.UPDATE, int(b):
+                return partial(self._update_device, task.holder, b, measured=measured)
+            case _:
+                raise AssertionError(f"{task} is nothing that is done with a bucket")
+
+    def _update_device(self, holder: Holder, bucket: int, iteration: Iteration, measured: Measured) -> None:
         """UPDATE(r,s,b) of a device's own parameters with the sum that has come up."""
         self._of_devices[holder].update(self._memory.buckets[bucket], iteration, measured)
 
-    def down(self, holder: Holder, bucket: int, iteration: Iteration) -> None:
+    def _down(self, holder: Holder, bucket: int, iteration: Iteration) -> None:
         """DOWN(r,s,b): the gradient, and what else the host needs if the bucket comes down anew."""
         memory, view = self._memories[holder], self._memory.buckets[bucket]
         memory.down(bucket, iteration)
         if view.route is Route.EITHER and view.holders[0] == holder:
             self._moves.down(self._of_buckets[holder, bucket], view, memory.values[bucket], iteration)
 
-    def up(self, holder: Holder, bucket: int, iteration: Iteration) -> None:
+    def _up(self, holder: Holder, bucket: int, iteration: Iteration) -> None:
         """UP(r,s,b): the parameters or the sum, and what else the device needs if the bucket stays up from now on."""
         view = self._memory.buckets[bucket]
         self._memories[holder].up(bucket, iteration)

@@ -10,12 +10,15 @@ The sum has a fixed order, that of the holders, so the same run gives the same b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
 from weft.plan.buckets import Bucket, Holder
 from weft.plan.course import Course
+from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
+from weft.plan.kinds import Kind
 from weft.transport.memory.collectives import Reduction, as_real
 from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Memory
@@ -55,6 +58,18 @@ class Owner:
             for holder in bucket.holders:
                 memory.gradient(holder, bucket, 0)
         self._reductions: dict[tuple[int, tuple[tuple[Holder, int], ...]], Reduction] = {}
+
+    def bind(self, task: Task, measured: Measured) -> Callable[[Iteration], None]:
+        """What a task of the owner does in an iteration."""
+        match task.kind, task.bucket:
+            case Kind.SYNC, int(b):
+                return partial(self.sync, b)
+            case Kind.UPDATE, int(b):
+                return partial(self.update, b, measured=measured)
+            case Kind.VALIDATE, None:
+                return partial(self.validate, measured=measured)
+            case _:
+                raise AssertionError(f"{task} is nothing that an owner does")
 
     def is_own(self, bucket: int) -> bool:
         """Whether a device synchronises it with nobody."""
