@@ -83,9 +83,6 @@ def job_plan(spec: JobSpec) -> Plan:
         buffer_bytes=0,
         forward_seconds=1e-3,
         backward_seconds=2e-3,
-        dtype="float32",
-        itemsize=4,
-        shapes={4: (4, 64)},
     )
     facts = TensorFacts(dtype="float32", itemsize=4, shapes={4: (4, 64)})
     inspection = Inspection(

@@ -15,7 +15,7 @@ from measure import Result, main, value_result
 
 from weft.metrics.prometheus.declared import MAX_SERIES
 from weft.metrics.prometheus.exporter import Exporter
-from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
+from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts, ValueFacts
 from weft.plan.kinds import KINDS, MODE_INDEX
 from weft.plan.plan import Plan
 from weft.plan.rows import Row, packed_rows
@@ -88,9 +88,6 @@ def job_plan(clip_norm: float | None = None) -> Plan:
             buffer_bytes=0,
             forward_seconds=1e-3,
             backward_seconds=2e-3,
-            dtype="float32",
-            itemsize=4,
-            shapes={2: (2, 64)},
         )
         for number in range(NUM_STAGES)
     )
@@ -98,9 +95,22 @@ def job_plan(clip_norm: float | None = None) -> Plan:
         ParameterFacts(units=(number,), num_elements=1 << 18, dtype="float32", itemsize=4, trained=True, group=0)
         for number in range(NUM_STAGES)
     )
+    values = tuple(
+        ValueFacts(
+            name=f"{number}",
+            maker=number,
+            readers=(number + 1,),
+            dtype="float32",
+            itemsize=4,
+            shapes={2: (2, 64)},
+            differentiable=True,
+        )
+        for number in range(NUM_STAGES - 1)
+    )
     facts = TensorFacts(dtype="float32", itemsize=4, shapes={2: (2, 64)})
     inspection = Inspection(
         units=units,
+        values=values,
         parameters=parameters,
         input=facts,
         target=facts,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
+from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts, ValueFacts
 from weft.plan.plan import Plan
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
@@ -55,11 +55,19 @@ def make_unit(number: int, forward: float = 1.0, backward: float = 2.0, **change
         "buffer_bytes": 10,
         "forward_seconds": forward,
         "backward_seconds": backward,
+    }
+    return UnitFacts(**facts | changes)
+
+
+def make_value(maker: int, *readers: int, **changes: Any) -> ValueFacts:
+    facts: dict[str, Any] = {
+        "name": str(maker),
         "dtype": "float32",
         "itemsize": 4,
         "shapes": {1: (1, 8), 2: (2, 8)},
+        "differentiable": True,
     }
-    return UnitFacts(**facts | changes)
+    return ValueFacts(maker=maker, readers=readers or (maker + 1,), **facts | changes)
 
 
 def make_parameter(*units: int, num_elements: int = 25, **changes: Any) -> ParameterFacts:
@@ -68,10 +76,11 @@ def make_parameter(*units: int, num_elements: int = 25, **changes: Any) -> Param
 
 
 def make_inspection(units: Sequence[UnitFacts], **changes: Any) -> Inspection:
-    """Each unit has one parameter of its own, unless `parameters` are given."""
+    """Each unit has one parameter of its own, and reads what the one before has made, unless such are given."""
     facts: dict[str, Any] = {
         "parameters": tuple(make_parameter(n, num_elements=u.parameter_bytes // 4) for n, u in enumerate(units)),
         "units": tuple(units),
+        "values": tuple(make_value(number) for number in range(len(units) - 1)),
         "input": TensorFacts(dtype="float32", itemsize=4, shapes={1: (1, 3), 2: (2, 3)}),
         "target": TensorFacts(dtype="int64", itemsize=8, shapes={1: (1,), 2: (2,)}),
         "num_train": 8,
@@ -142,6 +151,12 @@ def strategies_of() -> Callable[[int], st.SearchStrategy[Strategy]]:
 @pytest.fixture(scope="session")
 def unit_of() -> Callable[..., UnitFacts]:
     return make_unit
+
+
+@pytest.fixture(scope="session")
+def value_of() -> Callable[..., ValueFacts]:
+    """By the unit that makes it and those that read it, the next one where none is given."""
+    return make_value
 
 
 @pytest.fixture(scope="session")

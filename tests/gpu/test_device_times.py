@@ -87,7 +87,7 @@ def test_an_inspection_measures_a_unit_and_a_step_and_leaves_the_gpu_clean(
         for unit in inspection.units_on(kind):
             times = unit.forward_seconds, unit.backward_seconds, unit.small_forward_seconds, unit.small_backward_seconds
             assert all(math.isfinite(seconds) and seconds > 0 for seconds in times)
-    assert inspection.units_on("gpu")[-1].shapes == inspection.units_on("cpu")[-1].shapes
+    assert inspection.values_on("gpu")[-1].shapes == inspection.values_on("cpu")[-1].shapes
     assert inspection.update_seconds > 0
     assert inspection.device_update_seconds is not None
     assert inspection.device_update_seconds > 0

@@ -11,7 +11,7 @@ import pytest
 from weft.metrics.recording.recording import Recording
 from weft.metrics.recording.slot_use import ring_facts
 from weft.plan.graph import Lane
-from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
+from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts, ValueFacts
 from weft.plan.kinds import KINDS, MODES
 from weft.plan.plan import Plan
 from weft.plan.rows import Row, packed_rows
@@ -27,11 +27,20 @@ RecordingOf = Callable[..., Recording]
 def make_pipeline(
     *, units: int = 4, forward: float = 1e-3, backward: float = 2e-3, load: float = 1e-4, **strategy: Any
 ) -> Plan:
-    facts: dict[str, Any] = {"buffer_bytes": 0, "dtype": "float32", "itemsize": 4, "shapes": {1: (1, 8), 2: (2, 8)}}
+    facts: dict[str, Any] = {"dtype": "float32", "itemsize": 4, "shapes": {1: (1, 8), 2: (2, 8)}}
     inspection = Inspection(
         units=tuple(
-            UnitFacts(name=f"{n}.", parameter_bytes=100, forward_seconds=forward, backward_seconds=backward, **facts)
+            UnitFacts(
+                name=f"{n}.",
+                parameter_bytes=100,
+                buffer_bytes=0,
+                forward_seconds=forward,
+                backward_seconds=backward,
+            )
             for n in range(units)
+        ),
+        values=tuple(
+            ValueFacts(name=f"{n}", maker=n, readers=(n + 1,), differentiable=True, **facts) for n in range(units - 1)
         ),
         parameters=tuple(
             ParameterFacts(units=(n,), num_elements=25, dtype="float32", itemsize=4, trained=True, group=0)

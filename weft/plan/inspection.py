@@ -1,14 +1,14 @@
 """Inspection: what a worker found out about the user's model and data, as values for the planner. Pure.
 
-What depends on the kind of device (a unit's seconds, and under autocast its output's dtype too) is asked for with
-`units_on` and `update_seconds_on`. A kind of device that the job does not use has not been measured: it is taken to be
-like the one that was, which only a what-if asks for.
+What depends on the kind of device (a unit's seconds, and under autocast a value's dtype too) is asked for with
+`units_on`, `values_on` and `update_seconds_on`. A kind of device that the job does not use has not been measured: it is
+taken to be like the one that was, which only a what-if asks for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Shape = tuple[int, ...]
@@ -17,24 +17,32 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFacts:
     """One unit of the model on one kind of device. Times are seconds for one microbatch of the largest size, measured
-    alone. No cut is possible after a unit whose output is no single tensor; its times count as the next one's that has
-    a tensor."""
+    alone. The times of a unit after which the model cannot be cut may count as the next one's after which it can."""
 
     name: str
     parameter_bytes: int
     buffer_bytes: int
     forward_seconds: float
     backward_seconds: float
-    dtype: str | None  # None where its output is no single tensor
-    itemsize: int
-    shapes: Mapping[int, Shape]  # of its output, by microbatch size
     tied_to: tuple[int, ...] = ()  # earlier units that share a buffer
     kind: str = ""  # the name of its class
-    output: str = ""  # what its output is, where that is no single tensor
     in_place: bool = False  # it writes to its input
     carries_state: bool = False  # in training its forward computes with buffers that a forward has changed
     small_forward_seconds: float = 0.0  # as above, for a microbatch of Inspection.small_size
     small_backward_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueFacts:
+    """A tensor that one unit makes and later ones read. It crosses where these are in other stages."""
+
+    name: str  # no other value has it
+    maker: int  # the number of the unit
+    readers: tuple[int, ...]  # of units, ascending, all above the maker
+    dtype: str
+    itemsize: int
+    shapes: Mapping[int, Shape]  # by microbatch size
+    differentiable: bool  # a gradient comes back for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +107,19 @@ class Inspection:
         0  # of the second microbatch that units were timed with, which tells a call's cost from a sample's
     )
     device_units: tuple[UnitFacts, ...] = ()  # on the job's GPUs, where both kinds compute
+    values: tuple[ValueFacts, ...] = ()  # that may cross from stage to stage, as they are where `units` ran
+    device_values: tuple[ValueFacts, ...] = ()  # as they are where `device_units` ran
+    cut_problems: Mapping[int, str] = field(default_factory=dict)  # unit -> why the model cannot be cut before it
     device_update_seconds: float | None = None  # by a GPU, where it makes any
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
 
     def units_on(self, device: str) -> tuple[UnitFacts, ...]:
         """device: "cpu" or "gpu"."""
         return self.device_units if device == "gpu" and self.device_units else self.units
+
+    def values_on(self, device: str) -> tuple[ValueFacts, ...]:
+        """device: "cpu" or "gpu"."""
+        return self.device_values if device == "gpu" and self.device_units else self.values
 
     def update_seconds_on(self, device: str) -> float:
         """device: the kind of the worker in whose lane the update runs."""
@@ -119,8 +134,11 @@ class Inspection:
     def from_wire(cls, data: Mapping[str, Any]) -> Inspection:
         return cls(
             units=_units(data["units"]),
-            device_units=_units(data.get("device_units", ())),  # these two: not in recordings of before GPUs
-            device_update_seconds=data.get("device_update_seconds"),  # were measured
+            values=_values(data["values"]),
+            cut_problems={int(cut): why for cut, why in data["cut_problems"]},
+            device_units=_units(data.get("device_units", ())),  # these three: where both kinds of device compute
+            device_values=_values(data.get("device_values", ())),
+            device_update_seconds=data.get("device_update_seconds"),
             input=TensorFacts(**{**data["input"], "shapes": _shapes(data["input"]["shapes"])}),
             target=TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
             metrics=tuple(data["metrics"]),
@@ -151,8 +169,13 @@ _PLAIN = (
 
 
 def _units(units: Any) -> tuple[UnitFacts, ...]:
+    return tuple(UnitFacts(**{**unit, "tied_to": tuple(unit["tied_to"])}) for unit in units)
+
+
+def _values(values: Any) -> tuple[ValueFacts, ...]:
     return tuple(
-        UnitFacts(**{**unit, "shapes": _shapes(unit["shapes"]), "tied_to": tuple(unit["tied_to"])}) for unit in units
+        ValueFacts(**{**value, "shapes": _shapes(value["shapes"]), "readers": tuple(value["readers"])})
+        for value in values
     )
 
 

@@ -6,7 +6,7 @@ reduce and update for devices), then the devices' stages, then the loader.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from weft.plan.buckets import Holder
@@ -39,7 +39,7 @@ class Placement:
             return Lane(worker, COMPUTE)
         return Lane(worker, f"{COMPUTE}-{before}")
 
-    def is_within_device(self, r: int, s: int) -> bool:
-        """Whether what a stage hands to the next one stays on their GPU."""
-        is_same = self.worker_of[Holder(r, s)] == self.worker_of[Holder(r, s + 1)]
-        return self.replicas[r].device == "gpu" and is_same
+    def is_within_device(self, r: int, stages: Iterable[int]) -> bool:
+        """Whether what goes between these stages stays on a GPU of theirs."""
+        is_one = len({self.worker_of[Holder(r, s)] for s in stages}) == 1
+        return self.replicas[r].device == "gpu" and is_one

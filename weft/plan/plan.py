@@ -22,37 +22,61 @@ class Role(enum.StrEnum):
 
     INPUT = "input"
     TARGET = "target"
-    ACTIVATION = "activation"  # a stage's output, for the next one
-    GRADIENT = "gradient"  # of that output, from the next one
+    ACTIVATION = "activation"  # all that a stage makes and later ones read
+    GRADIENT = "gradient"  # of values that an earlier stage has made, or reads too, from one that reads them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotValue:
+    """One tensor's place in each slot of a ring."""
+
+    name: str  # as in the inspection; of data the role
+    dtype: str  # as it was inspected
+    shapes: Mapping[int, Shape]  # by microbatch size, as they were inspected
+    offset: int  # of its place in the slot, in bytes
+    num_bytes: int  # of its place
+    stages: tuple[int, ...]  # that read it, ascending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """A ring of `depth` slots: microbatch u of the replica's run stands in slot u % depth."""
+    """A ring of `depth` slots: microbatch u of the replica's run stands in slot u % depth.
+
+    What crosses from stage to stage has an ACTIVATION ring for each stage that makes any of it, with all its values for
+    whichever stages read them. A value's gradient goes from its last reader to the one before, which adds its own part,
+    and so on down to its maker, as autograd sums it in the whole model: a GRADIENT ring for each pair of stages that
+    any value's gradient goes between.
+    """
 
     role: Role
     replica: int
-    stage: int  # that reads it; of what crosses, the one before the cut
+    writer: int | None = None  # the stage that writes it, of what crosses
+    stages: tuple[int, ...]  # that read it, ascending
     # Shared by workers that map it; or a device's own; or on the device of the worker that writes it, where another
     # device reads it (a peer).
     memory: Literal["shared", "device", "peer"] = "shared"
     lender: int | None = None  # that worker, of a peer's
     depth: int
-    dtype: str
     slot_bytes: int
-    shapes: Mapping[int, Shape]
+    values: tuple[SlotValue, ...]  # that stand in a slot, one behind the other
     by_number: bool = False  # all replicas read it, and microbatches stand in it by their number in the batch
 
     @property
     def name(self) -> str:
         """For people, and for the directory. What it is made of is asked of the fields."""
-        own = "device-" if self.memory == "device" and not self.crosses else ""
-        return f"{own}{self.role}-{self.replica}" + (f"-{self.stage}" if self.crosses else "")
+        match self.role:
+            case Role.ACTIVATION:
+                return f"{self.role}-{self.replica}-{self.writer}"
+            case Role.GRADIENT:
+                (reader,) = self.stages
+                return f"{self.role}-{self.replica}-{reader}" + (f"-{self.writer}" if self.writer != reader + 1 else "")
+            case Role.INPUT | Role.TARGET:
+                return f"{'device-' if self.memory == 'device' else ''}{self.role}-{self.replica}"
 
     @property
     def crosses(self) -> bool:
-        """From one stage to another; so a slot has its tensor's strides."""
-        return self.role in (Role.ACTIVATION, Role.GRADIENT)
+        """From one stage to others."""
+        return self.writer is not None
 
     @property
     def is_loaded(self) -> bool:
@@ -60,15 +84,16 @@ class Ring:
         return self.memory == "shared" and not self.crosses
 
     @property
-    def ends(self) -> tuple[tuple[Kind, int], tuple[Kind, int]]:
-        """Kind and stage of the tasks that write what is not loaded, and of those that read it last."""
-        match self.role:
-            case Role.ACTIVATION:
-                return (Kind.FORWARD, self.stage), (Kind.BACKWARD, self.stage + 1)
-            case Role.GRADIENT:
-                return (Kind.BACKWARD, self.stage + 1), (Kind.BACKWARD, self.stage)
-            case Role.INPUT | Role.TARGET:
-                return (Kind.FETCH, self.stage), (Kind.BACKWARD, self.stage)
+    def ends(self) -> tuple[tuple[Kind, int], list[tuple[Kind, int]]]:
+        """Kind and stage of the tasks that write what is not loaded, and of those with which each reader is done.
+
+        In training the lowest reader's BACKWARD is the last of these. In validation BACKWARDs wait for nothing, and any
+        reader's FORWARD may be the last.
+        """
+        done = [(Kind.BACKWARD, stage) for stage in self.stages]
+        if self.writer is None:
+            return (Kind.FETCH, self.stages[0]), done
+        return (Kind.FORWARD if self.role is Role.ACTIVATION else Kind.BACKWARD, self.writer), done
 
     def readers(self, replicas: Sequence[ReplicaPlan]) -> list[Holder]:
         """Of what is loaded: the first stage of each replica, or the last one."""

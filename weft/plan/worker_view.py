@@ -50,8 +50,8 @@ class WorkerView:
         holders = {task.holder for task in own if KINDS[task.kind].of_position}
 
         def has(ring: Ring) -> bool:
-            if ring.crosses:
-                return any(Holder(ring.replica, stage) in holders for stage in (ring.stage, ring.stage + 1))
+            if ring.writer is not None:
+                return any(Holder(ring.replica, stage) in holders for stage in (ring.writer, *ring.stages))
             return (ring.is_loaded and ring.replica in loads) or not holders.isdisjoint(ring.readers(plan.replicas))
 
         return cls(

@@ -38,8 +38,8 @@ def test_a_recording_comes_back_from_its_file_as_it_was(recording: Recording, tm
         (b"\xc1 not msgpack", "is no recording"),
         (msgpack.packb({"job": "digits-1"}), "is no recording"),
         (msgpack.packb([1, 2]), "is no recording"),
-        (msgpack.packb({"weft_recording": 99}), "is of version 99 and this Weft reads 2; run the job again"),
-        (msgpack.packb({"weft_recording": 2, "job": "digits-1"}), "is no recording"),
+        (msgpack.packb({"weft_recording": 99}), "is of version 99 and this Weft reads 3; run the job again"),
+        (msgpack.packb({"weft_recording": 3, "job": "digits-1"}), "is no recording"),
     ],
 )
 def test_a_file_that_is_no_recording_is_refused_by_name(data: bytes, problem: str, tmp_path: Path) -> None:

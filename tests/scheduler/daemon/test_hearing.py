@@ -43,15 +43,20 @@ UNIT = {
     "buffer_bytes": 0,
     "forward_seconds": 1e-3,
     "backward_seconds": 2e-3,
-    "output": "",
-    "dtype": "float32",
-    "itemsize": 4,
-    "shapes": [[4, [4, 8]]],
     "tied_to": [],
     "in_place": False,
     "carries_state": False,
     "small_forward_seconds": 0.0,
     "small_backward_seconds": 0.0,
+}
+VALUE = {
+    "name": "0",
+    "maker": 0,
+    "readers": [1],
+    "dtype": "float32",
+    "itemsize": 4,
+    "shapes": [[4, [4, 8]]],
+    "differentiable": True,
 }
 PARAMETER = {
     "units": [0],
@@ -64,6 +69,8 @@ PARAMETER = {
 }
 INSPECTION = {
     "units": [UNIT],
+    "values": [VALUE],
+    "cut_problems": [[2, "unit 1 (Pair) passes on a tuple"]],
     "input": {"dtype": "float32", "itemsize": 4, "shapes": [[4, [4, 3]]]},
     "target": {"dtype": "int64", "itemsize": 8, "shapes": [[4, [4]]]},
     "num_train": 8,

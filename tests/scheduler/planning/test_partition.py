@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 from hypothesis import given
@@ -31,19 +31,22 @@ def units_of(model: Sequence[tuple[int, bool, int | None]], unit_of: UnitOf) -> 
             number,
             forward=seconds / 4,
             backward=3 * seconds / 4,
-            dtype="float32" if tensor else None,
             tied_to=() if tied is None or tied == number else (tied,),
         )
-        for number, (seconds, tensor, tied) in enumerate(model)
+        for number, (seconds, _, tied) in enumerate(model)
     ]
 
 
-def allowed_cuts(units: Sequence[UnitFacts]) -> list[int]:
+def problems_of(model: Sequence[tuple[int, bool, int | None]]) -> dict[int, str]:
+    return {number + 1: "no tensor" for number, (_, tensor, _) in enumerate(model) if not tensor}
+
+
+def allowed_cuts(units: Sequence[UnitFacts], problems: Mapping[int, str]) -> list[int]:
     ties = [(tied, number) for number, unit in enumerate(units) for tied in unit.tied_to]
     return [
         cut
         for cut in range(1, len(units))
-        if units[cut - 1].dtype is not None and not any(first < cut <= second for first, second in ties)
+        if cut not in problems and not any(first < cut <= second for first, second in ties)
     ]
 
 
@@ -55,16 +58,16 @@ def slowest(units: Sequence[UnitFacts], cuts: Sequence[tuple[int, int]]) -> floa
 def test_the_slowest_stage_is_as_fast_as_any_cut_allows(
     unit_of: UnitOf, model: list[tuple[int, bool, int | None]], num_stages: int
 ) -> None:
-    units = units_of(model, unit_of)
-    allowed = allowed_cuts(units)
+    units, problems = units_of(model, unit_of), problems_of(model)
+    allowed = allowed_cuts(units, problems)
     every = [
         list(itertools.pairwise([0, *chosen, len(units)])) for chosen in itertools.combinations(allowed, num_stages - 1)
     ]
     if not every:
         with pytest.raises(PlanError, match=f"can be cut into at most {len(allowed) + 1} stages"):
-            partition(units, num_stages)
+            partition(units, num_stages, problems=problems)
         return
-    cuts = partition(units, num_stages)
+    cuts = partition(units, num_stages, problems=problems)
     assert list(cuts) in every
     assert slowest(units, cuts) == min(slowest(units, other) for other in every)
 
@@ -76,20 +79,22 @@ def test_units_that_share_a_parameter_stay_together(unit_of: UnitOf) -> None:
         partition(units, 3)
 
 
-def test_no_cut_falls_where_no_single_tensor_passes(unit_of: UnitOf) -> None:
-    assert partition([unit_of(0), unit_of(1, dtype=None), unit_of(2, dtype=None), unit_of(3)], 2) == ((0, 1), (1, 4))
+def test_no_cut_falls_where_there_is_a_problem_with_it(unit_of: UnitOf) -> None:
+    problems = {2: "unit 1 passes on a dict", 3: "unit 2 passes on a dict"}
+    assert partition([unit_of(number) for number in range(4)], 2, problems=problems) == ((0, 1), (1, 4))
 
 
 def test_the_users_own_split_is_taken_where_the_model_can_be_cut(unit_of: UnitOf) -> None:
     units = [unit_of(0), unit_of(1), unit_of(2), unit_of(3, tied_to=(2,))]
-    units += [unit_of(4, dtype=None, kind="Pair", output="a dict"), unit_of(5)]
-    assert partition(units, 2, [1]) == ((0, 1), (1, 6))
-    assert partition(units, 3, [1, 2]) == ((0, 1), (1, 2), (2, 6))
+    units += [unit_of(4), unit_of(5)]
+    problems = {5: "unit 4 (Pair) passes on a dict"}
+    assert partition(units, 2, [1], problems) == ((0, 1), (1, 6))
+    assert partition(units, 3, [1, 2], problems) == ((0, 1), (1, 2), (2, 6))
     for split, why in {
         3: "3: units 2 and 3 have a buffer in common",
-        5: r"5: unit 4 \(Pair\) passes on a dict, and only a plain tensor goes from stage to stage",
+        5: r"5: unit 4 \(Pair\) passes on a dict",
         9: "9, of 6",
     }.items():
         text = rf"strategy\.split: the model cannot be cut before unit {why}; it can be before \[1, 2, 4\]"
         with pytest.raises(PlanError, match=text):
-            partition(units, 2, [split])
+            partition(units, 2, [split], problems)

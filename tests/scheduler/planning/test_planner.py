@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import msgpack
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, TensorFacts, UnitFacts, slot_bytes
+from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, TensorFacts, UnitFacts, ValueFacts, slot_bytes
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
 from weft.plan.worker_view import WorkerView
@@ -281,10 +282,14 @@ def test_a_slot_holds_the_largest_microbatch_in_whole_vectors(
     assert facts.max_bytes() <= size
 
 
-def test_an_inspection_is_the_same_on_the_other_side_of_the_wire(inspection_of: InspectionOf, unit_of: UnitOf) -> None:
-    facts = {name: getattr(unit_of(0), name) for name in UnitFacts.__dataclass_fields__}
+def test_an_inspection_is_the_same_on_the_other_side_of_the_wire(
+    inspection_of: InspectionOf, unit_of: UnitOf, value_of: Callable[..., ValueFacts]
+) -> None:
+    unit, value, why = asdict(unit_of(0)), asdict(value_of(0, 1, 2)), "unit 0 (Pair) passes on a tuple"
     told = {
-        "units": [{**facts, "shapes": [[1, [1, 8]], [2, [2, 8]]], "tied_to": []}],
+        "units": [unit],
+        "values": [value | {"shapes": [[1, [1, 8]], [2, [2, 8]]]}],
+        "cut_problems": [[1, why]],
         "input": {"dtype": "float32", "itemsize": 4, "shapes": [[1, [1, 3]], [2, [2, 3]]]},
         "target": {"dtype": "int64", "itemsize": 8, "shapes": [[1, [1]], [2, [2]]]},
         "num_train": 8,
@@ -299,23 +304,24 @@ def test_an_inspection_is_the_same_on_the_other_side_of_the_wire(inspection_of: 
         "weighted": False,
         "copy_bytes_per_second": 5e9,
     }
-    assert Inspection.from_wire(msgpack.unpackb(msgpack.packb(told))) == inspection_of([unit_of(0)])
-    with_device = told | {"device_units": told["units"], "device_update_seconds": 3.0}
-    expected = inspection_of([unit_of(0)], device_units=(unit_of(0),), device_update_seconds=3.0)
+    found = {"values": (value_of(0, 1, 2),), "cut_problems": {1: why}}
+    assert Inspection.from_wire(msgpack.unpackb(msgpack.packb(told))) == inspection_of([unit_of(0)], **found)
+    of_device = {"device_units": told["units"], "device_values": told["values"], "device_update_seconds": 3.0}
+    with_device = told | of_device
+    found |= {"device_units": (unit_of(0),), "device_values": found["values"], "device_update_seconds": 3.0}
+    expected = inspection_of([unit_of(0)], **found)
     assert Inspection.from_wire(msgpack.unpackb(msgpack.packb(with_device))) == expected
 
 
 def test_each_replica_is_cut_by_the_times_of_its_own_kind_of_device(
-    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, value_of: Callable[..., ValueFacts]
 ) -> None:
     """The host takes longest for the first unit, the device for the last; under autocast they differ in dtype too."""
     host = [unit_of(number, forward) for number, forward in enumerate((9.0, 1.0, 1.0, 1.0))]
-    device = [
-        unit_of(number, forward, dtype="bfloat16", itemsize=2, in_place=number == 3)
-        for number, forward in enumerate((1.0, 1.0, 1.0, 9.0))
-    ]
+    device = [unit_of(number, forward, in_place=number == 3) for number, forward in enumerate((1.0, 1.0, 1.0, 9.0))]
+    device_values = tuple(value_of(number, dtype="bfloat16", itemsize=2) for number in range(3))
     replicas = [{"device": kind, "stages": 2} for kind in ("cpu", "gpu")]
-    plan = plan_of(inspection_of(host, device_units=tuple(device)), replicas=replicas)
+    plan = plan_of(inspection_of(host, device_units=tuple(device), device_values=device_values), replicas=replicas)
     assert [(stage.replica, stage.first, stage.last) for stage in plan.stages] == [
         (0, 0, 1),
         (0, 1, 4),
@@ -323,5 +329,5 @@ def test_each_replica_is_cut_by_the_times_of_its_own_kind_of_device(
         (1, 3, 4),
     ]
     assert [stage.copies_input for stage in plan.stages] == [False, False, False, True]
-    dtypes = {ring.name: ring.dtype for ring in plan.rings}
+    dtypes = {ring.name: ring.values[0].dtype for ring in plan.rings}
     assert (dtypes["activation-0-0"], dtypes["activation-1-0"]) == ("float32", "bfloat16")

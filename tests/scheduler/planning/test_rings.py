@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from weft.plan.inspection import Inspection, UnitFacts
+from weft.plan.inspection import Inspection, UnitFacts, ValueFacts
 from weft.plan.plan import Plan
 from weft.scheduler.planning.rings import shared_bytes
 
 PlanOf = Callable[..., Plan]
 InspectionOf = Callable[..., Inspection]
 UnitOf = Callable[..., UnitFacts]
+ValueOf = Callable[..., ValueFacts]
 
 CPU = {"device": "cpu", "stages": 2, "microbatches": 4}
 GPU = {"device": "gpu", "stages": 2, "microbatches": 3}
@@ -93,11 +94,12 @@ def test_between_stages_of_one_gpu_nothing_is_lent(
 
 
 def test_a_slot_between_stages_holds_what_the_unit_before_the_replicas_own_cut_puts_out(
-    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, value_of: ValueOf
 ) -> None:
-    units = [unit_of(number, shapes={1: (1, 16 * (number + 1))}) for number in range(3)]
+    units = [unit_of(number) for number in range(3)]
+    values = tuple(value_of(number, shapes={1: (1, 16 * (number + 1))}) for number in range(2))
     split: list[dict[str, Any]] = [{"stages": 2, "split": [1]}, {"stages": 2, "split": [2]}]
-    plan = plan_of(inspection_of(units), replicas=split)
+    plan = plan_of(inspection_of(units, values=values), replicas=split)
     sizes = {ring.name: ring.slot_bytes for ring in plan.rings}
     assert (sizes["activation-0-0"], sizes["activation-1-0"]) == (64, 128)
     assert (sizes["gradient-0-0"], sizes["gradient-1-0"]) == (64, 128)

@@ -93,8 +93,9 @@ def _wire(facts: Inspection) -> dict[str, Any]:
         return table | {"shapes": [[size, list(shape)] for size, shape in table["shapes"].items()]}
 
     wire = asdict(facts)
-    for name in ("units", "device_units"):
-        wire[name] = [with_pairs(unit) for unit in wire[name]]
+    for name in ("values", "device_values"):
+        wire[name] = [with_pairs(value) for value in wire[name]]
+    wire["cut_problems"] = list(facts.cut_problems.items())
     return wire | {name: with_pairs(wire[name]) for name in ("input", "target")}
 
 

@@ -227,10 +227,10 @@ def test_under_autocast_a_unit_is_what_its_device_makes_of_it() -> None:
             return super().forward(x)
 
     device = SlowDevice()
-    workload = workload_of(nn.Sequential(Asking(3, 3)), loss=Distance(device))
+    workload = workload_of(nn.Sequential(Asking(3, 3), nn.Linear(3, 3)), loss=Distance(device))
     told = inspect(workload, spec_of(replicas=[GPU], precision="bf16"), device)
     assert (set(ended), torch.is_autocast_enabled("cpu")) == ({True}, False)
-    assert told["units"][0]["dtype"] == "bfloat16"
+    assert told["values"][0]["dtype"] == "bfloat16"
 
 
 def test_a_workload_that_is_wrong_is_refused_on_a_device_as_on_the_host() -> None:

@@ -64,9 +64,17 @@ def test_sizes_shapes_and_bytes_of_each_unit_are_found() -> None:
     assert [unit["name"] for unit in told["units"]] == ["0.", "1.", "2.", "3."]
     assert [unit["parameter_bytes"] for unit in told["units"]] == [80, 40, 0, 48]
     assert [unit["buffer_bytes"] for unit in told["units"]] == [0, 48, 0, 0]
-    assert {(unit["dtype"], unit["itemsize"]) for unit in told["units"]} == {("float32", 4)}
+    assert [(value["name"], value["maker"], value["readers"]) for value in told["values"]] == [
+        ("0", 0, [1]),
+        ("1", 1, [2]),
+        ("2", 2, [3]),
+    ]
+    assert {(value["dtype"], value["itemsize"], value["differentiable"]) for value in told["values"]} == {
+        ("float32", 4, True)
+    }
+    assert told["cut_problems"] == []
     sizes = [2, 7, 8]  # a batch, the last one of training, the one of validation
-    assert sorted(told["units"][0]["shapes"]) == [[size, [size, 5]] for size in sizes]
+    assert sorted(told["values"][0]["shapes"]) == [[size, [size, 5]] for size in sizes]
     assert sorted(told["input"]["shapes"]) == [[size, [size, 3]] for size in sizes]
     assert (told["input"]["dtype"], told["target"]["dtype"]) == ("float32", "float32")
     assert (told["num_train"], told["num_validation"], told["metrics"]) == (10, 7, [])
@@ -77,10 +85,20 @@ def test_sizes_shapes_and_bytes_of_each_unit_are_found() -> None:
     assert msgpack.unpackb(msgpack.packb(told)) == told, "plain data"
 
 
-def test_a_unit_that_passes_on_no_single_tensor_has_no_shape() -> None:
+def test_behind_a_unit_that_passes_on_no_single_tensor_the_model_is_not_cut() -> None:
     told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2), Pair(), Join())), spec_of())
-    assert [unit["dtype"] for unit in told["units"]] == ["float32", None, "float32"]
-    assert told["units"][1]["shapes"] == []
+    assert [value["name"] for value in told["values"]] == ["0"]
+    (problem,) = told["cut_problems"]
+    assert problem == [2, "unit 1 (Pair) passes on a tuple, and only a plain tensor goes from stage to stage"]
+
+
+def test_what_the_last_unit_makes_is_no_problem() -> None:
+    class Both(nn.Module):
+        def forward(self, pair: tuple[torch.Tensor, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+            return (pair[0] + pair[1] - target).square().mean()
+
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2), Pair()), loss=Both()), spec_of())
+    assert told["cut_problems"] == []
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
@@ -94,7 +112,7 @@ def test_a_unit_that_passes_on_no_single_tensor_has_no_shape() -> None:
         (lambda x: {"x": x}, "a dict"),
     ],
 )
-def test_what_no_slot_can_hold_is_told_and_the_unit_has_no_shape(make: Any, output: str) -> None:
+def test_what_no_slot_can_hold_is_told(make: Any, output: str) -> None:
     class Make(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
             return make(x)
@@ -105,9 +123,11 @@ def test_what_no_slot_can_hold_is_told_and_the_unit_has_no_shape(make: Any, outp
             x = x.to_padded_tensor(0.0) if x.is_nested else x.to_dense() if x.layout is torch.sparse_coo else x
             return x.as_subclass(torch.Tensor).float()
 
-    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2), Make(), Take())), spec_of())["units"]
-    assert [(unit["dtype"], unit["output"]) for unit in told] == [("float32", ""), (None, output), ("float32", "")]
-    assert told[2]["backward_seconds"] > 0
+    told = inspect(workload_of(nn.Sequential(nn.Linear(3, 2), Make(), Take())), spec_of())
+    assert [(value["name"], value["dtype"]) for value in told["values"]] == [("0", "float32")]
+    why = f"unit 1 (Make) passes on {output}, and only a plain tensor goes from stage to stage"
+    assert told["cut_problems"] == [[2, why]]
+    assert told["units"][2]["backward_seconds"] > 0
 
 
 def test_units_that_share_a_buffer_are_tied_and_those_that_share_a_parameter_are_told() -> None:
@@ -212,7 +232,7 @@ def test_inputs_that_are_no_floats_go_through() -> None:
     model = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(6, 2))
     told = inspect(workload_of(model, train=(torch.randint(7, (10, 2)), torch.randn(10, 2))), spec_of())
     assert told["input"]["dtype"] == "int64"
-    assert told["units"][0]["shapes"][0] == [2, [2, 2, 3]]
+    assert told["values"][0]["shapes"][0] == [2, [2, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -288,10 +308,10 @@ def test_a_model_that_takes_no_smaller_microbatch_is_timed_with_one_size() -> No
 
 def test_a_size_that_only_validation_has_is_looked_at_in_its_mode() -> None:
     """Batch norm refuses to train on one sample: a validation set of 5 in batches of 4 failed the whole job."""
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.ReLU())
     data = torch.randn(5, 3), torch.randn(5, 2)
     told = inspect(workload_of(model, train=(torch.randn(8, 3), torch.randn(8, 2)), validation=data), spec_of(4))
-    assert [size for size, _ in told["units"][1]["shapes"]] == [1, 4]
+    assert [size for size, _ in told["values"][1]["shapes"]] == [1, 4]
     assert model.training
     with pytest.raises(ValueError, match="more than 1 value per channel when training"):
         inspect(workload_of(model, train=data), spec_of(4))

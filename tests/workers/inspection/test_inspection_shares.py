@@ -18,12 +18,12 @@ def sizes_inspected(strategy: dict[str, Any], model: nn.Module | None = None) ->
     job = {"entry": "job.py:workload", "batch_size": 24, "epochs": 1}
     spec = JobSpec.parse({"job": job, "strategy": strategy, "directory": "/jobs"})
     workload = Workload(
-        model=model or nn.Sequential(nn.Linear(3, 2)),
+        model=model or nn.Sequential(nn.Linear(3, 2), nn.ReLU()),
         loss=nn.MSELoss(),
         train=(torch.randn(48, 3), torch.randn(48, 2)),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     )
-    return sorted(size for size, _ in inspect(workload, spec, HostDevice())["units"][0]["shapes"])
+    return sorted(size for size, _ in inspect(workload, spec, HostDevice())["values"][0]["shapes"])
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.plan.plan import Ring, Role
+from weft.plan.plan import Ring, Role, SlotValue
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.slots import SlotRing
 
+VALUE = SlotValue(name="0", dtype="float32", shapes={2: (2, 4), 1: (1, 4)}, offset=0, num_bytes=64, stages=(1,))
 RING = Ring(
     role=Role.ACTIVATION,
     replica=0,
-    stage=0,
+    writer=0,
+    stages=(1,),
     depth=3,
-    dtype="float32",
     slot_bytes=64,
-    shapes={2: (2, 4), 1: (1, 4)},
+    values=(VALUE,),
 )
 
 
@@ -86,7 +87,7 @@ def test_a_microbatch_size_that_was_not_planned_is_an_error() -> None:
 
 def test_a_devices_own_ring_is_not_shared() -> None:
     blocks = Blocks()
-    first, second = (ring_of(blocks, role=Role.INPUT, memory="device") for _ in range(2))
+    first, second = (ring_of(blocks, role=Role.INPUT, writer=None, memory="device") for _ in range(2))
     first.slot(0, 0, 2).fill_(1)
     assert first.slot(0, 0, 2).tolist() == [[1.0] * 4] * 2
     assert not second.slot(0, 0, 2).any()
@@ -130,7 +131,7 @@ def test_the_host_reads_shared_memory_in_place() -> None:
 
 def test_a_ring_for_what_has_no_elements_has_a_block_all_the_same() -> None:
     blocks = Blocks()
-    ring = ring_of(blocks, slot_bytes=0, shapes={1: (1, 0)})
+    ring = ring_of(blocks, slot_bytes=0, values=(replace(VALUE, shapes={1: (1, 0)}),))
     assert ring.slot(0, 0, 1).shape == (1, 0)
     assert blocks.made["activation-0-0"].numel() == 1
 
@@ -168,7 +169,7 @@ GAPS = ("slice", "every second")
 def test_what_crosses_keeps_its_strides(directory: Directory, kind: str, memory: str) -> None:
     """Kernels sum in the order in which memory lies: a convolution's channels_last output, handed on as contiguous,
     changed the last bits of what the next stage made of it, and so did the gradient of a sum, one number expanded."""
-    ring = replace(RING, shapes={2: (2, 4, 3, 3)}, slot_bytes=320, memory=memory, lender=2)
+    ring = replace(RING, values=(replace(VALUE, shapes={2: (2, 4, 3, 3)}),), slot_bytes=320, memory=memory, lender=2)
     writer = SlotRing(directory, ring, 2, StandIn(), position=2)
     reader = writer if memory == "device" else SlotRing(directory, ring, 2, StandIn(), position=1)
     plain = torch.arange(72.0).reshape(2, 4, 3, 3)

@@ -26,7 +26,7 @@ from weft.plan.rows import Row, unpack
 
 FILE: Final = "recording.msgpack"
 PROFILED_FILE: Final = "profiled.msgpack"  # as it was when the iterations that were to be profiled were over
-VERSION: Final = 2
+VERSION: Final = 3
 RECORDED_BYTES: Final = 8 << 20  # of a running job's rows: 175,000 of them; a daemon runs few jobs at a time
 MAX_BYTES: Final = 256 << 20  # of a file: the rows, and some 100 MB of a graph of 256 stages and 1,024 microbatches
 BACKWARD: Final = MODE_INDEX["backward"]

@@ -6,11 +6,12 @@ it. Batches stand in the rings of the data until the whole batch is read, as in 
 
     input, target     LOAD(r,m)          ─▶ the batch's last BACKWARD of the stage that reads (last FETCH, on a device)
     device-…          FETCH(r,s,m)       ─▶ BACKWARD(r,s,m)
-    activation-r-s    FORWARD(r,s,m)     ─▶ BACKWARD(r,s+1,m)
+    activation-r-s    FORWARD(r,s,m)     ─▶ the last BACKWARD(r,·,m) of the stages that read it
     gradient-r-s      BACKWARD(r,s+1,m)  ─▶ BACKWARD(r,s,m)
 
-In validation a BACKWARD passes at once and leaves no row; then the slot is free at the end of the FORWARD. A lane tells
-others that a task is done a moment before it stamps its end, so a slot is free at the latest when it is written again.
+In validation a BACKWARD passes at once and leaves no row; then the slot is free at the end of the last FORWARD. A lane
+tells others that a task is done a moment before it stamps its end, so a slot is free at the latest when it is written
+again.
 """
 
 from __future__ import annotations
@@ -64,13 +65,15 @@ def ring_uses(recording: Recording, window: Window) -> list[RingUse]:
 
 def ring_facts(ring: Ring) -> dict[str, Any]:
     """What a recording keeps of it."""
-    return {name: getattr(ring, name) for name in ("role", "replica", "stage", "memory", "depth", "slot_bytes")}
+    names = ("role", "replica", "writer", "memory", "depth", "slot_bytes")
+    return {name: getattr(ring, name) for name in names} | {"stages": list(ring.stages)}
 
 
 def _rings(recording: Recording) -> list[Ring]:
-    """None of a recording of a Weft that kept their names alone."""
-    kept = [facts for facts in recording.facts.get("rings", ()) if "role" in facts]
-    return [Ring(**{**facts, "role": Role(facts["role"])}, dtype="", shapes={}) for facts in kept]
+    return [
+        Ring(**{**facts, "role": Role(facts["role"]), "stages": tuple(facts["stages"])}, values=())
+        for facts in recording.facts.get("rings", ())
+    ]
 
 
 def bytes_used(uses: list[RingUse]) -> tuple[Level, ...]:
@@ -138,8 +141,8 @@ class _History:
     def occupied(self, ring: Ring) -> Iterator[_Use]:
         if ring.is_loaded:
             return self._batches(ring)
-        (kind, writer), (_, reader) = ring.ends
-        return self._between((kind, ring.replica, writer), ring.replica, reader)
+        kind, writer = ring.ends[0]
+        return self._between((kind, ring.replica, writer), ring)
 
     def waiting_batches(self, replica: int) -> Iterator[Interval]:
         """From a batch's last LOAD to the first task that takes of it."""
@@ -189,11 +192,12 @@ class _History:
                 return run[1]
         return None
 
-    def _between(self, writer: tuple[str, int, int], replica: int, stage: int) -> Iterator[_Use]:
+    def _between(self, writer: tuple[str, int, int], ring: Ring) -> Iterator[_Use]:
         written = [(key[3], task) for key, task in self._task.items() if key[:3] == writer]
         for iteration in self._iterations:
             for microbatch, task in written:
-                freed = self._read(replica, stage, microbatch, iteration)
+                read = [self._read(ring.replica, stage, microbatch, iteration) for stage in ring.stages]
+                freed = max((end for end in read if end is not None), default=None) if None not in read else None
                 position = iteration * len(written) + microbatch
                 yield from self._use(position, self._runs.get((task, iteration)), freed, iteration)
 

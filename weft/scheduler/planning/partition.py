@@ -5,10 +5,11 @@ Contiguous units to stages, by dynamic programming over the units' measured time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 
-from weft.plan.inspection import UnitFacts
+from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.placement import Cuts
 from weft.scheduler.planning.working_window import layer_cuts
 from weft.spec.strategy import Replica
@@ -18,24 +19,30 @@ class PlanError(ValueError):
     """The job cannot be planned as asked. The text names the field and the remedy."""
 
 
-def cut_for(units: Sequence[UnitFacts], replica: Replica) -> Cuts:
+def cut_for(inspection: Inspection, replica: Replica) -> Cuts:
+    units, problems = inspection.units_on(replica.device), inspection.cut_problems
     if replica.working_window is None:
-        return partition(units, replica.stages, replica.split)
-    split = replica.split if replica.split is not None else layer_cuts(units, _allowed_cuts(units))
-    return partition(units, len(split) + 1, split)
+        return partition(units, replica.stages, replica.split, problems)
+    split = replica.split if replica.split is not None else layer_cuts(units, _allowed_cuts(units, problems))
+    return partition(units, len(split) + 1, split, problems)
 
 
 def within_layers(window: int | None, layers: Cuts) -> int | None:
     return None if window is None else min(window, len(layers))
 
 
-def partition(units: Sequence[UnitFacts], num_stages: int, split: Sequence[int] | None = None) -> Cuts:
+def partition(
+    units: Sequence[UnitFacts],
+    num_stages: int,
+    split: Sequence[int] | None = None,
+    problems: Mapping[int, str] = MappingProxyType({}),
+) -> Cuts:
     """(first, last) of each stage, last exclusive, minimising the slowest stage's forward plus backward time.
 
-    No cut falls after a unit whose output is no single tensor, nor between units that share a parameter. split: the
-    user's own cuts instead. Errors: PlanError.
+    No cut falls before a unit that has a problem with it, nor between units that share a buffer. split: the user's own
+    cuts instead. problems: as in Inspection.cut_problems. Errors: PlanError.
     """
-    allowed = _allowed_cuts(units)
+    allowed = _allowed_cuts(units, problems)
     if num_stages > len(allowed) + 1:
         names = ", ".join(unit.name.rstrip(".") or "the whole model" for unit in units[:8])
         raise PlanError(
@@ -45,9 +52,9 @@ def partition(units: Sequence[UnitFacts], num_stages: int, split: Sequence[int] 
         )
     if split is not None:
         if refused := sorted(set(split) - set(allowed)):
+            why = _why_not(units, refused[0], problems)
             raise PlanError(
-                f"strategy.split: the model cannot be cut before unit {refused[0]}{_why_not(units, refused[0])}; "
-                f"it can be before {allowed}"
+                f"strategy.split: the model cannot be cut before unit {refused[0]}{why}; it can be before {allowed}"
             )
         return tuple(pairwise([0, *split, len(units)]))
     bounds = [0, *allowed, len(units)]
@@ -68,23 +75,21 @@ def partition(units: Sequence[UnitFacts], num_stages: int, split: Sequence[int] 
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
 
 
-def _allowed_cuts(units: Sequence[UnitFacts]) -> list[int]:
-    return [cut for cut in range(1, len(units)) if _can_cut(units, cut)]
+def _allowed_cuts(units: Sequence[UnitFacts], problems: Mapping[int, str]) -> list[int]:
+    return [cut for cut in range(1, len(units)) if cut not in problems and _tied_across(units, cut) is None]
 
 
-def _can_cut(units: Sequence[UnitFacts], cut: int) -> bool:
-    return units[cut - 1].dtype is not None and not any(
-        partner < cut for unit in units[cut:] for partner in unit.tied_to
-    )
+def _tied_across(units: Sequence[UnitFacts], cut: int) -> tuple[int, int] | None:
+    """Two units on either side of a cut that share a buffer."""
+    ties = ((tied, number) for number, unit in enumerate(units) for tied in unit.tied_to)
+    return next(((tied, number) for tied, number in ties if tied < cut <= number), None)
 
 
-def _why_not(units: Sequence[UnitFacts], cut: int) -> str:
+def _why_not(units: Sequence[UnitFacts], cut: int, problems: Mapping[int, str]) -> str:
     if not 0 < cut < len(units):
         return f", of {len(units)}"
-    before = units[cut - 1]
-    if before.dtype is None:
-        kind = f" ({before.kind})" if before.kind else ""
-        output = before.output or "no single tensor"
-        return f": unit {cut - 1}{kind} passes on {output}, and only a plain tensor goes from stage to stage"
-    pair = next((tied, number) for number, unit in enumerate(units) for tied in unit.tied_to if tied < cut <= number)
+    if cut in problems:
+        return f": {problems[cut]}"
+    pair = _tied_across(units, cut)
+    assert pair is not None
     return f": units {pair[0]} and {pair[1]} have a buffer in common"

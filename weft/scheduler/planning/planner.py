@@ -16,7 +16,7 @@ from weft.plan.graph import Graph, GraphError
 from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
 from weft.plan.placement import Cuts, Placement
-from weft.plan.plan import Plan, Ring, Role, StagePlan
+from weft.plan.plan import Plan, Ring, StagePlan
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
@@ -44,7 +44,7 @@ def make_plan(
     """A plan that has passed its checks. host_bytes_free: of any memory of the host; where it is scarce, updates do not
     speculate. Errors: PlanError."""
     _check_sizes(spec, inspection)
-    cuts = [cut_for(inspection.units_on(replica.device), replica) for replica in spec.strategy.replica_list]
+    cuts = [cut_for(inspection, replica) for replica in spec.strategy.replica_list]
     given = [replica.working_window for replica in spec.strategy.replica_list]
 
     def plan_with(window: int) -> Plan:
@@ -155,13 +155,13 @@ def _without_speculation(placement: Placement) -> Placement:
 
 
 def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[Ring]) -> tuple[StagePlan, ...]:
-    owned = {(ring.role, ring.replica, ring.stage): ring.depth * ring.slot_bytes for ring in rings}
     plans = []
     for r, cuts in enumerate(placement.cuts):
         for stage, (first, last) in enumerate(cuts):
             units = inspection.units_on(placement.replicas[r].device)[first:last]
             parameters = sum(unit.parameter_bytes for unit in units)
-            slots = owned.get((Role.ACTIVATION, r, stage), 0) + owned.get((Role.GRADIENT, r, stage - 1), 0)
+            written = [ring for ring in rings if (ring.replica, ring.writer) == (r, stage)]
+            slots = sum(ring.depth * ring.slot_bytes for ring in written)
             replica = placement.replicas[r]
             copies = 3 if replica.private and replica.working_window is None else 2
             memory = copies * parameters + sum(unit.buffer_bytes for unit in units) + slots

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from weft.plan.buckets import Holder
-from weft.plan.inspection import Inspection, TensorFacts, UnitFacts, slot_bytes
+from weft.plan.inspection import Inspection, TensorFacts, slot_bytes
 from weft.plan.placement import Placement
-from weft.plan.plan import Ring, Role
+from weft.plan.plan import Ring, Role, SlotValue
 from weft.plan.shapes import ShapeError, check_affine
+from weft.scheduler.planning.crossing import CrossingValue, crossing_values, gradients_into
 from weft.scheduler.planning.schedules import in_flight
 from weft.spec.strategy import Strategy
 
 
 def make_rings(strategy: Strategy, inspection: Inspection, placement: Placement) -> tuple[Ring, ...]:
-    """Input and target: whole batches, loaded ahead; for all replicas where they steal. Activations and
-    gradients: as many as the schedule has in flight. A device's own input and target: those in flight and those
-    that are fetched ahead.
+    """Input and target: whole batches, loaded ahead; for all replicas where they steal. A device's own input and
+    target: those in flight and those that are fetched ahead. What crosses: as many as the schedule has in flight, of
+    activations in the stage that writes them, of gradients in the one that reads them.
 
     Errors: ShapeError where shares adapt and it is not clear how the shapes grow with a microbatch.
     """
@@ -26,15 +27,16 @@ def make_rings(strategy: Strategy, inspection: Inspection, placement: Placement)
     )
     if strategy.share == "adaptive":
         for ring in rings:
-            _check_any_size_fits(ring)
+            for value in ring.values:
+                _check_any_size_fits(ring.role, value)
     return rings
 
 
-def _check_any_size_fits(ring: Ring) -> None:
+def _check_any_size_fits(role: Role, value: SlotValue) -> None:
     try:
-        check_affine(ring.shapes)
+        check_affine(value.shapes)
     except ShapeError as error:
-        what = {Role.INPUT: "inputs", Role.TARGET: "targets"}.get(ring.role, "a stage's outputs")
+        what = {Role.INPUT: "inputs", Role.TARGET: "targets"}.get(role, "a stage's outputs")
         raise ShapeError(
             f"strategy.share = 'adaptive' makes microbatches of any size, and the shapes of {what} do not grow evenly "
             f"with them: {error}; use share = 'fixed' or 'stealing'"
@@ -52,33 +54,66 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
     ends = ((Role.INPUT, inspection.input, 0), (Role.TARGET, inspection.target, num_stages - 1))
     for role, facts, stage in ends:
         if r == 0 or not strategy.steals:
-            ring = _ring(role, Holder(r, stage), strategy.prefetch.load * count, facts)
+            ring = _data_ring(role, Holder(r, stage), strategy.prefetch.load * count, facts)
             yield replace(ring, by_number=strategy.steals)
         if replica.device == "gpu":
             depth = flying(stage) + strategy.prefetch.transfer
-            yield replace(_ring(role, Holder(r, stage), depth, facts), memory="device")
-    for stage, (_, last) in enumerate(placement.cuts[r][:-1]):
-        output = inspection.units_on(replica.device)[last - 1]
-        for role, writer in ((Role.ACTIVATION, stage), (Role.GRADIENT, stage + 1)):
-            ring = _ring(role, Holder(r, stage), flying(stage), output)
-            if placement.is_within_device(r, stage):
-                yield replace(ring, memory="device")
-            elif replica.device == "gpu" and inspection.peer_access:
-                yield replace(ring, memory="peer", lender=placement.worker_of[Holder(r, writer)])
-            else:
-                yield ring
+            yield replace(_data_ring(role, Holder(r, stage), depth, facts), memory="device")
+    crossing = crossing_values(inspection.values_on(replica.device), placement.cuts[r])
+    for stage in range(num_stages):
+        if made := [value for value in crossing if value.writer == stage]:
+            readers = sorted({reader for value in made for reader in value.readers})
+            ring = _ring(Role.ACTIVATION, r, readers, flying(stage), _in_slot([(each, each.readers) for each in made]))
+            yield _placed(replace(ring, writer=stage), inspection, placement)
+        for source, values in gradients_into(stage, crossing).items():
+            ring = _ring(Role.GRADIENT, r, [stage], flying(stage), _in_slot([(each, (stage,)) for each in values]))
+            yield _placed(replace(ring, writer=source), inspection, placement)
 
 
-def _ring(role: Role, holder: Holder, depth: int, facts: UnitFacts | TensorFacts) -> Ring:
-    return Ring(
-        role=role,
-        replica=holder.replica,
-        stage=holder.stage,
-        depth=depth,
-        dtype=facts.dtype or "",
-        slot_bytes=slot_bytes(facts.shapes, facts.itemsize),
+def _placed(ring: Ring, inspection: Inspection, placement: Placement) -> Ring:
+    """In the memory that what crosses stands in."""
+    assert ring.writer is not None
+    if placement.is_within_device(ring.replica, [ring.writer, *ring.stages]):
+        return replace(ring, memory="device")
+    if placement.replicas[ring.replica].device == "gpu" and inspection.peer_access:
+        return replace(ring, memory="peer", lender=placement.worker_of[Holder(ring.replica, ring.writer)])
+    return ring
+
+
+def _data_ring(role: Role, holder: Holder, depth: int, facts: TensorFacts) -> Ring:
+    value = SlotValue(
+        name=str(role),
+        dtype=facts.dtype,
         shapes=facts.shapes,
+        offset=0,
+        num_bytes=slot_bytes(facts.shapes, facts.itemsize),
+        stages=(holder.stage,),
     )
+    return _ring(role, holder.replica, [holder.stage], depth, (value,))
+
+
+def _ring(role: Role, replica: int, stages: Sequence[int], depth: int, values: tuple[SlotValue, ...]) -> Ring:
+    num_bytes = sum(value.num_bytes for value in values)
+    return Ring(role=role, replica=replica, stages=tuple(stages), depth=depth, slot_bytes=num_bytes, values=values)
+
+
+def _in_slot(values: Iterable[tuple[CrossingValue, tuple[int, ...]]]) -> tuple[SlotValue, ...]:
+    """One behind the other, each with the stages that read it."""
+    places: list[SlotValue] = []
+    end = 0
+    for value, stages in values:
+        facts = value.facts
+        place = SlotValue(
+            name=facts.name,
+            dtype=facts.dtype,
+            shapes=facts.shapes,
+            offset=end,
+            num_bytes=slot_bytes(facts.shapes, facts.itemsize),
+            stages=stages,
+        )
+        places.append(place)
+        end += place.num_bytes
+    return tuple(places)
 
 
 def shared_bytes(rings: Iterable[Ring]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, Kind
-from weft.plan.plan import Plan, Ring
+from weft.plan.plan import Plan, Ring, SlotValue
 
 
 class Transfers:
@@ -54,8 +54,12 @@ class Transfers:
 
 
 def _bytes_per_sample(ring: Ring) -> float:
-    size = max(ring.shapes, default=0)
-    return math.prod(ring.shapes[size]) * _item_bytes(ring.dtype) / size if size else 0.0
+    return sum(_value_bytes_per_sample(value) for value in ring.values)
+
+
+def _value_bytes_per_sample(value: SlotValue) -> float:
+    size = max(value.shapes, default=0)
+    return math.prod(value.shapes[size]) * _item_bytes(value.dtype) / size if size else 0.0
 
 
 def _item_bytes(dtype: str) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from weft.plan.inspection import Inspection, Shape, UnitFacts
+from weft.plan.inspection import Inspection, Shape, UnitFacts, ValueFacts
 from weft.scheduler.planning.costs import largest_microbatch
 from weft.scheduler.planning.measured_costs import inspected_size
 from weft.spec.job_spec import JobSpec
@@ -20,6 +20,8 @@ def resized(inspection: Inspection, spec: JobSpec, changed: JobSpec) -> Inspecti
         inspection,
         units=tuple(_resized_unit(unit, inspection, before, after) for unit in inspection.units),
         device_units=tuple(_resized_unit(unit, inspection, before, after) for unit in inspection.device_units),
+        values=_resized_values(inspection.values, before, after),
+        device_values=_resized_values(inspection.device_values, before, after),
         input=replace(inspection.input, shapes=_resized_shapes(inspection.input.shapes, before, after)),
         target=replace(inspection.target, shapes=_resized_shapes(inspection.target.shapes, before, after)),
         load_seconds=inspection.load_seconds * after / max(largest_microbatch(spec), 1),
@@ -37,8 +39,11 @@ def _resized_unit(unit: UnitFacts, inspection: Inspection, before: int, after: i
         unit,
         forward_seconds=at(unit.forward_seconds, unit.small_forward_seconds),
         backward_seconds=at(unit.backward_seconds, unit.small_backward_seconds),
-        shapes=_resized_shapes(unit.shapes, before, after),
     )
+
+
+def _resized_values(values: Iterable[ValueFacts], before: int, after: int) -> tuple[ValueFacts, ...]:
+    return tuple(replace(value, shapes=_resized_shapes(value.shapes, before, after)) for value in values)
 
 
 def _resized_shapes(shapes: Mapping[int, Shape], before: int, after: int) -> dict[int, Shape]:

@@ -30,6 +30,7 @@ _Attempt = Annotated[int, Field(ge=1, le=MAX_WHOLE)]
 _ExitCode = Annotated[int, Field(ge=1, le=255)]
 _Dimensions = Annotated[list[_Whole], Field(max_length=MAX_DIMENSIONS)]
 _Shapes = list[Annotated[tuple[_Whole, _Dimensions], Strict(False)]]  # msgpack makes lists of tuples
+_CutProblem = Annotated[tuple[_Whole, str], Strict(False)]
 _StateEntry = Annotated[
     tuple[str, Literal["elements", "tensor", "int", "float", "bool"], str, _Whole],
     Strict(False),
@@ -70,16 +71,23 @@ class _Unit(TypedDict):
     buffer_bytes: _Whole
     forward_seconds: _Seconds
     backward_seconds: _Seconds
-    dtype: str | None
-    itemsize: _Whole
-    shapes: _Shapes
     tied_to: list[_Whole]
     kind: str
-    output: str
     in_place: bool
     carries_state: bool
     small_forward_seconds: _Seconds
     small_backward_seconds: _Seconds
+
+
+@with_config(_MESSAGE)
+class _Value(TypedDict):
+    name: str
+    maker: _Whole
+    readers: list[_Whole]
+    dtype: str
+    itemsize: _Whole
+    shapes: _Shapes
+    differentiable: bool
 
 
 @with_config(_MESSAGE)
@@ -105,6 +113,8 @@ class _Inspection(TypedDict):
     """As weft.workers.inspection.inspection makes it; see weft.plan.inspection.Inspection."""
 
     units: list[_Unit]
+    values: list[_Value]
+    cut_problems: list[_CutProblem]
     input: _Tensor
     target: _Tensor
     num_train: _Whole
@@ -120,6 +130,7 @@ class _Inspection(TypedDict):
     copy_bytes_per_second: _Rate
     small_size: _Whole
     device_units: NotRequired[list[_Unit]]
+    device_values: NotRequired[list[_Value]]
 
 
 class _Inspected(_OfJob):

@@ -170,18 +170,19 @@ class StageTasks:
             self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
         x, y = self._stage.take(part.number)
         self._device.launching()
-        hand_back = self._hand_back(x, iteration, microbatch, part) if self._number else None
+        hand_back = self._hand_back(x, iteration, microbatch, part)
         with self._device.drawing:  # torch.utils.checkpoint sets the generators, and runs a part of forward again
             if self._is_last:
                 self._differentiate(y * self._weights.fraction(iteration, part), None)
-            elif y.requires_grad:
+            elif y.requires_grad and self._output_gradient is not None:
                 self._differentiate(y, self._read(self._output_gradient, iteration, microbatch, part))
         if hand_back is not None:
             hand_back.finish(x)
 
-    def _hand_back(self, x: torch.Tensor, iteration: Iteration, microbatch: int, part: Part) -> HandBack:
+    def _hand_back(self, x: torch.Tensor, iteration: Iteration, microbatch: int, part: Part) -> HandBack | None:
         ring = self._source_gradient
-        assert ring is not None
+        if ring is None:
+            return None
 
         def use(gradient: torch.Tensor) -> None:
             ring.write(iteration.index, microbatch, gradient, part.size)

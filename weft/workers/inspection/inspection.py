@@ -57,6 +57,8 @@ def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: Device) -> 
     on_host = inspect(load(), spec, HostDevice())
     return on_host | {
         "device_units": on_device["units"],
+        "device_values": on_device["values"],
+        "cut_problems": [*on_device["cut_problems"], *on_host["cut_problems"]],
         "device_update_seconds": on_device["device_update_seconds"],
         "small_size": min(on_host["small_size"], on_device["small_size"]),
     }
@@ -74,7 +76,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)
     trained = _microbatch_sizes(spec, batches.num_train, 0)
-    facts, small_size = inspect_units(workload, spec, samples, trained=trained, device=device, leave=sample.take)
+    ran = inspect_units(workload, spec, samples, trained=trained, device=device, leave=sample.take)
     on_host = on_device = None
     if optimizer is not None and _host_updates(spec, device):
         on_host = host_update(optimizer, sample)
@@ -82,7 +84,9 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         on_device = device_update(workload, sample, device)
     update = on_host or on_device
     return {
-        "units": facts,
+        "units": ran.units,
+        "values": ran.values,
+        "cut_problems": ran.cut_problems,
         "input": _tensor_facts({size: inputs for size, (inputs, _) in samples.items()}),
         "target": _tensor_facts({size: targets for size, (_, targets) in samples.items()}),
         "num_train": batches.num_train,
@@ -96,7 +100,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         "weighted": workload.weight is not None,
         "batch_modules": _batch_modules(workload.model),
         "copy_bytes_per_second": _copy_bytes_per_second(),
-        "small_size": small_size,
+        "small_size": ran.small_size,
     }
 
 

@@ -1,4 +1,4 @@
-"""Unit facts: what one kind of device makes of each unit of a model: shapes, dtypes, seconds.
+"""Unit facts: what one kind of device makes of each unit of a model: seconds; shape and dtype of what it passes on.
 
 One span of units after the other comes to the device, runs, and goes back, so that of the model no more than a span has
 to fit there beside the activations between two of them. A span ends with the first unit that passes on one tensor: only
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,6 +38,16 @@ Run = Callable[[Any], Any]
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True, slots=True)
+class RanUnits:
+    """What the units are, and what they passed on, in the wire form of Inspection's fields of these names."""
+
+    units: list[dict[str, Any]]
+    values: list[dict[str, Any]]
+    cut_problems: list[list[Any]]
+    small_size: int
+
+
 def inspect_units(
     workload: Workload,
     spec: JobSpec,
@@ -45,8 +56,8 @@ def inspect_units(
     trained: Sequence[int],
     device: Device,
     leave: Callable[[nn.Module], None],
-) -> tuple[list[dict[str, Any]], int]:
-    """The wire form of each unit's UnitFacts, and Inspection.small_size.
+) -> RanUnits:
+    """A value for each unit's output but the last one's, or a problem where that is no plain tensor.
 
     trained: sizes that are known to occur in training; others go through in validation's mode: batch norm trains on no
     batch of one. leave: called with each unit, and a loss that is a module, before it leaves the device; it has the
@@ -64,8 +75,8 @@ def inspect_units(
         span.append(module)
         place = f"{unit_place(number, name, module)}, tried before training"
         with within(place, innermost=True):
-            runs.record_shapes(module, facts[number])
-        if facts[number]["dtype"] is None and not is_last:
+            passes = runs.record_output(number, module)
+        if not passes and not is_last:
             continue
         needed = list({id(each): each for each in span}.values())
         if is_last and isinstance(workload.loss, nn.Module):
@@ -80,7 +91,10 @@ def inspect_units(
     if not runs.small_size:
         for fact in facts:
             fact["small_forward_seconds"] = fact["small_backward_seconds"] = 0.0
-    return facts, runs.small_size
+    cuts = range(1, len(modules))  # the last unit's output goes to no other
+    values = [value for number, value in runs.values.items() if number + 1 in cuts]
+    problems = [[number + 1, why] for number, why in runs.problems.items() if number + 1 in cuts]
+    return RanUnits(facts, values, problems, runs.small_size)
 
 
 def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
@@ -91,15 +105,25 @@ def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
         "buffer_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
         "forward_seconds": 0.0,
         "backward_seconds": 0.0,
-        "output": "",
-        "dtype": None,
-        "itemsize": 0,
-        "shapes": [],
         "tied_to": [],
         "in_place": False,
         "carries_state": False,
         "small_forward_seconds": 0.0,
         "small_backward_seconds": 0.0,
+    }
+
+
+def _value_facts(number: int, outputs: Mapping[int, torch.Tensor]) -> dict[str, Any]:
+    """The wire form of the ValueFacts of a unit's output, by the size of microbatch."""
+    largest = outputs[max(outputs)]
+    return {
+        "name": str(number),
+        "maker": number,
+        "readers": [number + 1],
+        "dtype": dtype_name(largest.dtype),
+        "itemsize": largest.element_size(),
+        "shapes": [[size, list(y.shape)] for size, y in outputs.items()],
+        "differentiable": can_have_gradient(largest),
     }
 
 
@@ -113,13 +137,16 @@ def _record_ties(modules: Sequence[tuple[str, nn.Module]], facts: Sequence[dict[
 
 
 class _Runs:
-    """What goes through the units, each from where the one before has left it. small_size: 0 where there is none."""
+    """What goes through the units, each from where the one before has left it. small_size: 0 where there is none.
+    values, problems: of what each unit has passed on, by its number."""
 
     def __init__(
         self, workload: Workload, spec: JobSpec, samples: Samples, trained: Sequence[int], device: Device
     ) -> None:
         inputs, target = samples[max(samples)]
         self.small_size = max(1, len(inputs) // SMALLER) if len(inputs) > 1 else 0
+        self.values: dict[int, dict[str, Any]] = {}
+        self.problems: dict[int, str] = {}
         self._loss = workload.functions["loss"]
         self._autocasts = spec.strategy.precision == "bf16"
         self._trained = trained
@@ -130,20 +157,25 @@ class _Runs:
         self._target = device.put(target)
         self._small: Any = self._largest[: self.small_size]
 
-    def record_shapes(self, module: nn.Module, fact: dict[str, Any]) -> None:
+    def record_output(self, number: int, module: nn.Module) -> bool:
+        """Whether a slot can hold what a unit makes of each size."""
         outputs = {}
         for size, x in self._shaped.items():
             module.train(size in self._trained)
             with torch.no_grad():
                 outputs[size] = self._shaped[size] = self._run(module, x)
         module.train()
-        largest, dtypes = outputs[max(outputs)], {getattr(y, "dtype", None) for y in outputs.values()}
-        if len(dtypes) == 1 and all(map(is_plain, outputs.values())):
-            fact["dtype"], fact["itemsize"] = dtype_name(largest.dtype), largest.element_size()
-            fact["shapes"] = [[size, list(y.shape)] for size, y in outputs.items()]
+        dtypes = {getattr(y, "dtype", None) for y in outputs.values()}
+        if passes := len(dtypes) == 1 and all(map(is_plain, outputs.values())):
+            self.values[number] = _value_facts(number, outputs)
         else:
             odd = [described(y) for y in outputs.values() if not is_plain(y)]
-            fact["output"] = odd[0] if odd else "a tensor whose dtype depends on the microbatch"
+            what = odd[0] if odd else "a tensor whose dtype depends on the microbatch"
+            self.problems[number] = (
+                f"unit {number} ({type(module).__name__}) passes on {what}, and only a plain tensor goes from stage to "
+                "stage"
+            )
+        return passes
 
     def measure(self, span: Sequence[nn.Module], facts: Sequence[dict[str, Any]], *, is_last: bool) -> None:
         """What the units take together counts as the last one's: nobody can tell them apart who needs to know."""

@@ -228,10 +228,11 @@ class ModelParts:
         return self._directory.create(f"state-{holder[0]}-{holder[1]}", Layout.of(state))
 
     def _rings_of(self, replica: int) -> dict[tuple[Role, int | None], SlotRing]:
-        """By role, and stage of what crosses; a device's own ring stands for the shared one that it is filled from."""
+        """By role, and of what crosses the stage before the cut; a device's own ring stands for the shared one that it
+        is filled from."""
         rings: dict[tuple[Role, int | None], SlotRing] = {}
         for ring, made in self._rings:
-            key = (ring.role, ring.stage if ring.crosses else None)
+            key = (ring.role, None if ring.writer is None else min(ring.writer, *ring.stages))
             if (ring.by_number or ring.replica == replica) and (key not in rings or ring.memory == "device"):
                 rings[key] = made
         return rings

@@ -46,8 +46,9 @@ class SlotRing:
         self._microbatches = microbatches
         self.by_number = ring.by_number  # whether its readers go by a microbatch's number
         self._slot_bytes = ring.slot_bytes
-        self._dtype = ring.dtype
-        self._shapes = ring.shapes
+        (value,) = ring.values
+        self._dtype = value.dtype
+        self._shapes = value.shapes
         self._views: list[dict[int, torch.Tensor]] = [{} for _ in range(self._depth)]
         self._strides = SlotStrides(directory, ring) if ring.crosses else None
 
@@ -106,7 +107,7 @@ class SlotStrides:
     see it. Those of a device's own ring are one object, in one process."""
 
     def __init__(self, directory: Directory, ring: Ring) -> None:
-        shape = next(iter(ring.shapes.values()))
+        shape = next(iter(ring.values[0].shapes.values()))
         self._row = 1 + len(shape)
         num_bytes = 8 * ring.depth * self._row
         is_own = ring.memory == "device"

@@ -126,7 +126,9 @@ class GraphBuilder:
 
     def ring(self, ring: Ring) -> None:
         if not ring.is_loaded:
-            self._ring_edges(ring, *ring.ends)
+            writer, readers = ring.ends
+            for reader in readers:
+                self._ring_edges(ring, writer, reader)
             return
         for holder in ring.readers(self.placement.replicas):
             self._batch_edge(ring, self._reader(*holder))
@@ -135,7 +137,7 @@ class GraphBuilder:
         return (fetch if self.is_device(r) else backward)(r, s, self.placement.replicas[r].microbatches - 1)
 
     def _ring_edges(self, ring: Ring, writer: tuple[Kind, int], reader: tuple[Kind, int]) -> None:
-        """The writer of microbatch u of the replica's run waits for the last reader of microbatch u - depth."""
+        """The writer of microbatch u of the replica's run waits until a reader is done with microbatch u - depth."""
         r = ring.replica
         count = self.placement.replicas[r].microbatches
         for m in range(count):
