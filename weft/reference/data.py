@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import TensorDataset
 
 from weft.plan.error_places import samples_place, within
-from weft.workload.workload import WorkloadError, as_dataset
+from weft.workload.collating import collate_items
+from weft.workload.source import Field, Source, Tensors, source_of
+from weft.workload.tree import with_tensors
+from weft.workload.workload import Workload, WorkloadError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,8 +20,7 @@ class Microbatch:
     replica: int  # that trains on it
     number: int  # in the batch, over all replicas; it keys random numbers
     weight: float  # what it counts: its samples, or what the user's `Workload.weight` says
-    inputs: torch.Tensor  # samples first
-    targets: torch.Tensor
+    batch: Any  # of a workload with a loss (inputs, targets), samples first
     samples: torch.Tensor  # their numbers in the data
 
 
@@ -36,34 +38,46 @@ class Batch:
 class Data:
     """The user's training or validation data."""
 
-    dataset: Dataset[Any]
-    size: int  # samples, at least one
-    field_name: str  # the Workload's, for errors
+    source: Source
+    pairs: bool  # whether they are for a loss of (output, target)
 
     @classmethod
-    def of(cls, data: Any, field_name: str) -> Data:
-        dataset: Any = as_dataset(data, field_name)
-        if len(dataset) == 0:
-            raise WorkloadError(f"Workload.{field_name} has no samples; give a dataset of at least one")
-        return cls(dataset=dataset, size=len(dataset), field_name=field_name)
+    def of(cls, workload: Workload, field: Field, batch_size: int) -> Data:
+        source = source_of(workload, field, batch_size=batch_size)
+        if source.size == 0:
+            raise WorkloadError(f"Workload.{field} has no samples; give a dataset of at least one")
+        return cls(source=source, pairs=workload.step is None)
 
-    def samples(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(inputs, targets) with the samples along the first dimension."""
-        if type(self.dataset) is TensorDataset:
-            parts: Any = [tensor[indices].contiguous() for tensor in self.dataset.tensors]
-        else:
-            items: list[Any] = []
-            for index in indices.tolist():
-                with within(f"in sample {index} of Workload.{self.field_name}"):
-                    items.append(self.dataset[index])
-            with within(f"in a batch of {samples_place(self.field_name, indices.tolist())}"):
-                parts = default_collate(items)
+    @property
+    def size(self) -> int:
+        """Samples of an epoch, at least one."""
+        return self.source.size
+
+    def batch(self, indices: torch.Tensor) -> Any:
+        """The samples together, as a step sees them; for a loss (inputs, targets)."""
+        parts = self._collated(indices)
+        if not self.pairs:
+            with within(f"in a batch of {samples_place(self.source.field, indices.tolist())}"):
+                return with_tensors(parts, lambda tensor: tensor)
         if not (isinstance(parts, (list, tuple)) and len(parts) == 2 and all(map(torch.is_tensor, parts))):
             raise WorkloadError(
-                f"Workload.{self.field_name}: its items are not (input, target) pairs of tensors or numbers; "
+                f"Workload.{self.source.field}: its items are not (input, target) pairs of tensors or numbers; "
                 "return exactly these two from __getitem__"
             )
-        return parts[0], parts[1]
+        return tuple(parts)
+
+    def _collated(self, indices: torch.Tensor) -> Any:
+        dataset, collate = self.source.dataset, self.source.collate
+        if isinstance(dataset, Tensors) and collate is None:
+            return dataset.rows(indices)
+        if type(dataset) is TensorDataset and collate is None:
+            return [tensor[indices].contiguous() for tensor in dataset.tensors]
+        items: list[Any] = []
+        for index in indices.tolist():
+            with within(f"in sample {index} of Workload.{self.source.field}"):
+                items.append(dataset[index])
+        with within(f"in a batch of {samples_place(self.source.field, indices.tolist())}"):
+            return (collate or collate_items)(items)
 
 
 def split(indices: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:

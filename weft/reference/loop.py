@@ -18,13 +18,13 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
 
 from weft.plan.division import divide
-from weft.plan.error_places import function_place, unit_place, within
 from weft.reference.data import Batch, Data, Microbatch, split
+from weft.reference.passes import Seed, modules_of, passes_of
 from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
 from weft.spec.job_spec import JobSpec
@@ -32,7 +32,7 @@ from weft.workload.data import LOADING
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.randomness import seed_unit, unit_key
-from weft.workload.units import units
+from weft.workload.tree import with_tensors
 from weft.workload.workload import Workload, WorkloadError, weight_of
 
 StepFunction = Callable[[int, float], object]
@@ -43,7 +43,7 @@ SharesFunction = Callable[[int], Sequence[float]]
 class ReferenceResult:
     losses: list[float]  # of each step
     validations: list[dict[str, float]]  # "loss" and each metric, of each epoch
-    measured: list[dict[str, float]]  # the same of each step, in a job that only runs forward; empty in training
+    measured: list[dict[str, float]]  # the same of each step, where it only runs forward, or is the user's own
     learning_rates: list[float]  # of the optimizer's first group, as each training step used it
     grad_norms: list[float]  # of each step's whole gradient, unclipped; empty where the job neither clips nor skips
     skipped: list[int]  # the steps without an update, because their gradient was not finite
@@ -90,22 +90,19 @@ class _Loop:
     """One job's model, data and settings, and the loop over them."""
 
     def __init__(self, spec: JobSpec, workload: Workload, shares: SharesFunction, device: torch.device) -> None:
-        if workload.step is not None:
-            raise WorkloadError("Workload.step cannot be trained yet; give Workload.loss")
-        for part in (workload.model, *workload.functions.values()):
-            if isinstance(part, nn.Module):
-                part.to(device)
+        for module in modules_of(workload):
+            module.to(device)
         self._device = device
         self._job = spec.job
         self._strategy = spec.strategy
         self._workload = workload
         self._shares = shares
         self._trains = spec.job.mode == "train"
-        self._units = units(workload.model)
-        self._data = Data.of(workload.train, "train")
+        self._passes = passes_of(workload)
+        self._data = Data.of(workload, "train", spec.job.batch_size)
         self._held_out = None
         if self._trains and workload.validation is not None:
-            self._held_out = Data.of(workload.validation, "validation")
+            self._held_out = Data.of(workload, "validation", spec.job.batch_size)
         self._replicas = Replicas(workload.model, spec.strategy.staleness_list, spec.strategy.staleness_warmup)
         self._update = Update(spec.strategy, workload) if self._trains else None
         self._measured: list[dict[str, float]] = []
@@ -122,7 +119,7 @@ class _Loop:
                 if on_step is not None:
                     on_step(len(losses) - 1, losses[-1])
             if self._held_out is not None:
-                validations.append(self._validate(len(losses), self._held_out))
+                validations.append(self._validate(len(losses), epoch, self._held_out))
             epoch += 1
         record = UpdateRecord() if self._update is None else self._update.record
         return ReferenceResult(
@@ -136,8 +133,7 @@ class _Loop:
         )
 
     def _batches_of_epoch(self, epoch: int) -> tuple[torch.Tensor, ...]:
-        generator = torch.Generator().manual_seed(self._job.seed + epoch)
-        return split(torch.randperm(self._data.size, generator=generator), self._job.batch_size)
+        return split(self._data.source.order(epoch, self._job.seed), self._job.batch_size)
 
     def _run_batch(self, step: int, indices: torch.Tensor) -> float:
         batch = self._batch(step, self._data, indices, self._shares(step))
@@ -145,32 +141,34 @@ class _Loop:
             self._measured.append(self._measure(step, batch))
             return self._measured[-1]["loss"]
         self._replicas.begin_step()
-        batch_loss = 0.0
+        means = {"loss": 0.0}
         for microbatch in batch.microbatches:
             with self._replicas.model_as_seen_by(microbatch.replica, step):
-                batch_loss += self._add_gradient(step, microbatch, batch.fraction(microbatch))
+                _add(means, self._add_gradient(step, microbatch, batch.fraction(microbatch)))
         self._update.apply(step)
-        return batch_loss
+        if self._workload.step is not None:
+            self._measured.append(means)
+        return means["loss"]
 
-    def _add_gradient(self, step: int, microbatch: Microbatch, fraction: float) -> float:
-        """Adds a microbatch's part to the batch's gradient; returns its part of the batch's loss."""
+    def _add_gradient(self, step: int, microbatch: Microbatch, fraction: float) -> dict[str, float]:
+        """Adds a microbatch's part to the batch's gradient; returns its part of the batch's loss, and of what else the
+        user's step reports."""
+        seed = self._seeds(step, microbatch)
         with self._autocast():
-            output = self._forward(step, microbatch)
-            if fraction == 0:  # nothing in it counts: a mean over nothing is nan
-                return 0.0
-            with within(function_place("loss")):
-                loss = self._workload.functions["loss"](output, microbatch.targets)
-        value = _number(loss, "loss")
-        if not (math.isfinite(value) or self._strategy.skip_nonfinite):
-            raise NonFiniteLoss(step, value, microbatch.number, microbatch.samples.tolist())
-        (loss * fraction).backward()  # type: ignore[no-untyped-call]  # torch leaves backward without annotations
-        return value * fraction
+            values = self._passes.forward(microbatch.batch, seed, learns=True, counts=fraction > 0)
+        if fraction == 0:  # nothing in it counts: a mean over nothing is nan
+            return {}
+        told = {name: float(value.detach()) for name, value in values.items()}
+        if not (math.isfinite(told["loss"]) or self._strategy.skip_nonfinite):
+            raise NonFiniteLoss(step, told["loss"], microbatch.number, microbatch.samples.tolist())
+        self._passes.backward(values["loss"] * fraction, seed)
+        return {name: value * fraction for name, value in told.items()}
 
-    def _validate(self, step: int, data: Data) -> dict[str, float]:
+    def _validate(self, step: int, epoch: int, data: Data) -> dict[str, float]:
         """Means over all the data; `step` is the number of steps done: it keys random numbers, should there be any."""
         self._workload.model.eval()
         weights, measured = [], []
-        for indices in split(torch.arange(data.size), self._job.batch_size):
+        for indices in split(data.source.order(epoch, self._job.seed), self._job.batch_size):
             batch = self._batch(step, data, indices, self._strategy.division[0])
             weights.append(batch.weight)
             measured.append(self._measure(step, batch))
@@ -179,29 +177,22 @@ class _Loop:
     @torch.no_grad()
     def _measure(self, step: int, batch: Batch) -> dict[str, float]:
         """Means over the batch of the loss and each metric."""
-        functions = self._workload.functions
-        means = dict.fromkeys(functions, 0.0)
+        means = dict.fromkeys(["loss", *self._workload.metrics], 0.0)
         for microbatch in batch.microbatches:
-            fraction = batch.fraction(microbatch)
+            fraction, seed = batch.fraction(microbatch), self._seeds(step, microbatch)
             with self._autocast():
-                output = self._forward(step, microbatch)
-                if fraction == 0:
-                    continue
-                for name, function in functions.items():
-                    with within(function_place(name)):
-                        means[name] += _number(function(output, microbatch.targets), name) * fraction
+                values = self._passes.forward(microbatch.batch, seed, learns=False, counts=fraction > 0)
+            _add(means, {name: float(value) * fraction for name, value in values.items()})
         return means
 
-    def _forward(self, step: int, microbatch: Microbatch) -> torch.Tensor:
-        value = microbatch.inputs
-        for index, (prefix, unit) in enumerate(self._units):
-            key = unit_key(self._job.seed, step, microbatch.number, index)
+    def _seeds(self, step: int, microbatch: Microbatch) -> Seed:
+        def seed(number: int) -> None:
+            key = unit_key(self._job.seed, step, microbatch.number, number)
             torch.default_generator.manual_seed(key)
             if self._device.type == "cuda":
                 torch.cuda.default_generators[self._device.index].manual_seed(key)
-            with within(unit_place(index, prefix, unit)):
-                value = unit(value)
-        return value
+
+        return seed
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._strategy.precision == "bf16")
@@ -214,39 +205,33 @@ class _Loop:
                     continue
                 seed_unit(self._job.seed, step, part.number, LOADING)  # for a dataset that draws: augmentation
                 samples = indices[part.start : part.start + part.size]
-                inputs, targets = data.samples(samples)
-                weigh = self._workload.weight
-                weight = part.size if weigh is None else weight_of(targets, weigh)
-                inputs, targets = inputs.to(self._device), targets.to(self._device)
+                batch = data.batch(samples)
                 microbatches.append(
                     Microbatch(
                         replica=replica,
                         number=part.number,
-                        weight=weight,
-                        inputs=inputs,
-                        targets=targets,
+                        weight=self._weight(batch, part.size),
+                        batch=with_tensors(batch, lambda tensor: tensor.to(self._device)),
                         samples=samples,
                     )
                 )
         return Batch(microbatches, sum(microbatch.weight for microbatch in microbatches))
 
+    def _weight(self, batch: Any, num_samples: int) -> float:
+        if self._workload.weight is None:
+            return num_samples
+        return weight_of(batch if self._workload.step is not None else batch[1], self._workload.weight)
+
+
+def _add(means: dict[str, float], part: dict[str, float]) -> None:
+    for name, value in part.items():
+        means[name] = means.get(name, 0.0) + value
+
 
 def _means(measured: list[dict[str, float]], weights: list[float]) -> dict[str, float]:
     """Over batches, from the means within each and what each counts; 0 where nothing counts."""
-    means = dict.fromkeys(measured[0], 0.0)
+    means: dict[str, float] = {}
     total = sum(weights)
     for batch_means, weight in zip(measured, weights, strict=True):
-        for name, value in batch_means.items():
-            means[name] += value * (weight / total) if weight else 0.0
+        _add(means, {name: value * (weight / total) if weight else 0.0 for name, value in batch_means.items()})
     return means
-
-
-def _number(value: object, name: str) -> float:
-    """The value of the loss, or of the metric of that name."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
-        return float(value.detach())
-    source = "Workload.loss" if name == "loss" else f"Workload.metrics {name!r}"
-    shape = type(value).__name__
-    if isinstance(value, torch.Tensor):
-        shape = f"a {'complex ' * value.is_complex()}tensor of shape {tuple(value.shape)}"
-    raise WorkloadError(f"{source} returned {shape}; it must return a scalar tensor, the mean over the samples given")

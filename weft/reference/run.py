@@ -77,8 +77,9 @@ def _write_run(run_dir: Path, trained: ReferenceResult) -> Path:
     from safetensors.torch import save_file
 
     with open(run_dir / "metrics.jsonl", "w", encoding="utf-8") as file:
-        for step, loss in enumerate(trained.losses, start=1):
-            file.write(json.dumps({"step": step, "loss": loss}) + "\n")
+        measured = trained.measured or [{"loss": loss} for loss in trained.losses]
+        for step, values in enumerate(measured, start=1):
+            file.write(json.dumps({"step": step, **values}) + "\n")
     model = run_dir / "model.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in trained.state.items()}, model)
     return model

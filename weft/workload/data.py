@@ -1,7 +1,6 @@
 """Data: the samples of each microbatch, in the order that the spec fixes, loaded into slots.
 
-The order of epoch e is `torch.randperm(n, generator=torch.Generator().manual_seed(seed + e))`; a batch is a run of it,
-cut by `torch.tensor_split`. Validation goes through its samples in their own order.
+The order of an epoch is its source's (`weft.workload.source`); a batch is a run of it, cut by `torch.tensor_split`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from weft.plan.division import Part
 from weft.plan.error_places import samples_place
 from weft.plan.itinerary import Iteration
 from weft.workload.randomness import seed_unit
-from weft.workload.samples import collate, take_samples
-from weft.workload.workload import Workload, WorkloadError, as_dataset
+from weft.workload.samples import batch_of, pair_of
+from weft.workload.source import Source, source_of
+from weft.workload.tree import Skeleton, difference
+from weft.workload.workload import Workload, WorkloadError
 
 LOADING = -1  # stands for the unit in the key of random numbers that a dataset draws (augmentation)
 
@@ -22,48 +23,67 @@ LOADING = -1  # stands for the unit in the key of random numbers that a dataset 
 class Batches:
     """Indices and samples of every microbatch of a job."""
 
-    def __init__(self, workload: Workload, *, seed: int) -> None:
-        self._train = as_dataset(workload.train, "train")
-        self._validation = None if workload.validation is None else as_dataset(workload.validation, "validation")
+    def __init__(self, workload: Workload, *, seed: int, batch_size: int | None = None) -> None:
+        """batch_size: the job's; None where a DataLoader's drop_last and batch_size do not matter."""
+        self._train = source_of(workload, "train", batch_size=batch_size)
+        self._validation: Source | None = None
+        if workload.validation is not None:
+            self._validation = source_of(workload, "validation", batch_size=batch_size)
         self._seed = seed
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.int64)
-        self.num_train = len(self._train)  # type: ignore[arg-type]  # as_dataset has checked for __len__
-        self.num_validation = 0 if self._validation is None else len(self._validation)  # type: ignore[arg-type]
+        self._orders: dict[str, tuple[int, torch.Tensor]] = {}  # by field: an epoch, and the order of its samples
+        self._structures: dict[str, Skeleton] = {}  # by field: of the first batch
+        self.num_train = self._train.size
+        self.num_validation = 0 if self._validation is None else self._validation.size
 
     def load(
         self, iteration: Iteration, part: Part, into: tuple[torch.Tensor, torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(input, target) of one microbatch; written to `into`, whose shapes and dtypes must be theirs, if given."""
-        indices = self._indices(iteration, part)
-        name, dataset = ("train", self._train) if iteration.training else ("validation", self._validation)
-        assert dataset is not None
-        if type(dataset) is TensorDataset and len(dataset.tensors) == 2:  # a subclass may change its items
+        source = self._source(iteration)
+        indices = self._indices(source, iteration, part)
+        dataset = source.dataset
+        if type(dataset) is TensorDataset and len(dataset.tensors) == 2 and source.collate is None:  # items as they are
             if into is not None:
                 for tensor, slot in zip(dataset.tensors, into, strict=True):
                     shape = (part.size, *tensor.shape[1:])
-                    _check_fits(name, indices, shape, tensor.dtype, slot)  # torch would reshape the slot
+                    _check_fits(source.field, indices, shape, tensor.dtype, slot)  # torch would reshape the slot
                     torch.index_select(tensor, 0, indices, out=slot)
                 return into
             inputs, targets = (tensor.index_select(0, indices) for tensor in dataset.tensors)
             return inputs, targets
         seed_unit(self._seed, iteration.step, part.number, LOADING)
-        numbers = indices.tolist()
-        pair = collate(name, numbers, take_samples(name, dataset, numbers))
+        pair = pair_of(source, indices.tolist())
         if into is not None:
             for value, slot in zip(pair, into, strict=True):
-                _check_fits(name, indices, tuple(value.shape), value.dtype, slot)
+                _check_fits(source.field, indices, tuple(value.shape), value.dtype, slot)
                 slot.copy_(value)
         return pair
 
-    def _indices(self, iteration: Iteration, part: Part) -> torch.Tensor:
+    def batch(self, iteration: Iteration, part: Part) -> tuple[list[torch.Tensor], Skeleton]:
+        """Of a workload with a step: what one microbatch is built of, by `weft.workload.tree.build`."""
+        source = self._source(iteration)
+        numbers = self._indices(source, iteration, part).tolist()
+        seed_unit(self._seed, iteration.step, part.number, LOADING)
+        tensors, skeleton = batch_of(source, numbers)
+        told = difference(skeleton, self._structures.setdefault(source.field, skeleton))
+        if told is not None:
+            raise WorkloadError(
+                f"a batch of {samples_place(source.field, numbers)}: {told}; every batch must have the same structure"
+            )
+        return tensors, skeleton
+
+    def _source(self, iteration: Iteration) -> Source:
+        source = self._train if iteration.training else self._validation
+        assert source is not None
+        return source
+
+    def _indices(self, source: Source, iteration: Iteration, part: Part) -> torch.Tensor:
         start = iteration.start + part.start
-        if not iteration.training:
-            return torch.arange(start, start + part.size)
-        if iteration.epoch != self._epoch:
-            self._order = _order(iteration.epoch, self.num_train, self._seed)
-            self._epoch = iteration.epoch
-        return self._order[start : start + part.size]
+        epoch, order = self._orders.get(source.field, (-1, torch.empty(0)))
+        if iteration.epoch != epoch:
+            order = source.order(iteration.epoch, self._seed)
+            self._orders[source.field] = iteration.epoch, order
+        return order[start : start + part.size]
 
 
 def _check_fits(

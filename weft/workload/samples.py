@@ -1,40 +1,38 @@
-"""Samples: items of the user's data set, and the (input, target) tensors that a microbatch of them makes.
+"""Samples: items of the user's data, and what a microbatch of them makes: a pair of tensors, or any batch.
 
-What is wrong with one is told with the data set and the sample's number in it.
+What is wrong with one is told with the data and the sample's number in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
 
-from weft.plan.error_places import add_place, samples_place, within
+from weft.plan.error_places import samples_place, within
+from weft.workload.collating import collate_items
+from weft.workload.source import Source, Tensors
+from weft.workload.tree import Skeleton, difference, flatten, ways
 from weft.workload.workload import WorkloadError, kind_of
 
-
-def take_samples(field: str, dataset: Dataset[Any], numbers: Sequence[int]) -> list[Any]:
-    """field: the Workload's that has the data set. What __getitem__ raises passes, with the sample's number."""
-    items: list[Any] = []
-    with within(lambda: f"in {samples_place(field, [numbers[len(items)]])}"):
-        for number in numbers:
-            items.append(dataset[number])  # noqa: PERF401  # what a comprehension has so far is lost with the error
-    return items
+_Check = Callable[[str, Sequence[int], Sequence[Any]], None]
 
 
-def collate(field: str, numbers: Sequence[int], items: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(inputs, targets), samples first. Raises WorkloadError for what are no pairs, or do not go together."""
-    try:
-        samples = default_collate(list(items))
-    except Exception as error:
-        _check_alike(field, numbers, items)
-        add_place(error, f"in a batch of {samples_place(field, numbers)}")
-        raise
-    first = samples_place(field, numbers[:1])
-    if not (isinstance(samples, (tuple, list)) and len(samples) == 2):
+def pair_of(source: Source, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of a workload with a loss: (inputs, targets), samples first.
+
+    What __getitem__ and collate raise passes, with the samples' numbers. Raises WorkloadError for what are no pairs, or
+    do not go together.
+    """
+    items = _items(source, numbers)
+    samples = _collated(source, numbers, items, _check_pairs)
+    first = samples_place(source.field, numbers[:1])
+    is_two = isinstance(samples, (tuple, list)) and len(samples) == 2
+    if source.collate is not None and not (is_two and all(isinstance(part, torch.Tensor) for part in samples)):
+        raise WorkloadError(f"Workload.collate returned {kind_of(samples)} and no pair of tensors (inputs, targets)")
+    if not is_two:
         raise WorkloadError(
             f"{first}: the item is {kind_of(items[0])} and no (input, target) pair; make __getitem__ return two values"
         )
@@ -44,8 +42,40 @@ def collate(field: str, numbers: Sequence[int], items: Sequence[Any]) -> tuple[t
     return inputs, targets
 
 
-def _check_alike(field: str, numbers: Sequence[int], items: Sequence[Any]) -> None:
-    """Raises WorkloadError for the first item that differs from the one before it all."""
+def batch_of(source: Source, numbers: Sequence[int]) -> tuple[list[torch.Tensor], Skeleton]:
+    """Of a workload with a step: the tensors of the samples' batch, and the skeleton that `tree.build` puts them in.
+
+    Errors are those of `pair_of`; WorkloadError for what no batch is made of, too.
+    """
+    if isinstance(source.dataset, Tensors) and source.collate is None:
+        return flatten(source.dataset.rows(torch.tensor(numbers, dtype=torch.int64)))
+    batch = _collated(source, numbers, _items(source, numbers), _check_items)
+    with within(lambda: f"in a batch of {samples_place(source.field, numbers)}"):
+        return flatten(batch)
+
+
+def _items(source: Source, numbers: Sequence[int]) -> list[Any]:
+    items: list[Any] = []
+    with within(lambda: f"in {samples_place(source.field, [numbers[len(items)]])}"):
+        for number in numbers:
+            items.append(source.dataset[number])  # noqa: PERF401  # what a comprehension has so far is lost with the error
+    return items
+
+
+def _collated(source: Source, numbers: Sequence[int], items: list[Any], check: _Check) -> Any:
+    """check: raises WorkloadError for the first item that differs from the first one."""
+    with within(lambda: f"in a batch of {samples_place(source.field, numbers)}"):
+        if source.collate is not None:
+            with within("in Workload.collate"):
+                return source.collate(items)
+        try:
+            return collate_items(items)
+        except Exception:
+            check(source.field, numbers, items)
+            raise
+
+
+def _check_pairs(field: str, numbers: Sequence[int], items: Sequence[Any]) -> None:
     for number, item in zip(numbers, items, strict=True):
         here, there = _described_item(item), _described_item(items[0])
         if here != there:
@@ -64,3 +94,20 @@ def described(value: Any) -> str:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"shape {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     return kind_of(value)
+
+
+def _check_items(field: str, numbers: Sequence[int], items: Sequence[Any]) -> None:
+    first_tensors, first = flatten(items[0], "the item")
+    where = f"in sample {numbers[0]}"
+    for number, item in zip(numbers, items, strict=True):
+        tensors, skeleton = flatten(item, "the item")
+        place = samples_place(field, [number])
+        told = difference(skeleton, first, "the item", where)
+        if told is not None:
+            raise WorkloadError(f"{place}: {told}; every item must have the same structure, or give Workload.collate")
+        for way, tensor, other in zip(ways(skeleton), tensors, first_tensors, strict=True):
+            if tensor.shape != other.shape:
+                raise WorkloadError(
+                    f"{place}: the item{way} has shape {tuple(tensor.shape)}, and {tuple(other.shape)} {where}; pad "
+                    "them to one shape in Workload.collate"
+                )

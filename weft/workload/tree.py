@@ -30,7 +30,7 @@ _CONSTANTS = (*_NUMBERS, str, bytes, type(None), Enum, torch.dtype, torch.device
 _MADE_OF = "a batch is made of tensors, arrays, numbers, strings and None, in dicts, lists, tuples and dataclasses"
 
 _OWN_WAY = (list, tuple, dict, OrderedDict)  # of what torch's pytree knows: told by their keys
-_Path = tuple[str, ...]  # to a part of a batch, as Python writes it: ("['spans']", "[0]")
+_Path = tuple[str, ...]  # to a part of a batch, as Python writes it: ("the batch", "['spans']", "[0]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,14 @@ _Branch = _Sequence | _Mapping | _Record | _Registered
 Skeleton = _Tensor | _Constant | _Branch
 
 
-def flatten(batch: Any) -> tuple[list[torch.Tensor], Skeleton]:
+def flatten(batch: Any, what: str = "the batch") -> tuple[list[torch.Tensor], Skeleton]:
     """The tensors of a batch, without gradients, and the rest of it.
 
     Two skeletons are equal where structures, constants and dtypes are. Raises WorkloadError for a part that is nothing
-    of the kind, with the way to it.
+    of the kind, with the way to it. what: the batch, in that text.
     """
     tree = _Tree()
-    skeleton = tree.skeleton(batch, ())
+    skeleton = tree.skeleton(batch, (what,))
     return tree.tensors, skeleton
 
 
@@ -135,12 +135,19 @@ def unpacked(packet: bytes) -> Skeleton:
     return skeleton
 
 
-def difference(skeleton: Skeleton, other: Skeleton) -> str | None:
-    """Where two structures part, in a phrase about the first; None where they are the same.
+def ways(skeleton: Skeleton) -> list[str]:
+    """To each tensor, by its number, as Python writes it: "['spans'][0]"."""
+    found: dict[int, str] = {}
+    _find(skeleton, "", found)
+    return [found[number] for number in range(len(found))]
+
+
+def difference(skeleton: Skeleton, other: Skeleton, what: str = "the batch", where: str = "before") -> str | None:
+    """Where two structures part, in a phrase about the first, or None: "the batch['x'] is None, and was str before".
 
     The values of constants are no structure, and no more is the length of a list, whose items may be the samples.
     """
-    return next(_differences(skeleton, other, ()), None)
+    return next(_differences(skeleton, other, (what,), where), None)
 
 
 class _Tree:
@@ -169,7 +176,7 @@ class _Tree:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             named = _state(value)
             return _Record(kind, tuple(named), self._children(named.items(), path, ".{}"))
-        raise WorkloadError(f"the batch{''.join(path)} is {kind_of(value)}; {_MADE_OF}")
+        raise WorkloadError(f"{''.join(path)} is {kind_of(value)}; {_MADE_OF}")
 
     def _children(self, items: Iterable[tuple[Any, Any]], path: _Path, step: str) -> tuple[Skeleton, ...]:
         return tuple(self.skeleton(value, (*path, step.format(key))) for key, value in items)
@@ -189,13 +196,13 @@ def _plain(leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> torch.Tens
             return torch.from_numpy(np.require(leaf, requirements=["C", "W"]))
         except TypeError:
             raise WorkloadError(
-                f"the batch{''.join(path)} is an array of {leaf.dtype}, which no tensor can hold; give numbers, or a "
+                f"{''.join(path)} is an array of {leaf.dtype}, which no tensor can hold; give numbers, or a "
                 "list of strings"
             ) from None
     if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
         kind = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")
         raise WorkloadError(
-            f"the batch{''.join(path)} is a tensor of its own kind ({kind}); give a dense one, such as its .to_dense()"
+            f"{''.join(path)} is a tensor of its own kind ({kind}); give a dense one, such as its .to_dense()"
         )
     plain = leaf.detach()
     return plain if type(plain) is torch.Tensor else plain.as_subclass(torch.Tensor)
@@ -218,26 +225,34 @@ def _mapping(kind: type, items: dict[Hashable, Any]) -> Any:
         ) from error
 
 
-def _differences(one: Skeleton, other: Skeleton, path: _Path) -> Iterator[str]:
-    here = f"the batch{''.join(path)}"
+def _differences(one: Skeleton, other: Skeleton, path: _Path, where: str) -> Iterator[str]:
+    here = "".join(path)
     if _described(one) != _described(other):
-        yield f"{here} is {_described(one)}, and was {_described(other)} before"
+        yield f"{here} is {_described(one)}, and was {_described(other)} {where}"
         return
     if isinstance(one, (_Tensor, _Constant)):
         return
     assert not isinstance(other, (_Tensor, _Constant))
     if isinstance(one, _Registered) and isinstance(other, _Registered) and one.context != other.context:
-        yield f"{here} is a {one.kind.__name__} of other parts than before"
+        yield f"{here} is a {one.kind.__name__} of other parts than {where}"
         return
     ours, theirs = _named(one), _named(other)
     if issubclass(one.kind, list):
         theirs = _of_length(theirs, len(ours)) if ours and theirs else ours
     for name in theirs.keys() - ours.keys():
-        yield f"{here} has no {name}, and had it before"
+        yield f"{here} has no {name}, and had it {where}"
     for name in ours.keys() - theirs.keys():
-        yield f"{here} has {name}, and had none before"
+        yield f"{here} has {name}, and had none {where}"
     for name in (name for name in ours if name in theirs):
-        yield from _differences(ours[name], theirs[name], (*path, name))
+        yield from _differences(ours[name], theirs[name], (*path, name), where)
+
+
+def _find(skeleton: Skeleton, way: str, found: dict[int, str]) -> None:
+    if isinstance(skeleton, _Tensor):
+        found.setdefault(skeleton.number, way)
+    elif not isinstance(skeleton, _Constant):
+        for step, child in _named(skeleton).items():
+            _find(child, way + step, found)
 
 
 def _described(skeleton: Skeleton) -> str:

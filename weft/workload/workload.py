@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import Dataset, TensorDataset
 
 from weft.plan.error_places import within
 
@@ -76,25 +75,6 @@ class Workload:
         """The loss and each metric, by the names under which they are reported; where there is a `loss`."""
         assert self.loss is not None
         return {"loss": self.loss, **self.metrics}
-
-
-def as_dataset(data: Any, field_name: str) -> Dataset[Any]:
-    """A sized map-style dataset from what the user gave; raises WorkloadError that names the field."""
-    if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data):
-        inputs, targets = data
-        if inputs.shape[:1] != targets.shape[:1]:
-            raise WorkloadError(
-                f"Workload.{field_name}: {tuple(inputs.shape)} inputs and {tuple(targets.shape)} targets; "
-                "the first dimensions must be equal"
-            )
-        return TensorDataset(inputs, targets)
-    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
-        raise WorkloadError(
-            f"Workload.{field_name} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "
-            "or a pair of tensors (inputs, targets)"
-        )
-    dataset: Dataset[Any] = data
-    return dataset
 
 
 def weight_of(batch: Any, function: WeightFunction) -> float:

@@ -66,7 +66,7 @@ def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: Device) -> 
 
 def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]:
     """For replicas of one kind: those that compute on the device."""
-    batches = Batches(workload, seed=spec.job.seed)
+    batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size)
     _check(workload, spec, batches)
     started = time.perf_counter()
     samples = _samples(spec, batches)
@@ -106,7 +106,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
 
 def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
     if workload.step is not None:
-        raise WorkloadError("Workload.step cannot be trained yet; give Workload.loss")
+        raise WorkloadError("Workload.step is for `weft run --reference` so far; give Workload.loss")
     if batches.num_train == 0:
         raise WorkloadError("Workload.train has length 0; give at least one sample")
     trains = any(parameter.requires_grad for parameter in workload.model.parameters())

@@ -1,0 +1,205 @@
+"""Sources: what a user gives as data, and which of its samples an epoch has, in which order.
+
+    a pair, or with a step any tree, of tensors   samples along the first dimension
+    a map-style dataset                           `__getitem__` and `__len__`
+    a DataLoader                                  its dataset, collate_fn, drop_last and sampler; its workers are not
+
+Without a sampler of the user's, epoch e of training has the order `torch.randperm(n)` by a generator of seed + e, and
+validation the order of the data. A user's sampler is asked anew for each epoch: after its `set_epoch(e)` where it has
+one, and with torch's default generator, and its own `generator`, seeded with seed + e. So an epoch's order follows from
+the seed alone, unless a sampler draws elsewhere or remembers the epochs that it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
+
+from weft.plan.error_places import within
+from weft.workload.tree import build, flatten
+from weft.workload.workload import CollateFunction, Workload, WorkloadError, kind_of
+
+Field = Literal["train", "validation"]
+
+
+class Tensors(Dataset[Any]):
+    """A tree of tensors, the samples along the first dimension of each."""
+
+    def __init__(self, tree: Any) -> None:
+        self._tensors, self._skeleton = flatten(tree)
+
+    def __len__(self) -> int:
+        return len(self._tensors[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return build(self._skeleton, [tensor[index] for tensor in self._tensors])
+
+    def rows(self, indices: torch.Tensor) -> Any:
+        return build(self._skeleton, [tensor.index_select(0, indices) for tensor in self._tensors])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    field: Field  # of the workload, for errors
+    dataset: Dataset[Any]
+    collate: CollateFunction | None = None  # the user's
+    sampler: Iterable[int] | None = None  # the user's
+    in_order: bool  # without a sampler: as the data stand
+    num_items: int  # of an epoch in all
+    size: int  # of them, those that are not dropped with a last, smaller batch
+
+    def order(self, epoch: int, seed: int) -> torch.Tensor:
+        """The samples of an epoch, by their numbers in the dataset."""
+        if self.sampler is not None:
+            return self._sampled(self.sampler, epoch, seed)[: self.size]
+        if self.in_order:
+            return torch.arange(self.size)
+        return torch.randperm(self.num_items, generator=torch.Generator().manual_seed(seed + epoch))[: self.size]
+
+    def _sampled(self, sampler: Iterable[int], epoch: int, seed: int) -> torch.Tensor:
+        with torch.random.fork_rng(devices=[]), within(f"in the sampler of Workload.{self.field}, epoch {epoch}"):
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(epoch)
+            torch.default_generator.manual_seed(seed + epoch)
+            if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
+                own.manual_seed(seed + epoch)
+            numbers = list(sampler)
+        return _checked(numbers, self.field, epoch, self.num_items)
+
+
+def source_of(workload: Workload, field: Field, *, batch_size: int | None = None) -> Source:
+    """batch_size: the job's; None where nothing follows from it. Raises WorkloadError that names the field."""
+    data = workload.train if field == "train" else workload.validation
+    if isinstance(data, DataLoader):
+        return _of_loader(data, workload, field, batch_size)
+    dataset = _dataset(data, field, workload)
+    size = len(dataset)  # type: ignore[arg-type]  # checked
+    return Source(
+        field=field,
+        dataset=dataset,
+        collate=workload.collate,
+        in_order=field == "validation",
+        num_items=size,
+        size=size,
+    )
+
+
+def _of_loader(loader: DataLoader[Any], workload: Workload, field: Field, batch_size: int | None) -> Source:
+    batches = loader.batch_sampler
+    if batches is not None and type(batches) is not BatchSampler:
+        raise WorkloadError(
+            f"Workload.{field}: its DataLoader has a {kind_of(batches)} that makes the batches, and here "
+            "job.batch_size does; give the DataLoader a sampler of single samples"
+        )
+    sampler, drop_last = loader.sampler, loader.drop_last
+    its_size = loader.batch_size
+    if batches is not None:
+        sampler, drop_last, its_size = batches.sampler, batches.drop_last, batches.batch_size
+    if field == "train" and batch_size is not None and its_size not in (None, 1, batch_size):
+        raise WorkloadError(
+            f"Workload.{field}: its DataLoader has batch_size = {its_size}, and job.batch_size is {batch_size}; make "
+            "them equal, or leave the DataLoader's out"
+        )
+    dataset = _dataset(loader.dataset, field, workload)
+    num_items = len(dataset)  # type: ignore[arg-type]  # checked
+    own = None if _is_plain(sampler, num_items) else sampler
+    size = num_items if own is None else _length(own, field)
+    return Source(
+        field=field,
+        dataset=dataset,
+        collate=workload.collate or _own_collate(loader.collate_fn),
+        sampler=own,
+        in_order=field == "validation" or isinstance(sampler, SequentialSampler),
+        num_items=num_items if own is None else size,
+        size=size - size % batch_size if drop_last and batch_size is not None else size,
+    )
+
+
+def _own_collate(function: CollateFunction) -> CollateFunction | None:
+    return None if function in (default_collate, default_convert) else function
+
+
+def _is_plain(sampler: object, num_items: int) -> bool:
+    """Whether it takes every sample once, as the data stand or shuffled."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == num_items
+    return type(sampler) is SequentialSampler
+
+
+def _length(sampler: Any, field: Field) -> int:
+    try:
+        return len(sampler)
+    except TypeError:
+        raise WorkloadError(
+            f"Workload.{field}: its sampler, a {kind_of(sampler)}, has no length; give it a __len__ that tells the "
+            "samples of an epoch"
+        ) from None
+
+
+def _checked(numbers: list[Any], field: Field, epoch: int, length: int) -> torch.Tensor:
+    odd = next((number for number in numbers if not hasattr(number, "__index__")), None)
+    if odd is not None:
+        raise WorkloadError(
+            f"Workload.{field}: its sampler gives {kind_of(odd)}; let it give the numbers of single samples"
+        )
+    if len(numbers) != length:
+        raise WorkloadError(
+            f"Workload.{field}: its sampler has length {length}, and gave {len(numbers)} samples for epoch {epoch}; "
+            "both must be equal"
+        )
+    return torch.tensor([int(number) for number in numbers], dtype=torch.int64)
+
+
+def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
+    """A sized map-style dataset from what the user gave."""
+    if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data):
+        inputs, targets = data
+        if inputs.shape[:1] != targets.shape[:1]:
+            raise WorkloadError(
+                f"Workload.{field}: {tuple(inputs.shape)} inputs and {tuple(targets.shape)} targets; "
+                "the first dimensions must be equal"
+            )
+        return TensorDataset(inputs, targets) if workload.step is None else Tensors(data)
+    if workload.step is not None and workload.collate is None and type(data) is TensorDataset:
+        return Tensors(list(data.tensors))  # a list is what torch makes of a tuple's items
+    if workload.step is not None and (tree := _tensors(data, field)) is not None:
+        return tree
+    if isinstance(data, IterableDataset):
+        raise WorkloadError(
+            f"Workload.{field} is an IterableDataset ({kind_of(data)}), and the samples of a batch are asked for by "
+            "their numbers; give a map-style dataset with __len__ and __getitem__"
+        )
+    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise WorkloadError(
+            f"Workload.{field} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "
+            "or a pair of tensors (inputs, targets)"
+        )
+    dataset: Dataset[Any] = data
+    return dataset
+
+
+def _tensors(data: Any, field: Field) -> Tensors | None:
+    """Of a tuple or a dict that has tensors alone; None of anything else."""
+    parts = list(data.values()) if type(data) is dict else list(data) if type(data) is tuple else []
+    if not parts or not all(isinstance(part, torch.Tensor) for part in parts):
+        return None
+    shapes = [tuple(part.shape) for part in parts]
+    if len({shape[:1] for shape in shapes}) > 1 or not all(shapes):
+        raise WorkloadError(
+            f"Workload.{field}: tensors of shapes {', '.join(map(str, shapes))}; the first dimensions must be equal"
+        )
+    return Tensors(data)
