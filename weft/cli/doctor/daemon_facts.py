@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Literal
 from weft.client.client import Client, DaemonUnreachable, RequestRefused
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import Message
-from weft.transport.wire.runtime_directory import LOCK_NAME, SOCKET_NAME
+from weft.transport.wire.runtime_directory import LOCK_NAME, SOCKET_NAME, is_refused
 
 ANSWER_SECONDS = 5.0  # a daemon answers in milliseconds; one that systemd starts for us takes a second or two
 
@@ -76,7 +75,7 @@ def _ask(path: Path) -> tuple[Literal["absent", "answers", "stale", "silent", "f
         return "absent", None, None
     if not stat.S_ISSOCK(mode):
         return "file", None, None
-    if _is_refused(path):
+    if is_refused(path):
         return "stale", None, None
     try:
         return "answers", Client(path, timeout=ANSWER_SECONDS).status(), None
@@ -84,18 +83,6 @@ def _ask(path: Path) -> tuple[Literal["absent", "answers", "stale", "silent", "f
         return "silent", None, str(error).partition("; start the daemon")[0]
     except RequestRefused as refusal:
         return "silent", None, refusal.message
-
-
-def _is_refused(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return True
-        except OSError:  # a full backlog is a sign of life, and whatever else it is, `Client` puts it into words
-            pass
-    return False
 
 
 def _lock(path: Path, root: Path) -> tuple[int | None, bool]:

@@ -156,18 +156,24 @@ def _clear(path: Path) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise RuntimeDirectoryError(f"{path}: something that is not a socket stands there; move it away")
+    if not is_refused(path):
+        raise RuntimeDirectoryError(
+            f"{path}: something answers there, although {LOCK_NAME} is free; stop it, or give another runtime_dir"
+        )
+    path.unlink()
+
+
+def is_refused(path: Path) -> bool:
+    """Whether nobody is behind the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()
-            return
+            return True
         except OSError:  # a full backlog (EAGAIN) is a sign of life too
             pass
-    raise RuntimeDirectoryError(
-        f"{path}: something answers there, although {LOCK_NAME} is free; stop it, or give another runtime_dir"
-    )
+    return False
 
 
 def _bind(path: Path) -> socket.socket:
