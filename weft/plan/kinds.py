@@ -89,6 +89,7 @@ STALL_MODES = (
 )
 MODES = BUSY_MODES + STALL_MODES
 FIRST_STALL = len(BUSY_MODES)  # an index into MODES: below it are the busy ones
+COMPUTE_MODES = tuple(dict.fromkeys(facts.mode for facts in KINDS.values() if facts.computes))
 MODE_INDEX = {mode: index for index, mode in enumerate(MODES)}
 
 

@@ -20,6 +20,7 @@ from weft.client.client import DaemonUnreachable, RequestRefused
 from weft.client.embedded import Daemon
 from weft.client.foreground import run_in_foreground
 from weft.machine.crew import CrewError, muster
+from weft.metrics.accounts.overlap import KINDS
 from weft.spec.job_id import stem_of
 from weft.spec.job_spec import SpecError
 from weft.spec.settings import Settings, load_settings
@@ -28,7 +29,6 @@ from weft.transport.wire.frames import ErrorCode, Message
 
 VERSION = 1  # of the JSON; a key that is renamed, goes away or changes its meaning makes it another
 CAUSES = ("data", "activation", "gradient", "sync", "update", "slot", "dispatch")
-KINDS = ("sync", "transfer", "update")
 LOSS_TOLERANCE = 1e-4  # relative; arbitrary, far above what sums in another order make of a loss
 
 

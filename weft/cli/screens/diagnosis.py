@@ -24,7 +24,7 @@ from typing import Final
 
 from weft.cli.screens import remedies
 from weft.cli.screens.remedies import Remedy, Settings, Setup
-from weft.plan.kinds import is_compute_lane
+from weft.plan.kinds import COMPUTE_MODES, is_compute_lane
 from weft.transport.wire.frames import Message
 
 WORTH: Final = 0.05  # of the compute lanes' time: less is within what two runs of the same job differ by
@@ -125,7 +125,7 @@ def _found(kind: str, sentence: str, remedy: Remedy | None) -> Diagnosis:
 
 
 def _busy(lanes: Lanes, times: Times) -> Diagnosis:
-    share = _seconds(lanes, ("forward", "backward")) / sum(sum(modes.values()) for modes in lanes.values())
+    share = _seconds(lanes, COMPUTE_MODES) / sum(sum(modes.values()) for modes in lanes.values())
     sentence = f"The compute lanes compute {_percent(share)} of their time: no wait is worth mending."
     return _found("busy", sentence, remedies.of_busy())
 
@@ -137,7 +137,7 @@ def _small_tasks(loss: _Loss, lanes: Lanes, times: Times) -> Diagnosis | None:
     if path is None or not path["seconds"] or (num_stages < 2 and num_replicas < 2):
         return None
     gaps = path["gap_seconds"] / path["seconds"]
-    tasks = [step["seconds"] for step in path["steps"] if step["mode"] in ("forward", "backward")]
+    tasks = [step["seconds"] for step in path["steps"] if step["mode"] in COMPUTE_MODES]
     if gaps < GAPS or not tasks or median(tasks) > SHORT:
         return None
     parts = f"{num_stages} stages" if num_stages > 1 else f"{num_replicas} replicas"
@@ -303,7 +303,7 @@ def _busiest(names: Sequence[str], lanes: Lanes) -> tuple[str, float]:
 
 
 def _computed(modes: Mapping[str, float]) -> float:
-    return modes.get("forward", 0.0) + modes.get("backward", 0.0)
+    return sum(modes.get(mode, 0.0) for mode in COMPUTE_MODES)
 
 
 def _seconds(lanes: Lanes, modes: Sequence[str]) -> float:

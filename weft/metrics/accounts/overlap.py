@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from weft.metrics.accounts.accounting import NANOSECONDS, JobAccount
-from weft.plan.kinds import MODES
+from weft.plan.kinds import COMPUTE_MODES, MODES
 from weft.plan.rows import Row
 
 KINDS: Final = ("sync", "transfer", "update")
@@ -31,8 +31,7 @@ SETTLE_ABOVE: Final = 512  # intervals of a worker: often enough that no report 
 # lanes that lag are not waited for, and what they would have hidden counts as exposed.
 MAX_INTERVALS: Final = 32_768
 
-_COMPUTE: Final = frozenset({"forward", "backward"})
-_LAST_COMPUTE: Final = max(MODES.index(mode) for mode in _COMPUTE)
+_LAST_COMPUTE: Final = max(MODES.index(mode) for mode in COMPUTE_MODES)
 _KIND_OF_MODE: Final = {MODES.index(kind): kind for kind in KINDS}
 
 Interval = tuple[int, int, int]  # start_ns, end_ns, a mode's index in MODES
@@ -49,7 +48,7 @@ class OverlapAccount:
 
     def __init__(self, account: JobAccount, lanes: Mapping[str, Collection[str]]) -> None:
         self._account = account
-        self._computing = [lane for lane, modes in lanes.items() if _COMPUTE.intersection(modes)]
+        self._computing = [lane for lane, modes in lanes.items() if not set(modes).isdisjoint(COMPUTE_MODES)]
         beside: dict[str, list[str]] = {}
         for lane, modes in lanes.items():
             if lane not in self._computing and not set(modes).isdisjoint(KINDS):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from weft.metrics.accounts.overlap import KINDS
 from weft.metrics.recording.recording import Recording
-from weft.plan.kinds import FIRST_STALL, MODES
+from weft.plan.kinds import COMPUTE_MODES, FIRST_STALL, MODES
 from weft.plan.rows import Row
 from weft.plan.worker_profile import Track, WorkerProfile, outermost
 
@@ -28,7 +28,7 @@ Span = tuple[int, int, int]  # start_ns, end_ns, a mode's index in MODES, or NO_
 Spans = Mapping[str, Sequence[Span]]  # by lane, in order and apart
 
 NO_MODE = -1  # of what ran in no busy row
-_COMPUTE = frozenset({MODES.index("forward"), MODES.index("backward")})
+_COMPUTE = frozenset(map(MODES.index, COMPUTE_MODES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

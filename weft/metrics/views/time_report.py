@@ -17,7 +17,7 @@ from weft.metrics.accounts.accounting import NANOSECONDS, JobAccount, LaneSecond
 from weft.metrics.accounts.waits import WaitAccount
 from weft.metrics.recording.critical_path import PathStep, critical_path
 from weft.metrics.recording.recording import Recording
-from weft.plan.kinds import MODES, is_compute_lane
+from weft.plan.kinds import COMPUTE_MODES, MODES, is_compute_lane
 
 MAX_STALLS = 20  # arbitrary: a screen; those of compute lanes count first, since the others wait as a matter of course
 PATH_ITERATIONS = 8
@@ -69,7 +69,7 @@ def bubble_ratio(lanes: LaneSeconds) -> float | None:
 
 def imbalance(lanes: LaneSeconds) -> float | None:
     """0 where all compute lanes compute for as long; None where none has."""
-    busy = [modes.get("forward", 0.0) + modes.get("backward", 0.0) for modes in _compute_lanes(lanes)]
+    busy = [sum(modes.get(mode, 0.0) for mode in COMPUTE_MODES) for modes in _compute_lanes(lanes)]
     return max(busy) / fmean(busy) - 1 if busy and any(busy) else None
 
 

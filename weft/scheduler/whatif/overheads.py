@@ -11,10 +11,10 @@ from weft.metrics.accounts.accounting import NANOSECONDS
 from weft.metrics.recording.recording import Recording
 from weft.plan.graph import Lane
 from weft.plan.kinds import FIRST_STALL, MODES, is_compute_lane
+from weft.plan.placement import COMPUTE
 from weft.plan.rows import Row
 
 DISPATCH: Final = MODES.index("stall_dispatch")
-COMPUTE: Final = "compute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

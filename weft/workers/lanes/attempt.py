@@ -20,6 +20,7 @@ from weft.plan.course import Course
 from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, MODE_INDEX, Kind, Way
+from weft.plan.placement import COMPUTE
 from weft.plan.plan import Role
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
@@ -34,8 +35,6 @@ from weft.workers.lanes.operation import Operation, Run
 from weft.workers.memory.slots import SlotRing
 from weft.workload.data import Batches
 from weft.workload.workload import Workload
-
-COMPUTE = "compute"  # of all lanes of a worker the one that may spin: the others would take the core from it
 
 
 class Attempt:
@@ -57,7 +56,7 @@ class Attempt:
         self.measured = {lane: Measured() for lane in view.programs}
         words = directory.block("board", 4 * num_words(self.num_tasks), INITIAL_BYTE)
         shares_core = len(view.programs) > 1
-        self.boards = {
+        self.boards = {  # of all lanes of a worker the compute lane may spin: others would take its core
             lane: Board(words.view(torch.int32), spin_seconds if lane == COMPUTE else 0.0, shares_core=shares_core)
             for lane in view.programs
         }
