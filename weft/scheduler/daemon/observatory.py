@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from weft.scheduler.daemon.http.page_routes import SourceUnavailable, finite
 from weft.scheduler.daemon.summary import brief_of, summary_of
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger, LedgerError
 from weft.scheduler.runs.iteration_pace import Pace
-from weft.scheduler.runs.recording import recorded_programs, recorded_tasks, simulated
+from weft.scheduler.runs.recording import empty_recording, simulated
 from weft.scheduler.runs.result import details_of
 from weft.scheduler.runs.run import PlannedAttempt, Run
 
@@ -154,7 +154,7 @@ class Observatory:
         if kept is not None and kept[0] is attempt:
             return kept[1]
         planned = await simulated(attempt)
-        frame = await asyncio.to_thread(_empty_recording, attempt)
+        frame = await asyncio.to_thread(empty_recording, attempt)
         self._frames[attempt.job] = attempt, replace(frame, planned=planned)
         return self._frames[attempt.job][1]
 
@@ -168,25 +168,6 @@ def _available() -> Iterator[None]:
 
 
 # --- in a thread
-
-
-def _empty_recording(attempt: PlannedAttempt) -> Recording:
-    plan = attempt.plan
-    return Recording(
-        job=attempt.job,
-        attempt=attempt.number,
-        clock_ns=time.time_ns() - time.monotonic_ns(),
-        tasks=recorded_tasks(plan, attempt.workers),
-        edges=(),
-        programs=recorded_programs(plan, attempt.workers),
-        packed={},
-        finished=0,
-        planned=(),
-        task_seconds=plan.task_seconds,
-        spec={},
-        inspection={},
-        facts={"itinerary": asdict(plan.itinerary)},
-    )
 
 
 def _timeline_of_reports(frame: Recording, reports: Sequence[tuple[str, bytes]], iterations: int) -> bytes:

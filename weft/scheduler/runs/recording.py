@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from weft.metrics.recording.recording import FILE, PROFILED_FILE, PlannedSpan, RecordedTask, Recording
@@ -41,21 +41,36 @@ def make_recording(run: Run) -> Recording | None:
     """What is known of the newest attempt; None before one has a plan."""
     if run.attempt is None:
         return None
-    attempt, plan, names = run.attempt, run.attempt.plan, run.attempt.workers
-    return Recording(
-        job=run.job,
-        attempt=attempt.number,
-        clock_ns=time.time_ns() - time.monotonic_ns(),
-        tasks=recorded_tasks(plan, names),
-        edges=plan.graph.edges,
-        programs=recorded_programs(plan, names),
+    attempt = run.attempt
+    return replace(
+        empty_recording(attempt),
+        edges=attempt.plan.graph.edges,
         packed=attempt.books.recorder.packed(),
         finished=attempt.progress.finished_iterations,
         planned=attempt.planned or (),
-        task_seconds=plan.task_seconds,
         spec=run.spec.to_wire(),
         inspection=run.inspection,
         facts=_facts(run, attempt),
+    )
+
+
+def empty_recording(attempt: PlannedAttempt) -> Recording:
+    """What stays as it is while the attempt lasts, and is of use to a picture of its iterations."""
+    plan, names = attempt.plan, attempt.workers
+    return Recording(
+        job=attempt.job,
+        attempt=attempt.number,
+        clock_ns=time.time_ns() - time.monotonic_ns(),
+        tasks=recorded_tasks(plan, names),
+        edges=(),
+        programs=recorded_programs(plan, names),
+        packed={},
+        finished=0,
+        planned=(),
+        task_seconds=plan.task_seconds,
+        spec={},
+        inspection={},
+        facts={"itinerary": asdict(plan.itinerary)},
     )
 
 
