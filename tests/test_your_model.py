@@ -39,6 +39,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 def run(directory: Path, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WEFT_")}
+    environment["WEFT_RUNTIME_DIR"] = str(directory)  # where no daemon is
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=directory,
@@ -87,6 +88,16 @@ def test_the_job_trains_from_python_and_its_weights_load_into_plain_pytorch(dire
     *_, ended, model = run(directory, "embedded.py").splitlines()
     state, accuracy = ended.split()
     assert state == "completed"
+    assert float(accuracy) > 0.9
+    assert run(directory, "load.py", model) == "the centre is inside: True\n"
+
+
+@pytest.mark.slow
+def test_the_job_trains_as_a_call_from_a_script(directory: Path) -> None:
+    numbers, model = run(directory, "call.py").splitlines()
+    steps, loss, accuracy = numbers.split()
+    assert steps == "80"
+    assert float(loss) < 0.5
     assert float(accuracy) > 0.9
     assert run(directory, "load.py", model) == "the centre is inside: True\n"
 

@@ -3,6 +3,7 @@
 import weft
 
 def workload() -> weft.Workload: ...          # in the job's file; imports torch
+weft.run(workload, batch_size=100, epochs=10)  # in a script or a notebook
 weft.Client().submit(weft.JobSpec(job={...}))  # anywhere; imports no torch
 """
 
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 from weft.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from weft.client.call import JobFailed as JobFailed
+    from weft.client.call import run as run
     from weft.client.client import AsyncClient as AsyncClient
     from weft.client.client import Client as Client
     from weft.client.client import DaemonUnreachable as DaemonUnreachable
     from weft.client.client import RequestRefused as RequestRefused
     from weft.client.embedded import Daemon as Daemon
+    from weft.client.trained import Trained as Trained
     from weft.spec.field_errors import SpecError as SpecError
     from weft.spec.job_spec import JobSpec as JobSpec
     from weft.workload.workload import Workload as Workload
@@ -27,10 +31,13 @@ __all__ = [
     "Client",
     "Daemon",
     "DaemonUnreachable",
+    "JobFailed",
     "JobSpec",
     "RequestRefused",
     "SpecError",
+    "Trained",
     "Workload",
+    "run",
 ]
 
 _HOMES = {
@@ -38,10 +45,13 @@ _HOMES = {
     "Client": "weft.client.client",
     "Daemon": "weft.client.embedded",
     "DaemonUnreachable": "weft.client.client",
+    "JobFailed": "weft.client.call",
     "JobSpec": "weft.spec.job_spec",
     "RequestRefused": "weft.client.client",
     "SpecError": "weft.spec.field_errors",
+    "Trained": "weft.client.trained",
     "Workload": "weft.workload.workload",
+    "run": "weft.client.call",
 }
 
 

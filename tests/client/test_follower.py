@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weft.client.console import progress_line
-from weft.client.follower import MAX_PARTIAL_CHARS, MIN_BAR_CELLS, bar_text, follow
+from weft.client.follower import MAX_PARTIAL_CHARS, MIN_BAR_CELLS, NOTEBOOK_CELLS, bar_text, follow
 
 PROGRESS = runpy.run_path(str(Path(__file__).with_name("test_console.py")))["PROGRESS"]
 RESULT = runpy.run_path(str(Path(__file__).parents[1] / "cli" / "screens" / "test_display.py"))["RESULT"]
@@ -109,3 +109,26 @@ def test_an_error_that_the_log_has_told_is_not_told_again() -> None:
     ended = {"result": RESULT | {"state": "failed", "error": error}}
     assert follow([*log, ended], io.StringIO(), io.StringIO())["error"] is None
     assert follow([{"log": "12:00:00 failed\n", "offset": 3}, ended], io.StringIO(), io.StringIO())["error"] == error
+
+
+# the class of a notebook's streams, as ipykernel has it
+OutStream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+
+
+def test_a_follower_in_a_notebook_writes_one_line_over_with_the_log_above_it() -> None:
+    """A line for each second of a long job filled the notebook."""
+    notebook = OutStream()
+    shown = [
+        {"log": "hello\n", "offset": 6},
+        {"progress": PROGRESS},
+        {"progress": PROGRESS | {"step": 240}},
+        {"log": "epoch 3\n", "offset": 14},
+        {"notice": "a notice"},
+        {"progress": PROGRESS | {"step": 480}},
+    ]
+    assert follow(events(*shown), notebook, notebook) == RESULT
+    lines = [line.split("\r")[-1] for line in notebook.getvalue().split("\n")]
+    assert (lines[0], lines[1], lines[2], lines[4]) == ("hello", "epoch 3", "weft: a notice", "")
+    assert lines[3].startswith("step 480/480 ━━━━━━━━━━━━━━━━━━━━━━━━ ETA 1 min 15 s  loss 0.4312")
+    assert "step 240/480 ━━━━━━━━━━━━             ETA" in notebook.getvalue()
+    assert all(len(part) <= NOTEBOOK_CELLS for part in notebook.getvalue().replace("\n", "\r").split("\r"))

@@ -1,7 +1,7 @@
 """Follower: shows a job's log and its progress as they come, and gives back its result.
 
-On a terminal the progress is one bar that is drawn again with each event, with as much beside it as fits; elsewhere it
-is one line for each interval. The log is passed on unchanged.
+On a terminal the progress is one bar that is drawn again with each event, with as much beside it as fits; in a notebook
+one line that is written over; elsewhere one line for each interval. The log is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from weft.transport.wire.frames import Message
 
 MAX_PARTIAL_CHARS = 8192  # arbitrary: some hundred terminal lines
 MIN_BAR_CELLS = 12  # a bar that is shorter shows no progress
+NOTEBOOK = "ipykernel"  # the package of the streams that a notebook shows
+NOTEBOOK_CELLS = 100  # of a line in a notebook; arbitrary, one that is longer is broken in two
+BAR_CELLS = 24  # arbitrary, of the bar in that line
 
 
-def follow(events: Iterable[Message], log: TextIO, progress: TextIO = sys.stderr) -> Message:
-    """Shows events until the last one, which is the result. log, progress: where each of the two goes.
+def follow(events: Iterable[Message], log: TextIO, progress: TextIO | None = None) -> Message:
+    """Shows events until the last one, which is the result. log, progress: where each of the two goes; unset: stderr.
 
     The result is without its `error` where the log has told that: nobody wants to read a traceback twice.
     """
-    console = make_console(progress)
-    plain = not console.is_terminal or console.is_dumb_terminal
     result: Message = {}
     validation: Message | None = None
     told_last = ""
-    with _Lines(log, progress) if plain else _Bar(console, log) as view:
+    with _view(log, progress or sys.stderr) as view:
         for event in events:
             if "log" in event:
                 view.write(event["log"])
@@ -45,6 +46,13 @@ def follow(events: Iterable[Message], log: TextIO, progress: TextIO = sys.stderr
                 result = event["result"]
     lines = (result.get("error") or "").rstrip().splitlines()
     return result | {"error": None} if lines and lines[-1][-MAX_PARTIAL_CHARS // 2 :] in told_last else result
+
+
+def _view(log: TextIO, progress: TextIO) -> _Lines | _Bar:
+    if type(progress).__module__.startswith(NOTEBOOK):
+        return _OneLine(log, progress)
+    console = make_console(progress)
+    return _Lines(log, progress) if not console.is_terminal or console.is_dumb_terminal else _Bar(console, log)
 
 
 class _Lines:
@@ -69,6 +77,37 @@ class _Lines:
 
     def advance(self, progress: Message) -> None:
         print(progress_line(progress), file=self._progress, flush=True)
+
+
+class _OneLine(_Lines):
+    """A line that is written over with each interval: a notebook keeps everything else. The log is above it."""
+
+    _cells = 0  # of the line as it stands
+
+    def __exit__(self, *_: object) -> None:
+        if self._cells:
+            print(file=self._progress, flush=True)
+
+    def write(self, text: str) -> None:
+        self._over("")
+        super().write(text)
+
+    def note(self, text: str) -> None:
+        self._over("")
+        super().note(text)
+
+    def advance(self, progress: Message) -> None:
+        step = f"step {progress['step']}/{progress['steps']}"
+        done = round(BAR_CELLS * progress["step"] / max(1, progress["steps"]))
+        bar = "━" * done + " " * (BAR_CELLS - done)
+        self._over(f"{step} {bar} {bar_text(progress, NOTEBOOK_CELLS - len(step) - BAR_CELLS - 2)}")
+
+    def _over(self, text: str) -> None:
+        """Writes text in the line's place, and leaves the cursor behind it; at its begin where that is empty."""
+        before, self._cells = self._cells, len(text)
+        blank = "\r" + " " * before + "\r" if before else ""
+        self._progress.write(blank + text)
+        self._progress.flush()
 
 
 class _Bar:

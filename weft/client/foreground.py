@@ -1,4 +1,4 @@
-"""Foreground: a job that runs to its end while its user looks on. `weft run` and `weft compare` are made of it."""
+"""Foreground: a job that runs to its end while its user looks on, for `weft run`, `weft compare` and `weft.run`."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from typing import Any
 from weft.spec.field_errors import SpecError
 
 WORKLOAD = "workload"  # the function of a Python file for which no other is named
+ENTRY_MODULE = "weft_entry_"  # what the module of an entry's file is called begins so, wherever it is imported
 MAX_ARGS_DEPTH = 16  # tables and lists in one another; deeper ones are no arguments but an attack on the parser
 
 _REMEDY = "give the path of a job spec in TOML, or FILE.py with a function `workload` in it, or FILE.py:FUNCTION"

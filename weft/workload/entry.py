@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from weft.spec.job_spec import JobSpec, SpecError, is_unicode
+from weft.spec.source import ENTRY_MODULE
 from weft.workload.model_memory import settle
 from weft.workload.workload import Workload, WorkloadError, kind_of
 
@@ -67,7 +68,7 @@ def unload(spec: JobSpec, before: Collection[str]) -> None:
 
 def _module_name(path: Path) -> str:
     """The same in every process that loads the file, so that what its functions and classes pickle to is, too."""
-    return f"weft_entry_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    return f"{ENTRY_MODULE}{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,115 @@
+"""Call: a job as a call from a script or a notebook. It blocks, shows how far it is, and returns what was trained.
+
+def workload() -> weft.Workload: ...
+
+if __name__ == "__main__":
+    trained = weft.run(workload, batch_size=100, epochs=10, stages=2)
+    trained.load_into(model)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from weft.client.client import Client, DaemonUnreachable
+from weft.client.console import ended_sentence
+from weft.client.embedded import Daemon
+from weft.client.entry import check_not_inside_an_entry, entry_of
+from weft.client.foreground import run_in_foreground
+from weft.client.trained import Trained
+from weft.spec.admission import problem_of_spec
+from weft.spec.job_spec import JobSpec, SpecError
+from weft.spec.settings import load_settings
+from weft.spec.strategy import Strategy
+from weft.spec.workers_needed import workers_needed
+from weft.transport.wire.frames import Message
+
+
+class JobFailed(RuntimeError):
+    """The job ended without a model. The text is what `weft run` prints; `result` has the reason and the files."""
+
+    def __init__(self, result: Message) -> None:
+        error = (result.get("error") or "").rstrip()
+        super().__init__("\n".join(filter(None, (ended_sentence(result), error))))
+        self.result = result
+
+
+def run(
+    workload: Callable[..., object],
+    *,
+    batch_size: int,
+    epochs: int | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    args: Mapping[str, Any] | None = None,
+    stages: int | None = None,
+    microbatches: int | None = None,
+    job: str | None = None,
+    socket: Path | str | None = None,
+    daemon: Daemon | None = None,
+    **strategy: Any,
+) -> Trained:
+    """Trains what `workload(**args)` returns to the end, with progress on stderr. Ctrl-C cancels the job.
+
+    workload: a function at the top of a .py file, or one typed in a notebook that names nothing else defined there.
+    batch_size, epochs, steps, seed: as in a spec's [job]; epochs or steps. stages, microbatches, strategy: axes of its
+    [strategy]. job: an id for it. It runs in the daemon whose socket is given, in the `weft.Daemon(...)` that is given
+    and started for it, else in the one that answers at the usual place, else in one of its own, with as many CPU
+    workers as the strategy needs.
+
+    Errors: SpecError for arguments that make no job, JobFailed for one that fails or is cancelled, and those of Client.
+    """
+    check_not_inside_an_entry()
+    given = {"stages": stages, "microbatches": microbatches} | strategy
+    table = {
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "steps": steps,
+        "seed": seed,
+        "args": dict(args or {}),
+    }
+    with entry_of(workload) as (directory, entry):
+        spec = _spec_of(directory, table | {"entry": entry}, {axis: v for axis, v in given.items() if v is not None})
+        with _client(socket, daemon, spec.strategy) as client:
+            result, shown = run_in_foreground(client, spec, job)
+    if result["state"] != "completed":
+        raise JobFailed(result | {"error": shown["error"]})
+    return Trained.of(result)
+
+
+def _spec_of(directory: str, job: Mapping[str, Any], strategy: Mapping[str, Any]) -> JobSpec:
+    spec = JobSpec.parse({"job": job, "strategy": strategy, "directory": directory}, source="weft.run")
+    if (problem := problem_of_spec(spec)) is not None:
+        raise SpecError(f"weft.run: {problem}")
+    return spec
+
+
+@contextmanager
+def _client(socket: Path | str | None, daemon: Daemon | None, strategy: Strategy) -> Iterator[Client]:
+    if socket is not None and daemon is not None:
+        raise SpecError("weft.run: socket names a daemon that runs, and daemon is one to be started; leave one out")
+    running = Client(socket) if daemon is None else None
+    if running is not None and (socket is not None or _answers(running)):
+        yield running
+        return
+    with daemon or Daemon(workers=_num_workers(strategy)) as client:
+        yield client
+
+
+def _answers(client: Client) -> bool:
+    try:
+        client.status()
+    except DaemonUnreachable:
+        return False
+    return True
+
+
+def _num_workers(strategy: Strategy) -> int | None:
+    """CPU workers of a daemon for this job alone; None where WEFT_WORKERS or weft.toml say how many."""
+    if "workers" in load_settings({}, os.environ, None).model_fields_set:
+        return None
+    return max(1, workers_needed(strategy).get("cpu", 0))
