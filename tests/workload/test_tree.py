@@ -183,8 +183,8 @@ def test_values_and_shapes_and_the_length_of_lists_are_no_structure(one: Any, ot
             Point(a(2).double(), "a"),
             "the batch[0] is a tensor of float32, and was a tensor of float64",
         ),
-        (Own(x=1), {"x": 1}, "the batch is a Own, and was a dict before"),
-        (defaultdict(int, x=1), defaultdict(int, y=1), "the batch is a defaultdict of other parts than before"),
+        (Own(x=1), {"x": 1}, "the batch is Own, and was dict before"),
+        (defaultdict(int, x=1), defaultdict(int, y=1), "the batch is defaultdict of other parts than before"),
     ],
 )
 def test_the_first_difference_of_two_structures_is_told(one: Any, other: Any, told: str) -> None:

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from weft.plan.division import Part
 from weft.plan.error_places import samples_place
 from weft.plan.itinerary import Iteration
+from weft.spec.job_spec import JobSection
 from weft.workload.randomness import seed_unit
 from weft.workload.samples import batch_of, pair_of
 from weft.workload.source import Source, source_of
@@ -97,11 +98,9 @@ def _check_fits(
         )
 
 
-def sample_numbers(iteration: Iteration, part: Part, num_train: int, seed: int) -> torch.Tensor:
+def sample_numbers(workload: Workload, job: JobSection, iteration: Iteration, part: Part) -> list[int]:
     """Which samples of the training data a microbatch has."""
+    order = source_of(workload, "train", batch_size=job.batch_size).order(iteration.epoch, job.seed)
     start = iteration.start + part.start
-    return _order(iteration.epoch, num_train, seed)[start : start + part.size]
-
-
-def _order(epoch: int, num_train: int, seed: int) -> torch.Tensor:
-    return torch.randperm(num_train, generator=torch.Generator().manual_seed(seed + epoch))
+    numbers: list[int] = order[start : start + part.size].tolist()
+    return numbers

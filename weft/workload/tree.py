@@ -234,7 +234,7 @@ def _differences(one: Skeleton, other: Skeleton, path: _Path, where: str) -> Ite
         return
     assert not isinstance(other, (_Tensor, _Constant))
     if isinstance(one, _Registered) and isinstance(other, _Registered) and one.context != other.context:
-        yield f"{here} is a {one.kind.__name__} of other parts than {where}"
+        yield f"{here} is {one.kind.__name__} of other parts than {where}"
         return
     ours, theirs = _named(one), _named(other)
     if issubclass(one.kind, list):
@@ -262,7 +262,7 @@ def _described(skeleton: Skeleton) -> str:
             return f"a tensor of {str(dtype).removeprefix('torch.')}"
         case _Constant(value):
             return "a number" if isinstance(value, _NUMBERS) else kind_of(value)
-    return f"a {skeleton.kind.__name__}"
+    return skeleton.kind.__name__
 
 
 def _named(branch: _Branch) -> dict[str, Skeleton]:

@@ -27,7 +27,6 @@ from weft.workers.compute.stage import HandBack, Stage
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.memory.slots import SlotRing
-from weft.workload.data import sample_numbers
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.workload import BatchFunction, WorkloadError
 
@@ -37,6 +36,7 @@ class StageTasks:
     the last stage. gradients: None where the stage's own optimizer takes p.grad as it is. before_evaluation: called
     before the first validation after training. publish: called after the last training forward before something else,
     where others read or save what the device keeps for itself. skips_nonfinite: a loss that is nan or inf is no error.
+    samples_of: which samples of the training data a microbatch has.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class StageTasks:
         device: Device,
         publish: Callable[[], None] | None = None,
         skips_nonfinite: bool,
+        samples_of: Callable[[Iteration, Part], Sequence[int]],
     ) -> None:
         self._stage = stage
         self._replica = replica
@@ -74,6 +75,7 @@ class StageTasks:
         self._device = device
         self._hands_back_at_once = not isinstance(device, Accelerator)
         self._skips_nonfinite = skips_nonfinite
+        self._samples_of = samples_of
         self._learning = True
         self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts known to have a backward
 
@@ -139,8 +141,7 @@ class StageTasks:
 
         def use(value: float) -> None:
             if not (math.isfinite(value) or self._skips_nonfinite):
-                samples = sample_numbers(iteration, part, self._course.itinerary.num_train, self._stage.seed)
-                raise NonFiniteLoss(iteration.step, value, part.number, samples.tolist())
+                raise NonFiniteLoss(iteration.step, value, part.number, self._samples_of(iteration, part))
             measured.add(iteration.index, "loss", value, fraction)
 
         self._device.tell(scalar(loss, "Workload.loss"), use)

@@ -7,6 +7,7 @@ lie in the shared memory of all, stages have arenas for the rest of their state 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from weft.workers.memory.slots import SlotRing
 from weft.workers.updates.bucket_updates import BucketUpdates
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.updates import step_scheduler
+from weft.workload.data import sample_numbers
 from weft.workload.optimizer import make_optimizer
 from weft.workload.units import Unit, named_state, units
 from weft.workload.workload import Workload, make_scheduler
@@ -152,6 +154,7 @@ class ModelParts:
             publish=publish if holder[0] == 0 else None,
             device=self._device,
             skips_nonfinite=self._spec.strategy.skip_nonfinite,
+            samples_of=functools.partial(sample_numbers, self._workload, self._spec.job),
         )
         if self._memory is None and not self._course.itinerary.forward_only:
             self.own_updates[holder[1]] = StageUpdate(self._workload, stage.parameters(), reports=holder[1] == last)

@@ -1,0 +1,204 @@
+"""What a user gives as data: which samples an epoch has, in which order, and who collates them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from weft.workload.source import Source, Tensors, source_of
+from weft.workload.workload import Workload, WorkloadError
+
+ITEMS = [(float(number), number) for number in range(10)]
+
+
+def source(train: Any, *, field: Any = "train", batch_size: int | None = 4, **parts: Any) -> Source:
+    given = {"step": lambda model, batch: None} if "loss" not in parts else {}
+    workload = Workload(nn.Linear(1, 1), train, validation=train, optimizer=torch.optim.SGD, **given | parts)
+    return source_of(workload, field, batch_size=batch_size)
+
+
+def shuffled(epoch: int, seed: int = 3, count: int = 10) -> list[int]:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+
+
+def orders(made: Source, epochs: int = 3) -> list[list[int]]:
+    return [made.order(epoch, 3).tolist() for epoch in range(epochs)]
+
+
+class Halves(Sampler[int]):
+    """Another half of the data in each epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.epoch % 2, 10, 2))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def test_a_dataset_is_shuffled_for_training_and_taken_in_its_order_for_validation() -> None:
+    assert orders(source(ITEMS)) == [shuffled(epoch) for epoch in range(3)]
+    assert orders(source(ITEMS, field="validation"), 1) == [list(range(10))]
+
+
+@pytest.mark.parametrize(
+    ("loader", "order"),
+    [
+        (DataLoader(ITEMS, batch_size=4, shuffle=True), shuffled(0)),  # type: ignore[arg-type]
+        (DataLoader(ITEMS, batch_size=4), list(range(10))),  # type: ignore[arg-type]
+        (DataLoader(ITEMS, batch_size=None), list(range(10))),  # type: ignore[arg-type]
+        (DataLoader(ITEMS, shuffle=True, num_workers=1), shuffled(0)),  # type: ignore[arg-type]
+        (DataLoader(ITEMS, batch_size=4, shuffle=True, drop_last=True), shuffled(0)[:8]),  # type: ignore[arg-type]
+        (DataLoader(ITEMS, batch_sampler=BatchSampler(SequentialSampler(ITEMS), 4, True)), list(range(8))),  # type: ignore[arg-type]
+        (DataLoader(ITEMS, sampler=Halves()), [0, 2, 4, 6, 8]),  # type: ignore[arg-type]
+    ],
+    ids=["shuffle", "in order", "no batches", "of one", "drop_last", "batch_sampler", "sampler"],
+)
+def test_a_loader_gives_its_dataset_its_order_and_what_it_drops(loader: DataLoader[Any], order: list[int]) -> None:
+    made = source(loader)
+    assert made.dataset is ITEMS
+    assert (made.order(0, 3).tolist(), made.size) == (order, len(order))
+
+
+def test_a_shuffled_loader_for_validation_is_taken_in_order() -> None:
+    assert orders(source(DataLoader(ITEMS, shuffle=True), field="validation"), 1) == [list(range(10))]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SubsetRandomSampler([1, 3, 5, 7]),
+        SubsetRandomSampler([1, 3, 5, 7], generator=torch.Generator()),
+        WeightedRandomSampler([0.5] * 10, 20),
+        RandomSampler(ITEMS, replacement=True, num_samples=6),
+        Halves(),
+    ],
+    ids=["default generator", "own generator", "weighted", "replacement", "set_epoch"],
+)
+def test_a_sampler_is_keyed_by_seed_and_epoch_and_an_epoch_can_be_gone_back_to(sampler: Any) -> None:
+    made = source(DataLoader(ITEMS, sampler=sampler))  # type: ignore[arg-type]
+    state = torch.get_rng_state()
+    first = orders(made)
+    assert made.size == len(first[0]) == len(sampler)
+    assert first[0] != first[1]
+    torch.rand(3)
+    assert [made.order(epoch, 3).tolist() for epoch in (2, 1, 0)] == first[::-1]
+    torch.set_rng_state(state)
+    made.order(0, 3)
+    assert torch.equal(torch.get_rng_state(), state), "nobody else's random numbers are touched"
+
+
+def test_the_collate_of_a_loader_is_taken_over_unless_the_workload_has_one() -> None:
+    assert source(DataLoader(ITEMS, collate_fn=tuple)).collate is tuple  # type: ignore[arg-type]
+    assert source(DataLoader(ITEMS, collate_fn=tuple), collate=list).collate is list  # type: ignore[arg-type]
+    assert source(DataLoader(ITEMS)).collate is None  # type: ignore[arg-type]
+    assert source(DataLoader(ITEMS, batch_size=None)).collate is None  # type: ignore[arg-type]
+    assert source(ITEMS, collate=list).collate is list
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (torch.arange(6), torch.zeros(6, 2)),
+        [torch.arange(6), torch.zeros(6, 2)],
+        (torch.arange(6),),
+        (torch.arange(6), torch.zeros(6, 2), torch.zeros(6, 1)),
+        {"ids": torch.arange(6), "labels": torch.zeros(6, 2)},
+    ],
+    ids=["pair", "list", "one", "three", "dict"],
+)
+def test_a_tree_of_tensors_has_its_samples_along_the_first_dimension(data: Any) -> None:
+    made = source(data)
+    assert isinstance(made.dataset, Tensors)
+    assert made.size == len(made.dataset) == 6
+    rows, item = made.dataset.rows(torch.tensor([4, 1])), made.dataset[4]
+    assert type(rows) is type(item) is type(data)
+    key: Any = "ids" if isinstance(data, dict) else 0
+    assert (rows[key].tolist(), item[key].item()) == ([4, 1], 4)
+
+
+def test_a_tensor_dataset_gives_lists_as_torch_collates_them_and_pairs_where_somebody_else_does() -> None:
+    tensors = TensorDataset(torch.arange(3), torch.arange(3))
+    made = source(tensors)
+    assert isinstance(made.dataset, Tensors)
+    assert type(made.dataset.rows(torch.tensor([0]))) is list
+    assert source(tensors, collate=list).dataset is tensors
+    assert source(tensors, loss=nn.MSELoss()).dataset is tensors
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([0, 1])
+
+
+class Short(Endless):
+    def __len__(self) -> int:
+        return 3
+
+
+class Lists(Sampler[Any]):
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([[0, 1]])
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([1])
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (
+            DataLoader(ITEMS, batch_size=8),
+            "its DataLoader has batch_size = 8, and job.batch_size is 4; make them equal",
+        ),  # type: ignore[arg-type]
+        (
+            DataLoader(ITEMS, batch_sampler=Lists()),
+            "its DataLoader has a Lists that makes the batches, and here job.ba",
+        ),  # type: ignore[arg-type]
+        (DataLoader(ITEMS, sampler=Endless()), "its sampler, a Endless, has no length; give it a __len__"),  # type: ignore[arg-type]
+        (DataLoader(ITEMS, sampler=Short()), "its sampler has length 3, and gave 2 samples for epoch 0; both must"),  # type: ignore[arg-type]
+        (
+            DataLoader(ITEMS, sampler=Lists(), batch_size=None),
+            "its sampler gives list; let it give the numbers of sing",
+        ),  # type: ignore[arg-type]
+        ((torch.zeros(3), torch.zeros(4), torch.zeros(3)), r"tensors of shapes \(3,\), \(4,\), \(3,\); the first dim"),
+        ({"a": torch.tensor(1.0)}, r"tensors of shapes \(\); the first dimensions must be equal"),
+        (Stream(), r"Workload.train is an IterableDataset \(Stream\), .* give a map-style dataset with __len__"),
+        (DataLoader(Stream()), r"Workload.train is an IterableDataset \(Stream\)"),
+        (iter([]), "Workload.train is list_iterator; give a map-style dataset"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_gives_no_order_of_samples_is_refused_with_a_remedy(data: Any, text: str) -> None:
+    with pytest.raises(WorkloadError, match=text) as caught:
+        source(data).order(0, 3)
+    assert str(caught.value).startswith("Workload.train")
+
+
+def test_the_batches_of_a_validation_loader_may_be_of_any_size() -> None:
+    assert source(DataLoader(ITEMS, batch_size=7), field="validation").size == 10  # type: ignore[arg-type]
