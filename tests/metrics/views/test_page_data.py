@@ -14,7 +14,7 @@ from weft.metrics.recording.critical_path import critical_path
 from weft.metrics.recording.recording import Recording
 from weft.metrics.views import page_data
 from weft.metrics.views.page_data import tail, timeline, window_of
-from weft.plan.kinds import MODES
+from weft.plan.kinds import KINDS, MODES, Kind
 from weft.plan.rows import Row, packed_rows
 
 _RECORDED = runpy.run_path(str(Path(__file__).with_name("recorded.py")))
@@ -75,7 +75,14 @@ def test_rows_have_mode_task_iteration_task_waited_for_start_and_duration() -> N
     assert lane["lane"] == "a/compute"
     assert rows_of(lane) == [[FORWARD, 0, 3, -1, 20, 40], [STALL, 1, 3, 0, 60, 10], [BACKWARD, 1, 3, -1, 70, 30]]
     assert window["modes"][STALL] == "stall_gradient"
-    assert window["tasks"] == [["FORWARD(0,0)", 0], ["BACKWARD(0,0)", 0]]
+    assert window["tasks"] == [["FORWARD(0,0)", 0, FORWARD], ["BACKWARD(0,0)", 0, BACKWARD]]
+
+
+def test_a_task_has_the_mode_of_its_kind() -> None:
+    """The page had a table of kinds of its own, which lacked RELOAD: the plan's were drawn as loading data."""
+    recording = small_recording(4)
+    window = told(replace(recording, tasks=tuple(replace(recording.tasks[0], kind=kind) for kind in Kind)), 1)
+    assert [window["modes"][mode] for _, _, mode in window["tasks"]] == [KINDS[kind].mode for kind in Kind]
 
 
 def test_a_row_that_began_before_the_window_is_whole() -> None:

@@ -1,8 +1,6 @@
 // The timeline that the daemon told (weft/metrics/page_data.py), with its bars in order, to be found by time or by task.
 
 const ROW = 6, SPAN = 4, STEP = 5;
-const MODE_OF_KIND = { LOAD: "load", FETCH: "transfer", FORWARD: "forward", BACKWARD: "backward", GRAD: "backward",
-  DOWN: "transfer", SYNC: "sync", UPDATE: "update", VALIDATE: "update", UP: "transfer" };
 
 /** A bar: {lane, index, mode, task, iteration, waitedFor, start, duration}; lane and index are places, times are ns. */
 export class Timeline {
@@ -25,7 +23,7 @@ export class Timeline {
     const spans = this.told.planned?.spans ?? [];
     for (let at = 0; at < spans.length; at += SPAN) {
       const [lane, task, start, duration] = spans.slice(at, at + SPAN);
-      lanes[lane]?.push({ kind: MODE_OF_KIND[this.name(task).split("(")[0]] ?? "load", start, duration });
+      lanes[lane]?.push({ kind: this.modes[this.told.tasks[task][2]], start, duration });
     }
     return lanes;
   }

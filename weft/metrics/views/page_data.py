@@ -10,7 +10,7 @@ in one flat list, six numbers each: in JSON that is half as long as a list of li
     lanes       {"lane", "rows": mode | task | iteration | waited_for | start | duration, …}
     planned     {"seconds", "spans": lane | task | start | duration, …} of one iteration, from the end of the one before
     path        lane | task | iteration | start | duration, …     the critical path, in order of time
-    tasks       [name, lane] by task; a lane is its place in `lanes`, a mode its place in `modes`
+    tasks       [name, lane, mode] by task; a lane is its place in `lanes`, a mode its place in `modes`
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from weft.metrics.accounts.accounting import NANOSECONDS
 from weft.metrics.recording.critical_path import critical_path
-from weft.metrics.recording.recording import BACKWARD, Recording
-from weft.plan.kinds import FIRST_STALL, MODES
+from weft.metrics.recording.recording import BACKWARD, RecordedTask, Recording
+from weft.plan.kinds import FIRST_STALL, KINDS, MODE_INDEX, MODES, Kind
 from weft.plan.rows import Row
 
 DEFAULT_ITERATIONS: Final = 4
@@ -67,7 +67,7 @@ def timeline(recording: Recording, iterations: int) -> Iterator[bytes]:
     yield _text(head)[:-1]
     yield b',"planned":' + _text(_planned(recording, lanes))
     yield b',"path":' + _text(_path(recent, window, lanes))
-    yield b',"tasks":' + _text([[task.name, lanes.get(task.lane, -1)] for task in recording.tasks])
+    yield b',"tasks":' + _text([[task.name, lanes.get(task.lane, -1), _mode(task)] for task in recording.tasks])
     yield b',"lanes":['
     for place, lane in enumerate(recording.programs):
         yield (b"," if place else b"") + _text({"lane": lane, "rows": _flat(rows.get(lane, []), start)})
@@ -161,6 +161,10 @@ def _planned(recording: Recording, lanes: Mapping[str, int]) -> dict[str, Any] |
             start = round((span.start - ends[0]) * NANOSECONDS)
             spans += [lane_of[span.task], span.task, start, round((span.end - span.start) * NANOSECONDS)]
     return {"seconds": ends[1] - ends[0], "spans": spans}
+
+
+def _mode(task: RecordedTask) -> int:
+    return MODE_INDEX[KINDS[Kind(task.kind)].mode]
 
 
 def _path(recording: Recording, window: ShownIterations | None, lanes: Mapping[str, int]) -> list[int]:
