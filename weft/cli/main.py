@@ -28,5 +28,7 @@ def _run() -> None:
         guarded(list_jobs)(finished="--all" in options, json="--json" in options)
         return
     from weft.cli.verbs.app import app
+    from weft.cli.verbs.completion import PROGRAM, prepare_answers
 
-    app()
+    prepare_answers()
+    app(prog_name=PROGRAM)

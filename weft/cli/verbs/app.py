@@ -15,6 +15,7 @@ import typer
 
 from weft.cli.exits import guarded, leave, of_result, sigterm_raises
 from weft.cli.screens.ledger_trouble import ledger_trouble
+from weft.cli.verbs.completion import complete_job, complete_live_job, completion
 from weft.cli.verbs.doctor import doctor
 from weft.cli.verbs.ended_jobs import restart, rm
 from weft.cli.verbs.job_list import list_jobs
@@ -48,12 +49,14 @@ app = typer.Typer(
     name="weft",
     help="Trains deep networks on every core and GPU of this machine, and shows where the time went.",
     no_args_is_help=True,
+    add_completion=False,  # a verb has it
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Job = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+Job = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_job, help="The job's id.")]
+LiveJob = Annotated[str, typer.Argument(metavar="JOB", autocompletion=complete_live_job, help="The job's id.")]
 
 app.command(epilog="Example: weft run digits.toml --set strategy.stages=2 --workers 2")(run)
 
@@ -226,7 +229,7 @@ def wait(
 
 @app.command(epilog="Example: weft cancel digits-1")
 @guarded
-def cancel(job: Job, json: Json = False) -> None:
+def cancel(job: LiveJob, json: Json = False) -> None:
     """Stop a job; what it has saved stays."""
     state = Client().cancel(job)
     _print_json({"job": job, "state": state}) if json else print(state)
@@ -254,6 +257,7 @@ app.command(epilog="Example: weft trace digits-1 -o trace.json --svg digits.svg"
 app.command(epilog="Example: weft plot digits-1 -o digits.png")(plot)
 app.command(epilog="Example: weft whatif digits-1 --set workers.cpu-1.speed=2 --set strategy.microbatches=8")(whatif)
 app.command(epilog="Example: weft doctor --no-measure")(doctor)
+app.command(epilog="Example: weft completion bash --install")(completion)
 
 
 def _version(wanted: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.exits import USAGE, guarded, leave, of_refusal
+from weft.cli.verbs.completion import complete_ended_job
 from weft.client.client import Client, RequestRefused
 from weft.client.result import to_json
 from weft.transport.wire.frames import ErrorCode
@@ -22,7 +23,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 @guarded
 def restart(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The id of a job that has ended.")], json: Json = False
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", autocompletion=complete_ended_job, help="The id of a job that has ended.")
+    ],
+    json: Json = False,
 ) -> None:
     """Run a job that has ended once more, as a new job, and print its id.
 
@@ -35,7 +39,13 @@ def restart(
 @guarded
 def rm(
     jobs: Annotated[
-        list[str] | None, typer.Argument(metavar="JOB...", help="The ids of jobs that have ended.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="JOB...",
+            autocompletion=complete_ended_job,
+            help="The ids of jobs that have ended.",
+            show_default=False,
+        ),
     ] = None,
     older_than: Annotated[
         str | None, typer.Option(metavar="AGE", help="Instead: all that ended longer ago, such as 30d, 12h or 2w.")

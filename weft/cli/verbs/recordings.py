@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.exits import USAGE, guarded, leave
+from weft.cli.verbs.completion import complete_job
 from weft.client.result import to_json
 from weft.transport.wire.frames import Message
 
@@ -25,7 +26,12 @@ GZIP_WBITS = 31  # zlib's number for the format of gzip
 PICTURES = (".png", ".svg", ".pdf")
 
 Json = Annotated[bool, typer.Option("--json", help="Say in JSON, on stdout, what has been written.")]
-Source = Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or the path of a recording.msgpack.")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", autocompletion=complete_job, help="The job's id, or the path of a recording.msgpack."
+    ),
+]
 
 
 @guarded

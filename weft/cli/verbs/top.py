@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.exits import guarded
+from weft.cli.verbs.completion import complete_live_job
 from weft.client.client import Client
 from weft.client.result import to_json
 
@@ -19,7 +20,12 @@ MOST_SECONDS = 60.0
 @guarded
 def top(
     job: Annotated[
-        str | None, typer.Argument(metavar="JOB", help="The job to look at; by default the first one that runs.")
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            autocompletion=complete_live_job,
+            help="The job to look at; by default the first one that runs.",
+        ),
     ] = None,
     interval: Annotated[
         float, typer.Option(metavar="S", min=LEAST_SECONDS, max=MOST_SECONDS, help="Seconds between two looks.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.exits import guarded
+from weft.cli.verbs.completion import complete_job
 from weft.client.result import to_json
 from weft.transport.wire.frames import Message
 
@@ -26,7 +27,12 @@ _SETTINGS_HELP = (
 
 @guarded
 def whatif(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or the path of a recording.msgpack.")],
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB", autocompletion=complete_job, help="The job's id, or the path of a recording.msgpack."
+        ),
+    ],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_SETTINGS_HELP)] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
