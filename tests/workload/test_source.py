@@ -20,13 +20,13 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from weft.workload.source import Source, Tensors, source_of
+from weft.workload.source import DataSource, Tensors, source_of
 from weft.workload.workload import Workload, WorkloadError
 
 ITEMS = [(float(number), number) for number in range(10)]
 
 
-def source(train: Any, *, field: Any = "train", batch_size: int | None = 4, **parts: Any) -> Source:
+def source(train: Any, *, field: Any = "train", batch_size: int | None = 4, **parts: Any) -> DataSource:
     given = {"step": lambda model, batch: None} if "loss" not in parts else {}
     workload = Workload(nn.Linear(1, 1), train, validation=train, optimizer=torch.optim.SGD, **given | parts)
     return source_of(workload, field, batch_size=batch_size)
@@ -36,7 +36,7 @@ def shuffled(epoch: int, seed: int = 3, count: int = 10) -> list[int]:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch)).tolist()
 
 
-def orders(made: Source, epochs: int = 3) -> list[list[int]]:
+def orders(made: DataSource, epochs: int = 3) -> list[list[int]]:
     return [made.order(epoch, 3).tolist() for epoch in range(epochs)]
 
 
@@ -164,7 +164,7 @@ class Lists(Sampler[Any]):
         return iter([[0, 1]])
 
 
-class Stream(IterableDataset[int]):
+class OneWay(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter([1])
 
@@ -188,8 +188,8 @@ class Stream(IterableDataset[int]):
         ),  # type: ignore[arg-type]
         ((torch.zeros(3), torch.zeros(4), torch.zeros(3)), r"tensors of shapes \(3,\), \(4,\), \(3,\); the first dim"),
         ({"a": torch.tensor(1.0)}, r"tensors of shapes \(\); the first dimensions must be equal"),
-        (Stream(), r"Workload.train is an IterableDataset \(Stream\), .* give a map-style dataset with __len__"),
-        (DataLoader(Stream()), r"Workload.train is an IterableDataset \(Stream\)"),
+        (OneWay(), r"is an IterableDataset \(OneWay\) with neither a length nor a state; give it a __len__, or state"),
+        (DataLoader(OneWay()), r"Workload.train is an IterableDataset \(OneWay\) with neither a length nor a state"),
         (iter([]), "Workload.train is list_iterator; give a map-style dataset"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

@@ -9,8 +9,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from weft.plan.error_places import samples_place, within
+from weft.spec.job_spec import JobSection
 from weft.workload.collating import collate_items
-from weft.workload.source import Field, Source, Tensors, source_of
+from weft.workload.source import DataSource, Field, Tensors, source_of
 from weft.workload.tree import with_tensors
 from weft.workload.workload import Workload, WorkloadError
 
@@ -38,12 +39,12 @@ class Batch:
 class Data:
     """The user's training or validation data."""
 
-    source: Source
+    source: DataSource
     pairs: bool  # whether they are for a loss of (output, target)
 
     @classmethod
-    def of(cls, workload: Workload, field: Field, batch_size: int) -> Data:
-        source = source_of(workload, field, batch_size=batch_size)
+    def of(cls, workload: Workload, field: Field, job: JobSection) -> Data:
+        source = source_of(workload, field, batch_size=job.batch_size, steps=job.steps)
         if source.size == 0:
             raise WorkloadError(f"Workload.{field} has no samples; give a dataset of at least one")
         return cls(source=source, pairs=workload.step is None)

@@ -28,10 +28,9 @@ from weft.reference.passes import Seed, modules_of, passes_of
 from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
 from weft.spec.job_spec import JobSpec
-from weft.workload.data import LOADING
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
-from weft.workload.randomness import seed_unit, unit_key
+from weft.workload.randomness import LOADING, seed_unit, unit_key
 from weft.workload.tree import with_tensors
 from weft.workload.workload import Workload, WorkloadError, weight_of
 
@@ -99,10 +98,10 @@ class _Loop:
         self._shares = shares
         self._trains = spec.job.mode == "train"
         self._passes = passes_of(workload)
-        self._data = Data.of(workload, "train", spec.job.batch_size)
+        self._data = Data.of(workload, "train", spec.job)
         self._held_out = None
         if self._trains and workload.validation is not None:
-            self._held_out = Data.of(workload, "validation", spec.job.batch_size)
+            self._held_out = Data.of(workload, "validation", spec.job)
         self._replicas = Replicas(workload.model, spec.strategy.staleness_list, spec.strategy.staleness_warmup)
         self._update = Update(spec.strategy, workload) if self._trains else None
         self._measured: list[dict[str, float]] = []

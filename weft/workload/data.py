@@ -12,22 +12,22 @@ from weft.plan.division import Part
 from weft.plan.error_places import samples_place
 from weft.plan.itinerary import Iteration
 from weft.spec.job_spec import JobSection
-from weft.workload.randomness import seed_unit
+from weft.workload.randomness import LOADING, seed_unit
 from weft.workload.samples import batch_of, pair_of
-from weft.workload.source import Source, source_of
+from weft.workload.source import DataSource, source_of
 from weft.workload.tree import Skeleton, difference
 from weft.workload.workload import Workload, WorkloadError
-
-LOADING = -1  # stands for the unit in the key of random numbers that a dataset draws (augmentation)
 
 
 class Batches:
     """Indices and samples of every microbatch of a job."""
 
-    def __init__(self, workload: Workload, *, seed: int, batch_size: int | None = None) -> None:
-        """batch_size: the job's; None where a DataLoader's drop_last and batch_size do not matter."""
-        self._train = source_of(workload, "train", batch_size=batch_size)
-        self._validation: Source | None = None
+    def __init__(
+        self, workload: Workload, *, seed: int, batch_size: int | None = None, steps: int | None = None
+    ) -> None:
+        """batch_size, steps: the job's; without a batch size a DataLoader's own and its drop_last do not matter."""
+        self._train = source_of(workload, "train", batch_size=batch_size, steps=steps)
+        self._validation: DataSource | None = None
         if workload.validation is not None:
             self._validation = source_of(workload, "validation", batch_size=batch_size)
         self._seed = seed
@@ -73,12 +73,12 @@ class Batches:
             )
         return tensors, skeleton
 
-    def _source(self, iteration: Iteration) -> Source:
+    def _source(self, iteration: Iteration) -> DataSource:
         source = self._train if iteration.training else self._validation
         assert source is not None
         return source
 
-    def _indices(self, source: Source, iteration: Iteration, part: Part) -> torch.Tensor:
+    def _indices(self, source: DataSource, iteration: Iteration, part: Part) -> torch.Tensor:
         start = iteration.start + part.start
         epoch, order = self._orders.get(source.field, (-1, torch.empty(0)))
         if iteration.epoch != epoch:
@@ -100,7 +100,7 @@ def _check_fits(
 
 def sample_numbers(workload: Workload, job: JobSection, iteration: Iteration, part: Part) -> list[int]:
     """Which samples of the training data a microbatch has."""
-    order = source_of(workload, "train", batch_size=job.batch_size).order(iteration.epoch, job.seed)
+    order = source_of(workload, "train", batch_size=job.batch_size, steps=job.steps).order(iteration.epoch, job.seed)
     start = iteration.start + part.start
     numbers: list[int] = order[start : start + part.size].tolist()
     return numbers

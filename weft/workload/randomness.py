@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+LOADING = -1  # stands for the unit in the key of random numbers that a dataset draws (augmentation)
+
 _MASK = (1 << 64) - 1
 
 

@@ -13,14 +13,14 @@ import torch
 
 from weft.plan.error_places import samples_place, within
 from weft.workload.collating import collate_items
-from weft.workload.source import Source, Tensors
+from weft.workload.source import DataSource, Tensors
 from weft.workload.tree import Skeleton, difference, flatten, ways
 from weft.workload.workload import WorkloadError, kind_of
 
 _Check = Callable[[str, Sequence[int], Sequence[Any]], None]
 
 
-def pair_of(source: Source, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def pair_of(source: DataSource, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Of a workload with a loss: (inputs, targets), samples first.
 
     What __getitem__ and collate raise passes, with the samples' numbers. Raises WorkloadError for what are no pairs, or
@@ -42,7 +42,7 @@ def pair_of(source: Source, numbers: Sequence[int]) -> tuple[torch.Tensor, torch
     return inputs, targets
 
 
-def batch_of(source: Source, numbers: Sequence[int]) -> tuple[list[torch.Tensor], Skeleton]:
+def batch_of(source: DataSource, numbers: Sequence[int]) -> tuple[list[torch.Tensor], Skeleton]:
     """Of a workload with a step: the tensors of the samples' batch, and the skeleton that `tree.build` puts them in.
 
     Errors are those of `pair_of`; WorkloadError for what no batch is made of, too.
@@ -54,7 +54,7 @@ def batch_of(source: Source, numbers: Sequence[int]) -> tuple[list[torch.Tensor]
         return flatten(batch)
 
 
-def _items(source: Source, numbers: Sequence[int]) -> list[Any]:
+def _items(source: DataSource, numbers: Sequence[int]) -> list[Any]:
     items: list[Any] = []
     with within(lambda: f"in {samples_place(source.field, [numbers[len(items)]])}"):
         for number in numbers:
@@ -62,7 +62,7 @@ def _items(source: Source, numbers: Sequence[int]) -> list[Any]:
     return items
 
 
-def _collated(source: Source, numbers: Sequence[int], items: list[Any], check: _Check) -> Any:
+def _collated(source: DataSource, numbers: Sequence[int], items: list[Any], check: _Check) -> Any:
     """check: raises WorkloadError for the first item that differs from the first one."""
     with within(lambda: f"in a batch of {samples_place(source.field, numbers)}"):
         if source.collate is not None:

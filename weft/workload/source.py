@@ -2,6 +2,7 @@
 
     a pair, or with a step any tree, of tensors   samples along the first dimension
     a map-style dataset                           `__getitem__` and `__len__`
+    an iterable dataset                           its items as they come (`weft.workload.stream`)
     a DataLoader                                  its dataset, collate_fn, drop_last and sampler; its workers are not
 
 Without a sampler of the user's, epoch e of training has the order `torch.randperm(n)` by a generator of seed + e, and
@@ -30,6 +31,7 @@ from torch.utils.data import (
 )
 
 from weft.plan.error_places import within
+from weft.workload.stream import ItemStream, stream_of
 from weft.workload.tree import build, flatten
 from weft.workload.workload import CollateFunction, Workload, WorkloadError, kind_of
 
@@ -53,7 +55,7 @@ class Tensors(Dataset[Any]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class DataSource:
     field: Field  # of the workload, for errors
     dataset: Dataset[Any]
     collate: CollateFunction | None = None  # the user's
@@ -64,6 +66,8 @@ class Source:
 
     def order(self, epoch: int, seed: int) -> torch.Tensor:
         """The samples of an epoch, by their numbers in the dataset."""
+        if isinstance(self.dataset, ItemStream):
+            self.dataset.begin(epoch, seed)
         if self.sampler is not None:
             return self._sampled(self.sampler, epoch, seed)[: self.size]
         if self.in_order:
@@ -81,24 +85,32 @@ class Source:
         return _checked(numbers, self.field, epoch, self.num_items)
 
 
-def source_of(workload: Workload, field: Field, *, batch_size: int | None = None) -> Source:
-    """batch_size: the job's; None where nothing follows from it. Raises WorkloadError that names the field."""
+def source_of(
+    workload: Workload, field: Field, *, batch_size: int | None = None, steps: int | None = None
+) -> DataSource:
+    """batch_size, steps: the job's; None where nothing follows from them. Raises WorkloadError that names the field."""
     data = workload.train if field == "train" else workload.validation
+    given = data.dataset if isinstance(data, DataLoader) else data
+    if isinstance(given, IterableDataset):
+        dataset: Dataset[Any] = stream_of(given, field, batch_size=batch_size, steps=steps)
+    else:
+        dataset = _dataset(given, field, workload)
     if isinstance(data, DataLoader):
-        return _of_loader(data, workload, field, batch_size)
-    dataset = _dataset(data, field, workload)
-    size = len(dataset)  # type: ignore[arg-type]  # checked
-    return Source(
+        return _of_loader(data, dataset, workload, field, batch_size)
+    size = _len(dataset)
+    return DataSource(
         field=field,
         dataset=dataset,
         collate=workload.collate,
-        in_order=field == "validation",
+        in_order=field == "validation" or isinstance(dataset, ItemStream),
         num_items=size,
         size=size,
     )
 
 
-def _of_loader(loader: DataLoader[Any], workload: Workload, field: Field, batch_size: int | None) -> Source:
+def _of_loader(
+    loader: DataLoader[Any], dataset: Dataset[Any], workload: Workload, field: Field, batch_size: int | None
+) -> DataSource:
     batches = loader.batch_sampler
     if batches is not None and type(batches) is not BatchSampler:
         raise WorkloadError(
@@ -114,19 +126,22 @@ def _of_loader(loader: DataLoader[Any], workload: Workload, field: Field, batch_
             f"Workload.{field}: its DataLoader has batch_size = {its_size}, and job.batch_size is {batch_size}; make "
             "them equal, or leave the DataLoader's out"
         )
-    dataset = _dataset(loader.dataset, field, workload)
-    num_items = len(dataset)  # type: ignore[arg-type]  # checked
-    own = None if _is_plain(sampler, num_items) else sampler
+    num_items = _len(dataset)
+    own = None if isinstance(dataset, ItemStream) or _is_plain(sampler, num_items) else sampler
     size = num_items if own is None else _length(own, field)
-    return Source(
+    return DataSource(
         field=field,
         dataset=dataset,
         collate=workload.collate or _own_collate(loader.collate_fn),
         sampler=own,
-        in_order=field == "validation" or isinstance(sampler, SequentialSampler),
+        in_order=field == "validation" or isinstance(dataset, ItemStream) or isinstance(sampler, SequentialSampler),
         num_items=num_items if own is None else size,
         size=size - size % batch_size if drop_last and batch_size is not None else size,
     )
+
+
+def _len(dataset: Any) -> int:
+    return len(dataset)
 
 
 def _own_collate(function: CollateFunction) -> CollateFunction | None:
@@ -178,11 +193,6 @@ def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
         return Tensors(list(data.tensors))  # a list is what torch makes of a tuple's items
     if workload.step is not None and (tree := _tensors(data, field)) is not None:
         return tree
-    if isinstance(data, IterableDataset):
-        raise WorkloadError(
-            f"Workload.{field} is an IterableDataset ({kind_of(data)}), and the samples of a batch are asked for by "
-            "their numbers; give a map-style dataset with __len__ and __getitem__"
-        )
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
         raise WorkloadError(
             f"Workload.{field} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "

@@ -66,7 +66,7 @@ def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: Device) -> 
 
 def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]:
     """For replicas of one kind: those that compute on the device."""
-    batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size)
+    batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
     _check(workload, spec, batches)
     started = time.perf_counter()
     samples = _samples(spec, batches)

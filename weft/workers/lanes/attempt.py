@@ -74,7 +74,10 @@ class Attempt:
         )
         tasks = [task for program in view.programs.values() for task in program]
         loads = any(task.kind is Kind.LOAD for task in tasks)
-        self._batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size) if loads else None
+        self._batches: Batches | None = None
+        if loads:
+            job = spec.job
+            self._batches = Batches(workload, seed=job.seed, batch_size=job.batch_size, steps=job.steps)
         self._post = {(task.holder, _given(task.bucket)): task.id for task in tasks if KINDS[task.kind].is_milestone}
         # By milestone: who posts it from inside another task.
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)

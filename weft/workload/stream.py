@@ -1,0 +1,115 @@
+"""Streams: an iterable dataset as one whose items are asked for by their numbers, as they come or nearly so.
+
+Items are drawn one after another. Replicas may be fed in another order within a batch: what was drawn for a later
+microbatch is kept until it is asked for. Going back begins the epoch again: from the state that the dataset had when
+the job began, where it has one, and after its `set_epoch(e)`. Before each item torch's generator is seeded by (seed,
+epoch, number), so what an item draws does not depend on who is fed when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from weft.workload.randomness import LOADING, seed_unit
+from weft.workload.workload import WorkloadError, kind_of
+
+_BEGINNING = -1  # stands for the number of an item in the key of what is drawn before the first
+
+
+class ItemStream(Dataset[Any]):
+    """keep: items that are drawn before they are asked for, at most; those of a batch."""
+
+    def __init__(self, dataset: Any, field: str, *, size: int, keep: int) -> None:
+        self._dataset = dataset
+        self._field = field
+        self._size = size
+        self._keep = keep
+        self._state = copy.deepcopy(self._dataset.state_dict()) if has_state(self._dataset) else None
+        self._seed = self._epoch = 0
+        self._items: Iterator[Any] | None = None  # from the first item that is asked for
+        self._next = 0  # the number of what these give next
+        self._kept: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def begin(self, epoch: int, seed: int) -> None:
+        """What is asked for from now on is of this epoch."""
+        self._epoch, self._seed = epoch, seed
+        self._items = None
+
+    def __getitem__(self, number: int) -> Any:
+        if self._items is None or (number < self._next and number not in self._kept):
+            self._items = self._from_the_first()
+        while self._next <= number:
+            if len(self._kept) > self._keep:
+                del self._kept[next(iter(self._kept))]
+            coming = self._next
+            self._kept[coming] = self._draw(self._items)
+        return self._kept.pop(number)
+
+    def _from_the_first(self) -> Iterator[Any]:
+        self._next = 0
+        self._kept.clear()
+        if self._state is not None:
+            self._dataset.load_state_dict(copy.deepcopy(self._state))
+        if callable(set_epoch := getattr(self._dataset, "set_epoch", None)):
+            set_epoch(self._epoch)
+        with self._seeded(_BEGINNING):
+            return iter(self._dataset)
+
+    def _draw(self, items: Iterator[Any]) -> Any:
+        try:
+            with self._seeded(self._next):
+                item = next(items)
+        except StopIteration:
+            raise WorkloadError(
+                f"Workload.{self._field}: the {kind_of(self._dataset)} ended after {self._next} items of epoch "
+                f"{self._epoch}, and {self._size} are needed; let its __len__ tell what it gives, or train fewer steps"
+            ) from None
+        self._next += 1
+        return item
+
+    @contextlib.contextmanager
+    def _seeded(self, number: int) -> Iterator[None]:
+        """What draws beside the dataset, a collate function, must not see how many items came before."""
+        state = torch.default_generator.get_state()
+        seed_unit(self._seed, self._epoch, number, LOADING)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
+
+
+def has_state(dataset: Any) -> bool:
+    return all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def stream_of(
+    dataset: IterableDataset[Any], field: str, *, batch_size: int | None = None, steps: int | None = None
+) -> ItemStream:
+    """steps: how long it must last where it has no length. Raises WorkloadError that names the field."""
+    length = _length(dataset)
+    what = f"Workload.{field} is an IterableDataset ({kind_of(dataset)})"
+    if length is None and not has_state(dataset):
+        raise WorkloadError(
+            f"{what} with neither a length nor a state; give it a __len__, or state_dict and load_state_dict, so that "
+            "it can be begun again, and job.steps"
+        )
+    if length is None and (steps is None or batch_size is None or field != "train"):
+        raise WorkloadError(f"{what} without a length; give it a __len__{', or job.steps' * (field == 'train')}")
+    size = length if length is not None else (steps or 0) * (batch_size or 0)
+    return ItemStream(dataset, field, size=size, keep=batch_size or 1)
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, AttributeError, NotImplementedError):
+        return None
