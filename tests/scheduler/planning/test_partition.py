@@ -75,7 +75,9 @@ def test_the_slowest_stage_is_as_fast_as_any_cut_allows(
 def test_units_that_share_a_parameter_stay_together(unit_of: UnitOf) -> None:
     units = [unit_of(0), unit_of(1), unit_of(2), unit_of(3, tied_to=(1,))]
     assert partition(units, 2) == ((0, 1), (1, 4))
-    with pytest.raises(PlanError, match=r"strategy\.stages = 3, but .* at most 2 stages .* share no parameter"):
+    with pytest.raises(
+        PlanError, match=r"strategy\.stages = 3, but .* at most 2 stages .* units 1 and 3 have a buffer in "
+    ):
         partition(units, 3)
 
 
@@ -98,3 +100,19 @@ def test_the_users_own_split_is_taken_where_the_model_can_be_cut(unit_of: UnitOf
         text = rf"strategy\.split: the model cannot be cut before unit {why}; it can be before \[1, 2, 4\]"
         with pytest.raises(PlanError, match=text):
             partition(units, 2, [split], problems)
+
+
+def test_more_stages_than_the_model_has_places_for_are_refused_with_what_is_in_the_way(unit_of: UnitOf) -> None:
+    """It advised an nn.Sequential, whatever the model was."""
+    units = [unit_of(number, name=f"h.{number}") for number in range(7)]
+    problems = {1: "a mask is made before it", 2: "a mask is made before it"}
+    problems |= {number: f"a sum is asked for at line {number}" for number in (3, 4, 5)}
+    with pytest.raises(PlanError) as caught:
+        partition(units, 3, problems=problems)
+    assert str(caught.value) == (
+        "strategy.stages = 3, but the model can be cut into at most 2 stages (units: h.0, h.1, h.2, h.3, h.4, h.5, "
+        "h.6); use fewer stages, or change what stands in the way of more: before 'h.1': a mask is made before it; "
+        "before 'h.3': a sum is asked for at line 3; before 'h.4': a sum is asked for at line 4"
+    )
+    with pytest.raises(PlanError, match=r"at most 1 stages \(units: the whole model\); use fewer stages$"):
+        partition([unit_of(0, name="")], 2)

@@ -5,7 +5,7 @@ Contiguous units to stages, by dynamic programming over the units' measured time
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
@@ -13,6 +13,9 @@ from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.placement import Cuts
 from weft.scheduler.planning.working_window import layer_cuts
 from weft.spec.strategy import Replica
+
+MAX_TOLD_UNITS = 8  # in a sentence that lists them
+MAX_TOLD_PROBLEMS = 3  # a sentence each: whoever mends these asks again
 
 
 class PlanError(ValueError):
@@ -44,15 +47,10 @@ def partition(
     """
     allowed = _allowed_cuts(units, problems)
     if num_stages > len(allowed) + 1:
-        names = ", ".join(unit.name.rstrip(".") or "the whole model" for unit in units[:8])
-        raise PlanError(
-            f"strategy.stages = {num_stages}, but the model can be cut into at most {len(allowed) + 1} stages "
-            f"(units: {names}{', …' if len(units) > 8 else ''}); use fewer stages, or build the model as an "
-            "nn.Sequential of more children that pass one tensor on and share no parameter"
-        )
+        raise PlanError(_too_many(units, num_stages, allowed, problems))
     if split is not None:
         if refused := sorted(set(split) - set(allowed)):
-            why = _why_not(units, refused[0], problems)
+            why = f": {_problem(units, refused[0], problems)}" if refused[0] < len(units) else f", of {len(units)}"
             raise PlanError(
                 f"strategy.split: the model cannot be cut before unit {refused[0]}{why}; it can be before {allowed}"
             )
@@ -85,11 +83,33 @@ def _tied_across(units: Sequence[UnitFacts], cut: int) -> tuple[int, int] | None
     return next(((tied, number) for tied, number in ties if tied < cut <= number), None)
 
 
-def _why_not(units: Sequence[UnitFacts], cut: int, problems: Mapping[int, str]) -> str:
-    if not 0 < cut < len(units):
-        return f", of {len(units)}"
+def _too_many(units: Sequence[UnitFacts], num_stages: int, allowed: Sequence[int], problems: Mapping[int, str]) -> str:
+    """With what stands in the way at some of the places where the model cannot be cut, since that can be changed."""
+    names = _names(units)
+    told: dict[str, str] = {}  # by problem, the first unit that has it
+    for cut in sorted(set(range(1, len(units))) - set(allowed)):
+        told.setdefault(_problem(units, cut, problems), names[cut])
+    reasons = [f"before {name!r:.80}: {problem}" for problem, name in list(told.items())[:MAX_TOLD_PROBLEMS]]
+    change = ", or change what stands in the way of more: " + "; ".join(reasons) if reasons else ""
+    return (
+        f"strategy.stages = {num_stages}, but the model can be cut into at most {len(allowed) + 1} stages (units: "
+        f"{_listed(name or 'the whole model' for name in names)}); use fewer stages{change}"
+    )
+
+
+def _problem(units: Sequence[UnitFacts], cut: int, problems: Mapping[int, str]) -> str:
     if cut in problems:
-        return f": {problems[cut]}"
+        return problems[cut]
     pair = _tied_across(units, cut)
     assert pair is not None
-    return f": units {pair[0]} and {pair[1]} have a buffer in common"
+    return f"units {pair[0]} and {pair[1]} have a buffer in common"
+
+
+def _names(units: Iterable[UnitFacts]) -> list[str]:
+    """As the user has them: the child of an nn.Sequential is known by the prefix of its names in the state dict."""
+    return [unit.name.removesuffix(".") for unit in units]
+
+
+def _listed(names: Iterable[str]) -> str:
+    first = [f"{name:.80}" for name in names]
+    return ", ".join([*first[:MAX_TOLD_UNITS], *(["…"] if len(first) > MAX_TOLD_UNITS else [])])
