@@ -133,9 +133,9 @@ def test_each_problem_of_a_spec_has_a_line() -> None:
 
 def test_a_spec_that_is_wrong_all_over_is_told_in_few_lines() -> None:
     with pytest.raises(SpecError) as caught:
-        Strategy(split=["x"] * 100_000)  # type: ignore[list-item]
+        Strategy(split=[0.5] * 100_000)  # type: ignore[list-item]
     lines = problems_of(caught)
-    assert lines[0] == "Strategy: split.0: 'x' is no whole number; write one without quotes, for example 4"
+    assert lines[0] == "Strategy: split.0: 0.5 is no whole number; write one without quotes, for example 4"
     assert len(lines) == weft.spec.field_errors.MAX_PROBLEMS + 1
     assert lines[-1] == "and 99980 more problems; mend these first"
 

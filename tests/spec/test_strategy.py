@@ -143,6 +143,33 @@ def test_a_split_of_one_stage_is_refused() -> None:
     )
 
 
+def test_a_split_may_name_its_units() -> None:
+    strategy = parsed(stages=3, split=["transformer.h.4", "lm_head"])
+    assert strategy.replica_list[0].split == ["transformer.h.4", "lm_head"]
+    assert Strategy.model_validate(strategy.model_dump()) == strategy
+    window = parsed(replicas=[{"device": "gpu", "working_window": 1, "split": ["a", "b"]}], update="cpu")
+    assert window.replica_list[0].split == ["a", "b"], "layers of a streamed model are named alike"
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (["a"], "split = ['a'] does not begin 3 stages; give stages - 1 names of units in the order in which they run"),
+        (["a", "a"], "split = ['a', 'a'] has a name twice; give the first unit of each stage but the first"),
+        ([1, "a"], "split: [1, 'a'] is not all names; write either numbers of units or names of modules, for example "),
+        (["a", 0.5], "split: ['a', 0.5] is not all names; write either numbers of units or names of modules"),
+        ("a", "split: 'a' is no list; write one, for example [1, 2]"),
+    ],
+)
+def test_a_split_that_names_its_units_wrongly_is_refused(split: object, message: str) -> None:
+    for place, refused in {
+        "strategy": refusal(stages=3, split=split),
+        "strategy.replicas.1": refusal(replicas=[{}, {"stages": 3, "split": split}]),
+    }.items():
+        assert refused.startswith(place)
+        assert message in refused
+
+
 @pytest.mark.parametrize("split", [[1, 1], [2, 1]])
 def test_a_split_that_does_not_grow_is_refused(split: list[int]) -> None:
     assert "does not begin 3 stages; give stages - 1 growing numbers" in refusal(stages=3, split=split)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -25,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from weft.spec.field_errors import LIST, NUMBER, WORD, SpecError, explain
+from weft.spec.field_errors import LIST, NUMBER, WORD, SpecError, explain, shown
 from weft.spec.presets import PRESETS
 
 MAX_MICROBATCHES = 1024  # a board word and two slots each; more is a typing error
@@ -82,19 +83,41 @@ def _known_preset(name: str) -> str:
     )
 
 
-def _check_split(split: list[int] | None, stages: int) -> None:
-    if split is not None and (
-        len(split) != stages - 1 or any(not a < b <= MAX_COUNT for a, b in pairwise([0, *split]))
-    ):
-        if stages == 1:
-            raise ValueError(
-                f"split = {split!s:.80} cuts the model, and stages = 1 does not; give more stages, or no split"
-            )
+def _numbers_or_names(value: object) -> str:
+    return WORD if isinstance(value, list) and any(isinstance(part, str) for part in value) else NUMBER
+
+
+def _of_one_kind(split: object) -> object:
+    if _numbers_or_names(split) == WORD and not all(isinstance(part, str) for part in cast("list[Any]", split)):
         raise ValueError(
-            f"split = {split!s:.80} does not begin {stages} stages; give stages - 1 growing numbers of units above 0"
+            f"{shown(split)} is not all names; write either numbers of units or names of modules, for example "
+            '["transformer.h.4", "lm_head"]'
         )
+    return split
 
 
+def _check_split(split: list[int] | list[str] | None, stages: int) -> None:
+    if split is None:
+        return
+    if split and stages == 1:
+        raise ValueError(
+            f"split = {split!s:.80} cuts the model, and stages = 1 does not; give more stages, or no split"
+        )
+    numbers = [unit for unit in split if isinstance(unit, int)]
+    if len(split) != stages - 1 or any(not a < b <= MAX_COUNT for a, b in pairwise([0, *numbers])):
+        named = _numbers_or_names(split) == WORD
+        what = "names of units in the order in which they run" if named else "growing numbers of units above 0"
+        raise ValueError(f"split = {split!s:.80} does not begin {stages} stages; give stages - 1 {what}")
+    if len(set(split)) < len(split):
+        raise ValueError(f"split = {split!s:.80} has a name twice; give the first unit of each stage but the first")
+
+
+_Split = Annotated[
+    Annotated[list[int], Tag(NUMBER)] | Annotated[list[str], Tag(WORD)],
+    Discriminator(_numbers_or_names),
+    BeforeValidator(_of_one_kind),
+    WithJsonSchema({"type": "array", "items": {"type": ["integer", "string"]}}),  # "one of both" takes no empty list
+]
 _Layers = Annotated[int, Field(ge=1, le=MAX_STAGES)]
 
 
@@ -117,8 +140,9 @@ class Replica(Section):
         description="layers that its GPU holds at once, the others stream from host memory; auto: by measured times; "
         "unset: all",
     )
-    split: list[int] | None = Field(
-        default=None, description="first unit of each stage but the first; unset balances measured times"
+    split: _Split | None = Field(
+        default=None,
+        description="first unit of each stage but the first, by number or by name; unset balances measured times",
     )
     microbatches: int | None = Field(
         default=None, ge=1, le=MAX_MICROBATCHES, description="parts of its share of a batch; unset: the strategy's"
@@ -178,8 +202,9 @@ class Strategy(Section):
     )
     schedule: Literal["gpipe", "1f1b"] = Field(default="1f1b", description="order of each stage's compute lane")
     stages: int = Field(default=1, ge=1, le=MAX_STAGES, description="contiguous parts of the model, one worker each")
-    split: list[int] | None = Field(
-        default=None, description="first unit of each stage but the first; unset balances measured times"
+    split: _Split | None = Field(
+        default=None,
+        description="first unit of each stage but the first, by number or by name; unset balances measured times",
     )
     microbatches: int = Field(default=1, ge=1, le=MAX_MICROBATCHES, description="parts of one batch")
     recompute: bool = Field(default=False, description="keep only stage inputs; run each forward again in backward")

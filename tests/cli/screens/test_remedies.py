@@ -40,6 +40,8 @@ KINDS: dict[str, Callable[[Setup, int], Remedy]] = {
 def cuts(draw: st.DrawFn) -> dict[str, Any]:
     stages = draw(st.integers(1, 4))
     split = draw(st.none() | st.sets(st.integers(1, UNITS - 1), min_size=stages - 1, max_size=stages - 1).map(sorted))
+    if split and draw(st.booleans()):
+        split = [str(unit) for unit in split]  # by name
     return {"stages": stages} | ({} if split is None else {"split": split})
 
 
@@ -82,7 +84,7 @@ def setups(draw: st.DrawFn) -> tuple[JobSpec, Setup]:
         raise
     stages = []
     for number, replica in enumerate(spec.strategy.replica_list):
-        bounds = [0, *(replica.split or range(1, replica.stages)), UNITS]
+        bounds = [0, *map(int, replica.split or range(1, replica.stages)), UNITS]
         for place in range(replica.stages):
             units = [bounds[place], bounds[place + 1]]
             stages.append({"replica": number, "worker": f"cpu-{len(stages)}", "units": units})
@@ -116,7 +118,7 @@ def test_every_alternative_of_every_remedy_is_another_spec_that_is_one(kind: str
         changed = JobSpec.parse(tables)
         assert changed != spec, remedy
         for replica in changed.strategy.replica_list:
-            assert (replica.split or [0])[-1] < UNITS
+            assert int((replica.split or [0])[-1]) < UNITS
         assert max(changed.strategy.microbatch_counts) <= max(spec.job.batch_size, *spec.strategy.microbatch_counts)
         assert changed.job.batch_size <= max(setup.num_train, spec.job.batch_size)
     for axis in ("split", "window"):
@@ -134,3 +136,5 @@ def test_a_stage_gives_a_unit_to_the_neighbour_that_computes_less() -> None:
     given_split = Setup(strategy=Strategy(stages=3, split=[1, 5]), stages=stages, batch_size=8, num_train=8)
     assert remedies.of_slow_stage(given_split, 0, 1, 2).text.endswith("or leave split unset to balance measured times.")
     assert remedies.of_slow_stage(given_split, 0, 0, 1).alternatives == (("strategy.stages=2", "strategy.split=[1]"),)
+    named = Setup(strategy=Strategy(stages=3, split=["1", "5"]), stages=stages, batch_size=8, num_train=8)
+    assert remedies.of_slow_stage(named, 0, 0, 1).alternatives == (("strategy.stages=2", 'strategy.split=["1"]'),)

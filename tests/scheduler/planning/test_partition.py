@@ -116,3 +116,77 @@ def test_more_stages_than_the_model_has_places_for_are_refused_with_what_is_in_t
     )
     with pytest.raises(PlanError, match=r"at most 1 stages \(units: the whole model\); use fewer stages$"):
         partition([unit_of(0, name="")], 2)
+
+
+# --- units by name
+
+
+NAMES = ("stem", "layer1.0", "layer1.1", "layer2.0", "layer2.1", "head.fc")
+
+
+@pytest.fixture
+def named(unit_of: UnitOf) -> list[UnitFacts]:
+    return [unit_of(number, name=name) for number, name in enumerate(NAMES)]
+
+
+@pytest.mark.parametrize(
+    ("split", "numbers"),
+    [
+        (["layer1.1", "head.fc"], [2, 5]),
+        (["layer2", "layer2.1"], [3, 4]),
+        (["layer1", "head"], [1, 5]),
+    ],
+)
+def test_a_split_may_name_units_and_modules_that_contain_them(
+    named: list[UnitFacts], split: list[str], numbers: list[int]
+) -> None:
+    assert partition(named, 3, split) == partition(named, 3, numbers)
+
+
+def test_the_children_of_a_sequential_are_names_as_well(unit_of: UnitOf) -> None:
+    units = [unit_of(0, name="encoder."), unit_of(1, name="4."), unit_of(2, name="decoder.")]
+    assert partition(units, 3, ["4", "decoder"]) == ((0, 1), (1, 2), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("split", "text"),
+    [
+        (["layer2.7"], "no unit is called 'layer2.7'; did you mean 'layer2.1' or 'layer2.0' or 'layer2'?"),
+        (["fc"], "no unit is called 'fc'; did you mean 'head.fc'?"),
+        (["model.layer2.1"], "no unit is called 'model.layer2.1'; did you mean 'layer2.1'?"),
+        (["attention"], "no unit is called 'attention'; give some of layer1.0, layer1.1, layer2.0, layer2.1, head.fc"),
+        ([""], "no unit is called ''; give some of layer1.0, layer1.1, layer2.0, layer2.1, head.fc"),
+        (
+            ["layer1.1.conv1"],
+            "'layer1.1.conv1' would be inside the unit 'layer1.1', which is not cut; give a whole unit, for example "
+            '"layer1.1"',
+        ),
+        (
+            ["stem.conv"],
+            "'stem.conv' would be inside the unit 'stem', which is not cut; give a whole unit, for example "
+            '"layer1.0"',
+        ),
+        (
+            ["stem"],
+            "'stem' begins with the model's first unit, and nothing is before it to be cut off; give units after it, "
+            'for example ["layer1.0"]',
+        ),
+        (
+            ["head", "layer1.1", "layer2"],
+            "'layer1.1' runs before 'head'; give them in the order in which they run: "
+            '["layer1.1", "layer2", "head"]',
+        ),
+        (["layer2", "layer2.0"], "'layer2' and 'layer2.0' both begin with the unit 'layer2.0'; give one of them"),
+        (
+            ["layer2"],
+            "the model cannot be cut before unit 'layer2': a mask is made before it; it can be before "
+            '["layer1.0", "layer1.1", "layer2.1", "head.fc"]',
+        ),
+    ],
+)
+def test_a_split_by_names_that_cannot_be_is_refused_with_names_that_can(
+    named: list[UnitFacts], split: list[str], text: str
+) -> None:
+    with pytest.raises(PlanError) as caught:
+        partition(named, len(split) + 1, split, {3: "a mask is made before it"} if split == ["layer2"] else {})
+    assert str(caught.value) == f"strategy.split: {text}"

@@ -341,6 +341,7 @@ def test_a_number_is_told_as_far_as_it_can_be_trusted(measured: float, before: f
         ("strategy.microbatches=0", r"strategy\.microbatches"),
         ("strategy.microbatch=2", r"did you mean microbatches"),
         ("strategy.stages=9", r"can be cut into at most 4 stages"),
+        ('strategy.split=["7"]', r"strategy\.split: no unit is called '7'; give some of 1, 2, 3"),
         ("job.batch_size=1", r"job\.batch_size = 1 is smaller"),
         ("strategy.preset=nothing", r"is no preset"),
     ],
@@ -357,6 +358,13 @@ def test_a_preset_gives_its_axes_and_a_setting_counts_before_it(recording_of: Re
     assert what_if(recording, ["strategy.preset=gpipe"]).after.workers == ("cpu-0", "cpu-1", "loader-0")
     three = what_if(recording, ["strategy.preset=gpipe", "strategy.stages=3"])
     assert len(three.after.workers) == 4
+
+
+def test_a_split_by_name_is_of_the_recorded_units(recording_of: RecordingOf) -> None:
+    named = recording_of(stages=2, microbatches=4, split=["1"])
+    assert what_if(named, ["strategy.split=[2]"]).ratio < 1
+    assert what_if(named, ['strategy.split=["2"]']).ratio == what_if(named, ["strategy.split=[2]"]).ratio
+    assert len(what_if(named, ["strategy.stages=3"]).after.workers) == 4, "the split goes with its stages"
 
 
 def test_a_preset_replaces_the_jobs_strategy_as_it_does_for_a_run(recording_of: RecordingOf) -> None:

@@ -1,10 +1,14 @@
 """Partition: where the model is cut into stages, so that the slowest is as fast as possible. Pure.
 
-Contiguous units to stages, by dynamic programming over the units' measured times.
+Contiguous units to stages, by dynamic programming over the units' measured times; or where the user says, by the units'
+numbers or by names of modules. A unit has the name of the module with which it begins, and may be called by that of any
+module that contains it and none before it: "layer2" begins with the unit "layer2.0".
 """
 
 from __future__ import annotations
 
+import difflib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from types import MappingProxyType
@@ -37,24 +41,19 @@ def within_layers(window: int | None, layers: Cuts) -> int | None:
 def partition(
     units: Sequence[UnitFacts],
     num_stages: int,
-    split: Sequence[int] | None = None,
+    split: Sequence[int] | Sequence[str] | None = None,
     problems: Mapping[int, str] = MappingProxyType({}),
 ) -> Cuts:
     """(first, last) of each stage, last exclusive, minimising the slowest stage's forward plus backward time.
 
     No cut falls before a unit that has a problem with it, nor between units that share a buffer. split: the user's own
-    cuts instead. problems: as in Inspection.cut_problems. Errors: PlanError.
+    cuts instead, numbers or names. problems: as in Inspection.cut_problems. Errors: PlanError.
     """
     allowed = _allowed_cuts(units, problems)
     if num_stages > len(allowed) + 1:
         raise PlanError(_too_many(units, num_stages, allowed, problems))
     if split is not None:
-        if refused := sorted(set(split) - set(allowed)):
-            why = f": {_problem(units, refused[0], problems)}" if refused[0] < len(units) else f", of {len(units)}"
-            raise PlanError(
-                f"strategy.split: the model cannot be cut before unit {refused[0]}{why}; it can be before {allowed}"
-            )
-        return tuple(pairwise([0, *split, len(units)]))
+        return _given_cuts(units, split, allowed, problems)
     bounds = [0, *allowed, len(units)]
     before = [0.0, *accumulate(unit.forward_seconds + unit.backward_seconds for unit in units)]
     # best[b] = (slowest stage, cut indices) over the units before bounds[b]
@@ -97,6 +96,26 @@ def _too_many(units: Sequence[UnitFacts], num_stages: int, allowed: Sequence[int
     )
 
 
+def _given_cuts(
+    units: Sequence[UnitFacts],
+    split: Sequence[int] | Sequence[str],
+    allowed: Sequence[int],
+    problems: Mapping[int, str],
+) -> Cuts:
+    numbers = _unit_numbers(_names(units), split)
+    if refused := sorted(set(numbers) - set(allowed)):
+        cut, called = refused[0], dict(zip(numbers, split, strict=True))
+        why = f": {_problem(units, cut, problems)}" if 0 < cut < len(units) else f", of {len(units)}"
+        where: object = allowed
+        if isinstance(called[cut], str):
+            near = sorted(sorted(allowed, key=lambda other: abs(other - cut))[:MAX_TOLD_UNITS])
+            where = json.dumps([_names(units)[other] for other in near])
+        raise PlanError(
+            f"strategy.split: the model cannot be cut before unit {called[cut]!r:.80}{why}; it can be before {where}"
+        )
+    return tuple(pairwise([0, *numbers, len(units)]))
+
+
 def _problem(units: Sequence[UnitFacts], cut: int, problems: Mapping[int, str]) -> str:
     if cut in problems:
         return problems[cut]
@@ -105,9 +124,72 @@ def _problem(units: Sequence[UnitFacts], cut: int, problems: Mapping[int, str]) 
     return f"units {pair[0]} and {pair[1]} have a buffer in common"
 
 
+# --- units by name
+
+
 def _names(units: Iterable[UnitFacts]) -> list[str]:
     """As the user has them: the child of an nn.Sequential is known by the prefix of its names in the state dict."""
     return [unit.name.removesuffix(".") for unit in units]
+
+
+def _unit_numbers(names: Sequence[str], split: Sequence[int] | Sequence[str]) -> list[int]:
+    numbers = [_number_of(names, unit) if isinstance(unit, str) else unit for unit in split]
+    for (first, number), (second, next_number) in pairwise(zip(split, numbers, strict=True)):
+        if number == next_number:
+            raise PlanError(
+                f"strategy.split: {first!r:.80} and {second!r:.80} both begin with the unit {names[number]!r:.80}; "
+                "give one of them"
+            )
+        if number > next_number:
+            ordered = json.dumps([unit for _, unit in sorted(zip(numbers, split, strict=True))])
+            raise PlanError(
+                f"strategy.split: {second!r:.80} runs before {first!r:.80}; give them in the order in which they run: "
+                f"{ordered}"
+            )
+    return numbers
+
+
+def _number_of(names: Sequence[str], wanted: str) -> int:
+    numbers = _numbers_by_name(names)
+    number = numbers.get(wanted)
+    if number is None:
+        raise PlanError(f"strategy.split: {_unknown(names, wanted)}")
+    if number == 0:
+        raise PlanError(
+            f"strategy.split: {wanted!r:.80} begins with the model's first unit, and nothing is before it to be cut "
+            f"off; give units after it, for example {json.dumps(names[1:2])}"
+        )
+    return number
+
+
+def _numbers_by_name(names: Sequence[str]) -> dict[str, int]:
+    """Of every unit, and of every module that contains units: that of the first."""
+    own = {name: number for number, name in enumerate(names)}
+    around = {
+        ".".join(parts[:length]): number
+        for number, parts in reversed([(number, name.split(".")) for number, name in enumerate(names)])
+        for length in range(1, len(parts))
+    }
+    return around | own
+
+
+def _unknown(names: Sequence[str], wanted: str) -> str:
+    inside = next((number for number, name in enumerate(names) if name and wanted.startswith(f"{name}.")), None)
+    if inside is not None:
+        return (
+            f"{wanted!r:.80} would be inside the unit {names[inside]!r:.80}, which is not cut; give a whole unit, for "
+            f"example {json.dumps(names[max(inside, 1)])}"
+        )
+    if near := _near(names, wanted):
+        return f"no unit is called {wanted!r:.80}; did you mean {' or '.join(map(repr, near))}?"
+    return f"no unit is called {wanted!r:.80}; give some of {_listed(names[1:])}"
+
+
+def _near(names: Sequence[str], wanted: str) -> list[str]:
+    """Names that a stage may be called by: first those that lack a part at the front, or have one more."""
+    known = [name for name, number in _numbers_by_name(names).items() if number > 0]
+    parts = [name for name in known if f".{name}".endswith(f".{wanted}") or f".{wanted}".endswith(f".{name}")]
+    return (parts or difflib.get_close_matches(wanted, known))[:3]
 
 
 def _listed(names: Iterable[str]) -> str:
