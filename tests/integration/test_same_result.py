@@ -156,6 +156,40 @@ def workload():
 """,
         {"stages": 2, "microbatches": 3},
     ),
+    "a loader with a sampler, a collate function and a batch that is dropped": (
+        """
+from torch.utils.data import DataLoader, WeightedRandomSampler
+
+def collate(items):
+    inputs, targets = zip(*items)
+    return torch.stack(inputs) + 0.01 * torch.randn(len(inputs), 6), torch.stack(targets)
+
+def workload():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    data = torch.utils.data.TensorDataset(numbers(20, 6), numbers(20, 1))
+    sampler = WeightedRandomSampler(torch.arange(20) + 1.0, 19)
+    return weft.Workload(model, DataLoader(data, sampler=sampler, collate_fn=collate, drop_last=True),
+                         loss=nn.functional.mse_loss, validation=DataLoader(data, batch_size=7, collate_fn=collate),
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 2, "microbatches": 3},
+    ),
+    "an iterable dataset that draws": (
+        """
+class Drawn(torch.utils.data.IterableDataset):
+    def __len__(self):
+        return 20
+    def __iter__(self):
+        for number in torch.randperm(20):
+            yield number + torch.rand(6), torch.rand(1)
+
+def workload():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    return weft.Workload(model, Drawn(), loss=nn.functional.mse_loss, validation=Drawn(),
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 2, "microbatches": 3},
+    ),
     "stochastic gradient descent with momentum": (
         """
 def workload():
