@@ -109,6 +109,14 @@ def test_the_job_trains_as_the_page_has_it_on_the_command_line(directory: Path) 
     assert float(told.partition("accuracy ")[2].split()[0].rstrip(",")) > 0.9
 
 
+@pytest.mark.slow
+def test_the_step_of_the_page_learns(directory: Path) -> None:
+    line = re.search(r"^weft (run words\.py.*)$", PAGE, flags=re.MULTILINE)
+    assert line is not None
+    told = run(directory, "-m", "weft", *line[1].split(), "--runs-dir", "runs")
+    assert float(told.partition("accuracy ")[2].split()[0].rstrip(",")) > 0.9
+
+
 def test_every_other_block_runs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after another, as a reader would paste them."""
     monkeypatch.chdir(directory)
@@ -124,6 +132,10 @@ def test_every_other_block_runs(directory: Path, monkeypatch: pytest.MonkeyPatch
     assert pasted["model"](torch.zeros(3, 8)).shape == (3, 2)
     item, target = pasted["Augmented"]()[5]
     assert (item.shape, target) == ((2,), 0)
+    assert list(pasted["Lines"]())[5][0].shape == (2,)
+    assert len(pasted["loader"]) == 8
+    scene = pasted["scenes"]([{"image": torch.zeros(3, 4, 4), "boxes": torch.zeros(2, 4), "name": "a"}] * 2)
+    assert (scene.image.shape, len(scene.boxes), scene.names) == ((2, 3, 4, 4), 2, ["a", "a"])
     assert pasted["metrics"]["mean_error"](torch.zeros(2, 3), torch.tensor([0, 2])).item() == 1.0
     tokens = torch.tensor([[1, -100], [0, 2]])
     assert pasted["num_tokens"](tokens) == 3
