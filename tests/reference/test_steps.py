@@ -270,3 +270,48 @@ def test_a_reference_run_writes_what_each_step_reports(spec: Callable[..., JobSp
     lines = Path(result["run_dir"], "metrics.jsonl").read_text().splitlines()
     assert [list(json.loads(line)) for line in lines] == [["step", "loss", "output", "samples"]] * 3
     assert list(result["validation"]) == ["loss", "output", "samples"]
+
+
+HUGGING_FACE = """
+import transformers
+
+def collate(rows):
+    ids = torch.stack(rows)
+    return transformers.BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids})
+
+def hugging(**parts):
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2, embd_pdrop=PDROP,
+                                     attn_pdrop=PDROP, resid_pdrop=PDROP)
+    tokens = torch.arange(80).view(10, 8) % 11
+    return weft.Workload(transformers.GPT2LMHeadModel(config), list(tokens), collate=collate,
+                         step=lambda model, batch: model(**batch).loss, validation=list(tokens),
+                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+"""
+
+
+@pytest.mark.slow
+def test_a_hugging_face_model_trains_by_its_own_loss(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    def result(pdrop: float, **strategy: Any) -> ReferenceResult:
+        (tmp_path / "job.py").write_text(SOURCE + HUGGING_FACE.replace("PDROP", str(pdrop)))
+        job = {"entry": "job.py:hugging", "batch_size": 4, "seed": 3, "epochs": 1}
+        return train(JobSpec(job=job, strategy=strategy, directory=str(tmp_path)))
+
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2, embd_pdrop=0.0)
+    config.attn_pdrop = config.resid_pdrop = 0.0
+    model = transformers.GPT2LMHeadModel(config)
+    losses = []
+    for indices in orders():
+        ids = torch.arange(80).view(10, 8)[indices] % 11
+        loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+        losses.append(loss.item())
+    assert result(0.0).losses == pytest.approx(losses, rel=1e-6)
+    drawn = result(0.5, microbatches=2)
+    assert drawn.losses == result(0.5, microbatches=2).losses != result(0.0).losses
