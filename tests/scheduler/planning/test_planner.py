@@ -46,7 +46,7 @@ def test_more_stages_than_the_model_has_units_are_refused_with_the_units(
     with pytest.raises(PlanError, match=r"strategy\.stages = 3, .* at most 2 stages \(units: embed, head\); use fewer"):
         make_plan(spec_of(stages=3), inspection_of(units), shared_bytes_free=1 << 40)
     whole = [unit_of(0, name="")]
-    with pytest.raises(PlanError, match=r"at most 1 stages \(units: the whole model\); .* nn\.Sequential"):
+    with pytest.raises(PlanError, match=r"at most 1 stages \(units: the whole model\); use fewer stages$"):
         make_plan(spec_of(stages=2), inspection_of(whole), shared_bytes_free=1 << 40)
 
 
