@@ -213,6 +213,8 @@ def test_validation_is_a_step_without_gradients_or_a_function_of_its_own(run: Ru
     assert own.validations == [{"loss": 2.0, "learns": 0.0}]
     assert list(run(held_out=6, microbatches=2).validations[0]) == ["loss", "output", "samples"]
     assert own.losses == run(held_out=6).losses
+    more = "lambda model, batch: step(model, batch) if model.training else {'loss': 1, 'right': 0.5}"
+    assert run(f", step={more}", held_out=6).validations == [{"loss": 1.0, "right": 0.5}]
 
 
 def test_forward_alone_measures_what_the_step_reports(run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from weft.plan.division import Part
 from weft.plan.error_places import places_of
@@ -53,6 +53,13 @@ def test_tensors_by_name_are_a_batch_of_the_same_names() -> None:
         "x": [10 * number for number in numbers(6)[2:4]],
         "y": numbers(6)[2:4],
     }
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, lambda *tensors: list(zip(*tensors, strict=True))])
+def test_a_dataset_of_tensors_gives_lists_as_torch_collates_its_pairs(kind: Any) -> None:
+    made = batch(batches(kind(torch.arange(4), torch.arange(4) * 2)))
+    assert type(made) is list
+    assert [part.tolist() for part in made] == [numbers(4), [2 * number for number in numbers(4)]]
 
 
 def test_items_are_collated_with_their_strings() -> None:

@@ -16,7 +16,6 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 
@@ -135,15 +134,6 @@ def test_a_tree_of_tensors_has_its_samples_along_the_first_dimension(data: Any) 
     assert type(rows) is type(item) is type(data)
     key: Any = "ids" if isinstance(data, dict) else 0
     assert (rows[key].tolist(), item[key].item()) == ([4, 1], 4)
-
-
-def test_a_tensor_dataset_gives_lists_as_torch_collates_them_and_pairs_where_somebody_else_does() -> None:
-    tensors = TensorDataset(torch.arange(3), torch.arange(3))
-    made = source(tensors)
-    assert isinstance(made.dataset, Tensors)
-    assert type(made.dataset.rows(torch.tensor([0]))) is list
-    assert source(tensors, collate=list).dataset is tensors
-    assert source(tensors, loss=nn.MSELoss()).dataset is tensors
 
 
 class Endless(Sampler[int]):

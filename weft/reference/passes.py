@@ -64,7 +64,7 @@ class StepPasses:
         self._model = workload.model
         self._steps = {True: training_step(workload), False: validation_step(workload)}  # by whether it learns
         self._sources = {learns: step_source(workload, learns=learns) for learns in (True, False)}
-        self._names: dict[str, list[str]] = {}  # by source: of what the first batch reported
+        self._names: dict[bool, list[str]] = {}  # by whether it learns: of what the first batch reported
         self._calls = SeededCalls(workload.model)
 
     def forward(self, batch: Any, seed: Seed, *, learns: bool, counts: bool) -> dict[str, torch.Tensor]:
@@ -74,7 +74,7 @@ class StepPasses:
         if not counts:
             return {}
         values = step_values(returned, source, learns=learns)
-        check_names(values, self._names.setdefault(source, list(values)), source)
+        check_names(values, self._names.setdefault(learns, list(values)), source)
         return values
 
     def backward(self, loss: torch.Tensor, seed: Seed) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import TensorDataset
 
 from weft.plan.error_places import samples_place, within
 from weft.workload.collating import collate_items
@@ -49,6 +50,9 @@ def batch_of(source: DataSource, numbers: Sequence[int]) -> tuple[list[torch.Ten
     """
     if isinstance(source.dataset, Tensors) and source.collate is None:
         return flatten(source.dataset.rows(torch.tensor(numbers, dtype=torch.int64)))
+    if type(source.dataset) is TensorDataset and source.collate is None:  # a subclass may change its items
+        rows = torch.tensor(numbers, dtype=torch.int64)
+        return flatten([tensor.index_select(0, rows) for tensor in source.dataset.tensors])
     batch = _collated(source, numbers, _items(source, numbers), _check_items)
     with within(lambda: f"in a batch of {samples_place(source.field, numbers)}"):
         return flatten(batch)

@@ -189,8 +189,6 @@ def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
                 "the first dimensions must be equal"
             )
         return TensorDataset(inputs, targets) if workload.step is None else Tensors(data)
-    if workload.step is not None and workload.collate is None and type(data) is TensorDataset:
-        return Tensors(list(data.tensors))  # a list is what torch makes of a tuple's items
     if workload.step is not None and (tree := _tensors(data, field)) is not None:
         return tree
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
