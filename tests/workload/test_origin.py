@@ -6,6 +6,7 @@ import functools
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from weft.transport.wire.frames import encode
 from weft.workers.compute.stage import Stage
 from weft.workers.devices.host import HostDevice
 from weft.workers.lanes import attempt
+from weft.workers.updates.bucket_updates import BucketUpdates
 from weft.workload import origin
 from weft.workload.data import Batches
 from weft.workload.faults import OURS, fault_of
@@ -83,9 +85,10 @@ class Asserting(nn.Module):
         return x
 
 
-NOTHING: list[Any] = [None] * 4
+NO_TASK: Any = SimpleNamespace(owner=None, kind=None, bucket=None)
+NOTHING: Any = None
 OF_OURS: dict[str, Callable[[], Any]] = {
-    "a task of no kind": lambda: attempt._bind_to_bucket("none", *NOTHING),  # type: ignore[arg-type]
+    "a task of no kind": lambda: BucketUpdates.bind(NOTHING, NO_TASK, NOTHING),
     "a task without its number": lambda: attempt._given(None),
     "a board of another dtype": lambda: Board(torch.zeros(3)),
     "a message that cannot be sent": lambda: encode({"type": object()}),
