@@ -93,6 +93,16 @@ def test_the_job_trains_from_python_and_its_weights_load_into_plain_pytorch(dire
 
 
 @pytest.mark.slow
+def test_a_job_file_is_written_for_the_function_of_the_page(directory: Path) -> None:
+    lines = re.findall(r"^weft (init circle\.py\S* --.*?)(?: +#.*)?$", PAGE, flags=re.MULTILINE)
+    assert len(lines) == 2
+    printed = [run(directory, "-m", "weft", *line.split()) for line in lines]
+    assert printed[0] == "wide.toml\n"
+    assert JobSpec.load(directory / "wide.toml").job.args == {"hidden": 128}
+    assert tomllib.loads(printed[1])["job"]["entry"] == "circle.py:workload"
+
+
+@pytest.mark.slow
 def test_the_job_trains_as_a_call_from_a_script(directory: Path) -> None:
     numbers, model = run(directory, "call.py").splitlines()
     steps, loss, accuracy = numbers.split()

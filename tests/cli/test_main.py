@@ -26,7 +26,7 @@ ScriptedDaemon, HANG_UP, HOLD = _SCRIPTED["ScriptedDaemon"], _SCRIPTED["HANG_UP"
 
 PROCESS_SECONDS = 60.0
 VERBS = ["run", "daemon", "submit", "ps", "show", "logs", "wait", "cancel", "status", "top", "trace", "plot"]
-VERBS += ["restart", "rm", "completion"]
+VERBS += ["restart", "rm", "init", "completion"]
 JOB = {
     "job": "digits-1",
     "state": "queued",

@@ -18,6 +18,7 @@ from weft.cli.screens.ledger_trouble import ledger_trouble
 from weft.cli.verbs.completion import complete_job, complete_live_job, completion
 from weft.cli.verbs.doctor import doctor
 from weft.cli.verbs.ended_jobs import restart, rm
+from weft.cli.verbs.init import init
 from weft.cli.verbs.job_list import list_jobs
 from weft.cli.verbs.options import (
     Arg,
@@ -257,6 +258,7 @@ app.command(epilog="Example: weft trace digits-1 -o trace.json --svg digits.svg"
 app.command(epilog="Example: weft plot digits-1 -o digits.png")(plot)
 app.command(epilog="Example: weft whatif digits-1 --set workers.cpu-1.speed=2 --set strategy.microbatches=8")(whatif)
 app.command(epilog="Example: weft doctor --no-measure")(doctor)
+app.command(epilog="Example: weft init train.py && weft run train.toml")(init)
 app.command(epilog="Example: weft completion bash --install")(completion)
 
 

@@ -91,7 +91,7 @@ class JobOptions:
             for key, value in keys.items()
             if value is not None
         ]
-        overrides = [*flags, *map(_override_of_arg, self.arg or ()), *(self.set_ or ())]
+        overrides = [*flags, *map(override_of_arg, self.arg or ()), *(self.set_ or ())]
         _check_says_enough(source, overrides)
         return overrides
 
@@ -109,7 +109,7 @@ class JobOptions:
         return spec
 
 
-def _override_of_arg(text: str) -> str:
+def override_of_arg(text: str) -> str:
     from weft.spec.field_errors import SpecError
 
     name, equals, value = text.partition("=")

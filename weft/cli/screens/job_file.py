@@ -1,0 +1,149 @@
+"""Job file: a job in TOML that says of each key what it is for, with those that a model asks for filled in.
+
+Every field of the spec stands in it, under the spec's own description: what is not filled in is a comment, with its
+default, or where it has none with an example.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from weft.client.console import size
+from weft.spec.job_spec import JobSection, ProfileSection
+from weft.spec.strategy import Strategy
+from weft.transport.wire.frames import Message
+
+WIDTH = 100  # columns of a comment
+MAX_UNITS = 64  # lines of a model; one of more is told by its first ones
+BATCH_SIZE, EPOCHS, STEPS = 32, 10, 1000  # arbitrary, to begin with
+MICROBATCHES = 4  # as the presets that are pipelines have it
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key without quotes
+
+# of what is unset by default: a value that could stand there
+EXAMPLES: Mapping[str, Any] = {
+    "epochs": EPOCHS,
+    "steps": STEPS,
+    "preset": "1f1b",
+    "window": 8,
+    "replicas": 2,
+    "shares": [1.0, 1.0],
+    "clip_norm": 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    entry: str
+    args: Mapping[str, Any]  # given; what the function has by default is told beside
+    facts: Message  # of `weft.workload.description`
+    num_cores: int  # that can be used here
+
+    def text(self, name: str) -> str:
+        """The file. name: its own."""
+        sections = [*self._head(name), "", *_section("job", JobSection, self.job(), self._examples())]
+        sections += _section("strategy", Strategy, self.strategy(), self._examples())
+        return "\n".join([*sections, *_section("profile", ProfileSection, None, {})]).rstrip() + "\n"
+
+    def job(self) -> dict[str, Any]:
+        """The keys of [job] that are filled in."""
+        known = isinstance(self.facts["train"], int)
+        length = {"epochs": EPOCHS} if known else {"steps": STEPS}
+        most = self.facts["train"] if known else BATCH_SIZE
+        batch_size = self.facts["batch_size"] or max(1, min(BATCH_SIZE, most))
+        args = {"args": dict(self.args)} if self.args else {}
+        return {"entry": self.entry, **args, **length, "batch_size": batch_size, "seed": 0}
+
+    def strategy(self) -> dict[str, Any]:
+        """The keys of [strategy] that are filled in: two stages where the model and the machine have two parts."""
+        parts = sum(parameters > 0 for _, _, parameters in self.facts["units"])
+        stages = min(2, parts, self.num_cores) or 1
+        return {"stages": stages, "microbatches": min(MICROBATCHES, self.job()["batch_size"]) if stages > 1 else 1}
+
+    def _examples(self) -> Mapping[str, Any]:
+        return {**EXAMPLES, "args": self.facts["args"], "split": [max(1, len(self.facts["units"]) // 2)]}
+
+    def _head(self, name: str) -> Iterator[str]:
+        yield f"# weft run {name}                 here and now"
+        yield f"# weft run {name} --reference     the plain loop, to compare with"
+        yield f"# weft compare {name}             every preset of [strategy], one after another"
+        yield f"# weft submit {name} -f           in the daemon that runs"
+        yield "#"
+        yield from _comment(self.headline())
+        for field in ("train", "validation"):
+            yield from _comment(self._data(field))
+        yield "#"
+        yield from _units(self.facts["units"])
+
+    def headline(self) -> str:
+        """The model in a line."""
+        facts = self.facts
+        frozen = f", {facts['frozen']:,} of them frozen" if facts["frozen"] else ""
+        count = len(facts["units"])
+        cut = "one unit, for one stage" if count == 1 else f"{count} units, between which stages may begin"
+        return f"{facts['model']}: {facts['parameters']:,} parameters ({size(facts['bytes'])}){frozen}; {cut}."
+
+    def _data(self, field: str) -> str:
+        what = {"train": "Training", "validation": "Validation"}[field]
+        match self.facts[field]:
+            case None:
+                return f"{what} data: none."
+            case int(count):
+                return f"{what} data: {count:,} samples."
+            case problem:
+                return f"{what} data: {problem}."
+
+
+def _units(units: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """The table of units, whose numbers `split` names."""
+    rows = [("unit", "module", "parameters")]
+    rows += [(str(n), " ".join(filter(None, unit[:2])), f"{unit[2]:,}") for n, unit in enumerate(units[:MAX_UNITS])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, module, parameters in rows:
+        yield f"#   {number:>{widths[0]}}  {module:<{widths[1]}}  {parameters:>{widths[2]}}"
+    if len(units) > MAX_UNITS:
+        yield f"#   and {len(units) - MAX_UNITS} more"
+
+
+def _section(
+    name: str, model: type[BaseModel], given: Mapping[str, Any] | None, examples: Mapping[str, Any]
+) -> Iterator[str]:
+    """A table. given: what is filled in; None: the whole table is a comment."""
+    yield f"[{name}]" if given is not None else f"# [{name}]"
+    yield from _comment((model.__doc__ or "").partition("\n")[0])
+    yield ""
+    for key, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        value = (given or {}).get(key, examples.get(key) if key in examples else default)
+        words = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        yield from _comment((field.description or "") + (f" ({' or '.join(map(toml, words))})" if words else ""))
+        yield f"{'' if key in (given or {}) else '# '}{key} = {toml(value)}"
+        yield ""
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")
+
+
+def toml(value: Any) -> str:
+    """A value of a spec as TOML has it."""
+    match value:
+        case BaseModel():
+            return toml(value.model_dump(exclude_none=True))
+        case Mapping():
+            pairs = [f"{key if _BARE.fullmatch(key) else toml(key)} = {toml(part)}" for key, part in value.items()]
+            return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
+        case list():
+            return f"[{', '.join(map(toml, value))}]"
+        case float() if not math.isfinite(value):
+            return str(value)
+        case _:
+            return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,90 @@
+"""Description: what is to be known of a workload before its job file is written, as a line of JSON.
+
+`python -m weft.workload.description SPEC`, SPEC a job spec in JSON. In a process of its own, since `weft init` imports
+no torch, and the user's code may do anything to whoever runs it. What that prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from weft.spec.job_spec import JobSpec
+from weft.workload.entry import load_workload
+from weft.workload.faults import fault_of
+from weft.workload.source import Field, source_of
+from weft.workload.units import units
+from weft.workload.workload import Workload, WorkloadError
+
+
+def main() -> None:
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
+        os.dup2(2, 1)
+        print(json.dumps(_answer(JobSpec.parse(json.loads(sys.argv[1])))), file=answer)
+
+
+def _answer(spec: JobSpec) -> dict[str, Any]:
+    os.chdir(spec.directory)
+    try:
+        workload = load_workload(spec)
+        return describe(workload) | {"args": defaults(spec.entry_file, spec.entry_function)}
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
+        fault = fault_of(error)
+        return {"error": fault.message.rstrip(), "exit_code": fault.exit_code}
+
+
+def describe(workload: Workload) -> dict[str, Any]:
+    """Its model, unit by unit (name, class, number of parameters), and its data: samples, or why there is no number."""
+    model, parameters = workload.model, list(workload.model.parameters())
+    loader = workload.train if isinstance(workload.train, DataLoader) else None
+    return {
+        "model": type(model).__name__,
+        "parameters": _count(model),
+        "frozen": sum(parameter.numel() for parameter in parameters if not parameter.requires_grad),
+        "bytes": sum(parameter.nbytes for parameter in parameters),
+        "units": [(prefix.rstrip("."), type(unit).__name__, _count(unit)) for prefix, unit in units(model)],
+        "train": _num_samples(workload, "train"),
+        "validation": None if workload.validation is None else _num_samples(workload, "validation"),
+        "batch_size": None if loader is None else loader.batch_size,
+    }
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _num_samples(workload: Workload, field: Field) -> int | str:
+    try:
+        return source_of(workload, field).num_items
+    except WorkloadError as error:
+        return str(error)
+
+
+def defaults(file: Path, function: str) -> dict[str, Any]:
+    """The function's arguments that have a default which a job file can hold, as the source has them."""
+    for node in ast.parse(file.read_bytes()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            names = [*node.args.posonlyargs, *node.args.args][-len(node.args.defaults) or None :]
+            pairs: list[tuple[ast.arg, ast.expr | None]] = [*zip(names, node.args.defaults, strict=False)]
+            pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            given = {name.arg: _literal(value) for name, value in pairs}
+            return {name: value for name, value in given.items() if isinstance(value, (bool, int, float, str))}
+    return {}
+
+
+def _literal(value: ast.expr | None) -> Any:
+    try:
+        return None if value is None else ast.literal_eval(value)
+    except ValueError:
+        return None
+
+
+if __name__ == "__main__":
+    main()
