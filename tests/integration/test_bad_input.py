@@ -171,6 +171,20 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         "invalid-workload",
         "Workload.train has length 0; give at least one sample",
     ),
+    "a dataset without length and without state": (
+        workload_with(train="type('Endless', (torch.utils.data.IterableDataset,), {'__iter__': iter})()"),
+        {},
+        2,
+        "invalid-workload",
+        "Workload.train is an IterableDataset (Endless) with neither a length nor a state; give it a __len__",
+    ),
+    "a loader of other batches": (
+        workload_with(train="torch.utils.data.DataLoader(list(zip(inputs, inputs)), batch_size=3)"),
+        {},
+        2,
+        "invalid-workload",
+        "Workload.train: its DataLoader has batch_size = 3, and job.batch_size is ",
+    ),
     "a loss that is no number": (
         in_training("output = output * float('nan')"),
         {},
