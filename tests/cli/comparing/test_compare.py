@@ -150,6 +150,15 @@ def test_steps_replace_the_files_own_length(spec: Path) -> None:
     assert (job.steps, job.epochs) == (7, None)
 
 
+def test_a_python_file_is_compared_with_what_the_options_say_of_it(spec: Path) -> None:
+    (listed,) = make_trials(spec.with_name("digits.py"), ["job.batch_size=4", "job.steps=7"], ["hybrid-fine"])
+    assert (listed.spec.job.entry, listed.spec.job.steps) == ("digits.py:workload", 7)
+    command = [sys.executable, "-m", "weft", "compare", str(spec.with_name("digits.py")), "--steps", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "does not say how to train it: give --batch-size N" in done.stderr
+
+
 def test_what_differs_from_the_file_and_stand_ins_are_told_on_stderr(
     spec: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
