@@ -1,4 +1,4 @@
-"""Stages are transparent: cut anywhere, recomputed or not, they end with the bits of the whole model."""
+"""Stages of units are transparent: cut anywhere, recomputed or not, they end with the bits of the whole model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from torch import nn
 
 from weft.transport.memory.arena import Arena, Layout
 from weft.workers.compute.forward_buffers import ForwardBuffers
-from weft.workers.compute.stage import HandBack, Stage, input_gradient, keep_state, move_state
+from weft.workers.compute.hand_back import HandBack
+from weft.workers.compute.pairs import Pair
+from weft.workers.compute.unit_stage import UnitStage
+from weft.workers.compute.unit_state import keep_state, move_state
 from weft.workers.devices.host import HostDevice
 from weft.workload.randomness import seed_unit
 from weft.workload.units import Unit, named_state
 from weft.workload.workload import WorkloadError
 
 SEED = 11
+FUNCTIONS = {"loss": nn.functional.mse_loss}
 MICROBATCHES = 3
 STEPS = 2
 
@@ -139,13 +143,33 @@ def train_whole(model: nn.Sequential) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def stages_of(model: nn.Sequential, cuts: list[int], *, recompute: bool) -> list[Stage]:
+def stages_of(model: nn.Sequential, cuts: list[int], *, recompute: bool) -> list[UnitStage]:
     bounds = [0, *cuts, len(model)]
     units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
-    return [Stage(units[a:b], seed=SEED, recompute=recompute, device=HostDevice()) for a, b in pairwise(bounds)]
+    return [
+        UnitStage(units[a:b], seed=SEED, recompute=recompute, device=HostDevice(), functions=FUNCTIONS)
+        for a, b in pairwise(bounds)
+    ]
 
 
-def train_stages(stages: list[Stage]) -> None:
+NOTHING = Pair(None, None)  # the data of a stage between the first and the last
+
+
+def forward(stage: UnitStage, microbatch: int, x: torch.Tensor) -> torch.Tensor:
+    """Of a first stage."""
+    (y,) = stage.forward(microbatch, 0, [], Pair(x, None))
+    assert y is not None
+    return y
+
+
+def again(stage: UnitStage, microbatch: int) -> torch.Tensor:
+    """What the forward has made, with its graph."""
+    (y,) = stage.take(microbatch)[1]
+    assert y is not None
+    return y
+
+
+def train_stages(stages: list[UnitStage]) -> None:
     """GPipe by hand: all forwards, through slots that are copied like a worker's, then all backwards."""
     optimizers = [
         torch.optim.SGD(stage.parameters(), lr=0.1, momentum=0.9) if stage.parameters() else None for stage in stages
@@ -153,19 +177,21 @@ def train_stages(stages: list[Stage]) -> None:
     for step in range(STEPS):
         for microbatch in range(MICROBATCHES):
             x, target = batch(step, microbatch)
-            for number, stage in enumerate(stages):
-                last = number == len(stages) - 1
-                head = (lambda y, target=target: nn.functional.mse_loss(y, target)) if last else None
-                x = stage.forward(microbatch, step, x, head).detach().clone()
+            received: list[torch.Tensor] = []
+            for stage in stages[:-1]:
+                sent = stage.forward(microbatch, step, received, Pair(x, None))
+                received = [y.detach().clone() for y in sent if y is not None]
+            stages[-1].lose(microbatch, step, received, Pair(x, target))
         for microbatch in range(MICROBATCHES):
             gradient = None
             for stage in reversed(stages):
-                leaf, y = stage.take(microbatch)
-                if gradient is None:
+                leaves, (y,) = stage.take(microbatch)
+                assert y is not None
+                if stage is stages[-1]:
                     (y / MICROBATCHES).backward()
-                elif y.requires_grad:
+                elif y.requires_grad and gradient is not None:
                     y.backward(gradient)
-                gradient = input_gradient(leaf)
+                gradient = leaves[0].grad if leaves and leaves[0] is not None else None
         for optimizer in optimizers:
             if optimizer is not None:
                 optimizer.step()
@@ -195,7 +221,15 @@ def test_training_is_not_the_same_for_another_seed() -> None:
     models = [build(dense), build(dense)]
     for model, seed in zip(models, (SEED, SEED + 1), strict=True):
         train_stages(
-            [Stage([Unit(i, f"{i}.", m) for i, m in enumerate(model)], seed=seed, recompute=False, device=HostDevice())]
+            [
+                UnitStage(
+                    [Unit(i, f"{i}.", m) for i, m in enumerate(model)],
+                    seed=seed,
+                    recompute=False,
+                    device=HostDevice(),
+                    functions=FUNCTIONS,
+                )
+            ]
         )
     assert not torch.equal(models[0][0].weight, models[1][0].weight)
 
@@ -263,10 +297,10 @@ def test_a_scripted_module_counts_each_microbatch_once_under_recompute() -> None
             return x * self.calls
 
     module = torch.jit.script(Counting())
-    stage = Stage([Unit(0, "0.", module)], seed=SEED, recompute=True, device=HostDevice())
+    stage = UnitStage([Unit(0, "0.", module)], seed=SEED, recompute=True, device=HostDevice(), functions=FUNCTIONS)
     x, _ = batch(0, 0)
-    first = [stage.forward(microbatch, 0, x) for microbatch in range(2)]
-    assert all(torch.equal(stage.take(microbatch)[1], first[microbatch]) for microbatch in range(2))
+    first = [forward(stage, microbatch, x) for microbatch in range(2)]
+    assert all(torch.equal(again(stage, microbatch), first[microbatch]) for microbatch in range(2))
     assert module.calls == 2
 
 
@@ -276,16 +310,15 @@ def test_a_loss_that_is_a_module_counts_each_microbatch_once_under_recompute() -
             super().__init__()
             self.register_buffer("calls", torch.zeros(()))
 
-        def forward(self, y: torch.Tensor) -> torch.Tensor:
+        def forward(self, y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             self.calls += 1
-            return y.sum() * self.calls
+            return (y - target).sum() * self.calls
 
     loss, model = Counting(), build(dense)
     units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
-    stage = Stage(units, seed=SEED, recompute=True, device=HostDevice(), heads=[loss])
-    first = [stage.forward(microbatch, 0, batch(0, microbatch)[0], loss) for microbatch in range(2)]
-    again = [stage.take(microbatch)[1] for microbatch in range(2)]
-    assert first == again
+    stage = UnitStage(units, seed=SEED, recompute=True, device=HostDevice(), functions={"loss": loss})
+    first = [stage.lose(microbatch, 0, [], Pair(*batch(0, microbatch)))["loss"] for microbatch in range(2)]
+    assert first == [again(stage, microbatch) for microbatch in range(2)]
     assert loss.calls == 2
 
 
@@ -293,14 +326,14 @@ def test_recompute_keeps_no_graph_between_forward_and_backward() -> None:
     model = build(dense)
     kept, recomputed = (stages_of(copy.deepcopy(model), [], recompute=value)[0] for value in (False, True))
     x, _ = batch(0, 0)
-    assert kept.forward(0, 0, x).requires_grad
-    assert not recomputed.forward(0, 0, x).requires_grad
-    assert recomputed.take(0)[1].requires_grad
+    assert forward(kept, 0, x).requires_grad
+    assert not forward(recomputed, 0, x).requires_grad
+    assert again(recomputed, 0).requires_grad
 
 
 def test_a_microbatch_is_taken_once() -> None:
     stage = stages_of(build(dense), [], recompute=False)[0]
-    stage.forward(1, 0, batch(0, 1)[0])
+    forward(stage, 1, batch(0, 1)[0])
     stage.take(1)
     with pytest.raises(KeyError):
         stage.take(1)
@@ -312,7 +345,8 @@ def test_evaluation_keeps_nothing_and_changes_nothing() -> None:
     stage = stages_of(model, [], recompute=False)[0]
     stage.train(False)
     x, _ = batch(0, 0)
-    y = stage.evaluate(0, 0, x)
+    (y,) = stage.evaluate(0, 0, [], Pair(x, None))
+    assert y is not None
     assert torch.equal(y, before.eval()(x))
     assert not y.requires_grad
     assert_same_bits(model, before)
@@ -321,11 +355,13 @@ def test_evaluation_keeps_nothing_and_changes_nothing() -> None:
 
 
 def test_the_input_is_read_in_place_and_left_as_it_was() -> None:
-    stage = stages_of(build(dense), [], recompute=False)[0]
+    model = build(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 4)))
+    stage = stages_of(model, [1], recompute=False)[1]
     slot, _ = batch(0, 0)
     before = slot.clone()
-    stage.forward(0, 0, slot)
-    leaf, _ = stage.take(0)
+    stage.forward(0, 0, [slot], NOTHING)
+    (leaf,) = stage.take(0)[0]
+    assert leaf is not None
     assert leaf.data_ptr() == slot.data_ptr()
     assert torch.equal(slot, before)
     assert not slot.requires_grad
@@ -335,31 +371,32 @@ def test_the_input_is_read_in_place_and_left_as_it_was() -> None:
 def test_a_stage_that_begins_with_a_unit_that_works_in_place_leaves_its_slot_alone(recompute: bool) -> None:
     """autograd refuses to change a leaf, and the slot is needed again: such a stage works on a copy."""
     units = [Unit(1, "1.", nn.ReLU(inplace=True)), Unit(2, "2.", nn.Linear(6, 4))]
-    stage = Stage(units, seed=SEED, recompute=recompute, device=HostDevice(), copies_input=True)
+    stage = UnitStage(
+        units, seed=SEED, recompute=recompute, device=HostDevice(), functions=FUNCTIONS, copies_input=True
+    )
     slot, _ = batch(0, 0)
     before = slot.clone()
-    stage.forward(0, 0, slot)
-    leaf, y = stage.take(0)
+    stage.forward(0, 0, [slot], NOTHING)
+    (leaf,), (y,) = stage.take(0)
+    assert leaf is not None
+    assert y is not None
     y.sum().backward()
     assert torch.equal(slot, before)
-    assert torch.equal(input_gradient(leaf) != 0, before > 0)
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad != 0, before > 0)
 
 
 def test_only_stages_behind_the_first_ask_for_the_gradient_of_their_input() -> None:
     """The first stage's input is data: its gradient would be a matrix product that the plain loop does not compute."""
     first, second = stages_of(build(lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4))), [1], recompute=False)
-    for stage, wants in ((first, False), (second, True)):
-        stage.forward(0, 0, torch.randn(5, 6))
-        leaf, y = stage.take(0)
-        y.sum().backward()
-        assert (leaf.grad is not None) is wants
-
-
-def test_a_stage_that_does_not_depend_on_its_input_hands_back_zeros() -> None:
-    x = torch.randn(2, 3, requires_grad=True)
-    assert torch.equal(input_gradient(x), torch.zeros(2, 3))
-    (2 * x).sum().backward()
-    assert torch.equal(input_gradient(x), torch.full((2, 3), 2.0))
+    x = torch.randn(5, 6)
+    forward(first, 0, x)
+    assert first.take(0)[0] == []
+    second.forward(0, 0, [x], NOTHING)
+    (leaf,) = second.take(0)[0]
+    assert leaf is not None
+    assert leaf.requires_grad
+    assert not x.requires_grad
 
 
 def test_parameters_that_are_shared_are_told_once() -> None:
@@ -380,11 +417,11 @@ def test_state_that_was_moved_is_the_state_that_is_trained(make: Callable[[], nn
     publish = keep_state(units, list(arena.items()), arena, HostDevice())
     train_stages(
         [
-            Stage(units[:2], seed=SEED, recompute=True, device=HostDevice()),
-            Stage(units[2:], seed=SEED, recompute=True, device=HostDevice()),
+            UnitStage(units[:2], seed=SEED, recompute=True, device=HostDevice(), functions=FUNCTIONS),
+            UnitStage(units[2:], seed=SEED, recompute=True, device=HostDevice(), functions=FUNCTIONS),
         ]
         if make is not repeated
-        else [Stage(units, seed=SEED, recompute=True, device=HostDevice())]
+        else [UnitStage(units, seed=SEED, recompute=True, device=HostDevice(), functions=FUNCTIONS)]
     )
     publish()
     expected = whole.state_dict()
@@ -398,26 +435,48 @@ def test_state_that_was_moved_is_the_state_that_is_trained(make: Callable[[], nn
 def test_the_gradient_that_goes_back_has_the_strides_that_autograd_gave_it(at_once: bool) -> None:
     """`x.grad` has x's: a sum's gradient, one number expanded, became a full tensor, which sums to other last bits."""
     x = torch.randn(3, 4, requires_grad=True)
-    came: list[torch.Tensor] = []
+    came: list[torch.Tensor | None] = []
     hand_back = HandBack(x, came.append, at_once=at_once)
     x.sum().backward()
     hand_back.finish(x)
     (gradient,) = came
+    assert gradient is not None
     assert gradient.stride() == (0, 0)
     assert torch.equal(gradient, torch.ones(3, 4))
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_stage_that_does_not_depend_on_its_input_hands_back_zeros_and_one_that_reads_it_twice_the_sum(
+def test_a_stage_that_does_not_depend_on_its_input_hands_back_nothing_and_one_that_reads_it_twice_the_sum(
     at_once: bool,
 ) -> None:
-    came: list[torch.Tensor] = []
+    """In the whole model, too, nothing comes to what is before it: zeros would let an optimizer's decay run."""
+    came: list[torch.Tensor | None] = []
     ignored, x = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
     HandBack(ignored, came.append, at_once=at_once).finish(ignored)
+    HandBack(None, came.append, at_once=at_once).finish(None)
+    assert came == [None, None]
     hand_back = HandBack(x, came.append, at_once=at_once)
     (x.sum() + (2 * x).sum()).backward()
     hand_back.finish(x)
-    assert [gradient.tolist() for gradient in came] == [[[0.0] * 4] * 3, [[3.0] * 4] * 3]
+    assert came[2] is not None
+    assert came[2].tolist() == [[3.0] * 4] * 3
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_gradient_that_a_later_stage_has_made_of_a_value_begins_the_sum(at_once: bool) -> None:
+    """As in the whole model, where what comes last in forward comes first in backward; handed back once."""
+    values = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))
+    whole = values[0].clone().requires_grad_()
+    (whole.exp().sum() + whole.sin().sum() + (whole * values[1]).sum()).backward()
+    x = values[0].clone().requires_grad_()
+    came: list[torch.Tensor | None] = []
+    hand_back = HandBack(x, came.append, at_once=at_once)
+    torch.autograd.backward([x.exp().sum() + x.sin().sum(), x], [torch.tensor(1.0), values[1]])
+    hand_back.finish(x)
+    (gradient,) = came
+    assert gradient is not None
+    assert whole.grad is not None
+    assert torch.equal(gradient, whole.grad)
 
 
 def test_a_buffer_that_training_has_given_another_shape_is_refused_by_name() -> None:

@@ -30,11 +30,13 @@ def is_plain(value: object) -> TypeGuard[torch.Tensor]:
     return value.layout is torch.strided and not value.is_nested and not value.is_quantized
 
 
-def check_fits(value: object, place: torch.Tensor, *, what: str, remedy: str) -> None:
-    """Raises WorkloadError with `what` came ("unit 2 (ReLU) passes on"), what was planned, and the remedy."""
-    if is_plain(value) and value.shape == place.shape and value.dtype is place.dtype:
+def check_fits(value: object, place: torch.Tensor | None, *, what: str, remedy: str) -> None:
+    """Raises WorkloadError with `what` came ("unit 2 (ReLU) passes on"), what was planned, and the remedy. place: None
+    where that may have any shape and dtype."""
+    if is_plain(value) and (place is None or (value.shape == place.shape and value.dtype is place.dtype)):
         return
-    raise WorkloadError(f"{what} {described(value)}, where {described(place)} was planned; {remedy}")
+    planned = "a plain tensor" if place is None else described(place)
+    raise WorkloadError(f"{what} {described(value)}, where {planned} was planned; {remedy}")
 
 
 def described(value: object) -> str:

@@ -1,7 +1,7 @@
 """The compute tasks of one stage of one replica: FORWARD, BACKWARD, and GRAD after the last of them.
 
-    FORWARD(r,s,m)    input or activation slot   → activation slot, or the loss on the last stage
-    BACKWARD(r,s,m)   gradient slot or the loss  → gradient slot of the stage before
+    FORWARD(r,s,m)    data and activation slots   → activation slot, or the loss on the last stage
+    BACKWARD(r,s,m)   gradient slots or the loss  → gradient slots of stages before
     GRAD(r,s,b)       what backward's hooks have not posted yet
 
 A microbatch without samples (a ragged last batch, a replica without a share) passes through every one of them.
@@ -11,31 +11,34 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from weft.plan.course import Course
 from weft.plan.division import Part
-from weft.plan.error_places import function_place, within
 from weft.plan.itinerary import Iteration
-from weft.plan.plan import Role
 from weft.workers.compute.gradients import StageGradients
-from weft.workers.compute.handover import check_fits, scalar
+from weft.workers.compute.hand_back import HandBack
+from weft.workers.compute.handover import described
 from weft.workers.compute.measured import Measured
-from weft.workers.compute.stage import HandBack, Stage
+from weft.workers.compute.stage import Stage, Tensors
+from weft.workers.compute.stage_parcels import StageParcels
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
-from weft.workers.memory.slots import SlotRing
+from weft.workers.memory.parcels import DoesNotFit
 from weft.workload.faults import NonFiniteLoss
-from weft.workload.workload import BatchFunction, WorkloadError
+from weft.workload.workload import WorkloadError
+
+ReadBatch = Callable[[Iteration, int, Part], Any]
 
 
 class StageTasks:
-    """rings: of the replica, by role, and stage of what crosses. functions: the loss and the metrics, of
-    the last stage. gradients: None where the stage's own optimizer takes p.grad as it is. before_evaluation: called
-    before the first validation after training. publish: called after the last training forward before something else,
-    where others read or save what the device keeps for itself. skips_nonfinite: a loss that is nan or inf is no error.
+    """parcels: what the stage receives and sends. read_batch: what it reads of a microbatch's data, as it takes it.
+    gradients: None where the stage's own optimizer takes p.grad as it is. before_evaluation: called before the first
+    validation after training. publish: called after the last training forward before something else, where others read
+    or save what the device keeps for itself. skips_nonfinite: a loss that is nan or inf is no error.
     samples_of: which samples of the training data a microbatch has.
     """
 
@@ -44,12 +47,11 @@ class StageTasks:
         stage: Stage,
         *,
         replica: int,
-        number: int,
-        num_stages: int,
+        is_last: bool,
         course: Course,
         weights: Weights,
-        rings: Mapping[tuple[Role, int | None], SlotRing],
-        functions: Mapping[str, BatchFunction],
+        parcels: StageParcels,
+        read_batch: ReadBatch,
         gradients: StageGradients | None,
         before_evaluation: Callable[[], None],
         device: Device,
@@ -59,16 +61,11 @@ class StageTasks:
     ) -> None:
         self._stage = stage
         self._replica = replica
-        self._number = number
-        self._is_last = number == num_stages - 1
+        self._is_last = is_last
         self._course = course
         self._weights = weights
-        self._source = rings[(Role.ACTIVATION, number - 1) if number else (Role.INPUT, None)]
-        self._target = rings.get((Role.TARGET, None))  # of the last stage
-        self._output = rings.get((Role.ACTIVATION, number))  # of all others, as the next
-        self._output_gradient = rings.get((Role.GRADIENT, number))
-        self._source_gradient = rings.get((Role.GRADIENT, number - 1))  # of all but the first
-        self._functions = functions
+        self._parcels = parcels
+        self._read_batch = read_batch
         self._gradients = gradients
         self._before_evaluation = before_evaluation
         self._publish = publish
@@ -101,62 +98,51 @@ class StageTasks:
             self._stage.train(iteration.learns)
             if not iteration.learns:
                 self._before_evaluation()
-        x = self._read(self._source, iteration, microbatch, part)
+        received = self._parcels.receive(iteration.index, microbatch)
+        batch = self._read_batch(iteration, microbatch, part)
         if not self._is_last:
             run = self._stage.forward if iteration.learns else self._stage.evaluate
-            y = run(part.number, iteration.step, x)
-            self._pass_on(y, iteration, microbatch, part)
-            return
-        assert self._target is not None
-        number = part.number if self._target.by_number else microbatch
-        target = self._target.slot(iteration.index, number, part.size)
-        if iteration.learns:
-            self._lose(iteration, part, x, target, measured)
+            self._send(run(part.number, iteration.step, received, batch), iteration, microbatch, part)
+        elif iteration.learns:
+            self._lose(iteration, part, received, batch, measured)
         else:
-            self._measure(iteration, part, x, target, measured)
+            self._measure(iteration, part, received, batch, measured)
 
-    def _pass_on(self, y: object, iteration: Iteration, microbatch: int, part: Part) -> None:
-        unit, ring = self._stage.units[-1], self._output
-        assert ring is not None
-        check_fits(
-            y,
-            ring.slot(iteration.index, microbatch, part.size),
-            what=f"{unit} passes on, for a microbatch of {part.size} samples,",
-            remedy="between two stages a unit's output has one shape and dtype for all microbatches of a size, in "
-            "training and in validation; pad it, or leave this place out of strategy.split (stages = 1 cuts nowhere)",
-        )
-        assert isinstance(y, torch.Tensor)
-        ring.write(iteration.index, microbatch, y.detach(), part.size)
+    def _send(self, sent: Tensors, iteration: Iteration, microbatch: int, part: Part) -> None:
+        self._stage.check_sent(sent, self._parcels.sent, part.size)
+        try:
+            self._parcels.send(iteration.index, microbatch, sent)
+        except DoesNotFit as error:
+            raise WorkloadError(
+                f"{self._stage.maker(error.number)} passes on, for a microbatch of {part.size} samples, "
+                f"{described(sent[error.number])}, which has {error.what}, and its place between two stages has "
+                f"{error.room_bytes} bytes; pad it, or leave this place out of strategy.split (stages = 1 cuts nowhere)"
+            ) from error
 
-    def _lose(
-        self, iteration: Iteration, part: Part, x: torch.Tensor, target: torch.Tensor, measured: Measured
-    ) -> None:
+    def _lose(self, iteration: Iteration, part: Part, received: Tensors, batch: Any, measured: Measured) -> None:
         fraction = self._weights.fraction(iteration, part)
         if fraction == 0:  # nothing in it counts: a mean over nothing is nan
-            self._stage.evaluate(part.number, iteration.step, x)
+            self._stage.evaluate(part.number, iteration.step, received, batch)
             return
-        loss = self._stage.forward(
-            part.number, iteration.step, x, functools.partial(_head, "loss", self._functions["loss"], target)
-        )
+        for name, value in self._stage.lose(part.number, iteration.step, received, batch).items():
+            self._device.tell(value, functools.partial(self._use, measured, iteration, part, name, fraction))
 
-        def use(value: float) -> None:
-            if not (math.isfinite(value) or self._skips_nonfinite):
-                raise NonFiniteLoss(iteration.step, value, part.number, self._samples_of(iteration, part))
-            measured.add(iteration.index, "loss", value, fraction)
-
-        self._device.tell(scalar(loss, "Workload.loss"), use)
-
-    def _measure(
-        self, iteration: Iteration, part: Part, x: torch.Tensor, target: torch.Tensor, measured: Measured
+    def _use(
+        self, measured: Measured, iteration: Iteration, part: Part, name: str, fraction: float, value: float
     ) -> None:
+        if name == "loss" and not (math.isfinite(value) or self._skips_nonfinite):
+            raise NonFiniteLoss(iteration.step, value, part.number, self._samples_of(iteration, part))
+        measured.add(iteration.index, name, value, fraction)
+
+    def _measure(self, iteration: Iteration, part: Part, received: Tensors, batch: Any, measured: Measured) -> None:
         fraction = self._weights.fraction(iteration, part)
-        heads = [functools.partial(_head, name, own, target) for name, own in self._functions.items() if fraction]
-        values = self._stage.measure(part.number, iteration.step, x, heads)
-        for name, value in zip(self._functions, values, strict=False):
-            add = functools.partial(_add, measured, iteration, name, fraction)
-            self._device.tell(scalar(value, f"Workload's {name}"), add)
-        for name in self._functions if not fraction else ():  # nothing in it counts; where nothing does the mean is 0
-            self._device.after(functools.partial(_add, measured, iteration, name, 0.0, 0.0))
+        if fraction:
+            for name, value in self._stage.measure(part.number, iteration.step, received, batch).items():
+                self._device.tell(value, functools.partial(_add, measured, iteration, name, fraction))
+        else:  # nothing in it counts; where nothing does the mean is 0
+            self._stage.evaluate(part.number, iteration.step, received, batch)
+            for name in self._stage.measures():
+                self._device.after(functools.partial(_add, measured, iteration, name, 0.0, 0.0))
         if self._weights.weighs:
             total = self._weights.total(iteration)
             self._device.after(lambda: measured.of(iteration.index).facts.update(weight=total))
@@ -169,38 +155,38 @@ class StageTasks:
             return
         if self._gradients is not None:
             self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
-        x, y = self._stage.take(part.number)
+        received, sent = self._stage.take(part.number)
         self._device.launching()
-        hand_back = self._hand_back(x, iteration, microbatch, part)
+        hand_backs = [
+            (received[number], self._hand_back(received[number], iteration, microbatch, number))
+            for number in self._parcels.returned
+        ]
         with self._device.drawing:  # torch.utils.checkpoint sets the generators, and runs a part of forward again
             if self._is_last:
-                self._differentiate(y * self._weights.fraction(iteration, part), None)
-            elif y.requires_grad and self._output_gradient is not None:
-                self._differentiate(y, self._read(self._output_gradient, iteration, microbatch, part))
-        if hand_back is not None:
-            hand_back.finish(x)
+                (loss,) = sent
+                assert loss is not None
+                self._differentiate([loss * self._weights.fraction(iteration, part)], None)
+            else:
+                roots, gradients = self._parcels.roots(iteration.index, microbatch, received, sent)
+                if roots:
+                    self._differentiate(roots, gradients)
+        for leaf, hand_back in hand_backs:
+            hand_back.finish(leaf)
 
-    def _hand_back(self, x: torch.Tensor, iteration: Iteration, microbatch: int, part: Part) -> HandBack | None:
-        ring = self._source_gradient
-        if ring is None:
-            return None
+    def _hand_back(self, leaf: torch.Tensor | None, iteration: Iteration, microbatch: int, number: int) -> HandBack:
+        use = functools.partial(self._parcels.hand_back, iteration.index, microbatch, number)
+        return HandBack(leaf, use, at_once=self._hands_back_at_once)
 
-        def use(gradient: torch.Tensor) -> None:
-            ring.write(iteration.index, microbatch, gradient, part.size)
-
-        return HandBack(x, use, at_once=self._hands_back_at_once)
-
-    def _differentiate(self, y: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    def _differentiate(self, roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor] | None) -> None:
         try:
-            torch.autograd.backward(y, gradient)
+            torch.autograd.backward(roots, gradients)
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error) or not self._stage.num_in_flight:
                 raise
             raise WorkloadError(
-                f"between {self._stage.units[0]} and {self._stage.units[-1]} a forward changes in place what an "
-                "earlier microbatch's backward needs (a buffer, most likely), and the stage has several on their "
-                "way; use strategy.recompute = true, or give the buffer a new tensor (self.mean = ..., not "
-                f"self.mean.mul_(...)). autograd says: {error}"
+                f"{self._stage.span()} a forward changes in place what an earlier microbatch's backward needs (a "
+                "buffer, most likely), and the stage has several on their way; use strategy.recompute = true, or give "
+                f"the buffer a new tensor (self.mean = ..., not self.mean.mul_(...)). autograd says: {error}"
             ) from error
 
     def _parts_with_backward(self, iteration: Iteration) -> Sequence[Part]:
@@ -231,16 +217,6 @@ class StageTasks:
         assert self._gradients is not None
         if self._course.contributes(iteration, self._replica):
             self._gradients.finish(bucket, iteration.step)
-
-    @staticmethod
-    def _read(ring: SlotRing | None, iteration: Iteration, microbatch: int, part: Part) -> torch.Tensor:
-        assert ring is not None
-        return ring.read(iteration.index, part.number if ring.by_number else microbatch, part.size)
-
-
-def _head(name: str, function: BatchFunction, target: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    with within(function_place(name)):
-        return function(output, target)
 
 
 def _add(measured: Measured, iteration: Iteration, name: str, fraction: float, value: float) -> None:

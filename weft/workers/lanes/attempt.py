@@ -32,6 +32,7 @@ from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Device
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
+from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.slots import SlotRing
 from weft.workload.data import Batches
 from weft.workload.workload import Workload
@@ -62,9 +63,15 @@ class Attempt:
         }
         self.board = next(iter(self.boards.values()))
         counts = self.course.microbatches
-        self._rings = [
+        self._data = [
             (ring, SlotRing(directory, ring, counts[ring.replica], self.device, position=view.position))
             for ring in view.rings
+            if not ring.crosses
+        ]
+        parcels = [
+            (ring, ParcelRing(directory, ring, counts[ring.replica], self.device, position=view.position))
+            for ring in view.rings
+            if ring.crosses
         ]
         self._weights = Weights(
             workload.weight,
@@ -85,7 +92,16 @@ class Attempt:
         self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of
         self._boards_to_abort = [self.board]
         self._parts = ModelParts(
-            spec, view, workload, directory, self.device, self.course, self._weights, self._rings, self._post_gradient
+            spec,
+            view,
+            workload,
+            directory,
+            self.device,
+            self.course,
+            self._weights,
+            self._data,
+            parcels,
+            self._post_gradient,
         )
 
     def iteration(self, index: int) -> Iteration:
@@ -170,7 +186,7 @@ class Attempt:
 
     def _ring(self, role: Role, replica: int, memory: str) -> SlotRing:
         """Of the replica's data."""
-        about = ((ring, made) for ring, made in self._rings if (ring.role, ring.memory) == (role, memory))
+        about = ((ring, made) for ring, made in self._data if (ring.role, ring.memory) == (role, memory))
         return next(made for ring, made in about if ring.by_number or ring.replica == replica)
 
     def _load(self, iteration: Iteration, replica: int, microbatch: int, rings: tuple[SlotRing, SlotRing]) -> None:

@@ -27,12 +27,17 @@ from weft.transport.memory.arena import Arena, Layout
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.gradients import StageGradients
 from weft.workers.compute.measured import Measured
-from weft.workers.compute.stage import Stage, copy_buffer, keep_state, move_state
-from weft.workers.compute.stage_tasks import StageTasks
+from weft.workers.compute.pairs import PairReader
+from weft.workers.compute.stage import Stage
+from weft.workers.compute.stage_parcels import StageParcels
+from weft.workers.compute.stage_tasks import ReadBatch, StageTasks
+from weft.workers.compute.unit_stage import UnitStage
+from weft.workers.compute.unit_state import copy_buffer, keep_state, move_state
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
 from weft.workers.memory.layer_window import LayerWindow
+from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.memory.slots import SlotRing
 from weft.workers.updates.bucket_updates import BucketUpdates
@@ -81,12 +86,14 @@ class ModelParts:
         device: Device,
         course: Course,
         weights: Weights,
-        rings: Sequence[tuple[Ring, SlotRing]],
+        data: Sequence[tuple[Ring, SlotRing]],
+        parcels: Sequence[tuple[Ring, ParcelRing]],
         post_gradient: PostGradient,
     ) -> None:
         self._spec, self._view, self._workload = spec, view, workload
         self._directory, self._device = directory, device
-        self._course, self._weights, self._rings = course, weights, rings
+        self._course, self._weights = course, weights
+        self._data, self._parcels = data, parcels
         self._post_gradient = post_gradient
         self.num_stages = [replica.num_stages for replica in view.replicas]
         self._units = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
@@ -130,25 +137,16 @@ class ModelParts:
         if not isinstance(self._device, Accelerator):
             move_state([(name, tensor) for name, tensor in state if isinstance(tensor, nn.Parameter)], arena)
         publish = keep_state(own, dict(state), arena, self._device)
-        stage = Stage(
-            own,
-            seed=self._spec.job.seed,
-            recompute=self._view.recompute,
-            copies_input=part.copies_input,
-            precision=self._spec.strategy.precision,
-            device=self._device,
-            heads=self._functions_with_state(),
-        )
+        stage = self._stage_of(part, own)
         last = self.num_stages[holder[0]] - 1
         self.stages[holder] = StageTasks(
             stage,
             replica=holder[0],
-            number=holder[1],
-            num_stages=last + 1,
+            is_last=holder[1] == last,
             course=self._course,
             weights=self._weights,
-            rings=self._rings_of(holder[0]),
-            functions=self._workload.functions,
+            parcels=StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1]),
+            read_batch=self._batch_reader(holder),
             gradients=gradients,
             before_evaluation=self._buffers_of_first(holder, own),
             publish=publish if holder[0] == 0 else None,
@@ -158,6 +156,25 @@ class ModelParts:
         )
         if self._memory is None and not self._course.itinerary.forward_only:
             self.own_updates[holder[1]] = StageUpdate(self._workload, stage.parameters(), reports=holder[1] == last)
+
+    def _stage_of(self, part: StagePlan, own: list[Unit]) -> Stage:
+        return UnitStage(
+            own,
+            seed=self._spec.job.seed,
+            recompute=self._view.recompute,
+            copies_input=part.copies_input,
+            precision=self._spec.strategy.precision,
+            device=self._device,
+            functions=self._workload.functions,
+        )
+
+    def _batch_reader(self, holder: Holder) -> ReadBatch:
+        """What its stage reads of a microbatch's data."""
+        replica, stage = holder
+        return PairReader(
+            self._ring_of(Role.INPUT, replica) if stage == 0 else None,
+            self._ring_of(Role.TARGET, replica) if stage == self.num_stages[replica] - 1 else None,
+        )
 
     def _own_units(self, first: int, last: int) -> tuple[list[Unit], list[nn.Parameter]]:
         """The stage's units, and the model's parameters with those that are the stage's.
@@ -230,15 +247,11 @@ class ModelParts:
         state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
         return self._directory.create(f"state-{holder[0]}-{holder[1]}", Layout.of(state))
 
-    def _rings_of(self, replica: int) -> dict[tuple[Role, int | None], SlotRing]:
-        """By role, and of what crosses the stage before the cut; a device's own ring stands for the shared one that it
-        is filled from."""
-        rings: dict[tuple[Role, int | None], SlotRing] = {}
-        for ring, made in self._rings:
-            key = (ring.role, None if ring.writer is None else min(ring.writer, *ring.stages))
-            if (ring.by_number or ring.replica == replica) and (key not in rings or ring.memory == "device"):
-                rings[key] = made
-        return rings
+    def _ring_of(self, role: Role, replica: int) -> SlotRing:
+        """That a stage reads its data from: a device's own, where it has one."""
+        about = [(ring, made) for ring, made in self._data if ring.role is role]
+        rings = {ring.memory: made for ring, made in about if ring.by_number or ring.replica == replica}
+        return rings["device"] if "device" in rings else rings["shared"]
 
     def _buffers_of_first(self, holder: Holder, own: list[Unit]) -> Callable[[], None]:
         """Other replicas evaluate with the first one's buffers; while they train, each has its own."""

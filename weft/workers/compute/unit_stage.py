@@ -1,0 +1,193 @@
+"""Unit stage: a contiguous run of the children of an `nn.Sequential`, each of which gets what the one before passes on.
+
+The first stage begins with the inputs, any other one with the one value that the stage before sends. The last one has
+the loss and the metrics on top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from weft.plan.error_places import function_place, unit_place, within
+from weft.plan.plan import SlotValue
+from weft.plan.shapes import ShapeError, shape_of
+from weft.transport.memory.arena import dtype_of
+from weft.workers.compute.forward_buffers import Began, ForwardBuffers
+from weft.workers.compute.handover import can_have_gradient, check_fits, is_plain, scalar
+from weft.workers.compute.pairs import Pair
+from weft.workers.compute.stage import Stage, Tensors
+from weft.workers.devices.device import Accelerator, Device
+from weft.workload.randomness import unit_key
+from weft.workload.units import Unit
+from weft.workload.workload import BatchFunction
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(slots=True)
+class _Saved:
+    """Of a microbatch, from its forward to its backward."""
+
+    step: int
+    x: torch.Tensor  # the leaf that the units begin with
+    was_received: bool  # x came from the stage before
+    y: torch.Tensor | None  # the output with its graph, unless it is recomputed
+    head: Head | None  # what ran on top: the loss
+    began: Began  # where it is recomputed, the buffers that forward changes, as they were before
+
+
+class UnitStage(Stage):
+    """Runs units forward and backward and keeps, between the two, what backward needs of each microbatch."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        *,
+        seed: int,
+        recompute: bool,
+        device: Device,
+        functions: Mapping[str, BatchFunction],
+        copies_input: bool = False,
+        precision: str = "fp32",
+    ) -> None:
+        """functions: the loss and the metrics, of (output, target). copies_input: the first unit writes to its input,
+        which neither a slot nor an autograd leaf allows. precision: "bf16" runs units and functions under autocast.
+        device: which has the units."""
+        self.units = tuple(units)
+        self._places = [within(unit_place(unit.index, unit.prefix, unit.module)) for unit in units]
+        self._copies_input = copies_input
+        self._seed = seed
+        self._recompute = recompute
+        self._autocasts = precision == "bf16"
+        self._device = device
+        self._functions = functions
+        heads = [function for function in functions.values() if isinstance(function, nn.Module)]
+        self._buffers = ForwardBuffers(
+            [*(unit.module for unit in units), *heads], can_compare=not isinstance(device, Accelerator)
+        )
+        self._saved: dict[int, _Saved] = {}
+        self._planned: dict[int, torch.Tensor | None] = {}  # what it sends, by the microbatch's size
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._saved)
+
+    def span(self) -> str:
+        return f"between {self.units[0]} and {self.units[-1]}"
+
+    def maker(self, number: int) -> str:
+        return str(self.units[-1])
+
+    def train(self, training: bool) -> None:
+        for unit in self.units:
+            unit.module.train(training)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
+
+    def forward(self, microbatch: int, step: int, received: Tensors, batch: Pair) -> Tensors:
+        return [self._forward(microbatch, step, received, batch, None)]
+
+    def lose(self, microbatch: int, step: int, received: Tensors, batch: Pair) -> Mapping[str, torch.Tensor]:
+        loss = self._forward(microbatch, step, received, batch, self._head("loss", batch))
+        return {"loss": scalar(loss, "Workload.loss")}
+
+    def evaluate(self, microbatch: int, step: int, received: Tensors, batch: Pair) -> Tensors:
+        with torch.no_grad():
+            return [self._run(_begin(received, batch), step, microbatch, None)]
+
+    def measure(self, microbatch: int, step: int, received: Tensors, batch: Pair) -> Mapping[str, torch.Tensor]:
+        with torch.no_grad(), self._precision():
+            y = self._run(_begin(received, batch), step, microbatch, None)
+            values = {name: self._head(name, batch)(y) for name in self._functions}
+        return {name: scalar(value, f"Workload's {name}") for name, value in values.items()}
+
+    def measures(self) -> Sequence[str]:
+        return list(self._functions)
+
+    def check_sent(self, sent: Tensors, places: Sequence[SlotValue], size: int) -> None:
+        for y, place in zip(sent, places, strict=True):
+            planned = self._planned_for(size, place)
+            if planned is not None and is_plain(y) and y.shape == planned.shape and y.dtype is planned.dtype:
+                continue  # before anything is made for the text
+            check_fits(
+                y,
+                planned,
+                what=f"{self.maker(0)} passes on, for a microbatch of {size} samples,",
+                remedy="between two stages a unit's output has one shape and dtype for all microbatches of a size, in "
+                "training and in validation; pad it, or leave this place out of strategy.split (stages = 1 cuts "
+                "nowhere)",
+            )
+
+    def take(self, microbatch: int) -> tuple[Tensors, Tensors]:
+        saved = self._saved.pop(microbatch)
+        y = saved.y
+        if y is None:
+            with self._buffers.as_they_were(saved.began):
+                y = self._run(saved.x, saved.step, microbatch, saved.head)
+        return [saved.x] if saved.was_received else [], [y]
+
+    def drop(self, microbatch: int) -> None:
+        self._saved.pop(microbatch, None)
+
+    def _forward(self, microbatch: int, step: int, received: Tensors, batch: Pair, head: Head | None) -> torch.Tensor:
+        x, was_received = _begin(received, batch).detach(), bool(received)
+        x.requires_grad_(was_received and can_have_gradient(x))  # nobody wants the data's gradient
+        if not self._recompute:
+            y = self._run(x, step, microbatch, head)
+            self._saved[microbatch] = _Saved(step, x, was_received, y, head, [])
+            return y
+        self._buffers.begin()
+        with torch.no_grad():
+            y = self._run(x, step, microbatch, head)
+        self._saved[microbatch] = _Saved(step, x, was_received, None, head, self._buffers.end())
+        return y
+
+    def _run(self, x: torch.Tensor, step: int, microbatch: int, head: Head | None) -> torch.Tensor:
+        if self._copies_input:
+            x = x.clone()
+        with self._device.drawing, self._precision():  # autocast's cache is the process's, too
+            for unit, place in zip(self.units, self._places, strict=True):
+                self._device.seed(unit_key(self._seed, step, microbatch, unit.index))
+                self._device.launching()
+                with place:
+                    x = unit.module(x)
+            return x if head is None else head(x)
+
+    def _head(self, name: str, batch: Pair) -> Head:
+        function, target = self._functions[name], batch.target
+        assert target is not None
+
+        def head(output: torch.Tensor) -> torch.Tensor:
+            with within(function_place(name)):
+                return function(output, target)
+
+        return head
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        if not self._autocasts:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
+
+    def _planned_for(self, size: int, place: SlotValue) -> torch.Tensor | None:
+        """None for a size that was not inspected and that no rule tells of."""
+        if size not in self._planned:
+            try:
+                shape = shape_of(size, place.shapes)
+            except (KeyError, ShapeError):
+                self._planned[size] = None
+            else:
+                self._planned[size] = torch.empty(shape, dtype=dtype_of(place.dtype), device="meta")
+        return self._planned[size]
+
+
+def _begin(received: Tensors, batch: Pair) -> torch.Tensor:
+    """What the first of the units gets."""
+    x = received[0] if received else batch.input
+    assert x is not None
+    return x

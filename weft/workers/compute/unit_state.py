@@ -1,0 +1,52 @@
+"""Unit state: parameters and buffers of a stage's units, and where in shared memory they are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import nn
+
+from weft.transport.memory.arena import Arena
+from weft.workers.compute.handover import check_fits
+from weft.workers.devices.device import Memory
+from weft.workload.units import Unit, named_state
+
+
+def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
+    """Puts every tensor into the place of its name, so that the module works on the place from now on."""
+    for tensor, name in {id(tensor): (tensor, name) for name, tensor in state}.values():
+        place = arena[name]
+        place.copy_(tensor.data)
+        tensor.data = place
+
+
+def keep_state(units: Sequence[Unit], names: Collection[str], arena: Arena, device: Memory) -> Callable[[], None]:
+    """Leaves tensors of the units' state where they are, and their values in the places of their names.
+
+    What is returned does so again for what training changes beside parameters: running statistics and their like. A
+    module may have put other tensors in the place of its buffers since.
+    """
+    changing = []
+    for name, tensor in named_state(units):
+        if name in names:
+            arena[name].copy_(tensor.data)
+            changing += [] if isinstance(tensor, nn.Parameter) else [name]
+
+    def publish() -> None:
+        now = dict(named_state(units))
+        for name in changing:
+            copy_buffer(name, arena[name], now[name], device)
+
+    return publish
+
+
+def copy_buffer(name: str, place: torch.Tensor, value: torch.Tensor, device: Memory) -> None:
+    """Between a module and shared memory. Raises WorkloadError where training has changed its shape or dtype."""
+    check_fits(
+        value,
+        place,
+        what=f"the buffer {name!r} of Workload.model has become",
+        remedy="give it in __init__ the shape and dtype that it will have, or register it with persistent=False",
+    )
+    device.copy(place, value.data)
