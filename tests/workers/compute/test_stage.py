@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from weft.plan.plan import SlotValue
 from weft.transport.memory.arena import Arena, Layout
 from weft.workers.compute.forward_buffers import ForwardBuffers
 from weft.workers.compute.hand_back import HandBack
@@ -488,3 +489,21 @@ def test_a_buffer_that_training_has_given_another_shape_is_refused_by_name() -> 
     units[0].module.running_mean = torch.ones(1)
     with pytest.raises(WorkloadError, match=r"'0.running_mean' .* has become \(1,\) float32, where \(6,\) float32 was"):
         publish()
+
+
+def test_what_a_stage_sends_is_what_was_planned_where_that_is_known() -> None:
+    """A value that fits its place may be another one all the same: broadcast, it once trained to another loss."""
+    (stage,) = stages_of(build(dense), [], recompute=False)
+    shapes = {4: (4, 3), 8: (8, 3)}
+    place = SlotValue(name="7", dtype="float32", shapes=shapes, offset=0, num_bytes=128, stages=(1,))
+    for size in (4, 6, 8):
+        stage.check_sent([torch.zeros(size, 3)], [place], size)
+    planned = (
+        r"unit 7 \(Linear\) passes on, for a microbatch of 6 samples, .*, where \(6, 3\) float32 was planned; .* pad"
+    )
+    for wrong in (torch.zeros(1, 3), torch.zeros(6, 3, dtype=torch.float64), torch.zeros(6, 3).to_sparse()):
+        with pytest.raises(WorkloadError, match=planned):
+            stage.check_sent([wrong], [place], 6)
+    stage.check_sent([torch.zeros(2, 9)], [place], 9)  # of a size that was not inspected anything plain
+    with pytest.raises(WorkloadError, match="where a plain tensor was planned"):
+        stage.check_sent([torch.zeros(9, 3).to_sparse()], [place], 9)
