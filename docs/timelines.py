@@ -20,7 +20,7 @@ from typing import Any
 from weft.metrics.views.timeline import Bar, bar_label, timeline_svg
 from weft.plan.division import divide
 from weft.plan.graph import Lane, Task
-from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts
+from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts, ValueFacts
 from weft.plan.kinds import KINDS, Kind
 from weft.plan.placement import COMPUTE, DOWN, FETCH, LOAD, SYNC, UP
 from weft.plan.plan import Plan
@@ -127,11 +127,20 @@ def _inspection(spec: JobSpec, work: float) -> Inspection:
             buffer_bytes=0,
             forward_seconds=FORWARD_SECONDS * of_batch * work,
             backward_seconds=BACKWARD_SECONDS * of_batch * work,
+        )
+        for number in range(NUM_UNITS)
+    ]
+    values = [
+        ValueFacts(
+            name=f"{number}",
+            maker=number,
+            readers=(number + 1,),
             dtype="float32",
             itemsize=4,
             shapes={largest: (largest, 8)},
+            differentiable=True,
         )
-        for number in range(NUM_UNITS)
+        for number in range(NUM_UNITS - 1)
     ]
     parameters = [
         ParameterFacts(
@@ -141,6 +150,7 @@ def _inspection(spec: JobSpec, work: float) -> Inspection:
     ]
     return Inspection(
         units=tuple(units),
+        values=tuple(values),
         input=TensorFacts(dtype="float32", itemsize=4, shapes={largest: (largest, SAMPLE_FLOATS)}),
         target=TensorFacts(dtype="int64", itemsize=8, shapes={largest: (largest,)}),
         num_train=BATCH_SIZE,

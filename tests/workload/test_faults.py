@@ -14,7 +14,8 @@ from torch import nn
 
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.transport.wire.worker_messages import checked
-from weft.workers.compute.stage import Stage
+from weft.workers.compute.pairs import Pair
+from weft.workers.compute.unit_stage import UnitStage
 from weft.workers.devices.host import HostDevice
 from weft.workload.entry import load_workload
 from weft.workload.faults import MAX_MESSAGE_CHARS, Fault, NonFiniteLoss, fault_of
@@ -55,10 +56,10 @@ def test_the_traceback_begins_at_the_users_first_frame() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise RuntimeError("the user's mistake")
 
-    stage = Stage([Unit(0, "0.", Broken())], seed=0, recompute=False, device=HostDevice())
+    stage = UnitStage([Unit(0, "0.", Broken())], seed=0, recompute=False, device=HostDevice(), functions={})
 
     def run() -> None:
-        stage.forward(0, 0, torch.zeros(1))
+        stage.forward(0, 0, [], Pair(torch.zeros(1), None))
 
     with pytest.raises(RuntimeError) as caught:
         run()
@@ -66,7 +67,7 @@ def test_the_traceback_begins_at_the_users_first_frame() -> None:
     assert error.__traceback__ is not None
     error.__traceback__ = error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next  # from our frames on
     message = fault_of(error).message
-    assert "weft/workers/compute/stage.py" not in message
+    assert "weft/workers/compute/unit_stage.py" not in message
     assert "the user's mistake" in message
     assert "in forward" in message
 
@@ -114,9 +115,9 @@ def test_code_that_exits_is_told_with_its_place(tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise SystemExit(3)
 
-    stage = Stage([Unit(0, "0.", Exits())], seed=0, recompute=False, device=HostDevice())
+    stage = UnitStage([Unit(0, "0.", Exits())], seed=0, recompute=False, device=HostDevice(), functions={})
     with pytest.raises(SystemExit) as caught:
-        stage.forward(0, 0, torch.zeros(1))
+        stage.forward(0, 0, [], Pair(torch.zeros(1), None))
     assert fault_of(caught.value).message.endswith("weft: in unit 0 (Exits)\n")
 
 

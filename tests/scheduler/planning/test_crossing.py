@@ -182,7 +182,7 @@ def values_between(draw: st.DrawFn, num_units: int) -> list[tuple[int, list[int]
     return values
 
 
-def slots_of(rings: Sequence[Ring], kind: Kind, stage: int, *, training: bool) -> tuple[list[Ring], list[Ring]]:
+def slots_of(rings: Sequence[Ring], kind: Kind, stage: int | None, *, training: bool) -> tuple[list[Ring], list[Ring]]:
     """(rings that a task reads, rings that it writes) as a worker does it."""
     activations = [ring for ring in rings if ring.role is Role.ACTIVATION]
     read = [ring for ring in activations if stage in ring.stages]
