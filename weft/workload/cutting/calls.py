@@ -44,11 +44,15 @@ class CallNumbers:
     @contextlib.contextmanager
     def running_again(self, seed: Seed) -> Iterator[None]:
         """The backward of such a run."""
-        self._seed, self._runs_again = seed, True
+        self.run_again(seed)
         try:
             yield
         finally:
             self._seed = None
+
+    def run_again(self, seed: Seed) -> None:
+        """What is called from now on, until the next run, is called by a backward."""
+        self._seed, self._runs_again = seed, True
 
     @property
     def is_running(self) -> bool:

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from weft.workload.cutting.visible import CallKind, visible_modules
+
+MODELS = runpy.run_path(str(Path(__file__).resolve().parents[2] / "any_models.py"))
+
+
+def kinds(model: nn.Module) -> dict[str, CallKind]:
+    return {each.name: each.kind for each in visible_modules(model)}
+
+
+def opaque(model: nn.Module) -> list[str]:
+    return [name for name, kind in kinds(model).items() if kind is CallKind.OPAQUE]
+
+
+def test_items_of_repeated_blocks_are_seen_and_what_is_inside_of_them_is_not() -> None:
+    model, _, _ = MODELS["parts"]("residual")
+    assert opaque(model) == ["inlet", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "outlet"]
+    assert kinds(model)["blocks"] is CallKind.WALKED
+
+
+def test_a_block_with_containers_of_its_own_is_one_item() -> None:
+    model, _, _ = MODELS["parts"]("resnet18")
+    assert opaque(model)[:4] == ["conv1", "bn1", "layer1.0", "layer1.1"]
+
+
+def test_layers_by_attribute_are_seen() -> None:
+    model, _, _ = MODELS["parts"]("mlp")
+    assert opaque(model) == ["first", "again", "frozen", "last"]
+    assert kinds(model)["drop"] is CallKind.TRANSPARENT
+
+
+def test_two_stacks_of_one_class_are_walked_since_their_items_are_blocks() -> None:
+    assert opaque(nn.Transformer(8, 2, 2, 2, 16, batch_first=True))[:2] == ["encoder.layers.0", "encoder.layers.1"]
+
+
+def test_a_module_without_parts_is_seen_as_a_whole() -> None:
+    assert kinds(nn.Linear(2, 2)) == {"": CallKind.OPAQUE}
+
+
+@pytest.mark.parametrize(("persistent", "kind"), [(True, CallKind.OPAQUE), (False, CallKind.TRANSPARENT)])
+def test_what_is_saved_makes_a_module_opaque_and_a_table_does_not(persistent: bool, kind: CallKind) -> None:
+    model = nn.Module()
+    model.layer, model.table = nn.Linear(2, 2), nn.Module()
+    model.table.register_buffer("angles", torch.ones(2), persistent=persistent)
+    assert kinds(model)["table"] is kind
+
+
+def test_a_module_of_two_names_is_one() -> None:
+    model = nn.Module()
+    model.one = nn.Linear(2, 2)
+    model.other, model.third = model.one, nn.Linear(2, 2)
+    assert opaque(model) == ["one", "third"]

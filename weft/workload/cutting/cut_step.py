@@ -1,0 +1,269 @@
+"""A cut step: one stage's run of the user's whole step.
+
+    stage 1 of 3     prologue ┊ block 0 ┊ block 1 ┃ block 2 ┊ block 3 ┃ block 4 ...
+                     skipped: placeholders        ┃ run     ┊ run     ┃ left by an exception
+                                                  ▲ bound to what has come   ▲ its arguments are sent
+
+A call of an opaque module before the stage's own begins is skipped: its forward runs on placeholders, which tells
+shapes alone, and once for each signature of its arguments. What depends on the batch alone is computed in every stage.
+At the stage's first call the placeholders get what other stages have sent. Parameters and buffers of other stages are
+placeholders throughout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.workload.cutting.calls import CallNumbers, Seed
+from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.placeholder import (
+    Placeholder,
+    PlaceholderError,
+    placeholder_of,
+    resolved,
+)
+from weft.workload.cutting.skipped import SkippedCalls
+from weft.workload.cutting.tape import Tape, answered, playing
+from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
+
+Step = Callable[[nn.Module, Any], Any]
+Bound = list[tuple[Placeholder, torch.Tensor]]
+MAX_TAPES = 64  # of a stage, by the shapes of its batch
+
+
+class CannotSendError(PlaceholderError):
+    """A stage is to send what it has not got."""
+
+
+class Sent(list[torch.Tensor | None]):
+    """What a stage that is not the last has for later ones."""
+
+
+class _Leave(BaseException):
+    """The next stage begins. No Exception, so that no `except Exception` of the user's stops it."""
+
+
+def output_name(module: str, occurrence: int, leaf: int) -> str:
+    """Of a tensor that a module's call has returned. occurrence: of the module in the step, from 0."""
+    return f"{module}{f'@{occurrence}' if occurrence else ''}:{leaf}"
+
+
+def argument_name(module: str, leaf: int) -> str:
+    """Of a tensor that a stage which begins at this module is called with."""
+    return f">{module}:{leaf}"
+
+
+class CutStep:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        begins: str | None,
+        ends: str | None,
+        own: Collection[str],
+        receives: Sequence[str],
+        sends: Sequence[str],
+        skipped: SkippedCalls,
+    ) -> None:
+        """begins: the module with whose call the stage begins; None: with the step. ends: that of the next stage.
+        own: names of the parameters and buffers that it computes with. receives, sends: names of values.
+        skipped: what skipped calls return; several stages may have it in common."""
+        self._model = model
+        self._begins, self._ends = begins, ends
+        self._receives, self._sends = tuple(receives), tuple(sends)
+        self._own = own
+        self._visible = visible_modules(model)
+        self.numbers = CallNumbers()
+        self._installation = contextlib.ExitStack()
+        self._skipped = skipped
+        self._occurrences: dict[Visible, int] = {}
+        self._is_inside = False
+        self._came: Mapping[str, torch.Tensor] = {}
+        self._known: dict[str, Placeholder] = {}
+        self._sent: dict[str, torch.Tensor] = {}
+        self._tapes: dict[Any, Tape] = {}
+        self.bound: Bound = []  # by the last run
+        self._rebound: Bound = []
+        self._started = 0.0
+        self.skipping_seconds = 0.0  # of the last run, before the stage's own call
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """The model is this stage's: the others' parameters and buffers are placeholders."""
+        foreign = _foreign(self._model, self._own, self._visible, self._skipped.device)
+        with listening(self._visible, self), foreign:
+            yield
+
+    def install(self) -> None:
+        """For good."""
+        self._installation.enter_context(self.installed())
+
+    def run(self, step: Step, batch: Any, received: Sequence[torch.Tensor | None], seed: Seed) -> Any:
+        """What the step returns, of the last stage; of any other the tensors that it sends, in their
+        order, and None for one that this run has not made: validation may have others than training."""
+        self.rebind([])
+        came = zip(self._receives, received, strict=True)
+        self._came = {name: tensor for name, tensor in came if tensor is not None}
+        self._occurrences.clear()
+        self._sent, self._known = {}, {}
+        self._is_inside = self._begins is None
+        playing.tape = self._tape(step, batch)
+        self._started, self.skipping_seconds = time.perf_counter(), 0.0
+        try:
+            with self.numbers.running(seed):
+                result = step(self._model, batch)
+        except _Leave:
+            return Sent(self._sent.get(name) for name in self._sends)
+        finally:
+            playing.tape = None
+            self.bound = [(each, each.came) for each in self._known.values() if each.came is not None]
+            for placeholder, _ in self.bound:
+                placeholder.came = None
+        if self._ends is not None:
+            raise PlaceholderError(f"the step has ended without a call of {self._ends}, with which a stage begins")
+        return replaced(result, resolved)
+
+    def rebind(self, bound: Bound) -> None:
+        """As a run has left it: for a backward that calls modules again, with the arguments that they had."""
+        for placeholder, _ in self._rebound:
+            placeholder.came = None
+        self._rebound = bound
+        for placeholder, tensor in bound:
+            placeholder.came = tensor
+
+    def _tape(self, step: Step, batch: Any) -> Tape:
+        key = (step, torch.is_grad_enabled(), self._model.training, *(tensor.shape for tensor in tensors_in(batch)))
+        if key not in self._tapes and len(self._tapes) >= MAX_TAPES:
+            self._tapes.clear()
+        tape = self._tapes.setdefault(key, Tape())
+        tape.rewind()
+        return tape
+
+    @property
+    def span(self) -> str:
+        """For people: where the stage begins and ends."""
+        return f"from {self._begins or 'the beginning of the step'} to {self._ends or 'its end'}"
+
+    # --- the listener
+
+    def call(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.numbers.is_running:
+            return self._again(visible, forward, args, kwargs)
+        occurrence = self._occurrences[visible] = self._occurrences.get(visible, -1) + 1
+        if visible.kind is not CallKind.OPAQUE:
+            result = forward(*args, **kwargs)
+            self._returned(visible, occurrence, result)
+            return result
+        if visible.name == self._begins and not self._is_inside:
+            args, kwargs = self._begin((args, kwargs))
+        elif visible.name == self._ends:
+            self._end((args, kwargs))
+        if self._is_inside:
+            args, kwargs = replaced((args, kwargs), resolved)
+            result = self.numbers.run(visible, forward, args, kwargs)
+        else:
+            given = (args, kwargs)
+            result = answered(visible, given, lambda: self._skipped.skip(visible, occurrence, forward, given))
+            self.numbers.skip(visible)
+        self._returned(visible, occurrence, result)
+        return result
+
+    def _again(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """From inside a backward, by torch.utils.checkpoint around a call."""
+        if visible.kind is not CallKind.OPAQUE:
+            return forward(*args, **kwargs)
+        args, kwargs = replaced((args, kwargs), resolved)
+        return self.numbers.run(visible, forward, args, kwargs)
+
+    def _begin(self, given: tuple[Any, ...]) -> tuple[Any, Any]:
+        self._is_inside = True
+        self.skipping_seconds = time.perf_counter() - self._started
+        assert self._begins is not None
+        for name, placeholder in self._known.items():
+            placeholder.came = self._came.get(name)
+        leaf = -1
+
+        def bound(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal leaf
+            leaf += 1
+            came = self._came.get(name := argument_name(self._begins or "", leaf))
+            if came is not None and isinstance(tensor, Placeholder):
+                tensor.came, self._known[name] = came, tensor
+            return resolved(tensor) if came is None else came
+
+        args, kwargs = replaced(given, bound)
+        return args, kwargs
+
+    def _end(self, given: tuple[Any, ...]) -> None:
+        assert self._ends is not None
+        tensors = tensors_in(given)
+        for name in self._sends:
+            if name.startswith(">"):
+                self._sent[name] = _real(tensors[int(name.rpartition(":")[2])])
+        raise _Leave
+
+    def _returned(self, visible: Visible, occurrence: int, result: Any) -> None:
+        """Values are known by who returned them."""
+        if not self._is_inside:
+            for leaf, tensor in enumerate(tensors_in(result)):
+                if (
+                    isinstance(tensor, Placeholder)
+                    and (name := output_name(visible.name, occurrence, leaf)) in self._came
+                ):
+                    self._known[name] = tensor
+            return
+        prefix = output_name(visible.name, occurrence, 0)[:-1]
+        if any(name.startswith(prefix) for name in self._sends):
+            for leaf, tensor in enumerate(tensors_in(result)):
+                if (name := f"{prefix}{leaf}") in self._sends:
+                    self._sent[name] = _real(tensor)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = resolved(tensor)
+    if isinstance(tensor, Placeholder):
+        raise CannotSendError(
+            f"{tensor.what} is needed by a later stage and does not come to the one before it; cut elsewhere "
+            "(strategy.split), or make what is computed there a module of its own"
+        )
+    return tensor
+
+
+@contextlib.contextmanager
+def _foreign(
+    model: nn.Module, own: Collection[str], visible: Sequence[Visible], device: torch.device | None
+) -> Iterator[None]:
+    """What is not the stage's own stands aside for placeholders; tables of modules without state are everybody's."""
+    apart = {each for top in visible if top.kind is CallKind.TRANSPARENT for each in top.module.modules()}
+    names = {id(tensor): name for name, tensor in named_tensors(model)}
+    made: dict[int, Placeholder] = {}
+    before: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    slots: dict[str, Any]
+    for module in model.modules():
+        for slots in (module._parameters, module._buffers) if module not in apart else ():
+            for key, tensor in slots.items():
+                if tensor is not None and names[id(tensor)] not in own:
+                    before.append((slots, key, tensor))
+                    made.setdefault(
+                        id(tensor),
+                        placeholder_of(tensor, names[id(tensor)], requires_grad=tensor.requires_grad, device=device),
+                    )
+    for slots, key, tensor in before:
+        slots[key] = made[id(tensor)]
+    try:
+        yield
+    finally:
+        for slots, key, tensor in before:
+            slots[key] = tensor
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each parameter and buffer once, by its first name."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()

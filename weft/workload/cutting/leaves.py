@@ -1,0 +1,66 @@
+"""Leaves: the tensors in what a module is given and returns, in a fixed order, and the same with others in their place.
+
+What torch's pytree knows (tuples, dicts, transformers' outputs), and dataclasses and mappings that it need not know.
+Any other object is left as it is: a cache of keys and values that blocks fill by themselves, for example.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    replaced(value, found.append)
+    return found
+
+
+def replaced(value: Any, by: Callable[[torch.Tensor], Any]) -> Any:
+    """The value with each tensor replaced by what `by` returns for it; itself where nothing but itself comes back."""
+    if isinstance(value, torch.Tensor):
+        return by(value)
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    leaves, spec = tree_flatten(value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return _replaced_in_object(value, by)
+    made = [replaced(leaf, by) for leaf in leaves]
+    if all(new is old for new, old in zip(made, leaves, strict=True)):
+        return value
+    return tree_unflatten(made, spec)
+
+
+def _replaced_in_object(value: Any, by: Callable[[torch.Tensor], Any]) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return _with(value, {name: getattr(value, name) for name in names if hasattr(value, name)}, by, _set_field)
+    if isinstance(value, Mapping):
+        return _with(value, dict(value), by, _set_item)
+    return value
+
+
+def _with(
+    value: Any, parts: dict[Any, Any], by: Callable[[torch.Tensor], Any], put: Callable[[Any, Any, Any], None]
+) -> Any:
+    made = {key: replaced(part, by) for key, part in parts.items()}
+    changed = {key: part for key, part in made.items() if part is not parts[key]}
+    if not changed:
+        return value
+    other = copy.copy(value)
+    for key, part in changed.items():
+        put(other, key, part)
+    return other
+
+
+def _set_field(value: Any, name: str, part: Any) -> None:
+    object.__setattr__(value, name, part)  # frozen ones, too
+
+
+def _set_item(value: Any, key: Any, part: Any) -> None:
+    value[key] = part

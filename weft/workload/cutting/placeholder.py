@@ -1,0 +1,142 @@
+"""Placeholders: what stands, in one stage's run of a step, for a tensor that another stage has.
+
+It knows its shape, dtype and device, and an operation on it gives another placeholder, by torch's fake tensors: shapes
+are computed, numbers are not. Once the tensor has come over it is `came`, and an operation on it is one on that.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.tape import answered
+from weft.workload.workload import WorkloadError
+
+_FAKES = FakeTensorMode(allow_non_fake_inputs=True)
+_GETTERS = ("shape", "dtype", "device", "ndim", "layout", "itemsize", "nbytes", "requires_grad", "is_leaf")
+_CLASSES = ("is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_nested", "is_mkldnn")
+_ASKED = ("size", "dim", "ndimension", "stride", "numel", "nelement", "element_size", "is_floating_point", "is_complex")
+KNOWN = {
+    getattr(torch.Tensor, name).__get__ for name in (*_GETTERS, *_CLASSES) if hasattr(torch.Tensor, name)
+}  # what it can tell by itself
+KNOWN |= {getattr(torch.Tensor, name) for name in (*_ASKED, "__len__", "__hash__", "get_device", "is_contiguous")}
+KNOWN |= {torch.is_floating_point, torch.is_complex, torch.numel}
+_DETACHES = {torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
+_TOLD = {torch.Tensor.__repr__, torch.Tensor.__format__}
+
+
+class PlaceholderError(WorkloadError):
+    """A number is needed of a tensor that another stage has."""
+
+
+class Placeholder(torch.Tensor):
+    fake: torch.Tensor
+    came: torch.Tensor | None
+    what: str  # it stands for
+
+    @staticmethod
+    def __new__(cls, fake: torch.Tensor, what: str, *, requires_grad: bool) -> Placeholder:
+        made: Placeholder = torch.Tensor._make_wrapper_subclass(
+            cls, fake.shape, strides=fake.stride(), dtype=fake.dtype, device=fake.device, requires_grad=requires_grad
+        )
+        made.fake, made.came, made.what = fake, None, what
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = args, kwargs or {}
+        if func in KNOWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **given[1])
+        unknown = [each for each in tensors_in(given) if isinstance(each, Placeholder) and each.came is None]
+        if not unknown:
+            args, kwargs = replaced(given, resolved)
+            return func(*args, **kwargs)
+        if func in _TOLD:
+            return f"<{unknown[0].what}, which another stage has>"
+        return answered(func, given, lambda: _on_fakes(func, given, unknown))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:  # type: ignore[override]
+        (known, *_) = [each for each in tensors_in((args, kwargs or {})) if isinstance(each, Placeholder)]
+        _refuse(known, str(func))
+
+
+def without_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of torch's meta device in its place; whose device stands nowhere."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def placeholder_of(
+    tensor: torch.Tensor, what: str, *, requires_grad: bool, device: torch.device | None = None
+) -> Placeholder:
+    """tensor: one of the same shape, strides and dtype. device: that it is on, as the step sees it; the host's."""
+    with _FAKES:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or "cpu")
+    return Placeholder(fake, what, requires_grad=requires_grad)
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """What a placeholder stands for, where that has come over."""
+    return tensor.came if isinstance(tensor, Placeholder) and tensor.came is not None else tensor
+
+
+def _on_fakes(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequence[Placeholder]) -> Any:
+    of_fake = {id(each.fake): each for each in unknown}
+    args, kwargs = replaced(given, _fake)
+    needs = torch.is_grad_enabled() and func not in _DETACHES and _any_requires(tensors_in(given))
+    try:
+        with torch.no_grad(), _FAKES:
+            result = func(*args, **kwargs)
+    except RuntimeError as error:
+        if not type(error).__module__.startswith("torch._subclasses"):
+            raise
+        _refuse(unknown[0], getattr(func, "__name__", str(func)))
+    what = f"the result of {getattr(func, '__name__', func)} at {user_line()}"
+
+    def wrapped(value: torch.Tensor) -> torch.Tensor:
+        if not isinstance(value, FakeTensor):
+            return value
+        in_place = of_fake.get(id(value))
+        differs = value.is_floating_point() or value.is_complex()
+        return in_place if in_place is not None else Placeholder(value, what, requires_grad=needs and differs)
+
+    return replaced(result, wrapped)
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, Placeholder):
+        return tensor
+    return tensor.fake if tensor.came is None else tensor.came
+
+
+def _any_requires(tensors: Sequence[torch.Tensor]) -> bool:
+    with torch._C.DisableTorchFunctionSubclass():
+        return any(each.requires_grad for each in tensors)
+
+
+def _refuse(unknown: Placeholder, operation: str) -> NoReturn:
+    raise PlaceholderError(
+        f"{operation} at {user_line()} asks for numbers of {unknown.what}, which another stage has; cut elsewhere "
+        "(strategy.split), or make what is computed there a module of its own"
+    )
+
+
+def user_line() -> str:
+    """File and line of whoever called torch: the innermost that is neither torch nor this package."""
+    for frame in reversed(traceback.extract_stack()):
+        if "/torch/" not in frame.filename and "/weft/workload/cutting/" not in frame.filename:
+            return f"{frame.filename}:{frame.lineno}"
+    return "an unknown line"

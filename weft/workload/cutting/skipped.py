@@ -1,0 +1,162 @@
+"""Skipped calls: what a call of another stage's module returns, without its numbers.
+
+Known for each signature of a call: the structure of what it returns, with a tensor without numbers (on torch's meta
+device) in each tensor's place, and which of them are given back as they came in. It comes from running the module on
+placeholders, or, for a module whose forward asks for numbers, from a run that had them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.placeholder import placeholder_of, without_numbers
+from weft.workload.cutting.visible import Forward, Visible
+from weft.workload.workload import WorkloadError
+
+MAX_SIGNATURES = 256  # of all skipped calls of a stage; a batch of another length has others
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Can be pickled where its structure can."""
+
+    structure: Any  # with meta tensors
+    requires: tuple[bool, ...]  # gradients, by leaf, where they are enabled
+    given: Mapping[int, int]  # leaf -> which tensor of the arguments it is
+
+    def is_like(self, other: Returned) -> bool:
+        """Whether the same placeholders stand for both; of what is no tensor nobody asks."""
+        ours, theirs = (
+            [(leaf.shape, leaf.stride(), leaf.dtype) for leaf in tensors_in(each.structure)] for each in (self, other)
+        )
+        return ours == theirs and self.given == other.given
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs what no placeholder can go through, with a traceback; here that is an answer."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
+
+
+def pickled(records: Mapping[Key, Returned]) -> str:
+    """For the other workers of the job, in base64. Errors: WorkloadError."""
+    if not records:
+        return ""
+    try:
+        return base64.b64encode(pickle.dumps(dict(records), pickle.HIGHEST_PROTOCOL)).decode()
+    except Exception as error:  # whatever an object of the user's raises
+        raise WorkloadError(
+            f"what a module returns cannot go to another process ({error}), and it cannot be skipped without; use "
+            "stages = 1, or return tensors in tuples and dicts"
+        ) from error
+
+
+def unpickled(text: str) -> dict[Key, Returned]:
+    records: dict[Key, Returned] = pickle.loads(base64.b64decode(text)) if text else {}
+    return records
+
+
+def returned_of(result: Any, given: tuple[Any, ...]) -> Returned:
+    """given: the arguments and keyword arguments of the call."""
+    arguments = {id(tensor): number for number, tensor in reversed(list(enumerate(tensors_in(given))))}
+    leaves = tensors_in(result)
+    with torch._C.DisableTorchFunctionSubclass():
+        requires = tuple(leaf.requires_grad for leaf in leaves)
+    same = {leaf: arguments[id(tensor)] for leaf, tensor in enumerate(leaves) if id(tensor) in arguments}
+    return Returned(replaced(result, without_numbers), requires, same)
+
+
+def key_of(visible: Visible, occurrence: int, given: tuple[Any, ...]) -> Key:
+    """The signature of a call: equal for what a module treats alike, as far as structure and shapes go. The last of it
+    is the whole; what stands before it tells enough where nothing better is known."""
+    first = next(iter(tensors_in(given)), None)
+    return (visible.number, occurrence, visible.module.training, _signature(first), _signature(given))
+
+
+def _signature(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            return tuple(value.shape), str(value.dtype)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_signature, value))
+    if isinstance(value, dict):
+        return tuple((key, _signature(part)) for key, part in value.items())
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__qualname__
+
+
+class SkippedCalls:
+    def __init__(self, records: Mapping[Key, Returned], device: torch.device | None = None) -> None:
+        """records: of runs that had the numbers; `needed` of them are those that placeholders do not lead to. device:
+        that the step computes on; the host's cores."""
+        self.device = device
+        self._known: dict[Key, Returned] = {}
+        self._records: dict[Key, Returned] = {}
+        self._by_first: dict[Key, Returned] = {}
+        self.learn(records)
+        self.needed: dict[Key, Returned] = {}
+
+    def learn(self, records: Mapping[Key, Returned]) -> None:
+        """Of another run, with other shapes."""
+        self._records |= records
+        self._by_first |= {key[:-1]: each for key, each in records.items()}
+
+    def learn_needed(self, records: Mapping[Key, Returned]) -> None:
+        """Of another run: of those calls for which one was needed before."""
+        calls = {key[:2] for key in self.needed}
+        self.needed |= {key: each for key, each in records.items() if key[:2] in calls}
+
+    def skip(self, visible: Visible, occurrence: int, forward: Forward, given: tuple[Any, ...]) -> Any:
+        key = key_of(visible, occurrence, given)
+        returned = self._known.get(key)
+        if returned is None:
+            if len(self._known) >= MAX_SIGNATURES:
+                self._known.clear()
+            returned = self._known[key] = self._computed(key, forward, given)
+        what = (f"output {leaf} of {visible}" if leaf else f"the output of {visible}" for leaf in itertools.count())
+        return replaced(returned.structure, self._placing(returned, what, given))
+
+    def _computed(self, key: Key, forward: Forward, given: tuple[Any, ...]) -> Returned:
+        record = self._records.get(key) or self._by_first.get(key[:-1])  # a mask may be there, or not
+        try:
+            with torch.enable_grad(), _quiet():
+                returned = returned_of(forward(*given[0], **given[1]), given)
+        except Exception:  # whatever a module raises that gets no numbers
+            if record is None:
+                raise
+            returned = None
+        if record is None or (returned is not None and returned.is_like(record)):
+            assert returned is not None
+            return returned
+        self.needed[key] = record
+        return record
+
+    def _placing(
+        self, returned: Returned, what: Iterator[str], given: tuple[Any, ...]
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        leaves = itertools.count()
+        arguments = tensors_in(given) if returned.given else []
+
+        def place(meta: torch.Tensor) -> torch.Tensor:
+            leaf, text = next(leaves), next(what)
+            if leaf in returned.given:
+                return arguments[returned.given[leaf]]
+            requires = returned.requires[leaf] and torch.is_grad_enabled()
+            return placeholder_of(meta, text, requires_grad=requires, device=self.device)
+
+        return place
