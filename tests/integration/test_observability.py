@@ -19,7 +19,7 @@ _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, until = _REAL["RealDaemon"], _REAL["until"]
 
 FOLDER = Path(__file__).resolve().parents[2] / "observability"
-CHECK_SECONDS = 110
+CHECK_SECONDS = 260
 needs_prometheus = pytest.mark.skipif(
     any(shutil.which(name) is None for name in ("prometheus", "promtool")), reason="prometheus is not installed"
 )
@@ -27,6 +27,7 @@ needs_prometheus = pytest.mark.skipif(
 
 @needs_prometheus
 @pytest.mark.slow
+@pytest.mark.timeout(280)  # 45 s on a quiet machine
 def test_every_panel_has_data_and_promtool_finds_no_fault_in_a_real_run() -> None:
     command = [sys.executable, str(FOLDER / "check.py"), "--seconds", "15"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False)

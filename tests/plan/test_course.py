@@ -28,7 +28,7 @@ VIEW = WorkerView(
     programs={},
     waits={},
     wakes=frozenset(),
-    first_cuts=(),
+    first_stages=(),
     synchronisation=None,
     reporter=None,
 )

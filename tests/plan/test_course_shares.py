@@ -31,7 +31,7 @@ def course_of(share: Literal["adaptive", "stealing"]) -> Course:
             programs={},
             waits={},
             wakes=frozenset(),
-            first_cuts=(),
+            first_stages=(),
             synchronisation=None,
             reporter=None,
         )

@@ -20,7 +20,7 @@ import weft.spec.field_errors
 from weft.spec.job_spec import JobSection, JobSpec, ProfileSection, SpecError, Strategy
 from weft.spec.settings import Settings, load_settings
 from weft.spec.strategy import Prefetch, Replica
-from weft.workload.data import Batches
+from weft.workload.data.batches import Batches
 from weft.workload.entry import load_workload
 from weft.workload.optimizer import make_optimizer
 from weft.workload.workload import Workload, WorkloadError, make_scheduler

@@ -14,7 +14,7 @@ from torch import nn
 
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.transport.wire.worker_messages import checked
-from weft.workers.compute.pairs import Pair
+from weft.workers.compute.pairs import DataPair
 from weft.workers.compute.unit_stage import UnitStage
 from weft.workers.devices.host import HostDevice
 from weft.workload.entry import load_workload
@@ -59,7 +59,7 @@ def test_the_traceback_begins_at_the_users_first_frame() -> None:
     stage = UnitStage([Unit(0, "0.", Broken())], seed=0, recompute=False, device=HostDevice(), functions={})
 
     def run() -> None:
-        stage.forward(0, 0, [], Pair(torch.zeros(1), None))
+        stage.forward(0, 0, [], DataPair(torch.zeros(1), None))
 
     with pytest.raises(RuntimeError) as caught:
         run()
@@ -117,7 +117,7 @@ def test_code_that_exits_is_told_with_its_place(tmp_path: Path) -> None:
 
     stage = UnitStage([Unit(0, "0.", Exits())], seed=0, recompute=False, device=HostDevice(), functions={})
     with pytest.raises(SystemExit) as caught:
-        stage.forward(0, 0, [], Pair(torch.zeros(1), None))
+        stage.forward(0, 0, [], DataPair(torch.zeros(1), None))
     assert fault_of(caught.value).message.endswith("weft: in unit 0 (Exits)\n")
 
 

@@ -20,13 +20,13 @@ from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.board import Board
 from weft.transport.wire.frames import encode
-from weft.workers.compute.pairs import Pair
+from weft.workers.compute.pairs import DataPair
 from weft.workers.compute.unit_stage import UnitStage
 from weft.workers.devices.host import HostDevice
 from weft.workers.lanes import attempt
 from weft.workers.updates.bucket_updates import BucketUpdates
 from weft.workload import origin
-from weft.workload.data import Batches
+from weft.workload.data.batches import Batches
 from weft.workload.faults import OURS, fault_of
 from weft.workload.optimizer import make_optimizer
 from weft.workload.units import Unit
@@ -68,18 +68,18 @@ class Listed(list[Any]):
 
 OF_THE_USER: dict[str, Callable[[], Any]] = {
     "layers of torch's that do not fit": lambda: stage_of(nn.Linear(3, 3)).forward(
-        0, 0, [], Pair(torch.zeros(1, 4), None)
+        0, 0, [], DataPair(torch.zeros(1, 4), None)
     ),
     "an optimizer of torch's that takes no such rate": lambda: make_optimizer(
         functools.partial(torch.optim.SGD, lr=-1.0), nn.Linear(1, 1).parameters()
     ),
     "a loss of torch's on what it cannot take": lambda: stage_of(nn.Linear(2, 2)).lose(
-        0, 0, [], Pair(torch.zeros(1, 2), torch.tensor([7]))
+        0, 0, [], DataPair(torch.zeros(1, 2), torch.tensor([7]))
     ),
     "samples that cannot be put together": lambda: batches_of(
         Listed([(torch.zeros(1), torch.zeros(1)), (torch.zeros(2), torch.zeros(1))])
     ).load(TRAINING, Part(0, 0, 2)),
-    "a model that asserts": lambda: stage_of(Asserting()).forward(0, 0, [], Pair(torch.zeros(1), None)),
+    "a model that asserts": lambda: stage_of(Asserting()).forward(0, 0, [], DataPair(torch.zeros(1), None)),
 }
 
 

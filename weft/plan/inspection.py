@@ -28,6 +28,7 @@ class UnitFacts:
     kind: str = ""  # the name of its class
     in_place: bool = False  # it writes to its input
     carries_state: bool = False  # in training its forward computes with buffers that a forward has changed
+    state: tuple[str, ...] = ()  # of a model cut by its own forward, names of the parameters and buffers that it uses
     small_forward_seconds: float = 0.0  # as above, for a microbatch of Inspection.small_size
     small_backward_seconds: float = 0.0
 
@@ -89,8 +90,8 @@ class Inspection:
     """What one worker found out about a workload."""
 
     units: tuple[UnitFacts, ...]  # on the host's cores, or on the job's GPUs where no replica computes on the host
-    input: TensorFacts
-    target: TensorFacts
+    input: TensorFacts  # of a model cut by its own forward the whole batch, packed
+    target: TensorFacts | None  # None: every stage reads the whole batch
     num_train: int
     num_validation: int
     load_seconds: float
@@ -111,7 +112,13 @@ class Inspection:
     device_values: tuple[ValueFacts, ...] = ()  # as they are where `device_units` ran
     cut_problems: Mapping[int, str] = field(default_factory=dict)  # unit -> why the model cannot be cut before it
     device_update_seconds: float | None = None  # by a GPU, where it makes any
+    skipped_calls: str = ""  # what stages have to be told of calls that they skip, pickled, in base64
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
+
+    @property
+    def is_cut_by_calls(self) -> bool:
+        """By the model's own forward, and not between the children of an `nn.Sequential`."""
+        return self.target is None
 
     def units_on(self, device: str) -> tuple[UnitFacts, ...]:
         """device: "cpu" or "gpu"."""
@@ -140,7 +147,8 @@ class Inspection:
             device_values=_values(data.get("device_values", ())),
             device_update_seconds=data.get("device_update_seconds"),
             input=TensorFacts(**{**data["input"], "shapes": _shapes(data["input"]["shapes"])}),
-            target=TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
+            target=data["target"] and TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
+            skipped_calls=data.get("skipped_calls", ""),
             metrics=tuple(data["metrics"]),
             link_bytes_per_second=data.get("link_bytes_per_second"),
             device_bytes=data.get("device_bytes"),
@@ -169,7 +177,10 @@ _PLAIN = (
 
 
 def _units(units: Any) -> tuple[UnitFacts, ...]:
-    return tuple(UnitFacts(**{**unit, "tied_to": tuple(unit["tied_to"])}) for unit in units)
+    return tuple(
+        UnitFacts(**{**unit, "tied_to": tuple(unit["tied_to"]), "state": tuple(unit.get("state", ()))})
+        for unit in units
+    )
 
 
 def _values(values: Any) -> tuple[ValueFacts, ...]:

@@ -22,6 +22,7 @@ class Role(enum.StrEnum):
 
     INPUT = "input"
     TARGET = "target"
+    BATCH = "batch"  # all that was loaded, for every stage of a model that is cut by its own forward
     ACTIVATION = "activation"  # all that a stage makes and later ones read
     GRADIENT = "gradient"  # of values that an earlier stage has made, or reads too, from one that reads them
 
@@ -70,7 +71,9 @@ class Ring:
             case Role.GRADIENT:
                 (reader,) = self.stages
                 return f"{self.role}-{self.replica}-{reader}" + (f"-{self.writer}" if self.writer != reader + 1 else "")
-            case Role.INPUT | Role.TARGET:
+            case Role.BATCH if self.memory == "device":
+                return f"device-{self.role}-{self.replica}-{self.stages[0]}"
+            case Role.INPUT | Role.TARGET | Role.BATCH:
                 return f"{'device-' if self.memory == 'device' else ''}{self.role}-{self.replica}"
 
     @property
@@ -96,8 +99,11 @@ class Ring:
         return (Kind.FORWARD if self.role is Role.ACTIVATION else Kind.BACKWARD, self.writer), done
 
     def readers(self, replicas: Sequence[ReplicaPlan]) -> list[Holder]:
-        """Of what is loaded: the first stage of each replica, or the last one."""
+        """Of what is loaded: the first stage of each replica, or the last one, or all."""
         numbers = range(len(replicas)) if self.by_number else [self.replica]
+        if self.role is Role.BATCH:
+            stages = self.stages if self.memory == "device" else None
+            return [Holder(r, s) for r in numbers for s in stages or range(replicas[r].num_stages)]
         return [Holder(r, 0 if self.role is Role.INPUT else replicas[r].num_stages - 1) for r in numbers]
 
 
@@ -113,6 +119,10 @@ class StagePlan:
     copies_input: bool = False  # the first unit works in place, so it gets a copy of the slot
     replica: int = 0
     stage: int = 0
+    # Of a model that is cut by its own forward:
+    begins: str | None = None  # the module with whose call it begins; None: with the step
+    ends: str | None = None  # that of the next stage
+    state: tuple[str, ...] = ()  # names of the parameters and buffers that it uses
 
     @property
     def holder(self) -> Holder:
@@ -167,6 +177,7 @@ class Plan:
     predicted_iteration_seconds: float = 0.0
     limit_seconds: float = 0.0
     limit_cycle: str = ""
+    skipped_calls: str = ""  # as in the inspection
     notes: tuple[str, ...] = ()  # what the job's user should know, a line each
 
     @property

@@ -32,9 +32,10 @@ class WorkerView:
     programs: Mapping[str, tuple[Task, ...]]  # of its lanes, by name
     waits: Mapping[int, tuple[Edge, ...]]  # of its tasks, those that wait for another lane
     wakes: frozenset[int]  # of its tasks, those that another lane waits for
-    first_cuts: tuple[tuple[int, int], ...]  # units of each stage of the first replica
+    first_stages: tuple[StagePlan, ...]  # of the first replica
     synchronisation: Synchronisation | None
     reporter: int | None  # the worker that tells the learning rate and the norm of each step, where there are buckets
+    skipped_calls: str = ""  # as in the inspection
 
     @classmethod
     def of(cls, plan: Plan, position: int) -> WorkerView:
@@ -67,8 +68,9 @@ class WorkerView:
             programs=programs,
             waits={task.id: waits for task in own if (waits := graph.cross_lane_inputs(task.id))},
             wakes=frozenset(task.id for task in own if task.id in crossing),
-            first_cuts=tuple((stage.first, stage.last) for stage in plan.stages if stage.replica == 0),
+            first_stages=tuple(stage for stage in plan.stages if stage.replica == 0),
             synchronisation=plan.synchronisation,
+            skipped_calls=plan.skipped_calls,
             reporter=_reporter(plan),
         )
 

@@ -10,9 +10,9 @@ from torch.utils.data import TensorDataset
 
 from weft.plan.error_places import samples_place, within
 from weft.spec.job_spec import JobSection
-from weft.workload.collating import collate_items
-from weft.workload.source import DataSource, Field, Tensors, source_of
-from weft.workload.tree import with_tensors
+from weft.workload.data.collating import collate_items
+from weft.workload.data.source import DataSource, Field, Tensors, source_of
+from weft.workload.data.tree import with_tensors
 from weft.workload.workload import Workload, WorkloadError
 
 

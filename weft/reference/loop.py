@@ -28,10 +28,10 @@ from weft.reference.passes import Seed, modules_of, passes_of
 from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
 from weft.spec.job_spec import JobSpec
+from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.randomness import LOADING, seed_unit, unit_key
-from weft.workload.tree import with_tensors
 from weft.workload.workload import Workload, WorkloadError, weight_of
 
 StepFunction = Callable[[int, float], object]

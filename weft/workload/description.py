@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from weft.spec.job_spec import JobSpec
+from weft.workload.data.source import Field, source_of
 from weft.workload.entry import load_workload
 from weft.workload.faults import fault_of
-from weft.workload.source import Field, source_of
 from weft.workload.units import units
 from weft.workload.workload import Workload, WorkloadError
 

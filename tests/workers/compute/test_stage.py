@@ -14,7 +14,8 @@ from weft.plan.plan import SlotValue
 from weft.transport.memory.arena import Arena, Layout
 from weft.workers.compute.forward_buffers import ForwardBuffers
 from weft.workers.compute.hand_back import HandBack
-from weft.workers.compute.pairs import Pair
+from weft.workers.compute.model_part import UnitPart
+from weft.workers.compute.pairs import DataPair
 from weft.workers.compute.unit_stage import UnitStage
 from weft.workers.compute.unit_state import keep_state, move_state
 from weft.workers.devices.host import HostDevice
@@ -153,12 +154,12 @@ def stages_of(model: nn.Sequential, cuts: list[int], *, recompute: bool) -> list
     ]
 
 
-NOTHING = Pair(None, None)  # the data of a stage between the first and the last
+NOTHING = DataPair(None, None)  # the data of a stage between the first and the last
 
 
 def forward(stage: UnitStage, microbatch: int, x: torch.Tensor) -> torch.Tensor:
     """Of a first stage."""
-    (y,) = stage.forward(microbatch, 0, [], Pair(x, None))
+    (y,) = stage.forward(microbatch, 0, [], DataPair(x, None))
     assert y is not None
     return y
 
@@ -180,9 +181,9 @@ def train_stages(stages: list[UnitStage]) -> None:
             x, target = batch(step, microbatch)
             received: list[torch.Tensor] = []
             for stage in stages[:-1]:
-                sent = stage.forward(microbatch, step, received, Pair(x, None))
+                sent = stage.forward(microbatch, step, received, DataPair(x, None))
                 received = [y.detach().clone() for y in sent if y is not None]
-            stages[-1].lose(microbatch, step, received, Pair(x, target))
+            stages[-1].lose(microbatch, step, received, DataPair(x, target))
         for microbatch in range(MICROBATCHES):
             gradient = None
             for stage in reversed(stages):
@@ -318,7 +319,7 @@ def test_a_loss_that_is_a_module_counts_each_microbatch_once_under_recompute() -
     loss, model = Counting(), build(dense)
     units = [Unit(index, f"{index}.", module) for index, module in enumerate(model)]
     stage = UnitStage(units, seed=SEED, recompute=True, device=HostDevice(), functions={"loss": loss})
-    first = [stage.lose(microbatch, 0, [], Pair(*batch(0, microbatch)))["loss"] for microbatch in range(2)]
+    first = [stage.lose(microbatch, 0, [], DataPair(*batch(0, microbatch)))["loss"] for microbatch in range(2)]
     assert first == [again(stage, microbatch) for microbatch in range(2)]
     assert loss.calls == 2
 
@@ -346,7 +347,7 @@ def test_evaluation_keeps_nothing_and_changes_nothing() -> None:
     stage = stages_of(model, [], recompute=False)[0]
     stage.train(False)
     x, _ = batch(0, 0)
-    (y,) = stage.evaluate(0, 0, [], Pair(x, None))
+    (y,) = stage.evaluate(0, 0, [], DataPair(x, None))
     assert y is not None
     assert torch.equal(y, before.eval()(x))
     assert not y.requires_grad
@@ -415,7 +416,7 @@ def test_state_that_was_moved_is_the_state_that_is_trained(make: Callable[[], nn
     layout = Layout.of(named_state(units))
     arena = Arena(torch.zeros(layout.num_bytes, dtype=torch.uint8), layout)
     move_state([(name, each) for name, each in named_state(units) if isinstance(each, nn.Parameter)], arena)
-    publish = keep_state(units, list(arena.items()), arena, HostDevice())
+    publish = keep_state(UnitPart(units), list(arena.items()), arena, HostDevice())
     train_stages(
         [
             UnitStage(units[:2], seed=SEED, recompute=True, device=HostDevice(), functions=FUNCTIONS),
@@ -485,7 +486,7 @@ def test_a_buffer_that_training_has_given_another_shape_is_refused_by_name() -> 
     units = [Unit(0, "0.", nn.BatchNorm1d(6))]
     layout = Layout.of(named_state(units))
     arena = Arena(torch.zeros(layout.num_bytes, dtype=torch.uint8), layout)
-    publish = keep_state(units, list(arena.items()), arena, HostDevice())
+    publish = keep_state(UnitPart(units), list(arena.items()), arena, HostDevice())
     units[0].module.running_mean = torch.ones(1)
     with pytest.raises(WorkloadError, match=r"'0.running_mean' .* has become \(1,\) float32, where \(6,\) float32 was"):
         publish()

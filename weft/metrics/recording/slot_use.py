@@ -17,7 +17,7 @@ again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -164,10 +164,14 @@ class _History:
     def _num_loaded(self, replica: int) -> int:
         return 1 + max(m for kind, r, _, m in self._task if (kind, r) == ("load", replica))
 
+    def _stages_of_data(self, role: Role, r: int) -> Iterable[int]:
+        if role is Role.BATCH:
+            return range(self._last_stage[r] + 1)
+        return [0 if role is Role.INPUT else self._last_stage[r]]
+
     def _batches(self, ring: Ring) -> Iterator[_Use]:
         writers = [self._task["load", ring.replica, 0, m] for m in range(self._num_loaded(ring.replica))]
-        is_first = ring.role is Role.INPUT
-        readers = [(r, 0 if is_first else self._last_stage[r]) for r in self._readers(ring.replica)]
+        readers = [(r, stage) for r in self._readers(ring.replica) for stage in self._stages_of_data(ring.role, r)]
         for iteration in self._iterations:
             ends = [self._last_read(r, stage, iteration) for r, stage in readers]
             freed = max((end for end in ends if end is not None), default=None)

@@ -104,7 +104,7 @@ class _Costs:
                 return self._inspection.load_seconds * self._size(task)
             case Kind.FETCH:
                 facts = (self._inspection.input, self._inspection.target)
-                return self._inspection.link_seconds(sum(part.max_bytes() for part in facts)) * self._size(task)
+                return self._inspection.link_seconds(sum(part.max_bytes() for part in facts if part)) * self._size(task)
             case Kind.FORWARD | Kind.BACKWARD:
                 seconds: float = sum(self._by_stage[task.holder, kind] for kind in self._job.computed(task))
                 return seconds * self._size(task)

@@ -108,6 +108,7 @@ def _plan(
         shared_bytes=shared,
         synchronisation=placement.synchronisation,
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
+        skipped_calls=inspection.skipped_calls,
         notes=tuple(plan_notes(spec, inspection)),
     )
     seconds = planned_seconds(PlannedJob(spec, plan), inspection)
@@ -157,8 +158,9 @@ def _without_speculation(placement: Placement) -> Placement:
 def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[Ring]) -> tuple[StagePlan, ...]:
     plans = []
     for r, cuts in enumerate(placement.cuts):
+        all_units = inspection.units_on(placement.replicas[r].device)
         for stage, (first, last) in enumerate(cuts):
-            units = inspection.units_on(placement.replicas[r].device)[first:last]
+            units = all_units[first:last]
             parameters = sum(unit.parameter_bytes for unit in units)
             written = [ring for ring in rings if (ring.replica, ring.writer) == (r, stage)]
             slots = sum(ring.depth * ring.slot_bytes for ring in written)
@@ -173,6 +175,9 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
                     parameter_bytes=parameters,
                     memory_bytes=memory,
                     copies_input=units[0].in_place,
+                    begins=units[0].name if first and inspection.is_cut_by_calls else None,
+                    ends=all_units[last].name if last < len(all_units) and inspection.is_cut_by_calls else None,
+                    state=tuple(sorted({name for unit in units for name in unit.state})),
                     replica=r,
                     stage=stage,
                 )

@@ -51,14 +51,13 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
         """Layers of a working window have the whole batch before the next one's turn."""
         return count if replica.working_window else in_flight(strategy.schedule, stage, num_stages, count)
 
-    ends = ((Role.INPUT, inspection.input, 0), (Role.TARGET, inspection.target, num_stages - 1))
-    for role, facts, stage in ends:
+    for role, facts, stages in _data(inspection, num_stages):
         if r == 0 or not strategy.steals:
-            ring = _data_ring(role, Holder(r, stage), strategy.prefetch.load * count, facts)
+            ring = _data_ring(role, r, stages, strategy.prefetch.load * count, facts)
             yield replace(ring, by_number=strategy.steals)
-        if replica.device == "gpu":
+        for stage in stages if replica.device == "gpu" else ():
             depth = flying(stage) + strategy.prefetch.transfer
-            yield replace(_data_ring(role, Holder(r, stage), depth, facts), memory="device")
+            yield replace(_data_ring(role, r, [stage], depth, facts), memory="device")
     crossing = crossing_values(inspection.values_on(replica.device), placement.cuts[r])
     for stage in range(num_stages):
         if made := [value for value in crossing if value.writer == stage]:
@@ -68,6 +67,15 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
         for source, values in gradients_into(stage, crossing).items():
             ring = _ring(Role.GRADIENT, r, [stage], flying(stage), _in_slot([(each, (stage,)) for each in values]))
             yield _placed(replace(ring, writer=source), inspection, placement)
+
+
+def _data(inspection: Inspection, num_stages: int) -> Iterator[tuple[Role, TensorFacts, Sequence[int]]]:
+    """What is loaded, and the stages that read it."""
+    if inspection.target is None:
+        yield Role.BATCH, inspection.input, range(num_stages)
+        return
+    yield Role.INPUT, inspection.input, [0]
+    yield Role.TARGET, inspection.target, [num_stages - 1]
 
 
 def _placed(ring: Ring, inspection: Inspection, placement: Placement) -> Ring:
@@ -80,16 +88,16 @@ def _placed(ring: Ring, inspection: Inspection, placement: Placement) -> Ring:
     return ring
 
 
-def _data_ring(role: Role, holder: Holder, depth: int, facts: TensorFacts) -> Ring:
+def _data_ring(role: Role, replica: int, stages: Sequence[int], depth: int, facts: TensorFacts) -> Ring:
     value = SlotValue(
         name=str(role),
         dtype=facts.dtype,
         shapes=facts.shapes,
         offset=0,
         num_bytes=slot_bytes(facts.shapes, facts.itemsize),
-        stages=(holder.stage,),
+        stages=tuple(stages),
     )
-    return _ring(role, holder.replica, [holder.stage], depth, (value,))
+    return _ring(role, replica, stages, depth, (value,))
 
 
 def _ring(role: Role, replica: int, stages: Sequence[int], depth: int, values: tuple[SlotValue, ...]) -> Ring:

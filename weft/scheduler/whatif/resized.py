@@ -23,7 +23,8 @@ def resized(inspection: Inspection, spec: JobSpec, changed: JobSpec) -> Inspecti
         values=_resized_values(inspection.values, before, after),
         device_values=_resized_values(inspection.device_values, before, after),
         input=replace(inspection.input, shapes=_resized_shapes(inspection.input.shapes, before, after)),
-        target=replace(inspection.target, shapes=_resized_shapes(inspection.target.shapes, before, after)),
+        target=inspection.target
+        and replace(inspection.target, shapes=_resized_shapes(inspection.target.shapes, before, after)),
         load_seconds=inspection.load_seconds * after / max(largest_microbatch(spec), 1),
     )
 

@@ -74,6 +74,7 @@ class _Unit(TypedDict):
     tied_to: list[_Whole]
     kind: str
     in_place: bool
+    state: NotRequired[list[str]]
     carries_state: bool
     small_forward_seconds: _Seconds
     small_backward_seconds: _Seconds
@@ -116,7 +117,8 @@ class _Inspection(TypedDict):
     values: list[_Value]
     cut_problems: list[_CutProblem]
     input: _Tensor
-    target: _Tensor
+    target: _Tensor | None
+    skipped_calls: NotRequired[str]
     num_train: _Whole
     num_validation: _Whole
     load_seconds: _Seconds

@@ -24,6 +24,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from weft.workload.cutting.placeholder import Placeholder
+
 Slot = tuple[nn.Module, str]
 Began = list[tuple[Slot, torch.Tensor | None]]
 
@@ -36,6 +38,20 @@ class _Known:
     version: int  # autograd's count of changes
     value: torch.Tensor | None  # a copy
     changes: bool  # forward does change it, or has at some time
+
+
+def forgetting() -> contextlib.AbstractContextManager[object]:
+    """A forward inside keeps nothing for a backward, and computes as one that does: some kernels (an LSTM's) give other
+    bits where no gradient is asked for."""
+    return torch.autograd.graph.saved_tensors_hooks(_forget, _remember)
+
+
+def _forget(tensor: torch.Tensor) -> None:
+    return None
+
+
+def _remember(forgotten: None) -> torch.Tensor:
+    raise AssertionError("a forward that was to be run again has been differentiated")
 
 
 class ForwardBuffers:
@@ -84,7 +100,12 @@ class ForwardBuffers:
                 module._buffers[name] = buffer
 
     def _slots(self) -> Iterator[tuple[Slot, torch.Tensor | None]]:
-        return (((module, name), buffer) for module in self._modules for name, buffer in module._buffers.items())
+        return (
+            ((module, name), buffer)
+            for module in self._modules
+            for name, buffer in module._buffers.items()
+            if not isinstance(buffer, Placeholder)  # another stage's
+        )
 
     def _has_changed(self, known: _Known, buffer: torch.Tensor | None) -> bool:
         if _is_another(known, buffer):

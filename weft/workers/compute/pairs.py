@@ -11,7 +11,7 @@ from weft.plan.itinerary import Iteration
 from weft.workers.memory.slots import SlotRing
 
 
-class Pair(NamedTuple):
+class DataPair(NamedTuple):
     """Of one microbatch, where the stage's device can compute with it."""
 
     input: torch.Tensor | None  # of the first stage
@@ -25,13 +25,15 @@ class PairReader:
         self._input = input
         self._target = target
 
-    def __call__(self, iteration: Iteration, microbatch: int, part: Part) -> Pair:
+    def __call__(self, iteration: Iteration, microbatch: int, part: Part) -> DataPair:
         if self._input is None and self._target is None:
             return _NOTHING
-        return Pair(_read(self._input, iteration, microbatch, part), _read(self._target, iteration, microbatch, part))
+        return DataPair(
+            _read(self._input, iteration, microbatch, part), _read(self._target, iteration, microbatch, part)
+        )
 
 
-_NOTHING = Pair(None, None)
+_NOTHING = DataPair(None, None)
 
 
 def _read(ring: SlotRing | None, iteration: Iteration, microbatch: int, part: Part) -> torch.Tensor | None:

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from weft.plan.plan import SlotValue
 
@@ -34,9 +33,6 @@ class Stage(Protocol):
         """What makes a value that it sends, for people: "unit 3 (ReLU)"."""
 
     def train(self, training: bool) -> None: ...
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Each once, in the order of the model."""
 
     def forward(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Tensors:
         """What goes to other stages, with its graph or, under recompute, without. What backward needs is kept. received

@@ -17,9 +17,9 @@ from weft.plan.error_places import function_place, unit_place, within
 from weft.plan.plan import SlotValue
 from weft.plan.shapes import ShapeError, shape_of
 from weft.transport.memory.arena import dtype_of
-from weft.workers.compute.forward_buffers import Began, ForwardBuffers
+from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
 from weft.workers.compute.handover import can_have_gradient, check_fits, is_plain, scalar
-from weft.workers.compute.pairs import Pair
+from weft.workers.compute.pairs import DataPair
 from weft.workers.compute.stage import Stage, Tensors
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.randomness import unit_key
@@ -90,18 +90,18 @@ class UnitStage(Stage):
     def parameters(self) -> list[nn.Parameter]:
         return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
 
-    def forward(self, microbatch: int, step: int, received: Tensors, batch: Pair) -> Tensors:
+    def forward(self, microbatch: int, step: int, received: Tensors, batch: DataPair) -> Tensors:
         return [self._forward(microbatch, step, received, batch, None)]
 
-    def lose(self, microbatch: int, step: int, received: Tensors, batch: Pair) -> Mapping[str, torch.Tensor]:
+    def lose(self, microbatch: int, step: int, received: Tensors, batch: DataPair) -> Mapping[str, torch.Tensor]:
         loss = self._forward(microbatch, step, received, batch, self._head("loss", batch))
         return {"loss": scalar(loss, "Workload.loss")}
 
-    def evaluate(self, microbatch: int, step: int, received: Tensors, batch: Pair) -> Tensors:
+    def evaluate(self, microbatch: int, step: int, received: Tensors, batch: DataPair) -> Tensors:
         with torch.no_grad():
             return [self._run(_begin(received, batch), step, microbatch, None)]
 
-    def measure(self, microbatch: int, step: int, received: Tensors, batch: Pair) -> Mapping[str, torch.Tensor]:
+    def measure(self, microbatch: int, step: int, received: Tensors, batch: DataPair) -> Mapping[str, torch.Tensor]:
         with torch.no_grad(), self._precision():
             y = self._run(_begin(received, batch), step, microbatch, None)
             values = {name: self._head(name, batch)(y) for name in self._functions}
@@ -135,7 +135,9 @@ class UnitStage(Stage):
     def drop(self, microbatch: int) -> None:
         self._saved.pop(microbatch, None)
 
-    def _forward(self, microbatch: int, step: int, received: Tensors, batch: Pair, head: Head | None) -> torch.Tensor:
+    def _forward(
+        self, microbatch: int, step: int, received: Tensors, batch: DataPair, head: Head | None
+    ) -> torch.Tensor:
         x, was_received = _begin(received, batch).detach(), bool(received)
         x.requires_grad_(was_received and can_have_gradient(x))  # nobody wants the data's gradient
         if not self._recompute:
@@ -143,8 +145,8 @@ class UnitStage(Stage):
             self._saved[microbatch] = _Saved(step, x, was_received, y, head, [])
             return y
         self._buffers.begin()
-        with torch.no_grad():
-            y = self._run(x, step, microbatch, head)
+        with forgetting():
+            y = self._run(x, step, microbatch, head).detach()
         self._saved[microbatch] = _Saved(step, x, was_received, None, head, self._buffers.end())
         return y
 
@@ -159,7 +161,7 @@ class UnitStage(Stage):
                     x = unit.module(x)
             return x if head is None else head(x)
 
-    def _head(self, name: str, batch: Pair) -> Head:
+    def _head(self, name: str, batch: DataPair) -> Head:
         function, target = self._functions[name], batch.target
         assert target is not None
 
@@ -186,7 +188,7 @@ class UnitStage(Stage):
         return self._planned[size]
 
 
-def _begin(received: Tensors, batch: Pair) -> torch.Tensor:
+def _begin(received: Tensors, batch: DataPair) -> torch.Tensor:
     """What the first of the units gets."""
     x = received[0] if received else batch.input
     assert x is not None

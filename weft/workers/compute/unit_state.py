@@ -1,4 +1,4 @@
-"""Unit state: parameters and buffers of a stage's units, and where in shared memory they are found."""
+"""Unit state: parameters and buffers of a stage, and where in shared memory they are found."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import nn
 
 from weft.transport.memory.arena import Arena
 from weft.workers.compute.handover import check_fits
+from weft.workers.compute.model_part import ModelPart
 from weft.workers.devices.device import Memory
-from weft.workload.units import Unit, named_state
 
 
 def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
@@ -21,20 +21,20 @@ def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
         tensor.data = place
 
 
-def keep_state(units: Sequence[Unit], names: Collection[str], arena: Arena, device: Memory) -> Callable[[], None]:
-    """Leaves tensors of the units' state where they are, and their values in the places of their names.
+def keep_state(part: ModelPart, names: Collection[str], arena: Arena, device: Memory) -> Callable[[], None]:
+    """Leaves tensors of the stage's state where they are, and their values in the places of their names.
 
     What is returned does so again for what training changes beside parameters: running statistics and their like. A
     module may have put other tensors in the place of its buffers since.
     """
     changing = []
-    for name, tensor in named_state(units):
+    for name, tensor in part.named_state():
         if name in names:
             arena[name].copy_(tensor.data)
             changing += [] if isinstance(tensor, nn.Parameter) else [name]
 
     def publish() -> None:
-        now = dict(named_state(units))
+        now = dict(part.named_state())
         for name in changing:
             copy_buffer(name, arena[name], now[name], device)
 

@@ -14,7 +14,7 @@ the model only where a replica will: of one that only GPUs compute it need not e
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,21 +22,21 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from weft.plan.division import Part, divide
-from weft.plan.itinerary import Iteration, Itinerary
+from weft.plan.division import divide
+from weft.plan.itinerary import Itinerary
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
-from weft.workers.compute.handover import described
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
+from weft.workers.inspection.cut_facts import inspect_batches
+from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.state_facts import state_facts
-from weft.workers.inspection.unit_facts import TIMED_RUNS, inspect_units
+from weft.workers.inspection.unit_facts import TIMED_RUNS
 from weft.workers.inspection.update_times import GradientSample, UpdateTimes, device_update, host_update
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
-from weft.workload.data import Batches
+from weft.workload.data.batches import Batches
 from weft.workload.optimizer import make_optimizer
-from weft.workload.units import units
 from weft.workload.workload import Workload, WorkloadError
 
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
@@ -68,15 +68,13 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
     """For replicas of one kind: those that compute on the device."""
     batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
     _check(workload, spec, batches)
-    started = time.perf_counter()
-    samples = _samples(spec, batches)
-    _check_validation(batches, samples)
-    load_seconds = (time.perf_counter() - started) / len(samples)
+    sizes = _sizes(spec, batches)
+    look = inspect_pairs if workload.step is None else inspect_batches
     learns = spec.job.mode == "train"
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)
     trained = _microbatch_sizes(spec, batches.num_train, 0)
-    ran = inspect_units(workload, spec, samples, trained=trained, device=device, leave=sample.take)
+    ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     on_host = on_device = None
     if optimizer is not None and _host_updates(spec, device):
         on_host = host_update(optimizer, sample)
@@ -87,15 +85,16 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         "units": ran.units,
         "values": ran.values,
         "cut_problems": ran.cut_problems,
-        "input": _tensor_facts({size: inputs for size, (inputs, _) in samples.items()}),
-        "target": _tensor_facts({size: targets for size, (_, targets) in samples.items()}),
+        "input": ran.input,
+        "target": ran.target,
+        "skipped_calls": ran.skipped_calls,
         "num_train": batches.num_train,
         "num_validation": batches.num_validation,
-        "load_seconds": load_seconds,
+        "load_seconds": ran.load_seconds,
         "update_seconds": 0.0 if update is None else update.seconds,
         "device_update_seconds": None if on_device is None else on_device.seconds,
-        "metrics": list(workload.metrics),
-        "parameters": _parameter_facts(workload.model, optimizer, update),
+        "metrics": ran.metrics,
+        "parameters": _parameter_facts(workload.model, ran.users, optimizer, update),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "batch_modules": _batch_modules(workload.model),
@@ -105,8 +104,6 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
 
 
 def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
-    if workload.step is not None:
-        raise WorkloadError("Workload.step is for `weft run --reference` so far; give Workload.loss")
     if batches.num_train == 0:
         raise WorkloadError("Workload.train has length 0; give at least one sample")
     trains = any(parameter.requires_grad for parameter in workload.model.parameters())
@@ -114,26 +111,10 @@ def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
         raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
 
 
-def _samples(spec: JobSpec, batches: Batches) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """One of each size of microbatch that will occur, or may."""
+def _sizes(spec: JobSpec, batches: Batches) -> list[int]:
+    """Of each microbatch that will occur, or may."""
     sizes = _microbatch_sizes(spec, batches.num_train, batches.num_validation)
-    sizes = sorted({*sizes, *_sizes_at_any_share(spec, max(batches.num_train, batches.num_validation))})
-    return {size: batches.load(_batch_of(size, training=size <= batches.num_train), Part(0, 0, size)) for size in sizes}
-
-
-def _check_validation(batches: Batches, samples: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Found out now, not after an epoch of training."""
-    fitting = [size for size in samples if size <= min(batches.num_train, batches.num_validation)]
-    if not fitting:
-        return
-    size = min(fitting)
-    held_out = batches.load(_batch_of(size, training=False), Part(0, 0, size))
-    for name, value, trained in zip(("input", "target"), held_out, samples[size], strict=True):
-        if value.shape != trained.shape or value.dtype is not trained.dtype:
-            raise WorkloadError(
-                f"Workload.validation: {size} {name}s are {described(value)}, and of Workload.train "
-                f"{described(trained)}; both must have the same shape and dtype"
-            )
+    return sorted({*sizes, *_sizes_at_any_share(spec, max(batches.num_train, batches.num_validation))})
 
 
 def _computes_on(spec: JobSpec, kind: str) -> bool:
@@ -176,10 +157,6 @@ def _sizes_at_any_share(spec: JobSpec, num_samples: int) -> set[int]:
     return {largest, -(-largest // 2), -(-largest // 3)}
 
 
-def _batch_of(size: int, *, training: bool) -> Iteration:
-    return Iteration(index=0, training=training, epoch=0, step=0, start=0, size=size)
-
-
 def _batch_modules(model: nn.Module) -> list[str]:
     """By their types: torch's batch norms and what is made of them. What another one does nobody can tell."""
     return [
@@ -190,18 +167,17 @@ def _batch_modules(model: nn.Module) -> list[str]:
 
 
 def _parameter_facts(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, update: UpdateTimes | None
+    model: nn.Module,
+    users: Mapping[int, Sequence[int]],
+    optimizer: torch.optim.Optimizer | None,
+    update: UpdateTimes | None,
 ) -> list[dict[str, Any]]:
-    """Of each parameter, in the order of `model.parameters()`."""
-    using: dict[int, list[int]] = {}
-    for number, (_, module) in enumerate(units(model)):
-        for parameter in module.parameters():
-            using.setdefault(id(parameter), []).append(number)
+    """Of each parameter, in the order of `model.parameters()`. users: numbers of units, by its id."""
     parameters = list(model.parameters())
     groups = group_of(optimizer, parameters) if optimizer is not None else {}
     return [
         {
-            "units": using[id(parameter)],
+            "units": users[id(parameter)],
             "num_elements": parameter.numel(),
             "dtype": dtype_name(parameter.dtype),
             "itemsize": parameter.element_size(),
@@ -222,12 +198,3 @@ def _copy_bytes_per_second() -> float:
         target.copy_(source)
         seconds.append(time.perf_counter() - started)
     return COPIED_BYTES / min(seconds)
-
-
-def _tensor_facts(tensors: dict[int, torch.Tensor]) -> dict[str, Any]:
-    first = next(iter(tensors.values()))
-    return {
-        "dtype": dtype_name(first.dtype),
-        "itemsize": first.element_size(),
-        "shapes": [[size, list(tensor.shape)] for size, tensor in tensors.items()],
-    }

@@ -3,7 +3,7 @@
 Built by Prepare, dropped by Release. `operations` are a lane's tasks of one iteration as callables; the lane decides
 when each runs, they only do the work. Where each kind is:
 
-    LOAD, FETCH                this module, weft.workload.data
+    LOAD, FETCH                weft.workers.lanes.loaded, weft.workload.data
     FORWARD, BACKWARD, GRAD    weft.workers.compute.stage_tasks, weft.workers.compute.gradients
     DOWN, UP, RELOAD           weft.workers.updates.bucket_updates, weft.workers.memory.replica_memory
     SYNC, UPDATE, VALIDATE     weft.workers.updates.owner
@@ -21,7 +21,6 @@ from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, MODE_INDEX, Kind, Way
 from weft.plan.placement import COMPUTE
-from weft.plan.plan import Role
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Prefetch
@@ -30,11 +29,12 @@ from weft.transport.memory.directory import Directory
 from weft.workers.compute.measured import Measured
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Device
+from weft.workers.lanes.loaded import Loaded, LoadedBatches, LoadedPairs
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.slots import SlotRing
-from weft.workload.data import Batches
+from weft.workload.data.batches import Batches
 from weft.workload.workload import Workload
 
 
@@ -63,11 +63,17 @@ class Attempt:
         }
         self.board = next(iter(self.boards.values()))
         counts = self.course.microbatches
-        self._data = [
+        data = [
             (ring, SlotRing(directory, ring, counts[ring.replica], self.device, position=view.position))
             for ring in view.rings
             if not ring.crosses
         ]
+        loaded: Loaded
+        if workload.step is not None:
+            loaded = LoadedBatches(data, self.course, device)
+        else:
+            loaded = LoadedPairs(data, self.course, [replica.num_stages for replica in view.replicas], device)
+        self._loaded = loaded
         parcels = [
             (ring, ParcelRing(directory, ring, counts[ring.replica], self.device, position=view.position))
             for ring in view.rings
@@ -99,7 +105,7 @@ class Attempt:
             self.device,
             self.course,
             self._weights,
-            self._data,
+            loaded,
             parcels,
             self._post_gradient,
         )
@@ -158,14 +164,12 @@ class Attempt:
         parts, updates = self._parts, self._parts.updates
         match task.kind:
             case Kind.LOAD:
-                replica, m = task.holder.replica, _given(task.microbatch)
-                rings = self._ring(Role.INPUT, replica, "shared"), self._ring(Role.TARGET, replica, "shared")
-                return lambda iteration: self._load(iteration, replica, m, rings)
+                r, m, batches = task.holder.replica, _given(task.microbatch), self._batches
+                assert batches is not None
+                return lambda iteration: self._loaded.load(batches, self._weights, iteration, r, m)
             case Kind.FETCH:
-                (r, s), m = task.holder, _given(task.microbatch)
-                roles = [role for role, at in ((Role.INPUT, 0), (Role.TARGET, parts.num_stages[r] - 1)) if s == at]
-                ends = [(self._ring(role, r, "shared"), self._ring(role, r, "device")) for role in roles]
-                return lambda iteration: self._fetch(iteration, r, m, ends)
+                holder, m = task.holder, _given(task.microbatch)
+                return lambda iteration: self._loaded.fetch(holder, iteration, m)
             case Kind.FORWARD:
                 stage, m = parts.stages[task.holder], _given(task.microbatch)
                 return lambda iteration: stage.forward(iteration, m, measured)
@@ -181,31 +185,6 @@ class Attempt:
             case _:
                 assert updates is not None
                 return updates.bind(task, measured)
-
-    # --- tasks that belong to no other module
-
-    def _ring(self, role: Role, replica: int, memory: str) -> SlotRing:
-        """Of the replica's data."""
-        about = ((ring, made) for ring, made in self._data if (ring.role, ring.memory) == (role, memory))
-        return next(made for ring, made in about if ring.by_number or ring.replica == replica)
-
-    def _load(self, iteration: Iteration, replica: int, microbatch: int, rings: tuple[SlotRing, SlotRing]) -> None:
-        part = self.course.loaded_part(iteration, replica, microbatch)
-        if part.size == 0:
-            self._weights.weigh(iteration, part, None)
-            return
-        inputs, targets = (ring.slot(iteration.index, microbatch, part.size) for ring in rings)
-        assert self._batches is not None
-        self._batches.load(iteration, part, (inputs, targets))
-        self._weights.weigh(iteration, part, targets)
-
-    def _fetch(
-        self, iteration: Iteration, replica: int, microbatch: int, ends: Sequence[tuple[SlotRing, SlotRing]]
-    ) -> None:
-        part = self.course.part(iteration, replica, microbatch)
-        for shared, device in ends if part.size else ():
-            source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
-            self.device.copy(device.slot(iteration.index, microbatch, part.size), source)
 
     def _backward(self, iteration: Iteration, holder: Holder, microbatch: int) -> None:
         self._now[holder] = iteration.index  # what the hooks post

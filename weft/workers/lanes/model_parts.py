@@ -6,7 +6,6 @@ lie in the shared memory of all, stages have arenas for the rest of their state 
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,32 +19,34 @@ from weft.plan.error_places import step_place, within
 from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import Kind
-from weft.plan.plan import Ring, Role, StagePlan
+from weft.plan.plan import Ring, StagePlan
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import Arena, Layout
 from weft.transport.memory.directory import Directory
+from weft.workers.compute.cut_stage import CutStage
 from weft.workers.compute.gradients import StageGradients
 from weft.workers.compute.measured import Measured
-from weft.workers.compute.pairs import PairReader
+from weft.workers.compute.model_part import CallPart, ModelPart, UnitPart, part_of, whole_state
 from weft.workers.compute.stage import Stage
 from weft.workers.compute.stage_parcels import StageParcels
-from weft.workers.compute.stage_tasks import ReadBatch, StageTasks
+from weft.workers.compute.stage_tasks import StageTasks
 from weft.workers.compute.unit_stage import UnitStage
 from weft.workers.compute.unit_state import copy_buffer, keep_state, move_state
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
+from weft.workers.lanes.loaded import Loaded
 from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
 from weft.workers.memory.layer_window import LayerWindow
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.replica_memory import ReplicaMemory
-from weft.workers.memory.slots import SlotRing
 from weft.workers.updates.bucket_updates import BucketUpdates
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.updates import step_scheduler
-from weft.workload.data import sample_numbers
+from weft.workload.cutting.cut_step import CutStep
+from weft.workload.cutting.skipped import SkippedCalls, unpickled
+from weft.workload.data.batches import sample_numbers
 from weft.workload.optimizer import make_optimizer
-from weft.workload.units import Unit, named_state, units
 from weft.workload.workload import Workload, make_scheduler
 
 PostGradient = Callable[[Holder, int], None]
@@ -86,17 +87,17 @@ class ModelParts:
         device: Device,
         course: Course,
         weights: Weights,
-        data: Sequence[tuple[Ring, SlotRing]],
+        loaded: Loaded,
         parcels: Sequence[tuple[Ring, ParcelRing]],
         post_gradient: PostGradient,
     ) -> None:
         self._spec, self._view, self._workload = spec, view, workload
         self._directory, self._device = directory, device
         self._course, self._weights = course, weights
-        self._data, self._parcels = data, parcels
+        self._loaded, self._parcels = loaded, parcels
         self._post_gradient = post_gradient
         self.num_stages = [replica.num_stages for replica in view.replicas]
-        self._units = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
+        self._state = whole_state(workload.model)
         self._taken: set[int] = set()  # ids of parameters that a stage of this worker has
         self._parameters = list(workload.model.parameters())
         self.stages: dict[Holder, StageTasks] = {}
@@ -104,6 +105,7 @@ class ModelParts:
         self._windows: dict[int, LayerWindow] = {}
         self.updates: BucketUpdates | None = None  # of a job with buckets
         self.own_updates: dict[int, StageUpdate] = {}  # by stage, of a job without
+        self._cuts: list[CutStep] = []
         self._memory = None
         self._in_buckets: set[int] = set()
         if view.synchronisation is not None:
@@ -111,42 +113,46 @@ class ModelParts:
             moves = Moves(directory, self._memory, course, view.replicas, device)
             places = [place for bucket in self._memory.buckets for place in bucket.places]
             self._in_buckets = {id(self._parameters[place.parameter]) for place in places}
-        own = [self._own_units(part.first, part.last) for part in view.stages]  # before any of them moves
-        for part, (stage_units, parameters) in zip(view.stages, own, strict=True):
-            self._add_stage(part, stage_units, parameters)
+        own = [self._own_part(stage) for stage in view.stages]  # before any of them moves
+        for stage, (part, parameters) in zip(view.stages, own, strict=True):
+            self._add_stage(stage, part, parameters)
         if self._memory is not None:
-            self._share_the_rest({id(p) for units, _ in own for unit in units for p in unit.module.parameters()})
+            self._share_the_rest({id(p) for part, _ in own for p in part.parameters()})
             self.updates = BucketUpdates(
                 spec, view, workload, self._parameters, self._memory, moves, course, device, self.memories
             )
             if self.stages or self.updates.owners:
-                self._memory.publish_layout(named_state(self._units), self._parameters)
-        del self._parameters, self._units, self._workload  # the other stages' parts of the model go with them
+                self._memory.publish_layout(self._state, self._parameters)
+        for cut in self._cuts:
+            cut.install()
+        del self._parameters, self._state, self._workload  # the other stages' parts of the model go with them
 
     # --- stages
 
-    def _add_stage(self, part: StagePlan, own: list[Unit], parameters: list[nn.Parameter]) -> None:
-        holder = part.holder
-        for module in [unit.module for unit in own] + self._functions_with_state():
+    def _add_stage(self, plan: StagePlan, own: ModelPart, parameters: list[nn.Parameter]) -> None:
+        holder = plan.holder
+        own.adopt(self._device)
+        for module in self._functions_with_state():
             self._device.adopt(module)
         gradients = None
         if self._memory is not None:
             gradients = self._place_in_buckets(holder, parameters)
-        state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
+        state = [(name, tensor) for name, tensor in own.named_state() if id(tensor) not in self._in_buckets]
         arena = self._state_arena(holder, own)
         if not isinstance(self._device, Accelerator):
             move_state([(name, tensor) for name, tensor in state if isinstance(tensor, nn.Parameter)], arena)
         publish = keep_state(own, dict(state), arena, self._device)
-        stage = self._stage_of(part, own)
         last = self.num_stages[holder[0]] - 1
+        parcels = StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1])
+        stage = self._stage(plan, own, parcels)
         self.stages[holder] = StageTasks(
             stage,
             replica=holder[0],
             is_last=holder[1] == last,
             course=self._course,
             weights=self._weights,
-            parcels=StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1]),
-            read_batch=self._batch_reader(holder),
+            parcels=parcels,
+            read_batch=self._loaded.reader(holder),
             gradients=gradients,
             before_evaluation=self._buffers_of_first(holder, own),
             publish=publish if holder[0] == 0 else None,
@@ -155,38 +161,43 @@ class ModelParts:
             samples_of=functools.partial(sample_numbers, self._workload, self._spec.job),
         )
         if self._memory is None and not self._course.itinerary.forward_only:
-            self.own_updates[holder[1]] = StageUpdate(self._workload, stage.parameters(), reports=holder[1] == last)
+            self.own_updates[holder[1]] = StageUpdate(self._workload, own.parameters(), reports=holder[1] == last)
 
-    def _stage_of(self, part: StagePlan, own: list[Unit]) -> Stage:
-        return UnitStage(
-            own,
-            seed=self._spec.job.seed,
-            recompute=self._view.recompute,
-            copies_input=part.copies_input,
-            precision=self._spec.strategy.precision,
-            device=self._device,
-            functions=self._workload.functions,
+    def _stage(self, plan: StagePlan, own: ModelPart, parcels: StageParcels) -> Stage:
+        how: Any = {
+            "seed": self._spec.job.seed,
+            "recompute": self._view.recompute,
+            "copies_input": plan.copies_input,
+            "precision": self._spec.strategy.precision,
+            "device": self._device,
+        }
+        if isinstance(own, UnitPart):
+            return UnitStage(own.units, functions=self._workload.functions, **how)
+        assert isinstance(own, CallPart)
+        cut = CutStep(
+            own.model,
+            begins=plan.begins,
+            ends=plan.ends,
+            own=own.names,
+            receives=parcels.received,
+            sends=[value.name for value in parcels.sent],
+            skipped=SkippedCalls(unpickled(self._view.skipped_calls), self._device.torch),
         )
+        self._cuts.append(cut)
+        differentiable = [number in parcels.returned for number in range(len(parcels.received))]
+        return CutStage(self._workload, own.model, cut, differentiable=differentiable, **how)
 
-    def _batch_reader(self, holder: Holder) -> ReadBatch:
-        """What its stage reads of a microbatch's data."""
-        replica, stage = holder
-        return PairReader(
-            self._ring_of(Role.INPUT, replica) if stage == 0 else None,
-            self._ring_of(Role.TARGET, replica) if stage == self.num_stages[replica] - 1 else None,
-        )
-
-    def _own_units(self, first: int, last: int) -> tuple[list[Unit], list[nn.Parameter]]:
-        """The stage's units, and the model's parameters with those that are the stage's.
+    def _own_part(self, plan: StagePlan) -> tuple[ModelPart, list[nn.Parameter]]:
+        """What the stage has, and the model's parameters with those that are the stage's.
 
         Stages of one worker that share a parameter have one each, as in workers of their own: both gradients are whole
-        then, and are added as the graph has it.
+        then, and are added as the graph has it. A model that is cut by its own forward can be one stage's alone.
         """
-        own, parameters = self._units[first:last], self._parameters
-        held = {id(p) for unit in own for p in unit.module.parameters()}
-        if held & self._taken:
+        own, parameters = part_of(self._workload, plan), self._parameters
+        held = {id(p) for p in own.parameters()}
+        if held & self._taken or (self._taken and isinstance(own, CallPart)):
             memo: dict[int, Any] = {}
-            own = [Unit(unit.index, unit.prefix, copy.deepcopy(unit.module, memo)) for unit in own]
+            own = own.copied(memo)
             parameters = [memo.get(id(parameter), parameter) for parameter in parameters]
             self._in_buckets |= {id(memo[each]) for each in held if each in self._in_buckets}
         self._taken |= held
@@ -203,7 +214,8 @@ class ModelParts:
                     parameter.data = shaped_like(parameter, self._memory.parameters(bucket), place.offset)
 
     def _functions_with_state(self) -> list[nn.Module]:
-        return [function for function in self._workload.functions.values() if isinstance(function, nn.Module)]
+        functions = self._workload.functions.values() if self._workload.step is None else ()
+        return [function for function in functions if isinstance(function, nn.Module)]
 
     def _place_in_buckets(self, holder: Holder, parameters: list[nn.Parameter]) -> StageGradients:
         assert self._memory is not None
@@ -242,29 +254,23 @@ class ModelParts:
             )
         return self._windows.get(replica)
 
-    def _state_arena(self, holder: Holder, own: list[Unit]) -> Arena:
-        """What of the units' state is in no bucket; found by peers as "state-REPLICA-STAGE"."""
-        state = [(name, tensor) for name, tensor in named_state(own) if id(tensor) not in self._in_buckets]
+    def _state_arena(self, holder: Holder, own: ModelPart) -> Arena:
+        """What of the stage's state is in no bucket; found by peers as "state-REPLICA-STAGE"."""
+        state = [(name, tensor) for name, tensor in own.named_state() if id(tensor) not in self._in_buckets]
         return self._directory.create(f"state-{holder[0]}-{holder[1]}", Layout.of(state))
 
-    def _ring_of(self, role: Role, replica: int) -> SlotRing:
-        """That a stage reads its data from: a device's own, where it has one."""
-        about = [(ring, made) for ring, made in self._data if ring.role is role]
-        rings = {ring.memory: made for ring, made in about if ring.by_number or ring.replica == replica}
-        return rings["device"] if "device" in rings else rings["shared"]
-
-    def _buffers_of_first(self, holder: Holder, own: list[Unit]) -> Callable[[], None]:
+    def _buffers_of_first(self, holder: Holder, own: ModelPart) -> Callable[[], None]:
         """Other replicas evaluate with the first one's buffers; while they train, each has its own."""
-        buffers = {name for name, tensor in named_state(own) if not isinstance(tensor, nn.Parameter)}
+        buffers = {name for name, tensor in own.named_state() if not isinstance(tensor, nn.Parameter)}
         if holder[0] == 0 or not buffers:
             return lambda: None
         theirs: dict[str, torch.Tensor] = {}
-        for stage, (first, last) in enumerate(self._view.first_cuts):
-            arena = self._state_arena(Holder(0, stage), self._units[first:last])
+        for stage in self._view.first_stages:
+            arena = self._state_arena(stage.holder, part_of(self._workload, stage))
             theirs |= {name: tensor for name, tensor in arena.items().items() if name in buffers}
 
         def read() -> None:
-            now = dict(named_state(own))
+            now = dict(own.named_state())
             for name in buffers:
                 copy_buffer(name, now[name], theirs[name], self._device)
 

@@ -137,7 +137,7 @@ def make_case(
             programs={},
             waits={},
             wakes=frozenset(),
-            first_cuts=(),
+            first_stages=(),
             synchronisation=placement.synchronisation,
             reporter=None,
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weft.plan.graph import Graph
 from weft.plan.kinds import Kind
 from weft.plan.placement import Placement
-from weft.plan.plan import Ring
+from weft.plan.plan import Ring, Role
 from weft.scheduler.planning.graph.buckets import BucketGraph
 from weft.scheduler.planning.graph.pipeline import GraphBuilder
 
@@ -26,7 +26,7 @@ def build_graph(
     """coarse: every SYNC waits for every BACKWARD. has_buffers: replicas share those of the first one. recompute:
     BACKWARD changes buffers too, for a while. weighted: what a microbatch counts is known once its whole batch is
     loaded. steals: microbatches are loaded by their number, and a replica's position may come to have any of them."""
-    builder = GraphBuilder(schedule, placement, steals=steals)
+    builder = GraphBuilder(schedule, placement, steals=steals, all_read=any(ring.role is Role.BATCH for ring in rings))
     builder.load_tasks()
     builder.compute_tasks()
     if placement.synchronisation is not None:

@@ -11,9 +11,11 @@ from weft.scheduler.planning.schedules import SCHEDULES
 
 
 class GraphBuilder:
-    def __init__(self, schedule: str, placement: Placement, *, steals: bool) -> None:
+    def __init__(self, schedule: str, placement: Placement, *, steals: bool, all_read: bool = False) -> None:
+        """all_read: every stage reads the batch."""
         self.placement = placement
         self._steals = steals
+        self._all_read = all_read
         self._schedule = schedule
         self._tasks: dict[Key, Task] = {}
         self._edges: dict[tuple[int, int, int], Edge] = {}
@@ -67,11 +69,16 @@ class GraphBuilder:
                 if self.placement.learns and self.placement.synchronisation is None:
                     self.add(own_update(r, s), self.lane(r, s))
 
+    def _data_stages(self, r: int) -> list[int]:
+        """Those that read what is loaded."""
+        count = self.placement.replicas[r].num_stages
+        return list(range(count)) if self._all_read else sorted({0, count - 1})
+
     def _fetch_tasks(self, r: int) -> None:
         """Input and target of a microbatch one after the other, since both ends may be one GPU's."""
         replica = self.placement.replicas[r]
         for m in range(replica.microbatches) if self.is_device(r) else ():
-            for s in sorted({0, replica.num_stages - 1}):
+            for s in self._data_stages(r):
                 self.add(fetch(r, s, m), self.lane(r, s, FETCH))
 
     # --- edges of the pipelines
@@ -79,7 +86,7 @@ class GraphBuilder:
     def flow_edges(self) -> None:
         for r, replica in enumerate(self.placement.replicas):
             for m in range(replica.microbatches):
-                for s in sorted({0, replica.num_stages - 1}):
+                for s in self._data_stages(r):
                     self._data_edges(r, s, m)
                 for s in range(replica.num_stages):
                     self.edge(forward(r, s, m), backward(r, s, m), 0, Cause.ACTIVATION)

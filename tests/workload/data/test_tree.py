@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.workload.tree import build, difference, flatten, packed, unpacked, with_tensors
+from weft.workload.data.tree import build, difference, flatten, packed, unpacked, with_tensors
 from weft.workload.workload import WorkloadError
 
 

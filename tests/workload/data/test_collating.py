@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from weft.workload.collating import collate_items
+from weft.workload.data.collating import collate_items
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Data: the samples of each microbatch, in the order that the spec fixes, loaded into slots.
+"""Batches: the samples of each microbatch, in the order that the spec fixes, loaded into slots.
 
-The order of an epoch is its source's (`weft.workload.source`); a batch is a run of it, cut by `torch.tensor_split`.
+The order of an epoch is its source's (`source.py`); a batch is a run of it, cut by `torch.tensor_split`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from weft.plan.division import Part
 from weft.plan.error_places import samples_place
 from weft.plan.itinerary import Iteration
 from weft.spec.job_spec import JobSection
+from weft.workload.data.samples import batch_of, pair_of
+from weft.workload.data.source import DataSource, source_of
+from weft.workload.data.tree import Skeleton, difference
 from weft.workload.randomness import LOADING, seed_unit
-from weft.workload.samples import batch_of, pair_of
-from weft.workload.source import DataSource, source_of
-from weft.workload.tree import Skeleton, difference
 from weft.workload.workload import Workload, WorkloadError
 
 
@@ -61,7 +61,7 @@ class Batches:
         return pair
 
     def batch(self, iteration: Iteration, part: Part) -> tuple[list[torch.Tensor], Skeleton]:
-        """Of a workload with a step: what one microbatch is built of, by `weft.workload.tree.build`."""
+        """Of a workload with a step: what one microbatch is built of, by `weft.workload.data.tree.build`."""
         source = self._source(iteration)
         numbers = self._indices(source, iteration, part).tolist()
         seed_unit(self._seed, iteration.step, part.number, LOADING)

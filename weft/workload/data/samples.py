@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from weft.plan.error_places import samples_place, within
-from weft.workload.collating import collate_items
-from weft.workload.source import DataSource, Tensors
-from weft.workload.tree import Skeleton, difference, flatten, ways
+from weft.workload.data.collating import collate_items
+from weft.workload.data.source import DataSource, Tensors
+from weft.workload.data.tree import Skeleton, difference, flatten, ways
 from weft.workload.workload import WorkloadError, kind_of
 
 _Check = Callable[[str, Sequence[int], Sequence[Any]], None]

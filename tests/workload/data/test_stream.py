@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration, Itinerary
-from weft.workload.data import Batches
-from weft.workload.stream import ItemStream, stream_of
-from weft.workload.tree import build
+from weft.workload.data.batches import Batches
+from weft.workload.data.stream import ItemStream, stream_of
+from weft.workload.data.tree import build
 from weft.workload.workload import Workload, WorkloadError
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from weft.workload.source import DataSource, Tensors, source_of
+from weft.workload.data.source import DataSource, Tensors, source_of
 from weft.workload.workload import Workload, WorkloadError
 
 ITEMS = [(float(number), number) for number in range(10)]

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from weft.plan.division import Part
 from weft.plan.error_places import places_of
 from weft.plan.itinerary import Itinerary
-from weft.workload.data import Batches
-from weft.workload.tree import build
+from weft.workload.data.batches import Batches
+from weft.workload.data.tree import build
 from weft.workload.workload import Workload, WorkloadError
 
 

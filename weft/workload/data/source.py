@@ -2,7 +2,7 @@
 
     a pair, or with a step any tree, of tensors   samples along the first dimension
     a map-style dataset                           `__getitem__` and `__len__`
-    an iterable dataset                           its items as they come (`weft.workload.stream`)
+    an iterable dataset                           its items as they come (`weft.workload.data.stream`)
     a DataLoader                                  its dataset, collate_fn, drop_last and sampler; its workers are not
 
 Without a sampler of the user's, epoch e of training has the order `torch.randperm(n)` by a generator of seed + e, and
@@ -31,8 +31,8 @@ from torch.utils.data import (
 )
 
 from weft.plan.error_places import within
-from weft.workload.stream import ItemStream, stream_of
-from weft.workload.tree import build, flatten
+from weft.workload.data.stream import ItemStream, stream_of
+from weft.workload.data.tree import build, flatten
 from weft.workload.workload import CollateFunction, Workload, WorkloadError, kind_of
 
 Field = Literal["train", "validation"]

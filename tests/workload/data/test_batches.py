@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from weft.plan.division import Part, divide
 from weft.plan.itinerary import Iteration, Itinerary
-from weft.workload.data import Batches
+from weft.workload.data.batches import Batches
 from weft.workload.workload import Workload, WorkloadError
 
 WHOLE = Part(0, 0, 3)  # a batch of three

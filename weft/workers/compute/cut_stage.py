@@ -1,0 +1,187 @@
+"""Cut stage: a stage of a model that is cut by its own forward, whose forward is the user's whole step.
+
+What belongs to other stages is skipped (weft.workload.cutting); this keeps, from a microbatch's forward to its
+backward, what autograd needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.plan.error_places import within
+from weft.plan.plan import SlotValue
+from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
+from weft.workers.compute.stage import Stage, Tensors
+from weft.workers.devices.device import Accelerator, Device
+from weft.workload.cutting.cut_step import Bound, CutStep, Sent
+from weft.workload.data.tree import with_tensors
+from weft.workload.randomness import unit_key
+from weft.workload.step import check_names, step_source, step_values, training_step, validation_step
+from weft.workload.workload import Workload
+
+
+@dataclass(slots=True)
+class _Saved:
+    """Of a microbatch, from its forward to its backward."""
+
+    step: int
+    leaves: list[torch.Tensor | None]  # what was received
+    given: list[torch.Tensor | None]  # the same as the step got it
+    versions: list[int]  # of these, before the step
+    batch: Any
+    sent: Tensors | None  # with its graph, unless it is recomputed
+    bound: Bound  # what stood for what
+    began: Began  # where it is recomputed, the buffers that forward changes, as they were before
+
+
+class CutStage(Stage):
+    def __init__(
+        self,
+        workload: Workload,
+        model: nn.Module,
+        cut: CutStep,
+        *,
+        differentiable: Sequence[bool],
+        seed: int,
+        recompute: bool,
+        device: Device,
+        copies_input: bool,
+        precision: str,
+    ) -> None:
+        """cut: installed. differentiable: of what it receives, in that order. copies_input: the step writes to what it
+        receives, or to the batch, which neither a slot nor an autograd leaf allows."""
+        self._model = model
+        self._cut = cut
+        self._steps = {True: training_step(workload), False: validation_step(workload)}  # by whether it learns
+        self._sources = {learns: step_source(workload, learns=learns) for learns in (True, False)}
+        self._names: dict[str, list[str]] = {}  # by source: of what the first batch reported
+        self._differentiable = tuple(differentiable)
+        self._seed = seed
+        self._recompute = recompute
+        self._device = device
+        self._copies_input = copies_input
+        self._autocasts = precision == "bf16"
+        self._buffers = ForwardBuffers([model], can_compare=not isinstance(device, Accelerator))
+        self._saved: dict[int, _Saved] = {}
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._saved)
+
+    def span(self) -> str:
+        return self._cut.span + ","
+
+    def maker(self, number: int) -> str:
+        return f"the stage {self._cut.span}"
+
+    def train(self, training: bool) -> None:
+        self._model.train(training)
+
+    def forward(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Tensors:
+        return self._forward(microbatch, step, received, batch)[0]
+
+    def lose(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Mapping[str, torch.Tensor]:
+        values = self._forward(microbatch, step, received, batch)[1]
+        check_names(values, self._names.setdefault(self._sources[True], list(values)), self._sources[True])
+        return values
+
+    def evaluate(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Tensors:
+        with torch.no_grad():
+            result = self._run(microbatch, step, received, batch, learns=self._model.training)
+        return result if isinstance(result, Sent) else []
+
+    def measure(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Mapping[str, torch.Tensor]:
+        with torch.no_grad():
+            result = self._run(microbatch, step, received, batch, learns=False)
+        source = self._sources[False]
+        values = step_values(result, source, learns=False)
+        check_names(values, self._names.setdefault(source, list(values)), source)
+        return values
+
+    def measures(self) -> Sequence[str]:
+        return self._names.get(self._sources[False], [])
+
+    def check_sent(self, sent: Tensors, places: Sequence[SlotValue], size: int) -> None:
+        """A place's row says what stands in it, whatever was planned."""
+
+    def take(self, microbatch: int) -> tuple[Tensors, Tensors]:
+        saved = self._saved.pop(microbatch)
+        if saved.sent is None:
+            with self._buffers.as_they_were(saved.began):
+                saved.sent = self._run_saved(microbatch, saved)[0]
+        self._cut.rebind(saved.bound)
+        self._cut.numbers.run_again(self._seeder(microbatch, saved.step))
+        written = [
+            given is not None and given._version != version
+            for given, version in zip(saved.given, saved.versions, strict=True)
+        ]
+        # A copy is where gradients are summed, but what was written to is another tensor since.
+        parts = zip(saved.leaves, saved.given, written, strict=True)
+        return [leaf if is_written else given for leaf, given, is_written in parts], saved.sent
+
+    def drop(self, microbatch: int) -> None:
+        self._saved.pop(microbatch, None)
+
+    # --- runs
+
+    def _forward(
+        self, microbatch: int, step: int, received: Tensors, batch: Any
+    ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
+        leaves = [_leaf(each, wants) for each, wants in zip(received, self._differentiable, strict=True)]
+        saved = _Saved(step, leaves, leaves, [], batch, None, [], [])
+        self._saved[microbatch] = saved
+        if not self._recompute:
+            saved.sent, values = self._run_saved(microbatch, saved)
+            return saved.sent, values
+        self._buffers.begin()
+        with forgetting():
+            sent, values = self._run_saved(microbatch, saved)
+        saved.began = self._buffers.end()
+        return [None if each is None else each.detach() for each in sent], {n: v.detach() for n, v in values.items()}
+
+    def _run_saved(self, microbatch: int, saved: _Saved) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
+        saved.given = saved.leaves
+        if self._copies_input:
+            saved.given = [None if leaf is None else leaf.clone() for leaf in saved.leaves]
+        saved.versions = [0 if each is None else each._version for each in saved.given]
+        result = self._run(microbatch, saved.step, saved.given, saved.batch, learns=True)
+        saved.bound = self._cut.bound
+        if isinstance(result, Sent):
+            return result, {}
+        values = step_values(result, self._sources[True], learns=True)
+        return [values["loss"]], values
+
+    def _run(self, microbatch: int, step: int, received: Tensors, batch: Any, *, learns: bool) -> Any:
+        """What the step returns on the last stage, on any other a list of what it sends."""
+        # containers of its own, which a step may change
+        batch = with_tensors(batch, torch.Tensor.clone if self._copies_input else torch.Tensor.detach)
+        with self._device.drawing, self._precision(), within(f"in {self._sources[learns]}"):
+            self._device.launching()
+            return self._cut.run(self._steps[learns], batch, received, self._seeder(microbatch, step))
+
+    def _seeder(self, microbatch: int, step: int) -> Any:
+        return partial(_seed_call, self._device, self._seed, step, microbatch)
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        if not self._autocasts:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
+
+
+def _seed_call(device: Device, seed: int, step: int, microbatch: int, number: int) -> None:
+    device.seed(unit_key(seed, step, microbatch, number))
+
+
+def _leaf(tensor: torch.Tensor | None, is_differentiable: bool) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().requires_grad_(is_differentiable)

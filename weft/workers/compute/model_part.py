@@ -1,0 +1,95 @@
+"""Model part: what a stage has of the user's model, however it is cut."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from weft.plan.plan import StagePlan
+from weft.workers.devices.device import Memory
+from weft.workload.cutting.cut_step import named_tensors
+from weft.workload.cutting.placeholder import Placeholder
+from weft.workload.units import Unit, named_state, units
+from weft.workload.workload import Workload
+
+
+class ModelPart(Protocol):
+    def named_state(self) -> list[tuple[str, torch.Tensor]]:
+        """As they are now; by their names in the whole model's state dict."""
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Each once, in the order of the model."""
+
+    def adopt(self, device: Memory) -> None:
+        """Brings it to the device."""
+
+    def copied(self, memo: dict[int, Any]) -> ModelPart:
+        """With parameters of its own; memo: as of `copy.deepcopy`."""
+
+
+def part_of(workload: Workload, stage: StagePlan) -> ModelPart:
+    if workload.step is not None:
+        return CallPart(workload.model, stage.state)
+    made = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
+    return UnitPart(made[stage.first : stage.last])
+
+
+def whole_state(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return named_state([Unit(0, "", model)])
+
+
+class UnitPart(ModelPart):
+    """Units of an `nn.Sequential`."""
+
+    def __init__(self, own: Sequence[Unit]) -> None:
+        self.units = tuple(own)
+
+    def named_state(self) -> list[tuple[str, torch.Tensor]]:
+        return named_state(self.units)
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
+
+    def adopt(self, device: Memory) -> None:
+        for unit in self.units:
+            device.adopt(unit.module)
+
+    def copied(self, memo: dict[int, Any]) -> UnitPart:
+        return UnitPart([Unit(unit.index, unit.prefix, copy.deepcopy(unit.module, memo)) for unit in self.units])
+
+
+class CallPart(ModelPart):
+    """Parameters and buffers that are used by some calls of a model, in the whole of it: what is not the stage's own is
+    there until the stage is installed."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        """names: the first of each tensor."""
+        self.model = model
+        self.names = tuple(names)
+        own = {id(tensor) for name, tensor in named_tensors(model) if name in set(names)}
+        self._state_names = [name for name, tensor in whole_state(model) if id(tensor) in own]
+        self._parameters = [each for each in model.parameters() if id(each) in own]
+
+    def named_state(self) -> list[tuple[str, torch.Tensor]]:
+        now = dict(whole_state(self.model))
+        return [(name, now[name]) for name in self._state_names if name in now]
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
+
+    def adopt(self, device: Memory) -> None:
+        holder = nn.Module()
+        for number, parameter in enumerate(self._parameters):
+            holder.register_parameter(str(number), parameter)
+        device.adopt(holder)
+        for module in self.model.modules():
+            for key, buffer in module._buffers.items():
+                if buffer is not None and not isinstance(buffer, Placeholder):
+                    module._buffers[key] = device.put(buffer)
+
+    def copied(self, memo: dict[int, Any]) -> CallPart:
+        return CallPart(copy.deepcopy(self.model, memo), self.names)

@@ -1,0 +1,348 @@
+"""Cut facts: where a model that is cut by its own forward can be cut, what crosses, and what each unit takes.
+
+record    the whole step, with gradients, and validation's: units, values, problems; what is to come out
+try       all cuts at once, a microbatch forward and backward: refused are those that raise, and those that differ
+time      the same again, for seconds
+record    once for each other size of microbatch, for shapes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.plan.error_places import within
+from weft.spec.job_spec import JobSpec
+from weft.transport.memory.arena import dtype_name
+from weft.workers.devices.device import Device
+from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome, fresh
+from weft.workers.inspection.ran import Ran, first_batch
+from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS
+from weft.workers.memory.packing import num_packed_bytes
+from weft.workload.cutting.cut_step import CannotSendError, Step
+from weft.workload.cutting.recording import Recorded, StepRecording, Value
+from weft.workload.cutting.skipped import SkippedCalls, pickled
+from weft.workload.data.batches import Batches
+from weft.workload.data.tree import Skeleton, build
+from weft.workload.randomness import unit_key
+from weft.workload.step import step_source, step_values, training_step, validation_step
+from weft.workload.workload import Workload, WorkloadError
+
+HEAD_SLACK = 256  # bytes: a head's length depends on the numbers in it
+_PLACE = "in the step, tried before training"
+
+
+def inspect_batches(
+    workload: Workload,
+    spec: JobSpec,
+    batches: Batches,
+    sizes: Sequence[int],
+    *,
+    trained: Sequence[int],
+    device: Device,
+    leave: Callable[[nn.Module], None],
+) -> Ran:
+    """sizes: of microbatches. trained: those that are known to occur in training. leave: called with the model once it
+    has the gradients of a run."""
+    started = time.perf_counter()
+    loaded = {size: batches.batch(*first_batch(size, training=size <= batches.num_train)) for size in sizes}
+    load_seconds = (time.perf_counter() - started) / len(loaded)
+    held_out = {
+        size: batches.batch(*first_batch(size, training=False)) for size in sizes if size <= batches.num_validation
+    }
+    small = max(1, max(sizes) // SMALLER) if max(sizes) > 1 else 0
+    few = _on(device, batches.batch(*first_batch(small, training=small <= batches.num_train))) if small else None
+    inspection = CutInspection(
+        workload,
+        spec,
+        {size: _on(device, batch) for size, batch in loaded.items()},
+        (small, few),
+        {size: _on(device, batch) for size, batch in held_out.items()},
+        trained=trained,
+        device=device,
+    )
+    capacity = max(num_packed_bytes(*batch) for batch in [*loaded.values(), *held_out.values()]) + HEAD_SLACK
+    packed = {"dtype": "uint8", "itemsize": 1, "shapes": [[max(sizes), [capacity]]]}
+    return inspection.run(leave, packed, load_seconds)
+
+
+def _on(device: Device, batch: tuple[list[torch.Tensor], Skeleton]) -> Any:
+    tensors, skeleton = batch
+    return build(skeleton, [device.put(tensor) for tensor in tensors])
+
+
+class CutInspection:
+    """samples, held_out: batches of training and of validation, by size; small: one to be timed with, and its size."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        spec: JobSpec,
+        samples: Mapping[int, Any],
+        small: tuple[int, Any],
+        held_out: Mapping[int, Any],
+        *,
+        trained: Sequence[int],
+        device: Device,
+    ) -> None:
+        self._model = workload.model
+        self._workload = workload
+        self._spec = spec
+        self._samples, self._small, self._held_out = samples, small, held_out
+        self._trained = trained
+        self._device = device
+        self._learns = spec.job.mode == "train"
+        self._step = training_step(workload) if self._learns else validation_step(workload)
+        self._buffers = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}
+        self._metrics: list[str] = []
+
+    def run(self, leave: Callable[[nn.Module], None], packed: dict[str, Any], load_seconds: float) -> Ran:
+        self._device.adopt(self._model)
+        recorded, outcome = self._whole()
+        leave(self._model)
+        if self._learns and self._held_out:
+            recorded = self._with_validation(recorded)
+        skipped = SkippedCalls(recorded.returned, self._device.torch)
+        problems = dict(recorded.problems)
+        cuts = self._proven(recorded, outcome, skipped, problems)
+        units = self._units(recorded)
+        self._time(units, recorded, cuts, skipped)
+        values = self._values(recorded, skipped)
+        self._device.give_back(self._model)
+        return Ran(
+            units=units,
+            values=values,
+            cut_problems=[[unit, text] for unit, text in sorted(problems.items())],
+            small_size=self._small[0] if self._learns else 0,
+            input=packed,
+            target=None,
+            load_seconds=load_seconds,
+            metrics=self._metrics,
+            users=self._users(recorded),
+            skipped_calls=pickled(skipped.needed),
+        )
+
+    # --- runs
+
+    def _batch(self, size: int) -> Any:
+        return self._samples[size]
+
+    def _seed(self, number: int) -> None:
+        self._device.seed(unit_key(self._spec.job.seed, 0, 0, number))
+
+    def _precision(self) -> contextlib.AbstractContextManager[object]:
+        if self._spec.strategy.precision != "bf16":
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
+
+    def _record(self, step: Step, batch: Any) -> tuple[Recorded, StepRecording]:
+        recording = StepRecording(self._model)
+        with self._device.drawing, self._precision(), within(_PLACE, innermost=True):
+            return recording.run(step, fresh(batch), self._seed), recording
+
+    def _loss(self, result: Any) -> torch.Tensor:
+        return step_values(result, step_source(self._workload, learns=self._learns), learns=self._learns)["loss"]
+
+    def _whole(self) -> tuple[Recorded, TrialOutcome | None]:
+        """The whole step as it is, and what came out; buffers are as before."""
+        self._model.train(self._learns)
+        batch = self._batch(max(self._samples))
+        with torch.set_grad_enabled(self._learns):
+            recorded, recording = self._record(self._step, batch)
+            loss = self._loss(recorded.result)
+        if not self._learns:
+            self._metrics = [name for name in step_values(recorded.result, "", learns=False) if name != "loss"]
+            return recorded, None
+        with recording.installed_again(self._seed):
+            torch.autograd.backward(loss)
+        outcome = TrialOutcome.of(self._model, loss)
+        self._restore()
+        return recorded, outcome
+
+    def _restore(self) -> None:
+        for name, buffer in self._model.named_buffers():
+            if name in self._buffers:
+                buffer.copy_(self._buffers[name])
+
+    def _with_validation(self, recorded: Recorded) -> Recorded:
+        """What validation passes on may be other values: a dropout then gives back what it got."""
+        self._model.eval()
+        with torch.no_grad():
+            other, _ = self._record(validation_step(self._workload), self._held_out[max(self._held_out)])
+        self._model.train()
+        self._restore()
+        source = step_source(self._workload, learns=False)
+        self._metrics = [name for name in step_values(other.result, source, learns=False) if name != "loss"]
+        return recorded.merged(other, source)
+
+    # --- the proof
+
+    def _proven(
+        self, recorded: Recorded, outcome: TrialOutcome | None, skipped: SkippedCalls, problems: dict[int, str]
+    ) -> list[int]:
+        """The cuts that give what the whole step gives; why the others are refused goes to the problems."""
+        cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
+        while cuts:
+            try:
+                differs = self._differs(recorded, outcome, cuts, skipped)
+            except StageError as error:
+                cause = error.__cause__
+                number = error.number if isinstance(cause, CannotSendError) else error.number - 1
+                cut = cuts[min(max(number, 0), len(cuts) - 1)]
+                problems[cut] = str(cause) if isinstance(cause, WorkloadError) else f"{type(cause).__name__}: {cause}"
+                cuts.remove(cut)
+                continue
+            if differs is None:
+                return cuts
+            cuts = self._agreeing(recorded, outcome, cuts, skipped, problems)
+        return cuts
+
+    def _differs(
+        self, recorded: Recorded, outcome: TrialOutcome | None, cuts: Sequence[int], skipped: SkippedCalls
+    ) -> str | None:
+        if outcome is None:
+            return None
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        trial = self._trial(recorded, cuts, skipped)
+        loss = trial.run(self._batch(max(self._samples)), self._seed)
+        found = TrialOutcome.of(self._model, loss)
+        self._restore()
+        return outcome.difference(found)
+
+    def _agreeing(
+        self,
+        recorded: Recorded,
+        outcome: TrialOutcome | None,
+        cuts: Sequence[int],
+        skipped: SkippedCalls,
+        problems: dict[int, str],
+    ) -> list[int]:
+        """Of cuts that differ together, those that add no difference, one by one."""
+        kept: list[int] = []
+        for cut in cuts:
+            if (differs := self._differs(recorded, outcome, [*kept, cut], skipped)) is None:
+                kept.append(cut)
+            else:
+                problems[cut] = (
+                    f"cut there, {differs} is not that of the whole step; does it draw numbers or keep state?"
+                )
+        return kept
+
+    def _trial(self, recorded: Recorded, cuts: Sequence[int], skipped: SkippedCalls) -> CutTrial:
+        return CutTrial(
+            self._model,
+            self._step,
+            recorded,
+            cuts,
+            skipped,
+            self._device,
+            loss_of=self._loss,
+            precision=self._precision,
+        )
+
+    # --- facts
+
+    def _users(self, recorded: Recorded) -> dict[int, list[int]]:
+        return {
+            id(parameter): [unit for unit, uses in enumerate(recorded.uses) if name in uses] or [0]
+            for name, parameter in self._model.named_parameters()
+        }
+
+    def _units(self, recorded: Recorded) -> list[dict[str, Any]]:
+        modules = dict(self._model.named_modules())
+        tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        idle = tensors.keys() - frozenset[str]().union(*recorded.uses)
+        seen: dict[str, int] = {}
+        units = []
+        for number, (name, uses) in enumerate(zip(recorded.units, recorded.uses, strict=True)):
+            own = [tensors[each] for each in uses if each in tensors]
+            buffers = [each for each in uses if each in tensors and not isinstance(tensors[each], nn.Parameter)]
+            units.append(
+                {
+                    "name": name,
+                    "kind": type(modules.get(name, self._model)).__name__,
+                    "parameter_bytes": sum(_num_bytes(each) for each in own if isinstance(each, nn.Parameter)),
+                    "buffer_bytes": sum(_num_bytes(tensors[each]) for each in buffers),
+                    "forward_seconds": 0.0,
+                    "backward_seconds": 0.0,
+                    "state": sorted(uses | idle) if number == 0 else sorted(uses),
+                    "tied_to": sorted({seen[each] for each in buffers if each in seen}),
+                    "in_place": False,
+                    "carries_state": False,
+                    "small_forward_seconds": 0.0,
+                    "small_backward_seconds": 0.0,
+                }
+            )
+            for each in buffers:
+                seen.setdefault(each, number)
+        return units
+
+    def _time(
+        self, units: list[dict[str, Any]], recorded: Recorded, cuts: Sequence[int], skipped: SkippedCalls
+    ) -> None:
+        if not self._learns:
+            return
+        bounds = [0, *cuts]
+        trial = self._trial(recorded, cuts, skipped)
+        self._time_with(units, bounds, trial, self._batch(max(self._samples)), TIMED_RUNS, "")
+        for stage in trial.writes:
+            units[bounds[stage]]["in_place"] = True
+        if self._small[0]:
+            try:
+                skipped.learn(self._record(self._step, self._small[1])[0].returned)
+                self._time_with(units, bounds, trial, self._small[1], SMALL_RUNS, "small_")
+            except Exception:  # what the job itself will never give it: batch norm one sample, for example
+                self._small = (0, None)
+        self._restore()
+
+    def _time_with(
+        self, units: list[dict[str, Any]], bounds: Sequence[int], trial: CutTrial, batch: Any, runs: int, prefix: str
+    ) -> None:
+        for _ in range(runs):
+            trial.run(batch, self._seed)
+            for stage, unit in enumerate(bounds):
+                for kind, seconds in (("forward", trial.forward_seconds), ("backward", trial.backward_seconds)):
+                    key = f"{prefix}{kind}_seconds"
+                    units[unit][key] = min(seconds[stage], units[unit][key] or seconds[stage])
+
+    def _values(self, recorded: Recorded, skipped: SkippedCalls) -> list[dict[str, Any]]:
+        largest = max(self._samples)
+        shapes = {value.name: {largest: tuple(value.tensor.shape)} for value in recorded.values}
+        for size, batch in self._samples.items():
+            if size == largest:
+                continue
+            self._model.train(self._learns and size in self._trained)
+            with torch.set_grad_enabled(self._learns):
+                other, _ = self._record(self._step, batch)
+            skipped.learn_needed(other.returned)
+            for value in other.values:
+                shapes.setdefault(value.name, {})[size] = tuple(value.tensor.shape)
+        for batch in self._held_out.values() if self._learns and skipped.needed else ():
+            self._model.eval()
+            with torch.no_grad():
+                skipped.learn_needed(self._record(validation_step(self._workload), batch)[0].returned)
+        self._model.train(self._learns)
+        self._restore()
+        return [_value_facts(value, shapes[value.name]) for value in recorded.values]
+
+
+def _value_facts(value: Value, shapes: Mapping[int, tuple[int, ...]]) -> dict[str, Any]:
+    return {
+        "name": value.name,
+        "maker": value.maker,
+        "readers": list(value.readers),
+        "dtype": dtype_name(value.tensor.dtype),
+        "itemsize": value.tensor.element_size(),
+        "shapes": [[size, list(shape)] for size, shape in sorted(shapes.items())],
+        "differentiable": value.tensor.requires_grad,
+    }
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

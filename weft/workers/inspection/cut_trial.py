@@ -1,0 +1,210 @@
+"""Cut trial: one microbatch through the stages of a cut step, one after the other, in one process.
+
+It proves the cut: the loss, every gradient and every buffer are those of the whole step, bit for bit, or the cut is not
+used. It also tells what each stage takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.workers.devices.device import Device
+from weft.workload.cutting.calls import Seed
+from weft.workload.cutting.cut_step import Bound, CutStep, Step
+from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.recording import Recorded, Value
+from weft.workload.cutting.skipped import SkippedCalls
+
+Gradients = dict[str, torch.Tensor | None]
+_Root = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOutcome:
+    """Of one microbatch: what a whole step and a cut one must agree on."""
+
+    loss: torch.Tensor
+    gradients: Gradients
+    buffers: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: torch.Tensor) -> TrialOutcome:
+        gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+        return cls(loss.detach().clone(), gradients, {name: b.clone() for name, b in model.named_buffers()})
+
+    def difference(self, other: TrialOutcome) -> str | None:
+        """What differs first, in words."""
+        if not _equal(self.loss, other.loss):
+            return f"the loss ({float(other.loss):.9g} for {float(self.loss):.9g})"
+        for name, gradient in self.gradients.items():
+            if not _equal(gradient, other.gradients[name]):
+                return f"the gradient of {name}"
+        for name, buffer in self.buffers.items():
+            if not _equal(buffer, other.buffers[name]):
+                return f"the buffer {name}"
+        return None
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (
+        one.shape == other.shape
+        and one.dtype is other.dtype
+        and torch.equal(one.isnan(), other.isnan())
+        and (torch.equal(one.nan_to_num(), other.nan_to_num()))
+    )
+
+
+class StageError(Exception):
+    """What a stage has raised, as its cause. number: of the stage."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@dataclass(slots=True)
+class _Stage:
+    step: CutStep
+    receives: list[Value]
+    sends: list[Value]
+    leaves: list[torch.Tensor | None] = field(default_factory=list)  # what was received
+    given: list[torch.Tensor | None] = field(default_factory=list)  # copies, since a module may write to it
+    sent: list[torch.Tensor | None] = field(default_factory=list)
+    bound: Bound = field(default_factory=list)
+
+
+class CutTrial:
+    """cuts: numbers of the units with which stages begin, the first not among them. loss_of: from what a step returns.
+    forward_seconds, backward_seconds: of each stage, in the last run, without what it has skipped. writes: the stages
+    that have written to what they received, or to the batch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        step: Step,
+        recorded: Recorded,
+        cuts: Sequence[int],
+        skipped: SkippedCalls,
+        device: Device,
+        *,
+        loss_of: Callable[[Any], torch.Tensor],
+        precision: Callable[[], contextlib.AbstractContextManager[object]],
+    ) -> None:
+        self._device = device
+        self._user_step = step
+        self._loss_of = loss_of
+        self._precision = precision
+        bounds = [0, *cuts, len(recorded.units)]
+        self._stages = [_stage(model, recorded, bounds, number, skipped) for number in range(len(bounds) - 1)]
+        self.forward_seconds = [0.0] * len(self._stages)
+        self.backward_seconds = [0.0] * len(self._stages)
+        self.writes: set[int] = set()
+
+    def run(self, batch: Any, seed: Seed) -> torch.Tensor:
+        """The loss, forward and backward. Errors: StageError."""
+        loss = self._forward(batch, seed)
+        self._backward(loss, seed)
+        return loss
+
+    def _forward(self, batch: Any, seed: Seed) -> torch.Tensor:
+        made: dict[str, torch.Tensor | None] = {}
+        result: Any = None
+        for number, stage in enumerate(self._stages):
+            stage.leaves = [_leaf(made[value.name], value) for value in stage.receives]
+            stage.given = [None if leaf is None else leaf.clone() for leaf in stage.leaves]
+            versions = _versions(stage.given)
+            with _blaming(number), stage.step.installed():
+                seconds, result = self._device.timed(partial(self._run, stage, batch, stage.given, seed))
+            self.forward_seconds[number] = max(1e-9, seconds - stage.step.skipping_seconds)
+            if versions != _versions(stage.given):
+                self.writes.add(number)
+            if number < len(self._stages) - 1:
+                stage.sent = result
+                made.update(zip((value.name for value in stage.sends), result, strict=True))
+            stage.bound = stage.step.bound
+        return self._loss_of(result)
+
+    def _run(self, stage: _Stage, batch: Any, given: Sequence[torch.Tensor | None], seed: Seed) -> Any:
+        own = fresh(batch)
+        versions = [each._version for each in tensors_in(own)]
+        with self._device.drawing, self._precision():
+            result = stage.step.run(self._user_step, own, given, seed)
+        if versions != [each._version for each in tensors_in(own)]:
+            self.writes.add(self._stages.index(stage))
+        return result
+
+    def _backward(self, loss: torch.Tensor, seed: Seed) -> None:
+        gradients: dict[str, torch.Tensor] = {}
+        for number, stage in reversed(list(enumerate(self._stages))):
+            roots: list[_Root] = [(loss, None)] if number == len(self._stages) - 1 else []
+            for value, tensor in [
+                *zip(stage.sends, stage.sent, strict=False),
+                *zip(stage.receives, stage.given, strict=True),
+            ]:
+                if tensor is not None and tensor.requires_grad and value.name in gradients:
+                    roots.append((tensor, gradients[value.name]))
+            stage.step.rebind(stage.bound)
+            with _blaming(number), stage.step.installed(), stage.step.numbers.running_again(seed):
+                self.backward_seconds[number], _ = self._device.timed(partial(_differentiate, roots))
+            for value, leaf in zip(stage.receives, stage.leaves, strict=True):
+                if leaf is not None and leaf.grad is not None:
+                    gradients[value.name] = leaf.grad
+            stage.leaves, stage.given, stage.sent = [], [], []
+
+
+def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: int, skipped: SkippedCalls) -> _Stage:
+    first, last = bounds[number], bounds[number + 1]
+    own = range(first, last)
+    receives = [
+        value for value in recorded.values if value.maker < first and any(reader in own for reader in value.readers)
+    ]
+    sends = [value for value in recorded.values if value.maker in own and value.readers[-1] >= last]
+    return _Stage(
+        CutStep(
+            model,
+            begins=recorded.units[first] if number else None,
+            ends=recorded.units[last] if last < len(recorded.units) else None,
+            own=frozenset[str]().union(*recorded.uses[first:last]),
+            receives=[value.name for value in receives],
+            sends=[value.name for value in sends],
+            skipped=skipped,
+        ),
+        receives,
+        sends,
+    )
+
+
+def fresh(batch: Any) -> Any:
+    """Each run gets its own tensors, since a step may write to them."""
+    return replaced(batch, torch.Tensor.clone)
+
+
+def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    return [0 if each is None else each._version for each in tensors]
+
+
+def _leaf(tensor: torch.Tensor | None, value: Value) -> torch.Tensor | None:
+    """None for what validation alone passes on."""
+    return None if tensor is None else tensor.detach().requires_grad_(value.tensor.requires_grad)
+
+
+def _differentiate(roots: Sequence[_Root]) -> None:
+    if roots:
+        torch.autograd.backward([root for root, _ in roots], [gradient for _, gradient in roots])
+
+
+@contextlib.contextmanager
+def _blaming(number: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise StageError(number) from error

@@ -1,0 +1,72 @@
+"""Pairs: what is found out about a job whose batches are pairs of tensors, and whose model is cut between its units."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from weft.spec.job_spec import JobSpec
+from weft.workers.compute.handover import described
+from weft.workers.devices.device import Device
+from weft.workers.inspection.ran import Ran, first_batch, tensor_facts
+from weft.workers.inspection.unit_facts import inspect_units
+from weft.workload.data.batches import Batches
+from weft.workload.units import units
+from weft.workload.workload import Workload, WorkloadError
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def inspect_pairs(
+    workload: Workload,
+    spec: JobSpec,
+    batches: Batches,
+    sizes: Sequence[int],
+    *,
+    trained: Sequence[int],
+    device: Device,
+    leave: Callable[[nn.Module], None],
+) -> Ran:
+    """sizes: of microbatches. trained, leave: as of `inspect_units`."""
+    started = time.perf_counter()
+    samples = {size: batches.load(*first_batch(size, training=size <= batches.num_train)) for size in sizes}
+    _check_validation(batches, samples)
+    load_seconds = (time.perf_counter() - started) / len(samples)
+    ran = inspect_units(workload, spec, samples, trained=trained, device=device, leave=leave)
+    return Ran(
+        units=ran.units,
+        values=ran.values,
+        cut_problems=ran.cut_problems,
+        small_size=ran.small_size,
+        input=tensor_facts({size: inputs for size, (inputs, _) in samples.items()}),
+        target=tensor_facts({size: targets for size, (_, targets) in samples.items()}),
+        load_seconds=load_seconds,
+        metrics=list(workload.metrics),
+        users=_users(workload.model),
+    )
+
+
+def _check_validation(batches: Batches, samples: Mapping[int, Pair]) -> None:
+    """Found out now, not after an epoch of training."""
+    fitting = [size for size in samples if size <= min(batches.num_train, batches.num_validation)]
+    if not fitting:
+        return
+    size = min(fitting)
+    held_out = batches.load(*first_batch(size, training=False))
+    for name, value, trained in zip(("input", "target"), held_out, samples[size], strict=True):
+        if value.shape != trained.shape or value.dtype is not trained.dtype:
+            raise WorkloadError(
+                f"Workload.validation: {size} {name}s are {described(value)}, and of Workload.train "
+                f"{described(trained)}; both must have the same shape and dtype"
+            )
+
+
+def _users(model: nn.Module) -> dict[int, list[int]]:
+    users: dict[int, list[int]] = {}
+    for number, (_, module) in enumerate(units(model)):
+        for parameter in module.parameters():
+            users.setdefault(id(parameter), []).append(number)
+    return users

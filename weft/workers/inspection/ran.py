@@ -1,0 +1,41 @@
+"""Ran: what came of running a model, however it is cut, in the wire form of Inspection's fields of these names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.plan.division import Part
+from weft.plan.itinerary import Iteration
+from weft.transport.memory.arena import dtype_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    units: list[dict[str, Any]]
+    values: list[dict[str, Any]]
+    cut_problems: list[list[Any]]
+    small_size: int
+    input: dict[str, Any]
+    target: dict[str, Any] | None
+    load_seconds: float
+    metrics: list[str]
+    users: Mapping[int, Sequence[int]]  # numbers of units, by the id of each parameter
+    skipped_calls: str = ""
+
+
+def first_batch(size: int, *, training: bool) -> tuple[Iteration, Part]:
+    """Of so many samples."""
+    return Iteration(index=0, training=training, epoch=0, step=0, start=0, size=size), Part(0, 0, size)
+
+
+def tensor_facts(tensors: Mapping[int, torch.Tensor]) -> dict[str, Any]:
+    first = next(iter(tensors.values()))
+    return {
+        "dtype": dtype_name(first.dtype),
+        "itemsize": first.element_size(),
+        "shapes": [[size, list(tensor.shape)] for size, tensor in tensors.items()],
+    }

@@ -1,0 +1,106 @@
+"""Loaded: what LOAD leaves in slots, FETCH takes to a device, and stages read: pairs of tensors, or any batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from weft.plan.buckets import Holder
+from weft.plan.course import Course
+from weft.plan.division import Part
+from weft.plan.itinerary import Iteration
+from weft.plan.plan import Ring, Role
+from weft.workers.compute.pairs import PairReader
+from weft.workers.compute.stage_tasks import ReadBatch
+from weft.workers.compute.weights import Weights
+from weft.workers.devices.device import Memory
+from weft.workers.memory.batch_slots import BatchSlots
+from weft.workers.memory.slots import SlotRing
+from weft.workload.data.batches import Batches
+from weft.workload.data.tree import build
+
+Rings = Sequence[tuple[Ring, SlotRing]]
+
+
+class Loaded(Protocol):
+    def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None: ...
+    def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None: ...
+    def reader(self, holder: Holder) -> ReadBatch: ...
+
+
+class LoadedPairs(Loaded):
+    """The first stage reads inputs, the last one targets."""
+
+    def __init__(self, rings: Rings, course: Course, num_stages: Sequence[int], device: Memory) -> None:
+        self._rings, self._course, self._num_stages, self._device = rings, course, num_stages, device
+
+    def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None:
+        part = self._course.loaded_part(iteration, replica, microbatch)
+        if part.size == 0:
+            weights.weigh(iteration, part, None)
+            return
+        rings = (self._ring(role, replica)["shared"] for role in (Role.INPUT, Role.TARGET))
+        inputs, targets = (ring.slot(iteration.index, microbatch, part.size) for ring in rings)
+        batches.load(iteration, part, (inputs, targets))
+        weights.weigh(iteration, part, targets)
+
+    def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None:
+        part = self._course.part(iteration, holder.replica, microbatch)
+        for role in self._roles(holder) if part.size else ():
+            rings = self._ring(role, holder.replica)
+            shared, device = rings["shared"], rings["device"]
+            source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
+            self._device.copy(device.slot(iteration.index, microbatch, part.size), source)
+
+    def reader(self, holder: Holder) -> ReadBatch:
+        read = {role: self._ring(role, holder.replica) for role in self._roles(holder)}
+        own = {role: rings["device"] if "device" in rings else rings["shared"] for role, rings in read.items()}
+        return PairReader(own.get(Role.INPUT), own.get(Role.TARGET))
+
+    def _roles(self, holder: Holder) -> list[Role]:
+        ends = ((Role.INPUT, 0), (Role.TARGET, self._num_stages[holder.replica] - 1))
+        return [role for role, stage in ends if stage == holder.stage]
+
+    def _ring(self, role: Role, replica: int) -> dict[str, SlotRing]:
+        """By the memory."""
+        about = [(ring, made) for ring, made in self._rings if ring.role is role]
+        return {ring.memory: made for ring, made in about if ring.by_number or ring.replica == replica}
+
+
+class LoadedBatches(Loaded):
+    """Every stage reads all of it."""
+
+    def __init__(self, rings: Rings, course: Course, device: Memory) -> None:
+        self._course, self._device = course, device
+        made = [(ring, BatchSlots(slots, max(ring.values[0].shapes))) for ring, slots in rings]
+        self._shared = {ring.replica: slots for ring, slots in made if ring.memory == "shared"}
+        self._own = {Holder(ring.replica, ring.stages[0]): slots for ring, slots in made if ring.memory == "device"}
+
+    def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None:
+        part = self._course.loaded_part(iteration, replica, microbatch)
+        if part.size == 0:
+            weights.weigh(iteration, part, None)
+            return
+        tensors, skeleton = batches.batch(iteration, part)
+        self._shared_by(replica).write(iteration.index, microbatch, tensors, skeleton)
+        if weights.weighs:
+            weights.weigh(iteration, part, build(skeleton, tensors))
+
+    def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None:
+        part = self._course.part(iteration, holder.replica, microbatch)
+        if part.size:
+            shared = self._shared_by(holder.replica)
+            number = part.number if shared.by_number else microbatch
+            self._own[holder].fetch(shared, iteration.index, number, microbatch, self._device)
+
+    def reader(self, holder: Holder) -> ReadBatch:
+        return partial(_read, self._own.get(holder) or self._shared_by(holder.replica))
+
+    def _shared_by(self, replica: int) -> BatchSlots:
+        slots = self._shared.get(replica)
+        return slots if slots is not None else self._shared[0]  # of all replicas, where they steal
+
+
+def _read(slots: BatchSlots, iteration: Iteration, microbatch: int, part: Part) -> Any:
+    return slots.read(iteration.index, part.number if slots.by_number else microbatch)
