@@ -77,14 +77,11 @@ def _plan(
     if speculation_bytes(inspection, placement, rings) > host_bytes_free:
         placement = _without_speculation(placement)
     graph = build_graph(
-        strategy.schedule,
+        strategy,
         placement,
         rings,
-        coarse=strategy.sync == "coarse",
         has_buffers=any(unit.buffer_bytes for unit in inspection.units),
-        recompute=strategy.recompute,
         weighted=inspection.weighted,
-        steals=strategy.steals,
     )
     shared = plan_bytes(inspection, placement, rings, len(graph.tasks))
     if shared > shared_bytes_free:

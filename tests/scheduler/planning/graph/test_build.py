@@ -113,16 +113,7 @@ def make_case(
     windows = [replica.working_window for replica in strategy.replica_list]
     placement = place(strategy, inspection, cuts, local, windows=windows, learns=not itinerary.forward_only)
     rings = make_rings(strategy, inspection, placement)
-    graph = build_graph(
-        strategy.schedule,
-        placement,
-        rings,
-        coarse=strategy.sync == "coarse",
-        has_buffers=has_buffers,
-        recompute=strategy.recompute,
-        steals=strategy.steals,
-        weighted=inspection.weighted,
-    )
+    graph = build_graph(strategy, placement, rings, has_buffers=has_buffers, weighted=inspection.weighted)
     course = Course(
         WorkerView(
             position=0,

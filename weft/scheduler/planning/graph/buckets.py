@@ -124,13 +124,13 @@ class BucketGraph:
 
     # --- edges
 
-    def edges(self, *, coarse: bool) -> None:
+    def edges(self) -> None:
         for window in self._windows:
             window.edges()
         for r, s in self._holders():
             self._gradient_edges(r, s)
         for owner in range(len(self._plan.owners)):
-            self._owner_edges(owner, coarse=coarse)
+            self._owner_edges(owner)
         for r, s in self._holders():
             if self._placement.replicas[r].private:
                 self._private_edges(r, s)
@@ -152,7 +152,8 @@ class BucketGraph:
         comes_down = self._builder.is_device(r) and not on_device
         return (down if comes_down else grad)(r, s, part.index)
 
-    def _owner_edges(self, owner: int, *, coarse: bool) -> None:
+    def _owner_edges(self, owner: int) -> None:
+        coarse = self._builder.strategy.sync == "coarse"  # every SYNC waits for every BACKWARD
         owned = self._owned(owner)
         for part in owned:
             for r, s in part.holders:

@@ -10,30 +10,27 @@ from weft.plan.placement import Placement
 from weft.plan.plan import Ring, Role
 from weft.scheduler.planning.graph.buckets import BucketGraph
 from weft.scheduler.planning.graph.pipeline import GraphBuilder
+from weft.spec.strategy import Strategy
 
 
 def build_graph(
-    schedule: str,
+    strategy: Strategy,
     placement: Placement,
     rings: Sequence[Ring],
     *,
-    coarse: bool = False,
     has_buffers: bool = False,
-    recompute: bool = False,
     weighted: bool = False,
-    steals: bool = False,
 ) -> Graph:
-    """coarse: every SYNC waits for every BACKWARD. has_buffers: replicas share those of the first one. recompute:
-    BACKWARD changes buffers too, for a while. weighted: what a microbatch counts is known once its whole batch is
-    loaded. steals: microbatches are loaded by their number, and a replica's position may come to have any of them."""
-    builder = GraphBuilder(schedule, placement, steals=steals, all_read=any(ring.role is Role.BATCH for ring in rings))
+    """has_buffers: replicas share those of the first one. weighted: what a microbatch counts is known once its whole
+    batch is loaded."""
+    builder = GraphBuilder(strategy, placement, all_read=any(ring.role is Role.BATCH for ring in rings))
     builder.load_tasks()
     builder.compute_tasks()
     if placement.synchronisation is not None:
         synchronise = BucketGraph(builder, placement.synchronisation)
         synchronise.tasks()
         builder.flow_edges()
-        synchronise.edges(coarse=coarse)
+        synchronise.edges()
     else:
         builder.flow_edges()
         if placement.learns:
@@ -41,7 +38,7 @@ def build_graph(
     for ring in rings:
         builder.ring(ring)
     if has_buffers:
-        builder.buffer_edges(Kind.BACKWARD if recompute else Kind.FORWARD)
-    if weighted and not steals:
+        builder.buffer_edges(Kind.BACKWARD if strategy.recompute else Kind.FORWARD)  # which then changes them, too
+    if weighted and not strategy.steals:
         builder.weight_edges()
     return builder.graph()

@@ -8,15 +8,15 @@ from weft.plan.kinds import KINDS, Cause, Kind, Way
 from weft.plan.placement import FETCH, LOAD, Placement
 from weft.plan.plan import Ring
 from weft.scheduler.planning.schedules import SCHEDULES
+from weft.spec.strategy import Strategy
 
 
 class GraphBuilder:
-    def __init__(self, schedule: str, placement: Placement, *, steals: bool, all_read: bool = False) -> None:
+    def __init__(self, strategy: Strategy, placement: Placement, *, all_read: bool = False) -> None:
         """all_read: every stage reads the batch."""
+        self.strategy = strategy
         self.placement = placement
-        self._steals = steals
         self._all_read = all_read
-        self._schedule = schedule
         self._tasks: dict[Key, Task] = {}
         self._edges: dict[tuple[int, int, int], Edge] = {}
         self.last_backward: dict[Holder, Key] = {}  # of those added, the one that completes its stage's gradients
@@ -54,7 +54,7 @@ class GraphBuilder:
     # --- tasks
 
     def load_tasks(self) -> None:
-        replicas = self.placement.replicas[:1] if self._steals else self.placement.replicas
+        replicas = self.placement.replicas[:1] if self.strategy.steals else self.placement.replicas
         for m in range(max(replica.microbatches for replica in replicas)):
             for r, replica in enumerate(replicas):
                 if m < replica.microbatches:
@@ -64,7 +64,7 @@ class GraphBuilder:
         for r, replica in enumerate(self.placement.replicas):
             self._fetch_tasks(r)
             for s in range(replica.num_stages) if not self.streams(r) else ():
-                for kind, m in SCHEDULES[self._schedule](s, replica.num_stages, replica.microbatches):
+                for kind, m in SCHEDULES[self.strategy.schedule](s, replica.num_stages, replica.microbatches):
                     self.add(Key(kind, r, s, m), self.lane(r, s))
                 if self.placement.learns and self.placement.synchronisation is None:
                     self.add(own_update(r, s), self.lane(r, s))
@@ -97,7 +97,7 @@ class GraphBuilder:
     def _data_edges(self, r: int, s: int, m: int) -> None:
         """Where replicas steal, all of a batch is there before the first of it is taken."""
         reader = (fetch if self.is_device(r) else forward)(r, s, m)
-        if not self._steals:
+        if not self.strategy.steals:
             self.edge(load(r, m), reader, 0, Cause.DATA)
         elif m == 0:
             self.edge(load(0, self.placement.replicas[0].microbatches - 1), reader, 0, Cause.DATA)
