@@ -87,16 +87,11 @@ class Ring:
         return self.memory == "shared" and not self.crosses
 
     @property
-    def ends(self) -> tuple[tuple[Kind, int], list[tuple[Kind, int]]]:
-        """Kind and stage of the tasks that write what is not loaded, and of those with which each reader is done.
-
-        In training the lowest reader's BACKWARD is the last of these. In validation BACKWARDs wait for nothing, and any
-        reader's FORWARD may be the last.
-        """
-        done = [(Kind.BACKWARD, stage) for stage in self.stages]
+    def written_by(self) -> tuple[Kind, int]:
+        """Kind and stage of the tasks that write what is not loaded."""
         if self.writer is None:
-            return (Kind.FETCH, self.stages[0]), done
-        return (Kind.FORWARD if self.role is Role.ACTIVATION else Kind.BACKWARD, self.writer), done
+            return Kind.FETCH, self.stages[0]
+        return Kind.FORWARD if self.role is Role.ACTIVATION else Kind.BACKWARD, self.writer
 
     def readers(self, replicas: Sequence[ReplicaPlan]) -> list[Holder]:
         """Of what is loaded: the first stage of each replica, or the last one, or all."""

@@ -141,7 +141,7 @@ class _History:
     def occupied(self, ring: Ring) -> Iterator[_Use]:
         if ring.is_loaded:
             return self._batches(ring)
-        kind, writer = ring.ends[0]
+        kind, writer = ring.written_by
         return self._between((kind, ring.replica, writer), ring)
 
     def waiting_batches(self, replica: int) -> Iterator[Interval]:

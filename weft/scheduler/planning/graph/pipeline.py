@@ -20,11 +20,14 @@ class GraphBuilder:
         self._tasks: dict[Key, Task] = {}
         self._edges: dict[tuple[int, int, int], Edge] = {}
         self.last_backward: dict[Holder, Key] = {}  # of those added, the one that completes its stage's gradients
+        self._done: dict[tuple[int, int, int], Key] = {}  # the last that a stage does with a microbatch
 
     def add(self, key: Key, lane: Lane, way: Way | None = None) -> None:
         task = self._tasks[key] = Task(id=len(self._tasks), lane=lane, way=way, **key._asdict())
         if KINDS[task.kind].makes_gradient:
             self.last_backward[task.holder] = key
+        if task.microbatch is not None:
+            self._done[*task.holder, task.microbatch] = key
 
     def edge(self, source: Key, target: Key, distance: int, cause: Cause, way: Way | None = None) -> None:
         key = (self._tasks[source].id, self._tasks[target].id, distance)
@@ -133,24 +136,27 @@ class GraphBuilder:
 
     def ring(self, ring: Ring) -> None:
         if not ring.is_loaded:
-            writer, readers = ring.ends
-            for reader in readers:
-                self._ring_edges(ring, writer, reader)
+            for reader in ring.stages:
+                self._ring_edges(ring, *ring.written_by, reader)
             return
         for holder in ring.readers(self.placement.replicas):
             self._batch_edge(ring, self._reader(*holder))
 
     def _reader(self, r: int, s: int) -> Key:
-        return (fetch if self.is_device(r) else backward)(r, s, self.placement.replicas[r].microbatches - 1)
+        last = self.placement.replicas[r].microbatches - 1
+        return fetch(r, s, last) if self.is_device(r) else self._done[r, s, last]
 
-    def _ring_edges(self, ring: Ring, writer: tuple[Kind, int], reader: tuple[Kind, int]) -> None:
-        """The writer of microbatch u of the replica's run waits until a reader is done with microbatch u - depth."""
+    def _ring_edges(self, ring: Ring, kind: Kind, writer: int, reader: int) -> None:
+        """The writer of microbatch u of the replica's run waits until a reader is done with microbatch u - depth.
+
+        In training the lowest reader's BACKWARD is the last of these. In validation BACKWARDs wait for nothing, and any
+        reader's FORWARD may be the last.
+        """
         r = ring.replica
         count = self.placement.replicas[r].microbatches
         for m in range(count):
             iterations_back, before = divmod(m - ring.depth, count)
-            source, target = Key(reader[0], r, reader[1], before), Key(writer[0], r, writer[1], m)
-            self.edge(source, target, -iterations_back, Cause.SLOT)
+            self.edge(self._done[r, reader, before], Key(kind, r, writer, m), -iterations_back, Cause.SLOT)
 
     def _batch_edge(self, ring: Ring, reader: Key) -> None:
         """A ring of whole batches is handed back a batch at a time.
