@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -308,5 +308,14 @@ def workload(name: str, double: bool = False) -> weft.Workload:
         Items(train),
         step=step,
         validation=Items(held_out),
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        optimizer=_momentum if double else _adam,
     )
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def _momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Adam would make the rounding of gradients that are nothing else as large as the rest."""
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,29 @@ import pytest
 
 from weft.spec.job_spec import JobSpec
 
+_REPLICAS = runpy.run_path(str(Path(__file__).with_name("test_replicas.py")))
+agrees, STRATEGIES = _REPLICAS["agrees"], _REPLICAS["STRATEGIES"]
 _SAME = runpy.run_path(str(Path(__file__).with_name("test_same_result.py")))
 RealDaemon, same_as_the_plain_loop = _SAME["RealDaemon"], _SAME["same_as_the_plain_loop"]
 TESTS = Path(__file__).resolve().parents[1]
 MODELS = runpy.run_path(str(TESTS / "any_models.py"))
+IN_FLOAT64 = [name for name in MODELS["NAMES"] if name != "mixtral"]  # its experts' kernel has no float64
 
 
-def any_spec(name: str, **strategy: Any) -> JobSpec:
+@pytest.fixture(scope="module")
+def machine() -> Iterator[RealDaemon]:
+    running = RealDaemon(workers=4, stand_ins=2)
+    try:
+        yield running.start()
+        assert running.stop() == 0
+    finally:
+        running.close()
+
+
+def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:
     """Of 20 samples: batches of 8, 8 and 4, in microbatches of other sizes."""
-    job = {"entry": "any_models.py:workload", "args": {"name": name}, "batch_size": 8, "epochs": 2, "seed": 11}
+    args = {"name": name, "double": double}
+    job = {"entry": "any_models.py:workload", "args": args, "batch_size": 8, "epochs": 2, "seed": 11}
     return JobSpec.parse({"job": job, "strategy": strategy, "directory": str(TESTS)})
 
 
@@ -35,3 +50,10 @@ def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
 ) -> None:
     spec = any_spec(name, stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute)
     assert same_as_the_plain_loop(daemon, spec)
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(name=IN_FLOAT64, how=STRATEGIES)
+def test_replicas_of_it_compute_what_the_plain_loop_computes(machine: RealDaemon, name: str, how: str) -> None:
+    strategy = {key: value for key, value in STRATEGIES[how].items() if key != "bucket_mib"}
+    agrees(machine, any_spec(name, double=True, **strategy), least=1.0)

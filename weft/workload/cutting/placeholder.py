@@ -6,8 +6,9 @@ are computed, numbers are not. Once the tensor has come over it is `came`, and a
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -98,7 +99,7 @@ def _on_fakes(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequenc
     args, kwargs = replaced(given, _fake)
     needs = torch.is_grad_enabled() and func not in _DETACHES and _any_requires(tensors_in(given))
     try:
-        with torch.no_grad(), _FAKES:
+        with torch.no_grad(), _no_autocast_cache(), _FAKES:
             result = func(*args, **kwargs)
     except RuntimeError as error:
         if not type(error).__module__.startswith("torch._subclasses"):
@@ -114,6 +115,17 @@ def _on_fakes(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequenc
         return in_place if in_place is not None else Placeholder(value, what, requires_grad=needs and differs)
 
     return replaced(result, wrapped)
+
+
+@contextlib.contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """A copy of a real parameter that has no numbers would stand in the cache for one that has."""
+    was = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was)
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
