@@ -11,7 +11,7 @@ from torch import nn
 from weft.plan.error_places import function_place, unit_place, within
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.step import check_names, step_source, step_values, training_step, validation_step
-from weft.workload.units import units
+from weft.workload.units import is_cut_by_calls, units
 from weft.workload.workload import Workload, WorkloadError
 
 Seed = Callable[[int], None]  # seeds for one of the numbers that a pass counts
@@ -28,7 +28,7 @@ class Passes(Protocol):
 
 
 def passes_of(workload: Workload) -> Passes:
-    return UnitPasses(workload) if workload.step is None else StepPasses(workload)
+    return StepPasses(workload) if is_cut_by_calls(workload) else UnitPasses(workload)
 
 
 class UnitPasses:

@@ -8,12 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from weft.workload.workload import Workload
+
 
 def units(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """(prefix of its names in the state dict, module) for each unit, in the order in which they run."""
     if type(model).forward is nn.Sequential.forward and isinstance(model, nn.Sequential) and len(model) > 0:
         return [(f"{name}.", child) for name, child in model._modules.items() if child is not None]  # repeats too
     return [("", model)]
+
+
+def is_cut_by_calls(workload: Workload) -> bool:
+    """By the model's own forward; otherwise between the children of a plain `nn.Sequential`."""
+    return workload.step is not None or units(workload.model) == [("", workload.model)]
 
 
 @dataclass(frozen=True, slots=True)

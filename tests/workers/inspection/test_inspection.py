@@ -198,21 +198,21 @@ def test_units_that_work_in_place_are_inspected_like_any_other() -> None:
     assert [unit["in_place"] for unit in told["units"]] == [True, False, True]
 
 
-def test_a_model_that_is_no_sequential_is_one_unit() -> None:
+def test_units_of_a_model_that_is_no_sequential_are_the_calls_of_its_forward() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = nn.Linear(3, 2)
+            self.outer, self.inner = nn.Linear(3, 2), nn.Linear(3, 3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x)
+            return self.outer(self.inner(x))
 
     class OwnSequential(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * 2
 
-    for model in (Own(), OwnSequential(nn.Linear(3, 2))):
-        assert [unit["name"] for unit in inspect(workload_of(model), spec_of())["units"]] == [""]
+    for model, names in ((Own(), ["inner", "outer"]), (OwnSequential(nn.Linear(3, 2)), ["0"])):
+        assert [unit["name"] for unit in inspect(workload_of(model), spec_of())["units"]] == names
 
 
 def test_a_model_that_has_nothing_to_train_is_refused() -> None:

@@ -13,7 +13,7 @@ from weft.plan.plan import StagePlan
 from weft.workers.devices.device import Memory
 from weft.workload.cutting.cut_step import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
-from weft.workload.units import Unit, named_state, units
+from weft.workload.units import Unit, is_cut_by_calls, named_state, units
 from weft.workload.workload import Workload
 
 
@@ -32,7 +32,7 @@ class ModelPart(Protocol):
 
 
 def part_of(workload: Workload, stage: StagePlan) -> ModelPart:
-    if workload.step is not None:
+    if is_cut_by_calls(workload):
         return CallPart(workload.model, stage.state)
     made = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
     return UnitPart(made[stage.first : stage.last])

@@ -24,6 +24,7 @@ from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
 from weft.workers.inspection.ran import Ran, first_batch
 from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS
 from weft.workers.memory.packing import num_packed_bytes
+from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import CannotSendError, Step
 from weft.workload.cutting.recording import Recorded, StepRecording, Value
 from weft.workload.cutting.skipped import SkippedCalls, pickled
@@ -122,7 +123,7 @@ class CutInspection:
             input=packed,
             target=None,
             load_seconds=load_seconds,
-            metrics=self._metrics,
+            metrics=self._metrics or list(self._workload.metrics),
             users=self._users(recorded),
             skipped_calls=pickled(skipped.needed),
         )
@@ -305,7 +306,7 @@ class CutInspection:
         self, units: list[dict[str, Any]], bounds: Sequence[int], trial: CutTrial, batch: Any, runs: int, prefix: str
     ) -> None:
         for _ in range(runs):
-            trial.run(batch, self._seed)
+            _run(trial, batch, self._seed)
             for stage, unit in enumerate(bounds):
                 for kind, seconds in (("forward", trial.forward_seconds), ("backward", trial.backward_seconds)):
                     key = f"{prefix}{kind}_seconds"
@@ -330,6 +331,14 @@ class CutInspection:
         self._model.train(self._learns)
         self._restore()
         return [_value_facts(value, shapes[value.name]) for value in recorded.values]
+
+
+def _run(trial: CutTrial, batch: Any, seed: Seed) -> None:
+    """What the user's code raises passes as it is."""
+    try:
+        trial.run(batch, seed)
+    except StageError as error:
+        raise (error.__cause__ or error) from None
 
 
 def _value_facts(value: Value, shapes: Mapping[int, tuple[int, ...]]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
 from weft.workload.data.batches import Batches
 from weft.workload.optimizer import make_optimizer
+from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError
 
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
@@ -69,7 +70,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
     batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
     _check(workload, spec, batches)
     sizes = _sizes(spec, batches)
-    look = inspect_pairs if workload.step is None else inspect_batches
+    look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
     learns = spec.job.mode == "train"
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)

@@ -35,6 +35,7 @@ from weft.workers.lanes.operation import Operation, Run
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.slots import SlotRing
 from weft.workload.data.batches import Batches
+from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload
 
 
@@ -69,8 +70,8 @@ class Attempt:
             if not ring.crosses
         ]
         loaded: Loaded
-        if workload.step is not None:
-            loaded = LoadedBatches(data, self.course, device)
+        if is_cut_by_calls(workload):
+            loaded = LoadedBatches(data, self.course, device, pairs=workload.step is None)
         else:
             loaded = LoadedPairs(data, self.course, [replica.num_stages for replica in view.replicas], device)
         self._loaded = loaded

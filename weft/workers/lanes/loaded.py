@@ -71,8 +71,9 @@ class LoadedPairs(Loaded):
 class LoadedBatches(Loaded):
     """Every stage reads all of it."""
 
-    def __init__(self, rings: Rings, course: Course, device: Memory) -> None:
-        self._course, self._device = course, device
+    def __init__(self, rings: Rings, course: Course, device: Memory, *, pairs: bool) -> None:
+        """pairs: batches are (inputs, targets), and what one counts is asked of the targets."""
+        self._course, self._device, self._pairs = course, device, pairs
         made = [(ring, BatchSlots(slots, max(ring.values[0].shapes))) for ring, slots in rings]
         self._shared = {ring.replica: slots for ring, slots in made if ring.memory == "shared"}
         self._own = {Holder(ring.replica, ring.stages[0]): slots for ring, slots in made if ring.memory == "device"}
@@ -85,7 +86,8 @@ class LoadedBatches(Loaded):
         tensors, skeleton = batches.batch(iteration, part)
         self._shared_by(replica).write(iteration.index, microbatch, tensors, skeleton)
         if weights.weighs:
-            weights.weigh(iteration, part, build(skeleton, tensors))
+            batch = build(skeleton, tensors)
+            weights.weigh(iteration, part, batch[1] if self._pairs else batch)
 
     def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None:
         part = self._course.part(iteration, holder.replica, microbatch)
