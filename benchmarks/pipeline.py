@@ -87,14 +87,14 @@ def _measure(client: Client, case: Case, schedule: str, turns: int) -> list[Resu
     split = [first for first, _ in stages[1:]]
     weft_seconds, torch_seconds, limit_seconds = [], [], []
     with ExitStack() as stack:
-        torch_peers = stack.enter_context(_torch_peers(case, schedule, stages))
+        gloo = stack.enter_context(torch_peers(case, schedule, stages))
         alone = stack.enter_context(_stage_peers(case, schedule, plan, split))
-        for peers in (torch_peers, alone):
-            _ask(peers, 3)
+        for peers in (gloo, alone):
+            ask(peers, 3)
         for _ in range(turns):
             weft_seconds.append(_weft(client, _spec(case, schedule, case.iterations + WARM_ITERATIONS, split)))
-            torch_seconds.append(statistics.median(_ask(torch_peers, case.iterations)[0]))
-            limit_seconds.append(_limit(plan, _ask(alone, case.iterations)))
+            torch_seconds.append(statistics.median(ask(gloo, case.iterations)[0]))
+            limit_seconds.append(_limit(plan, ask(alone, case.iterations)))
     name = f"{case.prefix}{schedule}"
     shape = ", ".join(f"{key} {value}" for key, value in case.args.items() if key != "samples")
     return [
@@ -123,6 +123,11 @@ def _spec(case: Case, schedule: str, steps: int, split: list[int] | None = None)
             "directory": str(HERE),
         }
     )
+
+
+def stages_of(case: Case, schedule: str) -> list[list[int]]:
+    """[first, last] of each, as the planner cuts."""
+    return _plan(case, schedule)[1]
 
 
 def _plan(case: Case, schedule: str) -> tuple[Plan, list[list[int]]]:
@@ -160,7 +165,7 @@ def _limit(plan: Plan, answers: list[dict[str, list[float]]]) -> float:
 
 
 @contextmanager
-def _torch_peers(case: Case, schedule: str, stages: list[list[int]]) -> Iterator[Party]:
+def torch_peers(case: Case, schedule: str, stages: list[list[int]]) -> Iterator[Party]:
     with tempfile.TemporaryDirectory() as directory:
         config = {
             "rendezvous": str(Path(directory, "rendezvous")),
@@ -189,7 +194,7 @@ def _stage_peers(case: Case, schedule: str, plan: Plan, split: list[int]) -> Ite
         yield peers
 
 
-def _ask(processes: Party, iterations: int) -> list[Any]:
+def ask(processes: Party, iterations: int) -> list[Any]:
     """Has every process run so many iterations at the same time; what each of them measured."""
     for process in processes:
         assert process.stdin is not None

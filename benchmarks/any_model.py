@@ -1,0 +1,124 @@
+"""Models of any class: what cutting by the model's own forward costs, before a job and in it.
+
+elided_over_sequential     iteration of a GPT that is cut by its own forward ÷ the same network as an nn.Sequential,
+                           two stages, the same cut; jobs of both take turns on one daemon
+own_forward_vs_torch       torch.distributed.pipelining on the nn.Sequential ÷ ours on the class of its own
+inspection_iterations      seconds of an inspection, with the proof of the cut ÷ those of an iteration
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measure import Result, main, ratio_result
+from pipeline import CASES, ENVIRONMENT, Case, ask, stages_of, torch_peers
+
+import weft.client.embedded
+from weft.client.client import Client
+from weft.spec.job_spec import JobSpec
+
+HERE = Path(__file__).resolve().parent
+WARM_ITERATIONS = 10
+SCHEDULE = "1f1b"
+GOALS = {"": "<= 1.02", "small_": "<= 1.06"}
+LARGE = dataclasses.replace(CASES[0], args={**CASES[0].args, "layers": 12})
+
+
+def collect(quick: bool) -> list[Result]:
+    results = []
+    with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
+        for case in (LARGE, CASES[1]):
+            results += _iterations(client, case, 2 if quick else case.turns)
+    results.append(_inspection(2 if quick else 5))
+    return results
+
+
+def _iterations(client: Client, case: Case, turns: int) -> list[Result]:
+    stages = stages_of(case, SCHEDULE)
+    split = [first for first, _ in stages[1:]]
+    own, sequential, theirs = [], [], []
+    with torch_peers(case, SCHEDULE, stages) as peers:
+        ask(peers, 3)
+        for turn in range(turns):
+            for entry, seconds in (("any_model_job", own), ("gpt_job", sequential))[:: 1 if turn % 2 else -1]:
+                seconds.append(_iteration(client, _spec(case, entry, case.iterations + WARM_ITERATIONS, split)))
+            theirs.append(statistics.median(ask(peers, case.iterations)[0]))
+    shape = ", ".join(f"{key} {value}" for key, value in case.args.items() if key != "samples")
+    return [
+        ratio_result(
+            f"{case.prefix}elided_over_sequential",
+            own,
+            sequential,
+            goal=GOALS[case.prefix],
+            how=f"iteration cut by the model's own forward ÷ as nn.Sequential, 2 stages, 8 microbatches; GPT {shape}",
+        ),
+        ratio_result(
+            f"{case.prefix}own_forward_vs_torch",
+            theirs,
+            own,
+            goal=">= 1.0",
+            how="iteration of torch.distributed.pipelining, over Gloo, on the nn.Sequential ÷ ours on the class",
+        ),
+    ]
+
+
+def _spec(case: Case, entry: str, steps: int, split: list[int]) -> JobSpec:
+    job = {"entry": f"{entry}.py:workload", "args": case.args, "steps": steps, "batch_size": 16, "seed": 1}
+    strategy = {"schedule": SCHEDULE, "stages": 2, "microbatches": 8, "split": split}
+    return JobSpec.parse({"job": job, "strategy": strategy, "directory": str(HERE)})
+
+
+def _iteration(client: Client, spec: JobSpec) -> float:
+    result = client.wait(client.submit(spec)["job"], timeout=600)
+    assert result["state"] == "completed", result
+    lines = Path(result["run_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return statistics.median(json.loads(line)["seconds"] for line in lines[WARM_ITERATIONS:])
+
+
+def _inspection(turns: int) -> Result:
+    """In a process of its own with one thread, as in a worker."""
+    spec = _spec(LARGE, "any_model_job", 1000, [7])
+    command = [sys.executable, str(Path(__file__).resolve()), "--inspect", json.dumps(spec.to_wire()), str(turns)]
+    output = subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True, timeout=600).stdout
+    inspections, iterations = json.loads(output)
+    return ratio_result(
+        "inspection_iterations",
+        inspections,
+        iterations,
+        how="seconds of an inspection, the proof of every cut included ÷ forward and backward of a batch on one core",
+    )
+
+
+def _inspect(wire: dict[str, Any], turns: int) -> tuple[list[float], list[float]]:
+    import torch
+
+    from weft.workers.devices.host import HostDevice
+    from weft.workers.inspection.inspection import inspect
+    from weft.workload.entry import load_workload
+
+    torch.set_num_threads(1)
+    spec = JobSpec.parse(wire)
+    inspections, iterations = [], []
+    for _ in range(turns):
+        workload = load_workload(spec)
+        started = time.perf_counter()
+        told = inspect(workload, spec, HostDevice())
+        inspections.append(time.perf_counter() - started)
+        seconds = sum(unit["forward_seconds"] + unit["backward_seconds"] for unit in told["units"])
+        iterations.append(seconds * spec.strategy.microbatches)
+    return inspections, iterations
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--inspect"]:
+        print(json.dumps(_inspect(json.loads(sys.argv[2]), int(sys.argv[3]))))
+    else:
+        main("any_model", collect)
