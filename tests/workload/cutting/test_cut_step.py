@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import runpy
+import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -220,3 +222,23 @@ def test_an_operation_of_a_stage_on_what_it_has_not_is_told_with_its_line() -> N
         PlaceholderError, match=rf"__bool__ at .*{Path(__file__).name}:\d+ asks for numbers of the result"
     ):
         run_cut(model, summed, batch, found, [1])
+
+
+def test_a_stage_that_is_installed_for_good_has_its_own_parameters_alone() -> None:
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        return model.three(model.two(model.one(x)))
+
+    model = Loose(forward)
+    batch = torch.randn(2, 4)
+    found = recorded(model, summed, batch)
+    ((middle, came, _),) = stages_of(model, found, [1, 2])[1:2]
+    given = came[0].tensor.detach()
+    gone, own = weakref.ref(model.one.weight), model.two.weight
+    del found, came
+    middle.install()
+    gc.collect()
+    assert gone() is None
+    assert model.two.weight is own
+    with torch.no_grad():
+        (sent,) = middle.run(summed, batch, [given], seed)
+        assert torch.equal(sent, torch.nn.functional.linear(given, own, model.two.bias))

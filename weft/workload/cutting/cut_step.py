@@ -25,7 +25,6 @@ from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.placeholder import (
     Placeholder,
     PlaceholderError,
-    placeholder_of,
     resolved,
 )
 from weft.workload.cutting.skipped import SkippedCalls
@@ -79,6 +78,9 @@ class CutStep:
         self._receives, self._sends = tuple(receives), tuple(sends)
         self._own = own
         self._visible = visible_modules(model)
+        tables = [each.module for each in self._visible if each.kind is CallKind.TRANSPARENT]
+        self._tables = {module for table in tables for module in table.modules()}
+        self._names = {id(tensor): name for name, tensor in named_tensors(model)}
         self.numbers = CallNumbers()
         self._installation = contextlib.ExitStack()
         self._skipped = skipped
@@ -96,13 +98,32 @@ class CutStep:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """The model is this stage's: the others' parameters and buffers are placeholders."""
-        foreign = _foreign(self._model, self._own, self._visible, self._skipped.device)
-        with listening(self._visible, self), foreign:
-            yield
+        foreign = self._foreign()
+        with listening(self._visible, self):
+            for slots, key, tensor in foreign:
+                slots[key] = self._skipped.foreign(tensor, self._names[id(tensor)])
+            try:
+                yield
+            finally:
+                for slots, key, tensor in foreign:
+                    slots[key] = tensor
 
     def install(self) -> None:
-        """For good."""
-        self._installation.enter_context(self.installed())
+        """For good: nobody here has the others' parameters any more."""
+        self._installation.enter_context(listening(self._visible, self))
+        for slots, key, tensor in self._foreign():
+            slots[key] = self._skipped.foreign(tensor, self._names[id(tensor)])
+
+    def _foreign(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+        """Where in the model what is not the stage's own stands; tables of modules without state are everybody's."""
+        return [
+            (slots, key, tensor)
+            for module in self._model.modules()
+            if module not in self._tables
+            for slots in _slots(module)
+            for key, tensor in slots.items()
+            if tensor is not None and self._names[id(tensor)] not in self._own
+        ]
 
     def run(self, step: Step, batch: Any, received: Sequence[torch.Tensor | None], seed: Seed) -> Any:
         """What the step returns, of the last stage; of any other the tensors that it sends, in their
@@ -225,6 +246,10 @@ class CutStep:
                     self._sent[name] = _real(tensor)
 
 
+def _slots(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    return module._parameters, module._buffers
+
+
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     tensor = resolved(tensor)
     if isinstance(tensor, Placeholder):
@@ -233,34 +258,6 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
             "(strategy.split), or make what is computed there a module of its own"
         )
     return tensor
-
-
-@contextlib.contextmanager
-def _foreign(
-    model: nn.Module, own: Collection[str], visible: Sequence[Visible], device: torch.device | None
-) -> Iterator[None]:
-    """What is not the stage's own stands aside for placeholders; tables of modules without state are everybody's."""
-    apart = {each for top in visible if top.kind is CallKind.TRANSPARENT for each in top.module.modules()}
-    names = {id(tensor): name for name, tensor in named_tensors(model)}
-    made: dict[int, Placeholder] = {}
-    before: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    slots: dict[str, Any]
-    for module in model.modules():
-        for slots in (module._parameters, module._buffers) if module not in apart else ():
-            for key, tensor in slots.items():
-                if tensor is not None and names[id(tensor)] not in own:
-                    before.append((slots, key, tensor))
-                    made.setdefault(
-                        id(tensor),
-                        placeholder_of(tensor, names[id(tensor)], requires_grad=tensor.requires_grad, device=device),
-                    )
-    for slots, key, tensor in before:
-        slots[key] = made[id(tensor)]
-    try:
-        yield
-    finally:
-        for slots, key, tensor in before:
-            slots[key] = tensor
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,14 +12,15 @@ import contextlib
 import itertools
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.workload.cutting.leaves import replaced, tensors_in
-from weft.workload.cutting.placeholder import placeholder_of, without_numbers
+from weft.workload.cutting.placeholder import Placeholder, placeholder_of, without_numbers
 from weft.workload.cutting.visible import Forward, Visible
 from weft.workload.workload import WorkloadError
 
@@ -105,11 +106,20 @@ class SkippedCalls:
         """records: of runs that had the numbers; `needed` of them are those that placeholders do not lead to. device:
         that the step computes on; the host's cores."""
         self.device = device
+        self._foreign: MutableMapping[torch.Tensor, Placeholder] = WeakTensorKeyDictionary()
         self._known: dict[Key, Returned] = {}
         self._records: dict[Key, Returned] = {}
         self._by_first: dict[Key, Returned] = {}
         self.learn(records)
         self.needed: dict[Key, Returned] = {}
+
+    def foreign(self, tensor: torch.Tensor, name: str) -> Placeholder:
+        """For a parameter or buffer of another stage; one for each, since they take time to make."""
+        made = self._foreign.get(tensor)
+        if made is None:
+            made = placeholder_of(tensor, name, requires_grad=tensor.requires_grad, device=self.device)
+            self._foreign[tensor] = made
+        return made
 
     def learn(self, records: Mapping[Key, Returned]) -> None:
         """Of another run, with other shapes."""
