@@ -231,10 +231,10 @@ def test_a_stage_that_is_installed_for_good_has_its_own_parameters_alone() -> No
     model = Loose(forward)
     batch = torch.randn(2, 4)
     found = recorded(model, summed, batch)
-    ((middle, came, _),) = stages_of(model, found, [1, 2])[1:2]
+    middle, came, sends = stages_of(model, found, [1, 2])[1]
     given = came[0].tensor.detach()
     gone, own = weakref.ref(model.one.weight), model.two.weight
-    del found, came
+    del found, came, sends
     middle.install()
     gc.collect()
     assert gone() is None
