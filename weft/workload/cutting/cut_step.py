@@ -76,6 +76,7 @@ class CutStep:
         self._model = model
         self._begins, self._ends = begins, ends
         self._receives, self._sends = tuple(receives), tuple(sends)
+        self._makers = {name.rpartition(":")[0] for name in (*receives, *sends)}
         self._own = own
         self._visible = visible_modules(model)
         tables = [each.module for each in self._visible if each.kind is CallKind.TRANSPARENT]
@@ -231,19 +232,15 @@ class CutStep:
 
     def _returned(self, visible: Visible, occurrence: int, result: Any) -> None:
         """Values are known by who returned them."""
-        if not self._is_inside:
-            for leaf, tensor in enumerate(tensors_in(result)):
-                if (
-                    isinstance(tensor, Placeholder)
-                    and (name := output_name(visible.name, occurrence, leaf)) in self._came
-                ):
-                    self._known[name] = tensor
+        maker = f"{visible.name}@{occurrence}" if occurrence else visible.name
+        if maker not in self._makers:
             return
-        prefix = output_name(visible.name, occurrence, 0)[:-1]
-        if any(name.startswith(prefix) for name in self._sends):
-            for leaf, tensor in enumerate(tensors_in(result)):
-                if (name := f"{prefix}{leaf}") in self._sends:
-                    self._sent[name] = _real(tensor)
+        for leaf, tensor in enumerate(tensors_in(result)):
+            name = output_name(visible.name, occurrence, leaf)
+            if self._is_inside and name in self._sends:
+                self._sent[name] = _real(tensor)
+            elif not self._is_inside and name in self._came and isinstance(tensor, Placeholder):
+                self._known[name] = tensor
 
 
 def _slots(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from enum import Enum
+from operator import is_
 from typing import Any
 
 import torch
@@ -91,9 +92,11 @@ def _is_alike(known: Any, value: Any) -> bool:
     if kind is not type(value) or isinstance(value, torch.Tensor):
         return False
     if kind is tuple or kind is list:
-        return len(known) == len(value) and all(map(_is_alike, known, value))
+        return len(known) == len(value) and (all(map(is_, known, value)) or all(map(_is_alike, known, value)))
     if kind is dict:
-        return known.keys() == value.keys() and all(_is_alike(part, value[key]) for key, part in known.items())
+        return not (known or value) or (
+            known.keys() == value.keys() and all(_is_alike(part, value[key]) for key, part in known.items())
+        )
     if kind in _PLAIN:
         return bool(known == value)
     # an object that a step makes anew each time, such as a cache of keys and values, is told by its class
