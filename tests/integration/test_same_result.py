@@ -221,6 +221,31 @@ def workload():
 """,
         {"stages": 2, "microbatches": 2},
     ),
+    "a head that is the embedding's weight, and a block that two stages share": (
+        """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.dropout = nn.LayerNorm(8), nn.Dropout(0.2)
+        self.query_key_value, self.output = nn.Linear(8, 24), nn.Linear(8, 8)
+    def forward(self, hidden):
+        query, key, value = self.query_key_value(self.norm(hidden)).chunk(3, dim=-1)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return hidden + self.dropout(self.output(attended))
+
+def workload():
+    embedding, block, head = nn.Embedding(11, 8), Block(), nn.Linear(8, 11, bias=False)
+    head.weight = embedding.weight
+    model = nn.Sequential(embedding, block, Block(), block, nn.LayerNorm(8), head)
+    tokens = torch.randint(11, (20, 6), generator=torch.Generator().manual_seed(5))
+    def loss(logits, targets):
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return weft.Workload(model=model, loss=loss, train=(tokens[:, :-1], tokens[:, 1:]),
+                         validation=(tokens[:7, :-1], tokens[:7, 1:]),
+                         optimizer=lambda params: torch.optim.AdamW(params, lr=1e-2))
+""",
+        {"stages": 3, "split": [2, 3], "microbatches": 3},
+    ),
     "a model that is no sequence": (
         """
 class Residual(nn.Module):

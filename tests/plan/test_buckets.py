@@ -65,6 +65,14 @@ def test_a_parameter_that_two_stages_use_is_held_by_both(parameter_of: Parameter
     assert {parameters_in(b)[0]: b.holders for b in buckets} == {0: ((0, 0), (0, 2)), 1: ((0, 0),), 2: ((0, 2),)}
 
 
+def test_of_each_replica_the_first_stage_that_uses_a_parameter_has_its_gradient(parameter_of: ParameterOf) -> None:
+    """The others hand theirs on to it. All parameters of a bucket are the same stages'."""
+    cuts = [[(0, 1), (1, 2), (2, 3)], [(0, 3)], [(0, 1), (1, 3)]]
+    (bucket,) = make_buckets([parameter_of(1, 2), parameter_of(1, 2)], cuts, MIB)
+    assert bucket.holders == ((0, 1), (0, 2), (1, 0), (2, 1))
+    assert bucket.gradient_holders == ((0, 1), (1, 0), (2, 1))
+
+
 def test_parameters_of_one_group_lie_together(parameter_of: ParameterOf) -> None:
     """A weight and a bias in turn, in two groups: a step is then one call for each group."""
     parameters = [parameter_of(unit, group=number % 2) for unit in range(3) for number in range(2)]

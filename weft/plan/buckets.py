@@ -1,8 +1,9 @@
 """Buckets: contiguous runs of the model's parameters, in reverse order of use, and who owns which range of each. Pure.
 
 A bucket is what is synchronised and updated at once. It lies in one stage of each replica, wherever each replica is
-cut; only parameters that several stages use (an embedding that is the head's weight too) are in several. Within a
-bucket, parameters of one optimizer group lie together, so that a step is one call for each group.
+cut; only parameters that several stages use (an embedding that is the head's weight too) are in several, and all of a
+bucket's are then: their gradient is that of the first stage, to which the others hand theirs on. Within a bucket,
+parameters of one optimizer group lie together, so that a step is one call for each group.
 
     model        |unit 0|unit 1|unit 2|unit 3|
     replica 0    |  stage 0    |  stage 1    |
@@ -25,7 +26,7 @@ FIRST_BUCKET_BYTES = 1 << 20  # as DDP's: the first gradients of backward should
 
 
 class Holder(NamedTuple):
-    """Who uses parameters, and has a gradient of them."""
+    """Who uses parameters."""
 
     replica: int
     stage: int
@@ -80,6 +81,14 @@ class Bucket:
     @property
     def all_ranges(self) -> tuple[OwnedRange, ...]:
         return (*self.ranges, *self.device_ranges)
+
+    @property
+    def gradient_holders(self) -> tuple[Holder, ...]:
+        """Of each replica the first stage, whose gradient has what the others have made in it."""
+        firsts: dict[int, Holder] = {}
+        for holder in self.holders:
+            firsts.setdefault(holder[0], holder)
+        return tuple(firsts.values())
 
     def owners(self) -> list[int]:
         return [owned.owner for owned in self.all_ranges]

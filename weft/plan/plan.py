@@ -25,6 +25,7 @@ class Role(enum.StrEnum):
     BATCH = "batch"  # all that was loaded, for every stage of a model that is cut by its own forward
     ACTIVATION = "activation"  # all that a stage makes and later ones read
     GRADIENT = "gradient"  # of values that an earlier stage has made, or reads too, from one that reads them
+    TIED = "tied"  # gradients of parameters that an earlier stage uses too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class SlotValue:
     offset: int  # of its place in the slot, in bytes
     num_bytes: int  # of its place
     stages: tuple[int, ...]  # that read it, ascending
+    parameter: int | None = None  # whose gradient it is, by its number in the model; of a TIED ring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ class Ring:
     What crosses from stage to stage has an ACTIVATION ring for each stage that makes any of it, with all its values for
     whichever stages read them. A value's gradient goes from its last reader to the one before, which adds its own part,
     and so on down to its maker, as autograd sums it in the whole model: a GRADIENT ring for each pair of stages that
-    any value's gradient goes between.
+    any value's gradient goes between. With the gradients of parameters that several stages use it is the same: a TIED
+    ring for each pair, and the first of the stages comes to have the sum.
     """
 
     role: Role
@@ -71,6 +74,8 @@ class Ring:
             case Role.GRADIENT:
                 (reader,) = self.stages
                 return f"{self.role}-{self.replica}-{reader}" + (f"-{self.writer}" if self.writer != reader + 1 else "")
+            case Role.TIED:
+                return f"{self.role}-{self.replica}-{self.stages[0]}-{self.writer}"
             case Role.BATCH if self.memory == "device":
                 return f"device-{self.role}-{self.replica}-{self.stages[0]}"
             case Role.INPUT | Role.TARGET | Role.BATCH:

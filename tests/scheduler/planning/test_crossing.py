@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.plan.inspection import Inspection, UnitFacts, ValueFacts
+from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts, ValueFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan, Ring, Role
 from weft.plan.worker_view import WorkerView
-from weft.scheduler.planning.crossing import crossing_values, gradients_into
+from weft.scheduler.planning.crossing import crossing_values, gradients_into, tied_between, tied_parameters
 from weft.scheduler.planning.schedules import SCHEDULES, in_flight
 
 PlanOf = Callable[..., Plan]
 InspectionOf = Callable[..., Inspection]
 UnitOf = Callable[..., UnitFacts]
 ValueOf = Callable[..., ValueFacts]
+ParameterOf = Callable[..., ParameterFacts]
 
 CUTS = ((0, 2), (2, 3), (3, 5), (5, 6))
 
@@ -56,6 +57,15 @@ def test_a_gradient_goes_from_reader_to_reader_down_to_the_maker(value_of: Value
         for stage in range(4)
     ]
     assert into == [{1: ["1"]}, {3: ["1"]}, {3: ["3"]}, {}]
+
+
+def test_the_gradient_of_a_parameter_goes_from_user_to_user_down_to_the_first(parameter_of: ParameterOf) -> None:
+    """Not of one that a single stage uses, or that is not trained."""
+    parameters = [parameter_of(0, 1, 3, 5), parameter_of(3, 4), parameter_of(0, 5, trained=False), parameter_of(2, 3)]
+    tied = tied_parameters(parameters, CUTS)
+    assert [(parameter.number, parameter.stages) for parameter in tied] == [(0, (0, 2, 3)), (3, (1, 2))]
+    between = {hop: [parameter.number for parameter in found] for hop, found in tied_between(tied).items()}
+    assert between == {(2, 0): [0], (2, 1): [3], (3, 2): [0]}
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from weft.plan.inspection import Inspection, UnitFacts, ValueFacts
-from weft.plan.plan import Plan
+from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts, ValueFacts
+from weft.plan.plan import Plan, Ring, Role
 from weft.scheduler.planning.rings import shared_bytes
 
 PlanOf = Callable[..., Plan]
 InspectionOf = Callable[..., Inspection]
 UnitOf = Callable[..., UnitFacts]
 ValueOf = Callable[..., ValueFacts]
+ParameterOf = Callable[..., ParameterFacts]
 
 CPU = {"device": "cpu", "stages": 2, "microbatches": 4}
 GPU = {"device": "gpu", "stages": 2, "microbatches": 3}
@@ -103,3 +104,94 @@ def test_a_slot_between_stages_holds_what_the_unit_before_the_replicas_own_cut_p
     sizes = {ring.name: ring.slot_bytes for ring in plan.rings}
     assert (sizes["activation-0-0"], sizes["activation-1-0"]) == (64, 128)
     assert (sizes["gradient-0-0"], sizes["gradient-1-0"]) == (64, 128)
+
+
+# --- gradients of parameters that several stages use
+
+
+@pytest.fixture
+def tied(inspection_of: InspectionOf, unit_of: UnitOf, parameter_of: ParameterOf) -> Callable[..., Inspection]:
+    """Three units, which all use the first parameter; the second one is the first's and the last's."""
+
+    def inspection(**changes: Any) -> Inspection:
+        parameters = (parameter_of(0, 1, 2), parameter_of(0, 2, dtype="float64", itemsize=8), parameter_of(1))
+        return inspection_of([unit_of(number) for number in range(3)], parameters=parameters, **changes)
+
+    return inspection
+
+
+def tied_rings(plan: Plan) -> dict[str, Ring]:
+    return {ring.name: ring for ring in plan.rings if ring.role is Role.TIED}
+
+
+def test_gradients_of_tied_parameters_have_a_ring_for_each_two_stages_that_they_go_between(
+    plan_of: PlanOf, tied: Callable[..., Inspection]
+) -> None:
+    rings = tied_rings(plan_of(tied(), stages=3, microbatches=2))
+    places = {
+        name: [(value.parameter, value.dtype, value.offset, value.num_bytes) for value in ring.values]
+        for name, ring in rings.items()
+    }
+    assert places == {
+        "tied-0-0-1": [(0, "float32", 0, 128)],
+        "tied-0-0-2": [(1, "float64", 0, 256)],
+        "tied-0-1-2": [(0, "float32", 0, 128)],
+    }
+    assert [(ring.writer, ring.stages) for ring in rings.values()] == [(1, (0,)), (2, (0,)), (2, (1,))]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_they_are_as_deep_as_there_are_backwards_on_the_way_and_no_deeper_than_a_batch(
+    plan_of: PlanOf, tied: Callable[..., Inspection], schedule: str
+) -> None:
+    """Each takes as much as the parameters, whatever the microbatches' size."""
+
+    def found(microbatches: int) -> list[int]:
+        plan = plan_of(tied(), stages=3, microbatches=microbatches, schedule=schedule)
+        return [ring.depth for ring in tied_rings(plan).values()]
+
+    assert found(8) == ([3, 4, 3] if schedule == "gpipe" else [3, 3, 2])
+    assert found(1) == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("replica", "memory"),
+    [
+        ({"stages": 3}, "shared"),
+        ({"device": "gpu", "stages": 3, "gpus": 1}, "device"),
+        ({"device": "gpu", "stages": 3}, "peer"),
+        ({"device": "gpu", "working_window": 1}, "shared"),
+    ],
+)
+def test_they_stand_where_the_stages_are_and_of_a_working_window_in_the_hosts_memory(
+    plan_of: PlanOf, tied: Callable[..., Inspection], replica: dict[str, Any], memory: str
+) -> None:
+    plan = plan_of(tied(peer_access=True), replicas=[replica, {"device": "cpu"}], microbatches=6, update="cpu")
+    rings = tied_rings(plan).values()
+    assert [ring.memory for ring in rings] == [memory] * 3
+    assert {ring.replica for ring in rings} == {0}, "the other replica has all of its users in one stage"
+    if "working_window" in replica:
+        assert [ring.depth for ring in rings] == [6] * 3, "all of a batch goes through a layer before the next"
+
+
+def test_they_are_shared_memory_and_the_later_stages_have_no_other_place_for_them(
+    plan_of: PlanOf, tied: Callable[..., Inspection], unit_of: UnitOf
+) -> None:
+    plan = plan_of(tied(), stages=3, microbatches=2)
+    assert plan.synchronisation is not None
+    slots = sum(ring.depth * ring.slot_bytes for ring in plan.rings)
+    gradients = sum(bucket.num_bytes for bucket in plan.synchronisation.buckets)
+    state = 3 * (unit_of(0).parameter_bytes + unit_of(0).buffer_bytes)
+    assert plan.shared_bytes == state + slots + gradients + 4 * (len(plan.graph.tasks) + 1)
+
+
+def test_a_job_without_updates_and_one_whose_users_are_in_one_stage_have_none(
+    plan_of: PlanOf, tied: Callable[..., Inspection]
+) -> None:
+    assert not tied_rings(plan_of(tied(), stages=3, mode="forward"))
+    assert not tied_rings(plan_of(tied(), clip_norm=1.0))
+
+
+def test_they_have_one_size_where_shares_adapt(plan_of: PlanOf, tied: Callable[..., Inspection]) -> None:
+    plan = plan_of(tied(), replicas=[{"stages": 3}, {"device": "cpu"}], share="adaptive", microbatches=2)
+    assert len(tied_rings(plan)) == 3

@@ -226,6 +226,23 @@ def test_memory_of_another_order_takes_gradients_by_place_and_not_by_order(stand
     assert torch.equal(flat.view(3, 2).t(), gradient)
 
 
+def test_a_later_stage_has_no_gradient_of_what_an_earlier_one_uses_too(
+    planned: Any, directory: Directory, workload_of: Any
+) -> None:
+    """Nor counts it: the buckets of its own parameters are complete without."""
+    first, last, head = nn.Linear(3, 3, bias=False), nn.Linear(3, 3), nn.Linear(3, 2, bias=False)
+    last.weight = first.weight
+    plan = planned(workload_of(nn.Sequential(first, nn.Tanh(), last, head)), stages=2, split=[2])
+    memory, posted = plan.memory(directory), list[int]()
+    gradients = StageGradients(memory, (0, 1), {0: last.weight, 1: last.bias, 2: head.weight}, None, posted.append)
+    gradients.begin(0)
+    gradients.next_backward(is_last=True, is_only=True)
+    head(last(inputs(1)[0])).sum().backward()
+    assert posted == [place_of(memory, index)[0].index for index in (2, 1)]
+    assert last.weight.grad is not None, "it is left for whoever hands it on"
+    assert last.bias.grad is None
+
+
 def test_a_sparse_gradient_is_refused_with_a_remedy(stand_of: Callable[..., Stand]) -> None:
     stand = stand_of(nn.Linear(3, 2))
     stand.gradients.begin(0)

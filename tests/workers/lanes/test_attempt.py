@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from weft.plan.itinerary import Iteration
+from weft.plan.plan import Role
 from weft.plan.tables import Adjustment
 from weft.reference import loop as reference
 from weft.spec.job_spec import JobSpec
@@ -247,6 +248,22 @@ def test_every_order_of_turns_trains_what_the_plain_loop_trains(
             torch.testing.assert_close(states[-1][name], tensor, rtol=1e-4, atol=1e-5)
     for other in states[1:]:
         assert all(torch.equal(states[0][name], tensor) for name, tensor in other.items()), "bit for bit in any order"
+
+
+@pytest.mark.parametrize("name", ["stages", "stages of a device", "device with stages that share it", "working window"])
+def test_a_parameter_of_several_stages_trains_to_the_bits_of_the_plain_loop(
+    turns_of: Callable[..., tuple[Turns, Any]], name: str
+) -> None:
+    own = {
+        "stages of a device": {"replicas": [GPU | {"stages": 3, "split": [2, 4]}], "microbatches": 3, "update": "cpu"},
+        "working window": {"replicas": [GPU | {"working_window": 2}], "microbatches": 3, "update": "cpu"},
+    }
+    turns, spec = turns_of(**(own | STRATEGIES)[name])
+    tied = [ring.values[0].parameter for ring in turns.plan.rings if ring.role is Role.TIED]
+    assert tied, "the case is without what it is about"
+    turns.run(max)
+    expected = reference.train(spec)
+    assert all(torch.equal(turns.state()[each], tensor) for each, tensor in expected.state.items())
 
 
 def test_no_milestone_is_posted_before_a_microbatch_that_does_not_count_has_run(

@@ -21,6 +21,7 @@ import torch
 
 from weft.metrics.accounts.accounting import JobAccount
 from weft.plan.kinds import MODE_INDEX
+from weft.plan.plan import Role
 from weft.plan.rows import unpack
 from weft.plan.worker_view import WorkerView
 from weft.reference import loop as reference
@@ -228,7 +229,9 @@ def test_what_one_device_lends_the_other_one_reads_in_time(
     workers_of: Callable[..., tuple[Workers, Any]], name: str
 ) -> None:
     workers, spec = workers_of(peer_access=True, **STRATEGIES[name])
-    assert sum(ring.memory == "peer" for ring in workers.plan.rings) == 2 * (workers.plan.workers.count("gpu") - 1)
+    peers = [ring.role for ring in workers.plan.rings if ring.memory == "peer"]
+    neighbours = workers.plan.workers.count("gpu") - 1
+    assert [peers.count(role) for role in (Role.ACTIVATION, Role.GRADIENT)] == [neighbours, neighbours]
     train_and_compare(workers, spec, STRATEGIES[name])
 
 

@@ -8,6 +8,7 @@ it. Batches stand in the rings of the data until the whole batch is read, as in 
     device-…          FETCH(r,s,m)       ─▶ BACKWARD(r,s,m)
     activation-r-s    FORWARD(r,s,m)     ─▶ the last BACKWARD(r,·,m) of the stages that read it
     gradient-r-s      BACKWARD(r,s+1,m)  ─▶ BACKWARD(r,s,m)
+    tied-r-s-t        BACKWARD(r,t,m)    ─▶ BACKWARD(r,s,m)
 
 In validation a BACKWARD passes at once and leaves no row; then the slot is free at the end of the last FORWARD. A lane
 tells others that a task is done a moment before it stamps its end, so a slot is free at the latest when it is written

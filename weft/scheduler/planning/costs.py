@@ -128,10 +128,11 @@ class _Costs:
 
     def _sync(self, task: Task) -> float:
         """A device adds up nothing of its own; its squares take the speed of its own memory, next to nothing."""
-        holders = len(self._bucket(task).holders)
-        if holders == 1 and self._job.device(task) == "gpu":
+        bucket = self._bucket(task)
+        if len(bucket.holders) == 1 and self._job.device(task) == "gpu":
             return 0.0
-        return self._owned_bytes(task) / self._inspection.copy_bytes_per_second * (holders + 1) / 2
+        summed = len(bucket.gradient_holders)
+        return self._owned_bytes(task) / self._inspection.copy_bytes_per_second * (summed + 1) / 2
 
     def _owned_bytes(self, task: Task) -> int:
         bucket = self._bucket(task)

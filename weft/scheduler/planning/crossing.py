@@ -1,4 +1,7 @@
-"""Crossing: which values go from stage to stage where a model is cut, and the ways of their gradients. Pure."""
+"""Crossing: which values go from stage to stage where a model is cut, and the ways of their gradients. Pure.
+
+A parameter that several stages use is nothing that crosses, since each has it; its gradient goes as a value's does.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from weft.plan.inspection import ValueFacts
+from weft.plan.inspection import ParameterFacts, ValueFacts
 from weft.plan.placement import Cuts
 
 
@@ -43,6 +46,38 @@ def gradients_into(stage: int, crossing: Sequence[CrossingValue]) -> dict[int, l
         for source, target in value.hops:
             if target == stage:
                 found.setdefault(source, []).append(value)
+    return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class TiedParameter:
+    """A trained parameter that several stages use."""
+
+    number: int  # in the model
+    facts: ParameterFacts
+    stages: tuple[int, ...]  # ascending
+
+    @property
+    def hops(self) -> list[tuple[int, int]]:
+        """The stages that its gradient goes between, as a value's."""
+        return list(pairwise(reversed(self.stages)))
+
+
+def tied_parameters(parameters: Iterable[ParameterFacts], cuts: Cuts) -> list[TiedParameter]:
+    tied = []
+    for number, facts in enumerate(parameters):
+        stages = sorted({_stage_of(unit, cuts) for unit in facts.units})
+        if facts.trained and len(stages) > 1:
+            tied.append(TiedParameter(number, facts, tuple(stages)))
+    return tied
+
+
+def tied_between(tied: Iterable[TiedParameter]) -> dict[tuple[int, int], list[TiedParameter]]:
+    """By the stages that their gradients go between, from one and to the other."""
+    found: dict[tuple[int, int], list[TiedParameter]] = {}
+    for parameter in tied:
+        for hop in parameter.hops:
+            found.setdefault(hop, []).append(parameter)
     return dict(sorted(found.items()))
 
 

@@ -60,6 +60,6 @@ def _synchronised_bytes(placement: Placement) -> int:
     depths = [1 + replica.staleness for replica in placement.replicas]
     versions = max(depths) if max(depths) > 1 else 0
     return sum(
-        bucket.num_bytes * (versions + sum(depths[r] for r, _ in bucket.holders)) + bucket.state_bytes()
+        bucket.num_bytes * (versions + sum(depths[r] for r, _ in bucket.gradient_holders)) + bucket.state_bytes()
         for bucket in placement.synchronisation.buckets
     )

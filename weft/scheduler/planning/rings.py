@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from weft.plan.buckets import Holder
@@ -10,15 +10,25 @@ from weft.plan.inspection import Inspection, TensorFacts, slot_bytes
 from weft.plan.placement import Placement
 from weft.plan.plan import Ring, Role, SlotValue
 from weft.plan.shapes import ShapeError, check_affine
-from weft.scheduler.planning.crossing import CrossingValue, crossing_values, gradients_into
+from weft.scheduler.planning.crossing import (
+    CrossingValue,
+    TiedParameter,
+    crossing_values,
+    gradients_into,
+    tied_between,
+    tied_parameters,
+)
 from weft.scheduler.planning.schedules import in_flight
 from weft.spec.strategy import Strategy
+
+TIED_SPARE_SLOTS = 1  # beyond those that stages of one speed need, so that neither waits at each task for the other
 
 
 def make_rings(strategy: Strategy, inspection: Inspection, placement: Placement) -> tuple[Ring, ...]:
     """Input and target: whole batches, loaded ahead; for all replicas where they steal. A device's own input and
     target: those in flight and those that are fetched ahead. What crosses: as many as the schedule has in flight, of
-    activations in the stage that writes them, of gradients in the one that reads them.
+    activations in the stage that writes them, of gradients in the one that reads them. Gradients of parameters that
+    stages share are large, and wait for no more than the backwards in between: one for each stage on the way.
 
     Errors: ShapeError where shares adapt and it is not clear how the shapes grow with a microbatch.
     """
@@ -27,7 +37,7 @@ def make_rings(strategy: Strategy, inspection: Inspection, placement: Placement)
     )
     if strategy.share == "adaptive":
         for ring in rings:
-            for value in ring.values:
+            for value in ring.values if ring.role is not Role.TIED else ():  # a parameter has one size
                 _check_any_size_fits(ring.role, value)
     return rings
 
@@ -67,6 +77,18 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
         for source, values in gradients_into(stage, crossing).items():
             ring = _ring(Role.GRADIENT, r, [stage], flying(stage), _in_slot([(each, (stage,)) for each in values]))
             yield _placed(replace(ring, writer=source), inspection, placement)
+    if placement.synchronisation is not None:
+        yield from _tied(inspection, placement, r, flying)
+
+
+def _tied(inspection: Inspection, placement: Placement, r: int, flying: Callable[[int], int]) -> Iterator[Ring]:
+    """Of a working window, which has a whole batch of them at once, they are in the host's memory."""
+    streams = placement.replicas[r].working_window is not None
+    for (source, target), parameters in tied_between(tied_parameters(inspection.parameters, placement.cuts[r])).items():
+        on_the_way = source - target + 1 + TIED_SPARE_SLOTS
+        depth = flying(target) if streams else min(flying(target), on_the_way)
+        ring = replace(_ring(Role.TIED, r, [target], depth, _tied_in_slot(parameters, target)), writer=source)
+        yield ring if streams else _placed(ring, inspection, placement)
 
 
 def _data(inspection: Inspection, num_stages: int) -> Iterator[tuple[Role, TensorFacts, Sequence[int]]]:
@@ -106,22 +128,43 @@ def _ring(role: Role, replica: int, stages: Sequence[int], depth: int, values: t
 
 
 def _in_slot(values: Iterable[tuple[CrossingValue, tuple[int, ...]]]) -> tuple[SlotValue, ...]:
-    """One behind the other, each with the stages that read it."""
-    places: list[SlotValue] = []
-    end = 0
-    for value, stages in values:
-        facts = value.facts
-        place = SlotValue(
-            name=facts.name,
-            dtype=facts.dtype,
-            shapes=facts.shapes,
-            offset=end,
-            num_bytes=slot_bytes(facts.shapes, facts.itemsize),
+    """Each with the stages that read it."""
+    return _one_behind_the_other(
+        SlotValue(
+            name=value.facts.name,
+            dtype=value.facts.dtype,
+            shapes=value.facts.shapes,
+            offset=0,
+            num_bytes=slot_bytes(value.facts.shapes, value.facts.itemsize),
             stages=stages,
         )
-        places.append(place)
+        for value, stages in values
+    )
+
+
+def _tied_in_slot(parameters: Iterable[TiedParameter], stage: int) -> tuple[SlotValue, ...]:
+    """stage: that reads them."""
+    return _one_behind_the_other(
+        SlotValue(
+            name=f"parameter {parameter.number}",
+            dtype=parameter.facts.dtype,
+            shapes={},
+            offset=0,
+            num_bytes=slot_bytes({1: (parameter.facts.num_elements,)}, parameter.facts.itemsize),
+            stages=(stage,),
+            parameter=parameter.number,
+        )
+        for parameter in parameters
+    )
+
+
+def _one_behind_the_other(places: Iterable[SlotValue]) -> tuple[SlotValue, ...]:
+    laid_out: list[SlotValue] = []
+    end = 0
+    for place in places:
+        laid_out.append(replace(place, offset=end))
         end += place.num_bytes
-    return tuple(places)
+    return tuple(laid_out)
 
 
 def shared_bytes(rings: Iterable[Ring]) -> int:

@@ -8,7 +8,8 @@ bucket posts its milestone, while backward goes on.
     milestones                                  ▲ bucket 0       ▲ bucket 1
 
 What has not come by the end of that backward has no gradient in it: `finish` posts those buckets, with zeros in the
-places of parameters that got none at all.
+places of parameters that got none at all. A parameter that an earlier stage uses too has its gradient there, and none
+here: `weft.workers.compute.tied_gradients` hands it on.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class StageGradients:
     ) -> None:
         self._memory = memory
         self._holder = holder
-        self._buckets = {bucket.index: bucket for bucket in memory.held(holder)}
+        self._buckets = {bucket.index: bucket for bucket in memory.with_gradient(holder)}
         self._post = post
         self._parameters = {
             p.parameter: parameters[p.parameter] for bucket in self._buckets.values() for p in bucket.places
@@ -113,12 +114,7 @@ class StageGradients:
         place, gradient = self._now[index], parameter.grad
         if gradient is not place:
             assert gradient is not None
-            if gradient.is_sparse:
-                raise WorkloadError(
-                    f"a parameter of shape {tuple(parameter.shape)} gets a sparse gradient, which no bucket takes; "
-                    "build its nn.Embedding with sparse=False, or train one replica on the CPU without clipping"
-                )
-            place.copy_(gradient)
+            place.copy_(dense(gradient))
             self._present.add(index)
             parameter.grad = None if self._is_only else place
         if self._is_last:
@@ -141,3 +137,13 @@ class StageGradients:
             for index in absent:
                 self._now[index].zero_()
             self._memory.mark_missing(self._holder, view, absent, step)
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient of a parameter, which is refused where it is sparse."""
+    if gradient.is_sparse:
+        raise WorkloadError(
+            f"a parameter of shape {tuple(gradient.shape)} gets a sparse gradient, which no bucket takes; build its "
+            "nn.Embedding with sparse=False, or train one replica on the CPU without clipping"
+        )
+    return gradient

@@ -4,7 +4,8 @@
     BACKWARD   hand_back ◂ gradients of leaves ◂──── the stage ◂──── roots: sent, and leaves that later stages read too
 
 A gradient comes to a stage from one other stage alone, which has summed what came to it with its own part. So of a
-value that a later stage reads too, the gradient from there begins this stage's own sum: it is a root on the leaf.
+value that a later stage reads too, the gradient from there begins this stage's own sum: it is a root on the leaf. Of a
+parameter that several stages use it is the same (`weft.workers.compute.tied_gradients`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import nn
 
 from weft.plan.plan import Ring, Role, SlotValue
 from weft.workers.compute.stage import Tensors
+from weft.workers.compute.tied_gradients import TiedGradients
 from weft.workers.memory.parcels import ParcelRing
 
 
@@ -22,8 +25,11 @@ class StageParcels:
     """received: the names of what the stage receives, in order: by the stage that makes it, and as in its ring. sent:
     the places of what it sends. returned: which of what is received has a gradient to hand back."""
 
-    def __init__(self, rings: Sequence[tuple[Ring, ParcelRing]], stage: int) -> None:
-        """rings: of the replica, those that the stage writes or reads among them."""
+    def __init__(
+        self, rings: Sequence[tuple[Ring, ParcelRing]], stage: int, parameters: Sequence[nn.Parameter] = ()
+    ) -> None:
+        """rings: of the replica, those that the stage writes or reads among them. parameters: the model's, by number,
+        as the stage has them."""
         activations, gradients = _of_role(rings, Role.ACTIVATION), _of_role(rings, Role.GRADIENT)
         came = [(made, _read_by(stage, ring), ring) for ring, made in activations if stage in ring.stages]
         self._sources = [(made, None if len(read) == len(ring.values) else read) for made, read, ring in came]
@@ -46,6 +52,7 @@ class StageParcels:
             for number, value in enumerate(ring.values)
         }
         self.returned = tuple(self._back)
+        self._tied = TiedGradients(rings, stage, parameters)
 
     def receive(self, iteration: int, microbatch: int) -> Tensors:
         if len(self._sources) == 1:
@@ -61,8 +68,8 @@ class StageParcels:
     def roots(
         self, iteration: int, microbatch: int, received: Tensors, sent: Tensors
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Where a backward begins, with what: what was sent, or received and read by later stages too, whose gradient
-        has come. received, sent: as `take` gives them."""
+        """Where a backward begins, with what: what was sent, or received and read by later stages too, or a parameter
+        that they use too, whose gradient has come. received, sent: as `take` gives them."""
         roots: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for ring, number, is_sent, at in self._gradients:
@@ -73,12 +80,19 @@ class StageParcels:
             if gradient is not None:
                 roots.append(root)
                 gradients.append(gradient)
+        for parameter, gradient in self._tied.roots(iteration, microbatch):
+            roots.append(parameter)
+            gradients.append(gradient)
         return roots, gradients
 
     def hand_back(self, iteration: int, microbatch: int, number: int, gradient: torch.Tensor | None) -> None:
         """number: of the value, in `received`."""
         ring, place = self._back[number]
         ring.put(iteration, microbatch, place, gradient)
+
+    def hand_back_tied(self, iteration: int, microbatch: int) -> None:
+        """After a backward: the gradients of parameters that earlier stages use too."""
+        self._tied.hand_back(iteration, microbatch)
 
 
 def _of_role(rings: Iterable[tuple[Ring, ParcelRing]], role: Role) -> list[tuple[Ring, ParcelRing]]:

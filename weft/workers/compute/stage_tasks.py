@@ -172,6 +172,7 @@ class StageTasks:
                     self._differentiate(roots, gradients)
         for leaf, hand_back in hand_backs:
             hand_back.finish(leaf)
+        self._parcels.hand_back_tied(iteration.index, microbatch)
 
     def _hand_back(self, leaf: torch.Tensor | None, iteration: Iteration, microbatch: int, number: int) -> HandBack:
         use = functools.partial(self._parcels.hand_back, iteration.index, microbatch, number)

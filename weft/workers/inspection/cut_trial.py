@@ -76,6 +76,7 @@ class _Stage:
     step: CutStep
     receives: list[Value]
     sends: list[Value]
+    tied: list[nn.Parameter]  # parameters that later stages use too
     leaves: list[torch.Tensor | None] = field(default_factory=list)  # what was received
     given: list[torch.Tensor | None] = field(default_factory=list)  # copies, since a module may write to it
     sent: list[torch.Tensor | None] = field(default_factory=list)
@@ -152,6 +153,10 @@ class CutTrial:
             ]:
                 if tensor is not None and tensor.requires_grad and value.name in gradients:
                     roots.append((tensor, gradients[value.name]))
+            for parameter in stage.tied:  # what later stages have made begins the stage's own sum, as in a job
+                if parameter.grad is not None:
+                    roots.append((parameter, parameter.grad))
+                    parameter.grad = None
             stage.step.rebind(stage.bound)
             with _blaming(number), stage.step.installed(), stage.step.numbers.running_again(seed):
                 self.backward_seconds[number], _ = self._device.timed(partial(_differentiate, roots))
@@ -168,18 +173,20 @@ def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: 
         value for value in recorded.values if value.maker < first and any(reader in own for reader in value.readers)
     ]
     sends = [value for value in recorded.values if value.maker in own and value.readers[-1] >= last]
+    names, later = (frozenset[str]().union(*recorded.uses[units]) for units in (slice(first, last), slice(last, None)))
     return _Stage(
         CutStep(
             model,
             begins=recorded.units[first] if number else None,
             ends=recorded.units[last] if last < len(recorded.units) else None,
-            own=frozenset[str]().union(*recorded.uses[first:last]),
+            own=names,
             receives=[value.name for value in receives],
             sends=[value.name for value in sends],
             skipped=skipped,
         ),
         receives,
         sends,
+        [parameter for name, parameter in model.named_parameters() if name in names & later],
     )
 
 

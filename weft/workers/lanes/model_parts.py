@@ -143,7 +143,7 @@ class ModelParts:
             move_state([(name, tensor) for name, tensor in state if isinstance(tensor, nn.Parameter)], arena)
         publish = keep_state(own, dict(state), arena, self._device)
         last = self.num_stages[holder[0]] - 1
-        parcels = StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1])
+        parcels = StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1], parameters)
         stage = self._stage(plan, own, parcels)
         self.stages[holder] = StageTasks(
             stage,

@@ -2,7 +2,7 @@
 
     parameters        every bucket, one after another           what owners update and what is saved
     versions          depth × the same                          what stale replicas read; version v in v % depth
-    bucket-gradient-R-S  depth × the buckets of a holder           what owners reduce; step i's in i % depth
+    bucket-gradient-R-S  depth × those of a holder with gradient   what owners reduce; step i's in i % depth
     sums              every bucket, where gradients have depth  otherwise the sum stands in the first holder's gradient
     norms             float64, 2 × buckets × owners             sums of squares; step i's in i % 2
     missing           int32, depth × holders × (buckets + parameters)   step in which a parameter got no gradient
@@ -59,6 +59,10 @@ class BucketMemory:
     def held(self, holder: Holder) -> list[Bucket]:
         return [bucket for bucket in self.buckets if holder in bucket.holders]
 
+    def with_gradient(self, holder: Holder) -> list[Bucket]:
+        """Of those that it holds; what an earlier stage of the replica holds, too, has its gradient there."""
+        return [bucket for bucket in self.buckets if holder in bucket.gradient_holders]
+
     def parameters(self, bucket: Bucket) -> torch.Tensor:
         """Flat, shared."""
         return _flat(self._parameters, bucket.offset, bucket)
@@ -70,7 +74,7 @@ class BucketMemory:
 
     def gradient(self, holder: Holder, bucket: Bucket, step: int) -> torch.Tensor:
         """A holder's gradient of a step; flat, shared."""
-        held = self.held(holder)
+        held = self.with_gradient(holder)
         size, depth = sum(each.num_bytes for each in held), self._depths[holder[0]]
         if holder not in self._gradients:
             name = f"bucket-gradient-{holder[0]}-{holder[1]}"

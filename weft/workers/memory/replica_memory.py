@@ -58,15 +58,24 @@ class ReplicaMemory:
         else:
             shared = {index: memory.parameters(bucket) for index, bucket in self._buckets.items()}
             self.values = _zeros(device, shared) if is_private else shared
-            self.gradients = _zeros(device, shared) if is_device else None
+            self.gradients = _zeros(device, {i: shared[i] for i in self._with_gradient()}) if is_device else None
         if is_device:
             for bucket in self._buckets.values():  # opened now: the directory is not asked while iterations run
                 if bucket.route is not Route.DEVICE:  # of that nothing comes down, and page-locked memory is scarce
-                    memory.gradient(holder, bucket, 0)
+                    if holder in bucket.gradient_holders:
+                        memory.gradient(holder, bucket, 0)
                     memory.sum(bucket)
         self._parameters = parameters
         for bucket in self._buckets.values():
             self._place(bucket, writes=writes)
+
+    def _with_gradient(self) -> list[int]:
+        """The buckets of which there is a gradient here: made here, or come up as the sum."""
+        return [
+            index
+            for index, bucket in self._buckets.items()
+            if self._holder in bucket.gradient_holders or bucket.route in (Route.SUM, Route.EITHER)
+        ]
 
     def _place(self, bucket: Bucket, *, writes: bool) -> None:
         """Moves the bucket's parameters to their places; those of a layer that streams get their numbers by UP."""

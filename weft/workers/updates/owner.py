@@ -1,10 +1,10 @@
 """The tasks of one owner: SYNC, UPDATE and VALIDATE of its range of every bucket that it owns.
 
-    SYNC(o,b)      every holder's gradient   → their sum, in the first holder's place; its squares
+    SYNC(o,b)      every replica's gradient  → their sum, in the first holder's place; its squares
     UPDATE(o,b)    the sum                   → the parameters, in place
     VALIDATE(o)    the norm                  → nothing, or the updates undone and made again
 
-The sum has a fixed order, that of the holders, so the same run gives the same bits.
+The sum has a fixed order, that of the replicas, so the same run gives the same bits.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Owner:
             if bucket.index in own_gradients:
                 continue
             memory.sum(bucket)
-            for holder in bucket.holders:
+            for holder in bucket.gradient_holders:
                 memory.gradient(holder, bucket, 0)
         self._reductions: dict[tuple[int, tuple[tuple[Holder, int], ...]], Reduction] = {}
 
@@ -113,8 +113,8 @@ def _squares(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def contributors(course: Course, bucket: Bucket, iteration: Iteration) -> list[Holder]:
-    """The holders whose replica has samples of the batch."""
-    return [holder for holder in bucket.holders if course.contributes(iteration, holder[0])]
+    """The holders of a gradient whose replica has samples of the batch."""
+    return [holder for holder in bucket.gradient_holders if course.contributes(iteration, holder[0])]
 
 
 def missing_parameters(memory: BucketMemory, course: Course) -> Callable[[Bucket, Iteration], frozenset[int]]:

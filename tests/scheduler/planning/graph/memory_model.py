@@ -25,7 +25,7 @@ from weft.plan.graph import Edge, Graph, Lane, Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import Kind, Way
 from weft.plan.placement import Placement
-from weft.plan.plan import Ring
+from weft.plan.plan import Ring, Role
 from weft.spec.strategy import Strategy
 from weft.workers.memory.bucket_memory import NORMS_DEPTH
 
@@ -290,6 +290,8 @@ class Workers:
         held = self._held(task)
         for bucket in self._rng.sample(held, len(held)):
             self._read_parameters(bucket, task, i, me)
+            if (task.replica, task.stage) not in self._parts[bucket].gradient_holders:
+                continue
             self._write_gradient(bucket, (task.replica, task.stage), i, me)
             absent = ((task.replica, task.stage), bucket, i.index) in self._case.absent
             if part == filled[-1] and not absent and not self._course.steals:
@@ -297,10 +299,16 @@ class Workers:
                 self._post(self._milestones[task.replica, task.stage, bucket], i.index)
                 me.tick()
         self._read_inputs(task, i, me)
+        for ring in self._tied_rings(task):
+            (me.write if ring.writer == task.stage else me.read)(*self._slot(ring.name, task, i))
         if not self._is_last(task):
             me.read(*self._slot(f"gradient-{task.replica}-{task.stage}", task, i))
         if task.stage:
             me.write(*self._slot(f"gradient-{task.replica}-{task.stage - 1}", task, i))
+
+    def _tied_rings(self, task: Task) -> list[Ring]:
+        rings = [each for each in self._case.rings.values() if each.role is Role.TIED and each.replica == task.replica]
+        return [each for each in rings if task.stage in (each.writer, *each.stages)]
 
     # --- gradients
 
@@ -344,7 +352,7 @@ class Workers:
                 me.write(("shared", task.bucket, owner), i.step)
 
     def _contributors(self, bucket: int, i: Iteration) -> list[Holder]:
-        return [holder for holder in self._parts[bucket].holders if self._course.contributes(i, holder[0])]
+        return [holder for holder in self._parts[bucket].gradient_holders if self._course.contributes(i, holder[0])]
 
     def _sum(self, bucket: int, owner: int, i: Iteration) -> Cell:
         first = self._parts[bucket].holders[0]

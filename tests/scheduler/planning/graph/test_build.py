@@ -199,7 +199,7 @@ def test_every_reader_finds_what_it_should_however_the_lanes_race(
 ) -> None:
     """Replicas of any kind and cut, with tied parameters, owners anywhere, clipping, staleness and empty shares."""
     units = [unit_of(number) for number in range(data.draw(st.integers(3, 5)))]
-    users = st.sets(st.integers(0, len(units) - 1), min_size=1, max_size=2).map(sorted)
+    users = st.sets(st.integers(0, len(units) - 1), min_size=1, max_size=3).map(sorted)
     parameters = [
         parameter_of(*those, num_elements=data.draw(st.sampled_from([1, 300])), state=())
         for those in data.draw(st.lists(users, min_size=1, max_size=6))
@@ -393,6 +393,19 @@ def test_an_update_waits_for_every_owners_last_sync_where_the_norm_bounds_it(
         waits = [name[:8] for name in sources_of(plan, forward, 1)]
         assert waits.count("VALIDATE") == 2
         assert "UPDATE(o" not in waits
+
+
+def test_a_tied_parameters_gradient_comes_from_the_first_of_its_stages_and_all_wait_for_its_update(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, parameter_of: ParameterOf
+) -> None:
+    inspection = inspection_of([unit_of(0), unit_of(1)], parameters=(parameter_of(0, 1),))
+    for device, ends in (("cpu", ["GRAD(0,b0)"]), ("gpu", ["DOWN(0,b0)"])):
+        plan = plan_of(inspection, replicas=[{"device": device, "stages": 2}], update="cpu")
+        assert [str(task) for task in tasks_of(plan, Kind.GRAD)] == ["GRAD(0,b0)"]
+        assert all(sources_of(plan, task) == ends for task in tasks_of(plan, Kind.SYNC))
+        updated = {name[:2] for task in tasks_of(plan, Kind.FORWARD) for name in sources_of(plan, task, 1)}
+        assert updated >= {"UP"}
+        assert len(tasks_of(plan, Kind.UP)) == (2 if device == "gpu" else 0)
 
 
 def test_a_stale_replicas_parameters_come_up_from_as_many_updates_back(

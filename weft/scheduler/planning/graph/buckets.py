@@ -44,7 +44,7 @@ class BucketGraph:
         for window in self._windows:
             window.tasks()
         for r, s in self._holders():
-            for part in self._held(r, s):
+            for part in self._with_gradient(r, s):
                 self._builder.add(grad(r, s, part.index), self._builder.lane(r, s))
         for owner in range(len(self._plan.owners)):
             self._owner_tasks(owner)
@@ -58,6 +58,10 @@ class BucketGraph:
 
     def _held(self, r: int, s: int) -> list[Bucket]:
         return [part for part in self._plan.buckets if (r, s) in part.holders]
+
+    def _with_gradient(self, r: int, s: int) -> list[Bucket]:
+        """Of those that it holds; what another stage of the replica holds before it is that one's."""
+        return [part for part in self._plan.buckets if (r, s) in part.gradient_holders]
 
     def _owned(self, owner: int) -> list[Bucket]:
         return [part for part in self._plan.buckets if owner in part.owners()]
@@ -111,7 +115,7 @@ class BucketGraph:
         if not self._placement.replicas[r].private:
             return
         held = [part for part in self._held(r, s) if part.route is not Route.DEVICE]
-        for part in held if device else ():
+        for part in [part for part in held if (r, s) in part.gradient_holders] if device else ():
             way = Way.HOST if part.device_ranges else None
             self._builder.add(down(r, s, part.index), self._builder.lane(r, s, DOWN), way)
         for part in held:
@@ -138,7 +142,7 @@ class BucketGraph:
                 self._shared_edges(r, s)
 
     def _gradient_edges(self, r: int, s: int) -> None:
-        for part in self._held(r, s):
+        for part in self._with_gradient(r, s):
             b = part.index
             self._builder.edge(self._builder.last_backward[Holder(r, s)], grad(r, s, b), 0, Cause.GRADIENT)
             if self._builder.is_device(r) and part.route is not Route.DEVICE:
@@ -156,7 +160,7 @@ class BucketGraph:
         coarse = self._builder.strategy.sync == "coarse"  # every SYNC waits for every BACKWARD
         owned = self._owned(owner)
         for part in owned:
-            for r, s in part.holders:
+            for r, s in part.gradient_holders:
                 self._builder.edge(self._arrival(r, s, part, owner), sync(owner, part.index), 0, Cause.SYNC)
         for part in self._openers([(part, self._sync_way(owner, part)) for part in owned]) if coarse else ():
             for holder in self._placement.holders():

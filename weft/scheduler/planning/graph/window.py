@@ -52,19 +52,24 @@ class WindowGraph:
             self._compute(Kind.FORWARD, s)
         for s in reversed(layers):
             self._compute(Kind.BACKWARD, s)
-            self._of_buckets(Kind.GRAD, s)
+            self._of_buckets(Kind.GRAD, self._with_gradient(s), s)
         for s in [*reversed(layers[: self._window]), *layers[self._window :]]:  # the first ones as they are updated
-            self._of_buckets(Kind.UP, s, UP)
+            self._of_buckets(Kind.UP, self._held(self._r, s), s, UP)
         for s in reversed(layers):
             if self._makes_room(s):
-                self._of_buckets(Kind.RELOAD, s, UP)
-            self._of_buckets(Kind.DOWN, s, DOWN)
+                self._of_buckets(Kind.RELOAD, self._held(self._r, s), s, UP)
+            self._of_buckets(Kind.DOWN, self._with_gradient(s), s, DOWN)
 
     def edges(self) -> None:
         for s in range(self._num_layers):
-            for part in self._held(self._r, s):
+            for part in self._with_gradient(s):
                 self._gradient_goes_down(s, part.index)
+            for part in self._held(self._r, s):
                 self._parameters_come_up(s, part)
+
+    def _with_gradient(self, s: int) -> list[Bucket]:
+        """Of the buckets of a layer; one that an earlier layer has, too, has its gradient there."""
+        return [part for part in self._held(self._r, s) if (self._r, s) in part.gradient_holders]
 
     def _makes_room(self, s: int) -> bool:
         """Whether another layer takes its place between its forwards and its backwards."""
@@ -74,8 +79,8 @@ class WindowGraph:
         for m in range(self._microbatches):
             self._builder.add(Key(kind, self._r, s, m), self._builder.lane(self._r, s))
 
-    def _of_buckets(self, kind: Kind, s: int, lane: str | None = None) -> None:
-        for part in self._held(self._r, s):
+    def _of_buckets(self, kind: Kind, buckets: Sequence[Bucket], s: int, lane: str | None = None) -> None:
+        for part in buckets:
             self._builder.add(Key(kind, self._r, s, bucket=part.index), self._builder.lane(self._r, s, lane))
 
     def _gradient_goes_down(self, s: int, b: int) -> None:
