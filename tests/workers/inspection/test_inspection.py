@@ -215,6 +215,36 @@ def test_units_of_a_model_that_is_no_sequential_are_the_calls_of_its_forward() -
         assert [unit["name"] for unit in inspect(workload_of(model), spec_of())["units"]] == names
 
 
+def test_a_model_may_be_cut_between_units_that_each_use_a_parameter_several_times() -> None:
+    """Its gradient is summed use by use across stages, so the proof of the cut finds the bits of the whole model's."""
+
+    class Recurrent(nn.Module):
+        def __init__(self, weight: nn.Parameter) -> None:
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                x = torch.tanh(x @ self.weight)
+            return x
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = nn.Parameter(torch.randn(37, 37, generator=torch.Generator().manual_seed(1)) / 6)
+            self.first, self.last = nn.Linear(3, 37), nn.Linear(37, 2)
+            self.blocks = nn.ModuleList(Recurrent(weight) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = self.first(x)
+            for block in self.blocks:
+                x = block(x)
+            return self.last(x)
+
+    told = inspect(workload_of(Tied()), spec_of())
+    assert told["cut_problems"] == []
+
+
 def test_a_model_that_has_nothing_to_train_is_refused() -> None:
     frozen = nn.Linear(3, 2).requires_grad_(False)
     for model in (nn.Sequential(nn.ReLU()), frozen):
