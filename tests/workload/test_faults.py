@@ -17,6 +17,7 @@ from weft.transport.wire.worker_messages import checked
 from weft.workers.compute.pairs import DataPair
 from weft.workers.compute.unit_stage import UnitStage
 from weft.workers.devices.host import HostDevice
+from weft.workload.cutting.calls import SeededCalls
 from weft.workload.entry import load_workload
 from weft.workload.faults import MAX_MESSAGE_CHARS, Fault, NonFiniteLoss, fault_of
 from weft.workload.units import Unit
@@ -70,6 +71,25 @@ def test_the_traceback_begins_at_the_users_first_frame() -> None:
     assert "weft/workers/compute/unit_stage.py" not in message
     assert "the user's mistake" in message
     assert "in forward" in message
+
+
+def test_between_the_users_frames_is_none_of_ours() -> None:
+    """The forward of a module that is cut by its calls goes through us."""
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("the user's mistake")
+
+    model = nn.ModuleList([Broken(), Broken()])
+    with pytest.raises(RuntimeError) as caught, SeededCalls(model).installed():
+        model[1](torch.zeros(1))
+    message = fault_of(caught.value).message
+    assert "weft/workload/cutting" not in message
+    assert message.count("test_faults.py") == 2
 
 
 def test_a_traceback_has_no_way_through_libraries_to_the_users_first_line() -> None:

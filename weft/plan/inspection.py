@@ -29,6 +29,7 @@ class UnitFacts:
     in_place: bool = False  # it writes to its input
     carries_state: bool = False  # in training its forward computes with buffers that a forward has changed
     state: tuple[str, ...] = ()  # of a model cut by its own forward, names of the parameters and buffers that it uses
+    repeated: tuple[str, ...] = ()  # of the first unit of such a model, modules that no stage begins with: called again
     small_forward_seconds: float = 0.0  # as above, for a microbatch of Inspection.small_size
     small_backward_seconds: float = 0.0
 
@@ -178,7 +179,14 @@ _PLAIN = (
 
 def _units(units: Any) -> tuple[UnitFacts, ...]:
     return tuple(
-        UnitFacts(**{**unit, "tied_to": tuple(unit["tied_to"]), "state": tuple(unit.get("state", ()))})
+        UnitFacts(
+            **{
+                **unit,
+                "tied_to": tuple(unit["tied_to"]),
+                "state": tuple(unit.get("state", ())),
+                "repeated": tuple(unit.get("repeated", ())),
+            }
+        )
         for unit in units
     )
 

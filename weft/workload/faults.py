@@ -89,7 +89,9 @@ def _traceback(error: BaseException) -> str:
     theirs = [number for number, file in enumerate(files) if is_users(file)]
     libraries = [number for number, file in enumerate(files) if not file.startswith((_OUR_FILES, _IMPORT_SYSTEM))]
     if begin := theirs or libraries:
-        told.stack = traceback.StackSummary.from_list(told.stack[begin[0] :])
+        told.stack = traceback.StackSummary.from_list(
+            [frame for frame in told.stack[begin[0] :] if not frame.filename.startswith(_OUR_FILES)]
+        )
     elif isinstance(error, SyntaxError):  # its place is in its text, and the way there is the import system's
         told.stack = traceback.StackSummary()
     text = encodable("".join(told.format()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -116,6 +117,17 @@ def test_more_stages_than_the_model_has_places_for_are_refused_with_what_is_in_t
     )
     with pytest.raises(PlanError, match=r"at most 1 stages \(units: the whole model\); use fewer stages$"):
         partition([unit_of(0, name="")], 2)
+
+
+def test_modules_that_are_called_several_times_are_named_as_what_no_stage_begins_with(unit_of: UnitOf) -> None:
+    """A cell in a loop, a network for two inputs: the units were few, and nothing said why."""
+    units = [replace(unit_of(0, name="embed"), repeated=("cell",)), unit_of(1, name="head")]
+    told = r"change what stands in the way of more: no stage begins with a module that the step calls several times"
+    with pytest.raises(PlanError, match=rf"at most 2 stages .*{told} \(cell\): call it once$"):
+        partition(units, 3)
+    told = r"'cell' is called several times in a step, .* called once; give some of head$"
+    with pytest.raises(PlanError, match=rf"^strategy\.split: {told}"):
+        partition(units, 2, ["cell"])
 
 
 # --- units by name

@@ -20,6 +20,7 @@ from weft.workload.cutting.placeholder import PlaceholderError
 from weft.workload.cutting.recording import Recorded, StepRecording
 from weft.workload.cutting.skipped import SkippedCalls
 from weft.workload.randomness import seed_unit
+from weft.workload.workload import WorkloadError
 
 MODELS = runpy.run_path(str(Path(__file__).resolve().parents[2] / "any_models.py"))
 
@@ -54,10 +55,11 @@ def stages_of(model: nn.Module, found: Recorded, cuts: list[int]) -> list[tuple[
 
 def run_cut(model: nn.Module, step: Callable[..., Any], batch: Any, found: Recorded, cuts: list[int]) -> Any:
     """What the last stage returns."""
-    made: dict[str, torch.Tensor] = {}
+    made: dict[str, torch.Tensor | None] = {}
     for cut, came, sent in stages_of(model, found, cuts):
         with cut.installed():
-            result = cut.run(step, batch, [made[each.name].detach() for each in came], seed)
+            given = [made[each.name] for each in came]
+            result = cut.run(step, batch, [None if each is None else each.detach() for each in given], seed)
         if isinstance(result, Sent):
             made.update(zip((each.name for each in sent), result, strict=True))
     return result
@@ -116,7 +118,10 @@ def test_a_loose_result_that_is_used_two_stages_later_is_refused_with_the_line_a
     assert problems.keys() == {1, 2}
     assert "the result of mul at" in problems[1]
     assert f"{Path(__file__).name}:" in problems[1]
-    assert problems[1].endswith("cut elsewhere, or make it a module")
+    assert "is made before it and used after it, and is neither an argument of two nor what a module" in problems[1]
+    assert problems[1].endswith(
+        "cut elsewhere (strategy.split), or make what is computed there an nn.Module of its own"
+    )
 
 
 def test_a_number_that_is_asked_for_is_refused_for_every_later_stage() -> None:
@@ -128,8 +133,8 @@ def test_a_number_that_is_asked_for_is_refused_for_every_later_stage() -> None:
 
     problems = problems_of(forward)
     assert problems.keys() == {1, 2}
-    assert "item at" in problems[1]
-    assert "asks for numbers of the result of sum" in problems[1]
+    assert problems[1].startswith(".item() at ")
+    assert "needs the numbers of the result of sum, and every stage runs that line" in problems[1]
 
 
 def test_shapes_of_what_another_stage_has_may_be_asked_for() -> None:
@@ -219,7 +224,7 @@ def test_an_operation_of_a_stage_on_what_it_has_not_is_told_with_its_line() -> N
     batch = torch.randn(2, 4)
     found = recorded(model, summed, batch)
     with pytest.raises(
-        PlaceholderError, match=rf"__bool__ at .*{Path(__file__).name}:\d+ asks for numbers of the result"
+        PlaceholderError, match=rf"if, or bool\(\), at .*{Path(__file__).name}:\d+ needs the numbers of the result"
     ):
         run_cut(model, summed, batch, found, [1])
 
@@ -242,3 +247,77 @@ def test_a_stage_that_is_installed_for_good_has_its_own_parameters_alone() -> No
     with torch.no_grad():
         (sent,) = middle.run(summed, batch, [given], seed)
         assert torch.equal(sent, torch.nn.functional.linear(given, own, model.two.bias))
+
+
+class Auxiliary(nn.Module):
+    """Its second head is called in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head, self.last = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        more = self.head(x) if self.training else x
+        return self.last(self.two(x)) + more
+
+
+def recorded_in_both(model: nn.Module) -> Recorded:
+    batch = torch.randn(2, 4)
+    found = recorded(model, summed, batch)
+    model.eval()
+    return found.merged(recorded(model, summed, batch), "Workload.step")
+
+
+def test_a_stage_may_begin_where_training_and_validation_make_the_same_call_whatever_else_one_of_them_calls() -> None:
+    found = recorded_in_both(Auxiliary())
+    assert found.units == ("one", "head", "two", "last")
+    assert found.problems.keys() == {1}
+    assert found.problems[1].startswith("validation (Workload.step) calls other modules, or in another order; ")
+    assert {value.name: (value.maker, value.readers) for value in found.values} == {
+        "one:0": (0, (1, 2, 3)),
+        "head:0": (1, (3,)),
+        "two:0": (2, (3,)),
+    }
+
+
+def test_modules_in_another_order_in_validation_leave_no_cut() -> None:
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        parts = (model.one, model.two, model.three) if model.training else (model.one, model.three, model.two)
+        for part in parts:
+            x = part(x)
+        return x
+
+    assert recorded_in_both(Loose(forward)).problems.keys() == {1, 2}
+
+
+def run_of_flow(usual: str, other: str) -> Any:
+    """A step that was recorded with some calls, by their names, and is run in two stages with others."""
+    calls = usual
+
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        for name in calls.split():
+            x = getattr(model, name)(x)
+        return x
+
+    model, batch = Loose(forward), torch.randn(2, 4)
+    found = recorded(model, summed, batch)
+    calls = other
+    return run_cut(model, summed, batch, found, [len(found.units) - 1])
+
+
+@pytest.mark.parametrize(
+    ("usual", "other", "told"),
+    [
+        ("one two", "one", "the step has ended without a call of two, with which a stage begins"),
+        ("one two", "one three two", "three (Linear) is called in the stage from the beginning of the step to two"),
+        ("one two", "one two one", "one (Linear) is called in the stage from two to the end of the step"),
+        ("one two three", "one three", "before three two was not called"),
+        ("one two three", "one two one three", "before three other modules were called"),
+    ],
+)
+def test_other_calls_than_the_cut_was_tried_with_are_told_with_the_module(usual: str, other: str, told: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        run_of_flow(usual, other)
+    assert told in str(caught.value)
+    assert str(caught.value).endswith("inside one module or, by strategy.split, inside one stage")

@@ -89,11 +89,19 @@ def _too_many(units: Sequence[UnitFacts], num_stages: int, allowed: Sequence[int
     for cut in sorted(set(range(1, len(units))) - set(allowed)):
         told.setdefault(_problem(units, cut, problems), names[cut])
     reasons = [f"before {name!r:.80}: {problem}" for problem, name in list(told.items())[:MAX_TOLD_PROBLEMS]]
+    reasons += _of_repeated(units)
     change = ", or change what stands in the way of more: " + "; ".join(reasons) if reasons else ""
     return (
         f"strategy.stages = {num_stages}, but the model can be cut into at most {len(allowed) + 1} stages (units: "
         f"{_listed(name or 'the whole model' for name in names)}); use fewer stages{change}"
     )
+
+
+def _of_repeated(units: Sequence[UnitFacts]) -> list[str]:
+    repeated = [name for unit in units for name in unit.repeated]
+    if not repeated:
+        return []
+    return [f"no stage begins with a module that the step calls several times ({_listed(repeated)}): call it once"]
 
 
 def _given_cuts(
@@ -102,7 +110,7 @@ def _given_cuts(
     allowed: Sequence[int],
     problems: Mapping[int, str],
 ) -> Cuts:
-    numbers = _unit_numbers(_names(units), split)
+    numbers = _unit_numbers(units, split)
     if refused := sorted(set(numbers) - set(allowed)):
         cut, called = refused[0], dict(zip(numbers, split, strict=True))
         why = f": {_problem(units, cut, problems)}" if 0 < cut < len(units) else f", of {len(units)}"
@@ -132,7 +140,14 @@ def _names(units: Iterable[UnitFacts]) -> list[str]:
     return [unit.name.removesuffix(".") for unit in units]
 
 
-def _unit_numbers(names: Sequence[str], split: Sequence[int] | Sequence[str]) -> list[int]:
+def _unit_numbers(units: Sequence[UnitFacts], split: Sequence[int] | Sequence[str]) -> list[int]:
+    names = _names(units)
+    repeated = {name for unit in units for name in unit.repeated}
+    if several := [unit for unit in split if unit in repeated]:
+        raise PlanError(
+            f"strategy.split: {several[0]!r:.80} is called several times in a step, and a stage begins with a module "
+            f"that is called once; give some of {_listed(names[1:])}"
+        )
     numbers = [_number_of(names, unit) if isinstance(unit, str) else unit for unit in split]
     for (first, number), (second, next_number) in pairwise(zip(split, numbers, strict=True)):
         if number == next_number:

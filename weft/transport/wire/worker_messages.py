@@ -75,6 +75,7 @@ class _Unit(TypedDict):
     kind: str
     in_place: bool
     state: NotRequired[list[str]]
+    repeated: NotRequired[list[str]]
     carries_state: bool
     small_forward_seconds: _Seconds
     small_backward_seconds: _Seconds

@@ -14,7 +14,7 @@ from weft.workers.devices.device import Memory
 from weft.workload.cutting.cut_step import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.units import Unit, is_cut_by_calls, named_state, units
-from weft.workload.workload import Workload
+from weft.workload.workload import Workload, WorkloadError
 
 
 class ModelPart(Protocol):
@@ -28,7 +28,7 @@ class ModelPart(Protocol):
         """Brings it to the device."""
 
     def copied(self, memo: dict[int, Any]) -> ModelPart:
-        """With parameters of its own; memo: as of `copy.deepcopy`."""
+        """With parameters of its own; memo: as of `copy.deepcopy`. Errors: WorkloadError."""
 
 
 def part_of(workload: Workload, stage: StagePlan) -> ModelPart:
@@ -36,6 +36,17 @@ def part_of(workload: Workload, stage: StagePlan) -> ModelPart:
         return CallPart(workload.model, stage.state)
     made = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
     return UnitPart(made[stage.first : stage.last])
+
+
+def check_built(model: nn.Module, stages: Sequence[StagePlan]) -> None:
+    """stages: of one replica. Errors: WorkloadError, where the model is another than was inspected."""
+    known = {name for name, _ in named_tensors(model)}
+    missing = next((name for stage in stages for name in stage.state if name not in known), None)
+    if missing is not None:
+        raise WorkloadError(
+            f"Workload.model has no {missing!r:.80}, and had it when it was inspected; the function must build the "
+            "same model in every process (torch's generator is seeded before it is called, and no other)"
+        )
 
 
 def whole_state(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -59,7 +70,7 @@ class UnitPart(ModelPart):
             device.adopt(unit.module)
 
     def copied(self, memo: dict[int, Any]) -> UnitPart:
-        return UnitPart([Unit(unit.index, unit.prefix, copy.deepcopy(unit.module, memo)) for unit in self.units])
+        return UnitPart([Unit(unit.index, unit.prefix, _copied(unit.module, memo)) for unit in self.units])
 
 
 class CallPart(ModelPart):
@@ -92,4 +103,15 @@ class CallPart(ModelPart):
                     module._buffers[key] = device.put(buffer)
 
     def copied(self, memo: dict[int, Any]) -> CallPart:
-        return CallPart(copy.deepcopy(self.model, memo), self.names)
+        return CallPart(_copied(self.model, memo), self.names)
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:  # whatever an object in it raises
+        raise WorkloadError(
+            f"Workload.model: {type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and stages "
+            "that share a GPU need a copy each; keep out of the model what copy.deepcopy does not take, or give each "
+            "stage a GPU of its own"
+        ) from error

@@ -25,7 +25,7 @@ from weft.workers.inspection.ran import Ran, first_batch
 from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS
 from weft.workers.memory.packing import num_packed_bytes
 from weft.workload.cutting.calls import Seed
-from weft.workload.cutting.cut_step import CannotSendError, Step
+from weft.workload.cutting.cut_step import CannotSendError, Step, named_tensors
 from weft.workload.cutting.recording import Recorded, StepRecording, Value
 from weft.workload.cutting.skipped import SkippedCalls, pickled
 from weft.workload.data.batches import Batches
@@ -100,6 +100,7 @@ class CutInspection:
         self._learns = spec.job.mode == "train"
         self._step = training_step(workload) if self._learns else validation_step(workload)
         self._buffers = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}
+        self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
         self._metrics: list[str] = []
 
     def run(self, leave: Callable[[nn.Module], None], packed: dict[str, Any], load_seconds: float) -> Ran:
@@ -195,7 +196,7 @@ class CutInspection:
                 cause = error.__cause__
                 number = error.number if isinstance(cause, CannotSendError) else error.number - 1
                 cut = cuts[min(max(number, 0), len(cuts) - 1)]
-                problems[cut] = str(cause) if isinstance(cause, WorkloadError) else f"{type(cause).__name__}: {cause}"
+                problems[cut] = _told(cause)
                 cuts.remove(cut)
                 continue
             if differs is None:
@@ -231,7 +232,8 @@ class CutInspection:
                 kept.append(cut)
             else:
                 problems[cut] = (
-                    f"cut there, {differs} is not that of the whole step; does it draw numbers or keep state?"
+                    f"cut there, {differs} differs from that of the uncut step; keep in buffers what lasts from call "
+                    "to call, draw from torch's default generator, or cut elsewhere (strategy.split)"
                 )
         return kept
 
@@ -258,7 +260,7 @@ class CutInspection:
     def _units(self, recorded: Recorded) -> list[dict[str, Any]]:
         modules = dict(self._model.named_modules())
         tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
-        idle = tensors.keys() - frozenset[str]().union(*recorded.uses)
+        idle = (tensors.keys() & self._built) - frozenset[str]().union(*recorded.uses)
         seen: dict[str, int] = {}
         units = []
         for number, (name, uses) in enumerate(zip(recorded.units, recorded.uses, strict=True)):
@@ -273,6 +275,7 @@ class CutInspection:
                     "forward_seconds": 0.0,
                     "backward_seconds": 0.0,
                     "state": sorted(uses | idle) if number == 0 else sorted(uses),
+                    "repeated": list(recorded.repeated) if number == 0 else [],
                     "tied_to": sorted({seen[each] for each in buffers if each in seen}),
                     "in_place": False,
                     "carries_state": False,
@@ -339,6 +342,17 @@ def _run(trial: CutTrial, batch: Any, seed: Seed) -> None:
         trial.run(batch, seed)
     except StageError as error:
         raise (error.__cause__ or error) from None
+
+
+def _told(cause: BaseException | None) -> str:
+    if isinstance(cause, WorkloadError):
+        return str(cause)
+    first = str(cause).partition("\n")[0].rstrip(".")
+    return (
+        f"with a stage that begins there the step raises {type(cause).__name__}: {first:.200}; if something in it "
+        "needs the whole model (torch.autograd.grad does), cut elsewhere (strategy.split), or put that into one "
+        "nn.Module"
+    )
 
 
 def _value_facts(value: Value, shapes: Mapping[int, tuple[int, ...]]) -> dict[str, Any]:

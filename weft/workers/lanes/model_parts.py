@@ -27,7 +27,7 @@ from weft.transport.memory.directory import Directory
 from weft.workers.compute.cut_stage import CutStage
 from weft.workers.compute.gradients import StageGradients
 from weft.workers.compute.measured import Measured
-from weft.workers.compute.model_part import CallPart, ModelPart, UnitPart, part_of, whole_state
+from weft.workers.compute.model_part import CallPart, ModelPart, UnitPart, check_built, part_of, whole_state
 from weft.workers.compute.stage import Stage
 from weft.workers.compute.stage_parcels import StageParcels
 from weft.workers.compute.stage_tasks import StageTasks
@@ -97,6 +97,7 @@ class ModelParts:
         self._loaded, self._parcels = loaded, parcels
         self._post_gradient = post_gradient
         self.num_stages = [replica.num_stages for replica in view.replicas]
+        check_built(workload.model, view.first_stages)
         self._state = whole_state(workload.model)
         self._taken: set[int] = set()  # ids of parameters that a stage of this worker has
         self._parameters = list(workload.model.parameters())

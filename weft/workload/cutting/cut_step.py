@@ -22,6 +22,7 @@ from torch import nn
 
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.operation import TWO_WAYS_OUT
 from weft.workload.cutting.placeholder import (
     Placeholder,
     PlaceholderError,
@@ -30,10 +31,15 @@ from weft.workload.cutting.placeholder import (
 from weft.workload.cutting.skipped import SkippedCalls
 from weft.workload.cutting.tape import Tape, answered, playing
 from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
+from weft.workload.workload import WorkloadError
 
 Step = Callable[[nn.Module, Any], Any]
 Bound = list[tuple[Placeholder, torch.Tensor]]
 MAX_TAPES = 64  # of a stage, by the shapes of its batch
+_SAME_CALLS = (
+    "a step of several stages must call the same modules in the same order for every batch; keep what depends on the "
+    "batch inside one module or, by strategy.split, inside one stage"
+)
 
 
 class CannotSendError(PlaceholderError):
@@ -82,6 +88,7 @@ class CutStep:
         tables = [each.module for each in self._visible if each.kind is CallKind.TRANSPARENT]
         self._tables = {module for table in tables for module in table.modules()}
         self._names = {id(tensor): name for name, tensor in named_tensors(model)}
+        self._others = {each for each in self._visible if each.kind is CallKind.OPAQUE and not self._has(each.module)}
         self.numbers = CallNumbers()
         self._installation = contextlib.ExitStack()
         self._skipped = skipped
@@ -126,6 +133,10 @@ class CutStep:
             if tensor is not None and self._names[id(tensor)] not in self._own
         ]
 
+    def _has(self, module: nn.Module) -> bool:
+        """All that the module needs."""
+        return all(self._names[id(tensor)] in self._own for _, tensor in named_tensors(module))
+
     def run(self, step: Step, batch: Any, received: Sequence[torch.Tensor | None], seed: Seed) -> Any:
         """What the step returns, of the last stage; of any other the tensors that it sends, in their
         order, and None for one that this run has not made: validation may have others than training."""
@@ -148,8 +159,21 @@ class CutStep:
             for placeholder, _ in self.bound:
                 placeholder.came = None
         if self._ends is not None:
-            raise PlaceholderError(f"the step has ended without a call of {self._ends}, with which a stage begins")
-        return replaced(result, resolved)
+            raise WorkloadError(
+                f"the step has ended without a call of {self._ends}, with which a stage begins; {_SAME_CALLS}"
+            )
+        return self._result(replaced(result, resolved))
+
+    def _result(self, result: Any) -> Any:
+        unknown = next((each for each in tensors_in(result) if isinstance(each, Placeholder)), None)
+        if unknown is None:
+            return result
+        missing = next((name.rpartition(":")[0] for name in self._receives if name not in self._came), None)
+        why = f"{missing} was not called" if missing else "other modules were called"
+        raise WorkloadError(
+            f"the step returns {unknown.what}, which needs what no other stage has sent: before {self._begins} {why}, "
+            f"unlike when the step was tried before training; {_SAME_CALLS}"
+        )
 
     def rebind(self, bound: Bound) -> None:
         """As a run has left it: for a backward that calls modules again, with the arguments that they had."""
@@ -170,7 +194,7 @@ class CutStep:
     @property
     def span(self) -> str:
         """For people: where the stage begins and ends."""
-        return f"from {self._begins or 'the beginning of the step'} to {self._ends or 'its end'}"
+        return f"from {self._begins or 'the beginning of the step'} to {self._ends or 'the end of the step'}"
 
     # --- the listener
 
@@ -187,6 +211,7 @@ class CutStep:
         elif visible.name == self._ends:
             self._end((args, kwargs))
         if self._is_inside:
+            self._check_own(visible)
             args, kwargs = replaced((args, kwargs), resolved)
             result = self.numbers.run(visible, forward, args, kwargs)
         else:
@@ -195,6 +220,13 @@ class CutStep:
             self.numbers.skip(visible)
         self._returned(visible, occurrence, result)
         return result
+
+    def _check_own(self, visible: Visible) -> None:
+        if visible in self._others:
+            raise WorkloadError(
+                f"{visible} is called in the stage {self.span}, and was not called there when the step was tried "
+                f"before training, so another stage has it; {_SAME_CALLS}"
+            )
 
     def _again(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """From inside a backward, by torch.utils.checkpoint around a call."""
@@ -251,8 +283,7 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     tensor = resolved(tensor)
     if isinstance(tensor, Placeholder):
         raise CannotSendError(
-            f"{tensor.what} is needed by a later stage and does not come to the one before it; cut elsewhere "
-            "(strategy.split), or make what is computed there a module of its own"
+            f"{tensor.what} is needed by a later stage, and the stage before that has no numbers of it; {TWO_WAYS_OUT}"
         )
     return tensor
 

@@ -7,7 +7,6 @@ are computed, numbers are not. Once the tensor has come over it is `came`, and a
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -15,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.operation import TWO_WAYS_OUT, asks_for_numbers, result_of
 from weft.workload.cutting.tape import answered
 from weft.workload.workload import WorkloadError
 
@@ -71,7 +71,7 @@ class Placeholder(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:  # type: ignore[override]
         (known, *_) = [each for each in tensors_in((args, kwargs or {})) if isinstance(each, Placeholder)]
-        _refuse(known, str(func))
+        _refuse(known, func)
 
 
 def without_numbers(tensor: torch.Tensor) -> torch.Tensor:
@@ -104,8 +104,8 @@ def _on_fakes(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequenc
     except RuntimeError as error:
         if not type(error).__module__.startswith("torch._subclasses"):
             raise
-        _refuse(unknown[0], getattr(func, "__name__", str(func)))
-    what = f"the result of {getattr(func, '__name__', func)} at {user_line()}"
+        _refuse(unknown[0], func)
+    what = result_of(func)
 
     def wrapped(value: torch.Tensor) -> torch.Tensor:
         if not isinstance(value, FakeTensor):
@@ -139,16 +139,5 @@ def _any_requires(tensors: Sequence[torch.Tensor]) -> bool:
         return any(each.requires_grad for each in tensors)
 
 
-def _refuse(unknown: Placeholder, operation: str) -> NoReturn:
-    raise PlaceholderError(
-        f"{operation} at {user_line()} asks for numbers of {unknown.what}, which another stage has; cut elsewhere "
-        "(strategy.split), or make what is computed there a module of its own"
-    )
-
-
-def user_line() -> str:
-    """File and line of whoever called torch: the innermost that is neither torch nor this package."""
-    for frame in reversed(traceback.extract_stack()):
-        if "/torch/" not in frame.filename and "/weft/workload/cutting/" not in frame.filename:
-            return f"{frame.filename}:{frame.lineno}"
-    return "an unknown line"
+def _refuse(unknown: Placeholder, operation: Callable[..., Any]) -> NoReturn:
+    raise PlaceholderError(f"{asks_for_numbers(operation, unknown.what)}, which another stage has; {TWO_WAYS_OUT}")

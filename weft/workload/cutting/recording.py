@@ -25,9 +25,11 @@ from torch.overrides import TorchFunctionMode
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.cut_step import Step, argument_name, named_tensors, output_name
 from weft.workload.cutting.leaves import tensors_in
-from weft.workload.cutting.placeholder import KNOWN, user_line
+from weft.workload.cutting.operation import TWO_WAYS_OUT, asks_for_numbers, result_of, user_line
+from weft.workload.cutting.placeholder import KNOWN
 from weft.workload.cutting.skipped import Key, Returned, key_of, returned_of
 from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
+from weft.workload.workload import WorkloadError
 
 
 @dataclass(slots=True, eq=False)
@@ -57,29 +59,55 @@ class Recorded:
     values: tuple[Value, ...]
     uses: tuple[frozenset[str], ...]  # of each unit, names of parameters and buffers
     problems: dict[int, str]  # by unit, why no stage may begin with it
+    repeated: tuple[str, ...]  # modules that are called several times, so that no unit begins with them
     returned: dict[Key, Returned]  # by each call of an opaque module
     result: Any  # of the step
 
     def merged(self, other: Recorded, source: str) -> Recorded:
-        """With what another run passes on beside, in the same units. source: the field that the other step is from."""
-        problems = {unit: f"in validation, {text}" for unit, text in other.problems.items()}
-        if other.units != self.units:
-            first = next(
-                name for name in (*other.units, *self.units) if name not in other.units or name not in self.units
-            )
-            text = f"{source} calls {first} another number of times, or in another order, than training does"
-            problems, other = dict.fromkeys(range(1, len(self.units)), text), dataclasses.replace(self, values=())
-        values = {value.name: value for value in (*other.values, *self.values)}
-        for value in other.values:
-            mine = values[value.name]
-            values[value.name] = dataclasses.replace(mine, readers=tuple(sorted({*mine.readers, *value.readers})))
+        """With what validation's run passes on beside. source: the field that its step is from."""
+        places, shared = _places(self.units, other.units)
+        values = {value.name: value for value in self.values}
+        for value in filter(None, (_moved(each, places) for each in other.values)):
+            mine = values.get(value.name, value)
+            shared -= set(range(min(mine.maker, value.maker) + 1, max(mine.maker, value.maker) + 1))
+            readers = tuple(sorted({*mine.readers, *value.readers}))
+            values[value.name] = dataclasses.replace(mine, readers=readers)
+        uses = list(self.uses)
+        for place, theirs in zip(places, other.uses, strict=True):
+            uses[place] |= theirs
+        problems = {
+            unit: f"validation ({source}) calls other modules, or in another order; cut where both training and "
+            "validation begin with the same call"
+            for unit in range(1, len(self.units))
+            if unit not in shared
+        }
+        in_validation = {places[unit]: text for unit, text in other.problems.items() if places[unit] in shared}
+        problems |= {unit: f"in validation, {text}" for unit, text in in_validation.items()}
         return dataclasses.replace(
             self,
             values=tuple(sorted(values.values(), key=lambda value: (value.maker, value.name))),
-            uses=tuple(mine | theirs for mine, theirs in zip(self.uses, other.uses, strict=True)),
+            uses=tuple(uses),
             problems={**problems, **self.problems},
+            repeated=tuple(dict.fromkeys((*self.repeated, *other.repeated))),
             returned={**other.returned, **self.returned},
         )
+
+
+def _places(ours: Sequence[str], theirs: Sequence[str]) -> tuple[list[int], set[int]]:
+    """Of each of their units the one of ours in which it lies; and which of ours begin with what both begin with."""
+    places = [0]
+    for name in theirs[1:]:
+        places.append(ours.index(name) if name in ours[1:] else places[-1])
+    if places != sorted(places):
+        return [0] * len(theirs), set()
+    return places, set(places) - {0}
+
+
+def _moved(value: Value, places: Sequence[int]) -> Value | None:
+    """With our numbers of units; None where it crosses nothing of ours."""
+    maker = places[value.maker]
+    readers = tuple(sorted({places[reader] for reader in value.readers} - {maker}))
+    return dataclasses.replace(value, maker=maker, readers=readers) if readers else None
 
 
 class StepRecording(TorchFunctionMode):
@@ -185,16 +213,21 @@ class StepRecording(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._depth:
             return func(*args, **kwargs)
+        if func is torch.Tensor.backward:
+            raise WorkloadError(
+                f"the step calls backward() at {user_line()}; leave it out, as what the optimizer does: Weft "
+                "differentiates the loss that the step returns"
+            )
         result = func(*args, **kwargs)
         made = tensors_in(result)
         if not made and _is_quiet(func):
             return result
         read = [fed for tensor in tensors_in((args, kwargs)) if (fed := self._read(tensor)) is not None]
-        if read and not made and func.__name__ not in ("__setitem__", "__set__", "backward"):
-            self._asked.setdefault(self._region, f"{func.__name__} at {user_line()} asks for numbers of {read[0].what}")
+        if read and not made and func.__name__ not in ("__setitem__", "__set__"):
+            self._asked.setdefault(self._region, asks_for_numbers(func, read[0].what))
         if read:
             for tensor in made or tensors_in(args)[:1]:
-                self._feed(tensor, f"the result of {func.__name__} at {user_line()}")
+                self._feed(tensor, result_of(func))
         return result
 
     # --- afterwards
@@ -214,6 +247,7 @@ class StepRecording(TorchFunctionMode):
             values=tuple(sorted(values, key=lambda value: (value.maker, value.name))),
             uses=uses,
             problems=self._problems(begins, unit_of),
+            repeated=tuple(dict.fromkeys(each.name for each in self._calls if self._occurrences[each])),
             returned=self._returned,
             result=result,
         )
@@ -243,12 +277,13 @@ class StepRecording(TorchFunctionMode):
             ]
             if asked:
                 problems[unit] = (
-                    f"{asked[0]}, which every stage would have to know; make what is computed there a module"
+                    f"{asked[0]}, and every stage runs that line, also those that do not have them; leave it out, or "
+                    "make what is computed there an nn.Module of its own"
                 )
             elif lost:
                 problems[unit] = (
-                    f"{lost[0].what} is made before it and read after it, and is neither an argument of "
-                    f"{self._calls[begin - 1].name} nor what a module returns; cut elsewhere, or make it a module"
+                    f"{lost[0].what} is made before it and used after it, and is neither an argument of "
+                    f"{self._calls[begin - 1].name} nor what a module returns; {TWO_WAYS_OUT}"
                 )
         return problems
 

@@ -1,0 +1,273 @@
+"""Steps that cannot train, or cannot be cut: a sentence that says what stands where, and what to do."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+_REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
+RealDaemon, SECONDS = _REAL["RealDaemon"], _REAL["SECONDS"]
+
+SEED, NUM_SAMPLES, BATCH = 3, 24, 8
+ORDER = torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(SEED)).tolist()
+ODD = ORDER[BATCH + 1]  # the sample that is unlike the others, in step 1, where nobody inspects any more
+SOURCE = """
+import os, torch, weft
+from torch import nn
+from torch.nn.functional import mse_loss
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three, self.spare = nn.Linear(1, 4), nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 4)
+        {init}
+
+    def forward(self, x, odd):
+        {forward}
+
+    {method}
+
+def loss(output, batch):
+    return mse_loss(output, batch["x"])
+
+def step(model, batch):
+    odd = bool(batch["odd"].any())
+    {step}
+
+def collate(items):
+    batch = torch.utils.data.default_collate(items)
+    {collate}
+    return batch
+
+def workload():
+    torch.manual_seed(0)
+    inputs = torch.linspace(0, 1, {count}).reshape(-1, 1)
+    items = [{{"x": x, "odd": number == {odd}}} for number, x in enumerate(inputs)]
+    {items}
+    return weft.Workload(Model(), items, step=step, {more}
+                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01))
+"""
+SOUND = {
+    "init": "pass",
+    "method": "pass",
+    "forward": "return self.three(self.two(self.one(x)))",
+    "step": "return loss(model(batch['x'], odd), batch)",
+    "collate": "pass",
+    "items": "pass",
+    "more": "",
+}
+SAME_CALLS = "a step of several stages must call the same modules in the same order for every batch; "
+TWO_WAYS_OUT = "cut elsewhere (strategy.split), or make what is computed there an nn.Module of its own"
+
+
+def flow(usual: str, odd: str) -> dict[str, str]:
+    return {"forward": f"return ({odd}) if odd else ({usual})"}
+
+
+# what is wrong → (what takes the place of what is sound, strategy, parts of the sentence)
+CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
+    "no loss": (
+        {"step": "model(batch['x'], odd)"},
+        {},
+        ["Workload.step returned None as the loss; it must return the loss, a scalar tensor, or a mapping with it"],
+    ),
+    "no loss by its name": (
+        {"step": "return {'los': loss(model(batch['x'], odd), batch)}"},
+        {},
+        ["Workload.step returned dict without 'loss'"],
+    ),
+    "a loss of each sample": (
+        {"step": "return model(batch['x'], odd)"},
+        {},
+        ["Workload.step returned a tensor of shape (4, 1) as the loss"],
+    ),
+    "a loss as a number": (
+        {"step": "return loss(model(batch['x'], odd), batch).item()"},
+        {},
+        ["Workload.step returned a loss without a gradient (float); return the tensor as the model's parameters"],
+    ),
+    "a step that goes back by itself": (
+        {"step": "value = loss(model(batch['x'], odd), batch); value.backward(); return value"},
+        {},
+        ["the step calls backward() at line.py:", "; leave it out, as what the optimizer does"],
+    ),
+    "an item of another structure": (
+        {"items": f"del items[{ODD}]['odd']"},
+        {},
+        [f"sample {ODD} of Workload.train: the item has no ['odd'], and had it in sample ", "or give Workload.collate"],
+    ),
+    "a batch of another structure": (
+        {"more": "collate=collate,", "collate": "batch |= {'more': 1} if batch['odd'].any() else {}"},
+        {"microbatches": 2},
+        ["the batch has ['more'], and had none before; every batch must have the same structure"],
+    ),
+    "a batch of another dtype": (
+        {
+            "more": "collate=collate,",
+            "collate": "batch['x'] = batch['x'].double() if batch['odd'].any() else batch['x']",
+        },
+        {"microbatches": 2},
+        ["the batch['x'] is a tensor of float64, and was a tensor of float32 before"],
+    ),
+    "a split that does not exist": (
+        {},
+        {"stages": 2, "split": ["tree"]},
+        ["strategy.split: no unit is called 'tree'; did you mean 'three'?"],
+    ),
+    "a split that runs in another order": (
+        {},
+        {"stages": 3, "split": ["three", "two"]},
+        ["strategy.split: 'two' runs before 'three'; give them in the order in which they run"],
+    ),
+    "a split at a module that is called again": (
+        {"forward": "return self.three(self.two(self.two(self.one(x))))"},
+        {"stages": 2, "split": ["two"]},
+        ["strategy.split: 'two' is called several times in a step", "called once; give some of three"],
+    ),
+    "modules that are called again": (
+        {"step": "return loss(model(batch['x'], odd) + model(-batch['x'], odd), batch)"},
+        {"stages": 2},
+        ["no stage begins with a module that the step calls several times (one, two, three): call it once"],
+    ),
+    "a loose result that is used two stages later": (
+        {"step": "x = model.one(batch['x']); y = 2 * x; return loss(model.three(model.two(x) + y), batch)"},
+        {"stages": 2, "split": ["two"]},
+        [
+            "cannot be cut before unit 'two': the result of mul at line.py:",
+            " is made before it and used after it, and is neither an argument of two nor what a module returns; ",
+            f"{TWO_WAYS_OUT}; it can be before [",
+        ],
+    ),
+    "a number that is asked for": (
+        {"step": "x = model.one(batch['x']); x = x / x.max().item(); return loss(model.three(model.two(x)), batch)"},
+        {"stages": 2},
+        [
+            "change what stands in the way of more: before 'two': .item() at line.py:",
+            " needs the numbers of the result of max, and every stage runs that line, also those that do not have them",
+        ],
+    ),
+    "a choice by a number": (
+        {"step": "x = model.one(batch['x']); x = x if x.sum() > 0 else -x; return model.three(model.two(x)).sum()"},
+        {"stages": 2},
+        ["if, or bool(), at line.py:", " needs the numbers of the result of gt, and every stage runs that line"],
+    ),
+    "rows that are chosen by numbers": (
+        {"step": "x = model.one(batch['x']); return model.three(model.two(x[x[:, 0] > x[:, 1]])).square().sum()"},
+        {"stages": 2, "split": ["three"]},
+        [
+            "an index at line.py:",
+            " needs the numbers of the output of one (Linear), which another stage has; ",
+            TWO_WAYS_OUT,
+        ],
+    ),
+    "a gradient inside of the step": (
+        {
+            "step": "x = batch['x'].requires_grad_(); y = model(x, odd); "
+            "return torch.autograd.grad(y.sum(), x, create_graph=True)[0].square().mean() + loss(y, batch)"
+        },
+        {"stages": 2},
+        ["with a stage that begins there the step raises RuntimeError: ", "(torch.autograd.grad does), cut elsewhere"],
+    ),
+    "state outside of buffers": (
+        {
+            "init": "self.calls = 0",
+            "forward": "return self.three(self.two(self.scaled(self.one(x))))",
+            "method": "def scaled(self, x):\n        self.calls += 1\n        return x * self.calls",
+        },
+        {"stages": 2},
+        [
+            "cut there, the loss (",
+            ") differs from that of the uncut step; keep in buffers what lasts from call to call",
+        ],
+    ),
+    "a stage's first module is skipped": (
+        flow("self.three(self.two(self.one(x)))", "self.one(x)[:, :1]"),
+        {"stages": 2, "split": ["two"]},
+        ["the step has ended without a call of two, with which a stage begins; ", SAME_CALLS],
+    ),
+    "a module before it is skipped": (
+        flow("self.three(self.two(self.one(x)))", "self.three(self.one(x))"),
+        {"stages": 2, "split": ["three"]},
+        [
+            "needs what no other stage has sent: before three two was not called, unlike when the step was tried",
+            SAME_CALLS,
+        ],
+    ),
+    "a module that was not called before": (
+        flow("self.three(self.two(self.one(x)))", "self.three(self.spare(self.two(self.one(x))))"),
+        {"stages": 2, "split": ["two"]},
+        [
+            "spare (Linear) is called in the stage from two to the end of the step, and was not called there when",
+            SAME_CALLS,
+        ],
+    ),
+    "modules in another order": (
+        flow("self.three(self.two(self.spare(self.one(x))))", "self.three(self.spare(self.two(self.one(x))))"),
+        {"stages": 2, "split": ["two"]},
+        ["spare (Linear) is called in the stage from two to the end of the step", SAME_CALLS],
+    ),
+    "validation in another order": (
+        {
+            "forward": "return self.three(self.two(self.spare(self.one(x))))",
+            "more": "validation=items, validate=lambda model, batch: "
+            "loss(model.three(model.spare(model.two(model.one(batch['x'])))), batch),",
+        },
+        {"stages": 2},
+        ["validation (Workload.validate) calls other modules, or in another order; cut where both"],
+    ),
+    "a model that is another one in each process": (
+        {
+            "init": "self.name = f'layer{os.getpid()}'; setattr(self, self.name, nn.Linear(4, 4))",
+            "forward": "return self.three(getattr(self, self.name)(self.one(x)))",
+        },
+        {"stages": 2},
+        ["Workload.model has no 'layer", "and had it when it was inspected; the function must build the same model"],
+    ),
+}
+
+
+def refused(daemon: RealDaemon, broken: Mapping[str, str], strategy: Mapping[str, Any]) -> str:
+    source = SOURCE.format(**SOUND | broken, odd=ODD, count=NUM_SAMPLES)
+    spec = daemon.spec(source, strategy={"microbatches": 2} | strategy, batch_size=BATCH, epochs=2, seed=SEED)
+    done = daemon.weft("submit", "-f", "--json", daemon.spec_file(spec))
+    result = daemon.client.wait(daemon.client.jobs()[0]["job"])
+    assert (result["state"], result["exit_code"], done.returncode) == ("failed", 2, 2), result
+    error: str = result["error"]
+    assert error in done.stderr
+    assert len(error.splitlines()) == 1
+    assert str(spec.entry_file) not in error  # its name is enough
+    return error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_that_cannot_be_run_or_cut_is_told_with_the_place_and_the_remedy(daemon: RealDaemon, name: str) -> None:
+    broken, strategy, told = CASES[name]
+    error = refused(daemon, broken, strategy)
+    for part in told:
+        assert part in error
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_copied_is_told_where_stages_share_a_gpu(own_daemon: Any) -> None:
+    daemon = own_daemon(workers=1, stand_ins=1)
+    broken = {"init": "import threading; self.lock = threading.Lock()"}
+    error = refused(daemon, broken, {"replicas": [{"device": "gpu", "stages": 2, "gpus": 1}]})
+    assert (
+        "Workload.model: Model cannot be copied (TypeError: cannot pickle '_thread.lock' object), and stages" in error
+    )
+    assert "or give each stage a GPU of its own" in error
+
+
+@pytest.mark.slow
+def test_a_module_that_a_batch_skips_within_one_stage_is_nobodys_business(daemon: RealDaemon) -> None:
+    broken = flow("self.three(self.spare(self.two(self.one(x))))", "self.three(self.spare(self.one(x)))")
+    source = SOURCE.format(**SOUND | broken, odd=ODD, count=NUM_SAMPLES)
+    strategy = {"microbatches": 2, "stages": 2, "split": ["three"]}
+    spec = daemon.spec(source, strategy=strategy, batch_size=BATCH, epochs=2, seed=SEED)
+    assert daemon.run(spec)["state"] == "completed"

@@ -1,0 +1,57 @@
+"""Operations: what the user's code asks of torch, as sentences name it, with the line that asks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+TWO_WAYS_OUT = "cut elsewhere (strategy.split), or make what is computed there an nn.Module of its own"
+
+_TORCH, _HERE = os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep
+_WORDS = {
+    "__bool__": "if, or bool(),",
+    "__contains__": "in",
+    "__float__": "float()",
+    "__getitem__": "an index",
+    "__index__": "a tensor as an index",
+    "__int__": "int()",
+    "__setitem__": "an index",
+}
+
+
+def result_of(func: Callable[..., Any]) -> str:
+    return f"the result of {_name(func)} at {user_line()}"
+
+
+def asks_for_numbers(func: Callable[..., Any], what: str) -> str:
+    """what: whose numbers."""
+    line, name = user_line(), getattr(func, "__name__", str(func))
+    if getattr(torch.Tensor, name, None) is func:
+        name = _WORDS.get(name, f".{name}()")
+    return f"{name} at {line} needs the numbers of {what.removesuffix(f' at {line}')}"
+
+
+def _name(func: Callable[..., Any]) -> str:
+    name = getattr(func, "__name__", str(func))
+    return _WORDS.get(name, name.strip("_"))
+
+
+def user_line() -> str:
+    """File and line of whoever called torch: the innermost that is neither torch nor this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+        frame = frame.f_back
+    return "an unknown line" if frame is None else f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def _short(file: str) -> str:
+    """As seen from the job's directory, where it is in there."""
+    try:
+        return file.removeprefix(os.getcwd() + os.sep)
+    except OSError:  # the directory is gone
+        return file
