@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, mse_loss
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import weft
@@ -160,6 +161,59 @@ class Pixels(nn.Module):
         return self.head(self.join({"tokens": x, "mask": None})["mean"])
 
 
+class Vae(nn.Module):
+    """Draws numbers between its modules, and has two losses of what is far apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.mean, self.variance = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+        self.decoder = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 6))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = self.encoder(x).relu()
+        mean, variance = self.mean(x), self.variance(x)
+        return self.decoder(mean + torch.randn_like(mean) * (0.5 * variance).exp()), mean, variance
+
+
+class Heads(nn.Module):
+    """What grows on a network: a head that training alone calls, a counter, normed weights, checkpoints and autocast in
+    its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.ModuleList(_NormedBlock() for _ in range(4))
+        self.side = nn.Linear(8, CLASSES)
+        self.heads = nn.ModuleDict({"kind": nn.Linear(8, CLASSES), "size": nn.Linear(8, 1)})
+        self.register_buffer("runs", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = {}
+        for number, block in enumerate(self.trunk):
+            x = block(x)
+            if number == 1 and self.training:
+                self.runs += 1
+                found["side"] = self.side(x)
+        return found | {name: head(x) for name, head in self.heads.items()}
+
+
+class _NormedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.narrow = weight_norm(nn.Linear(8, 12)), nn.Linear(12, 8)
+        self.drop = nn.Dropout(0.1)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + (checkpoint(self.inner, x, use_reentrant=False) if self.training else self.inner(x))
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=x.dtype is torch.float32):
+            return self.drop(self.narrow(self.widen(x).relu())).to(x.dtype)
+
+
 class _Join(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -244,6 +298,24 @@ def _classify(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
     return {"loss": cross_entropy(output, batch["y"]), "accuracy": right}
 
 
+def _paint_again(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    output, mean, variance = model(batch["x"])
+    loss, distance = mse_loss(output, batch["x"]), (variance.exp() + mean**2 - variance - 1).mean()
+    return {"loss": loss + 0.1 * distance, "distance": distance}
+
+
+def _decide(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+    """Changes the batch, as loops do."""
+    x, y = batch["x"].mul_(0.5), batch.pop("y")
+    batch["x"] = x
+    output = model(x.repeat(1, 2)[:, :8])
+    losses = {name: cross_entropy(output[name], y) for name in ("kind", "side") if name in output}
+    return {
+        "loss": losses["kind"] + 0.3 * losses.get("side", 0) + output["size"].square().mean(),
+        "main": losses["kind"],
+    }
+
+
 def _paint(model: nn.Module, batch: Batch) -> torch.Tensor:
     return mse_loss(model(batch["x"]), batch["y"])
 
@@ -267,6 +339,8 @@ _OWN: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[int
     "resnet18": (ResNet18, _classify, partial(_images, extent=40)),  # batch norm wants more than one pixel
     "unet": (UNet, _paint, _pictures),
     "lstm": (Lstm, _continue, _sequences),
+    "vae": (Vae, _paint_again, _rows),
+    "heads": (Heads, _decide, _rows),
     "pixels": (Pixels, _classify, _images),
     "transformer": (lambda: nn.Transformer(8, 2, 2, 2, 16, 0.1, batch_first=True), _translate, _pairs_of_sequences),
 }

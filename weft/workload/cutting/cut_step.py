@@ -87,7 +87,7 @@ class CutStep:
         self._visible = visible_modules(model)
         tables = [each.module for each in self._visible if each.kind is CallKind.TRANSPARENT]
         self._tables = {module for table in tables for module in table.modules()}
-        self._names = {id(tensor): name for name, tensor in named_tensors(model)}
+        self._names = _names_by_place(model)  # forward may put another tensor in a buffer's place
         self._others = {each for each in self._visible if each.kind is CallKind.OPAQUE and not self._has(each.module)}
         self.numbers = CallNumbers()
         self._installation = contextlib.ExitStack()
@@ -108,34 +108,34 @@ class CutStep:
         """The model is this stage's: the others' parameters and buffers are placeholders."""
         foreign = self._foreign()
         with listening(self._visible, self):
-            for slots, key, tensor in foreign:
-                slots[key] = self._skipped.foreign(tensor, self._names[id(tensor)])
+            for slots, key, tensor, name in foreign:
+                slots[key] = self._skipped.foreign(tensor, name)
             try:
                 yield
             finally:
-                for slots, key, tensor in foreign:
+                for slots, key, tensor, _ in foreign:
                     slots[key] = tensor
 
     def install(self) -> None:
         """For good: nobody here has the others' parameters any more."""
         self._installation.enter_context(listening(self._visible, self))
-        for slots, key, tensor in self._foreign():
-            slots[key] = self._skipped.foreign(tensor, self._names[id(tensor)])
+        for slots, key, tensor, name in self._foreign():
+            slots[key] = self._skipped.foreign(tensor, name)
 
-    def _foreign(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+    def _foreign(self) -> list[tuple[dict[str, Any], str, torch.Tensor, str]]:
         """Where in the model what is not the stage's own stands; tables of modules without state are everybody's."""
         return [
-            (slots, key, tensor)
-            for module in self._model.modules()
-            if module not in self._tables
+            (slots, key, tensor, name)
+            for (module, key), name in self._names.items()
+            if module not in self._tables and name not in self._own
             for slots in _slots(module)
-            for key, tensor in slots.items()
-            if tensor is not None and self._names[id(tensor)] not in self._own
+            if (tensor := slots.get(key)) is not None
         ]
 
     def _has(self, module: nn.Module) -> bool:
         """All that the module needs."""
-        return all(self._names[id(tensor)] in self._own for _, tensor in named_tensors(module))
+        parts = set(module.modules())
+        return all(name in self._own for (part, _), name in self._names.items() if part in parts)
 
     def run(self, step: Step, batch: Any, received: Sequence[torch.Tensor | None], seed: Seed) -> Any:
         """What the step returns, of the last stage; of any other the tensors that it sends, in their
@@ -273,6 +273,18 @@ class CutStep:
                 self._sent[name] = _real(tensor)
             elif not self._is_inside and name in self._came and isinstance(tensor, Placeholder):
                 self._known[name] = tensor
+
+
+def _names_by_place(model: nn.Module) -> dict[tuple[nn.Module, str], str]:
+    """The first name of each tensor, by every place in a module where it stands."""
+    names = {id(tensor): name for name, tensor in named_tensors(model)}
+    return {
+        (module, key): names[id(tensor)]
+        for module in model.modules()
+        for slots in _slots(module)
+        for key, tensor in slots.items()
+        if tensor is not None
+    }
 
 
 def _slots(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
