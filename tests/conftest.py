@@ -139,6 +139,7 @@ def strategies(draw: st.DrawFn, num_units: int) -> Strategy:
         bucket_mib=draw(st.sampled_from([0.001, 0.01, 1.0])),
         clip_norm=draw(st.none() | st.just(1.0)),
         prefetch=Prefetch(load=draw(st.integers(1, 2)), transfer=draw(st.integers(1, 3))),
+        loaders=draw(st.sampled_from([1, 1, 2, 3])),
     )
 
 

@@ -44,11 +44,13 @@ def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:
     microbatches=(1, 3, 4),
     schedule=("gpipe", "1f1b"),
     recompute=(False, True),
+    loaders=(1, 2),
 )
 def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
-    daemon: RealDaemon, name: str, stages: int, microbatches: int, schedule: str, recompute: bool
+    daemon: RealDaemon, name: str, stages: int, microbatches: int, schedule: str, recompute: bool, loaders: int
 ) -> None:
-    spec = any_spec(name, stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute)
+    how = {"schedule": schedule, "recompute": recompute, "loaders": loaders}
+    spec = any_spec(name, stages=stages, microbatches=microbatches, **how)
     assert same_as_the_plain_loop(daemon, spec)
 
 

@@ -178,6 +178,16 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
         "invalid-workload",
         "Workload.train is an IterableDataset (Endless) with neither a length nor a state; give it a __len__",
     ),
+    "several loaders for what one draws": (
+        workload_with(
+            train="type('Lines', (torch.utils.data.IterableDataset,), "
+            "{'__iter__': lambda self: zip(inputs, inputs), '__len__': lambda self: 8})()"
+        ),
+        {"strategy": {"loaders": 2}},
+        2,
+        "invalid-plan",
+        "strategy.loaders = 2: Workload.train is an IterableDataset, and one process draws",
+    ),
     "a loader of other batches": (
         workload_with(train="torch.utils.data.DataLoader(list(zip(inputs, inputs)), batch_size=3)"),
         {},
@@ -221,6 +231,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {  # strategy and job, part of 
     "more stages than workers": (
         {"strategy": {"stages": 4}},
         "strategy.stages = 4 needs 4 CPU workers and this daemon has 3; use fewer stages, or start",
+    ),
+    "more loaders than there are": (
+        {"strategy": {"loaders": 9}},
+        "strategy.loaders = 9 needs 9 loader workers and this daemon has ",
     ),
     "more replicas than workers": ({"strategy": {"replicas": 9}}, "needs 9 CPU workers and this daemon has"),
     "more devices than there are": (

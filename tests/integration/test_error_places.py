@@ -152,10 +152,12 @@ def source_of(broken: Mapping[str, str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_an_error_of_the_jobs_code_says_where_it_was(daemon: Any, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "loaders"), [*((name, 1) for name in CASES), ("a sample", 2), ("a sample of another shape", 3)]
+)
+def test_an_error_of_the_jobs_code_says_where_it_was(daemon: Any, name: str, loaders: int) -> None:
     broken, told, told_by_lane = CASES[name]
-    strategy = {"stages": 2, "split": [2], "microbatches": 2}
+    strategy = {"stages": 2, "split": [2], "microbatches": 2, "loaders": loaders}
     spec = daemon.spec(source_of(broken), batch_size=BATCH, epochs=20, seed=SEED, strategy=strategy)
     result = daemon.run(spec)
     assert result["state"] == "failed"

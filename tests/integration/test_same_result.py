@@ -72,11 +72,19 @@ def examples_spec(job: dict[str, Any], **strategy: Any) -> JobSpec:
     schedule=("gpipe", "1f1b"),
     window=(None, 1),
     recompute=(False, True),
+    loaders=(1, 2, 3),
 )
 def test_any_strategy_gives_the_result_of_the_plain_loop(
-    daemon: RealDaemon, job: str, stages: int, microbatches: int, schedule: str, window: int | None, recompute: bool
+    daemon: RealDaemon,
+    job: str,
+    stages: int,
+    microbatches: int,
+    schedule: str,
+    window: int | None,
+    recompute: bool,
+    loaders: int,
 ) -> None:
-    how = {"schedule": schedule, "window": window, "recompute": recompute}
+    how = {"schedule": schedule, "window": window, "recompute": recompute, "loaders": loaders}
     assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], stages=stages, microbatches=microbatches, **how))
 
 
@@ -333,6 +341,24 @@ def workload():
 def test_any_kind_of_workload_gives_the_result_of_the_plain_loop(daemon: RealDaemon, kind: str) -> None:
     source, how = KINDS[kind]
     assert same_as_the_plain_loop(daemon, daemon.spec(HEADER + source, strategy=how, batch_size=8, epochs=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "microbatches", "loaders"),
+    [
+        ("a map-style dataset with numbers as targets", 1, 2),
+        ("a dataset of tensors that changes its items", 3, 2),
+        ("a loader with a sampler, a collate function and a batch that is dropped", 2, 2),
+        ("no batch but one, smaller than was asked for", 5, 3),
+    ],
+)
+def test_several_loaders_give_the_result_of_the_plain_loop(
+    daemon: RealDaemon, kind: str, microbatches: int, loaders: int
+) -> None:
+    source, how = KINDS[kind]
+    strategy = how | {"microbatches": microbatches, "loaders": loaders}
+    assert same_as_the_plain_loop(daemon, daemon.spec(HEADER + source, strategy=strategy, batch_size=8, epochs=2))
 
 
 @pytest.mark.slow

@@ -63,6 +63,12 @@ def test_each_worker_that_computes_has_a_loader_beside_it() -> None:
     assert {crew["loader-2"].lane, crew["gpu-0"].lane} == {"load", "compute"}
 
 
+def test_there_are_more_loaders_where_a_job_wants_several() -> None:
+    for workers, count in (1, 3), (4, 4):
+        crew = make_crew(Settings(workers=workers, loaders=3), (), range(4), {})
+        assert sum(member.kind == "loader" for member in crew.members) == count
+
+
 def pair(first: int, second: int, access: bool | None) -> Peers:
     return Peers(first=first, second=second, access=access, nvlink=False)
 

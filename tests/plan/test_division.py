@@ -1,4 +1,5 @@
-"""Division: every sample of a batch goes to one microbatch, in order, and shares are kept to within one sample."""
+"""Division: every sample of a batch goes to one microbatch, in order, and shares are kept to within one sample; every
+microbatch is loaded by one loader."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.plan.division import Part, divide, replica_sizes
+from weft.plan.division import Part, Turns, divide, replica_sizes
 from weft.plan.itinerary import microbatch_sizes
+from weft.spec.strategy import Strategy
 
 SHARES = st.lists(st.floats(0, 1e6), min_size=1, max_size=6).filter(any)
 
@@ -67,3 +69,40 @@ def test_every_sample_is_in_one_microbatch_and_in_order(data: st.DataObject, siz
 
 def test_one_replica_has_the_microbatches_of_the_plain_loop() -> None:
     assert [part.size for part in divide(10, [3.0], [4])[0]] == [3, 3, 2, 2]
+
+
+COUNTS = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
+
+
+@given(loaders=st.integers(1, 7), counts=COUNTS, iterations=st.integers(1, 20))
+def test_loaders_take_turns_at_the_order_of_one(loaders: int, counts: tuple[int, ...], iterations: int) -> None:
+    turns = Turns(loaders, counts)
+    places = [(i, p) for i in range(iterations) for p in range(len(turns.order()))]
+    had = [[n for n in range(loaders) if turns.has(n, p, i)] for i, p in places]
+    assert had == [[number % loaders] for number in range(len(places))]
+    for (_, position), (loader,) in zip(places, had, strict=True):
+        assert loader in turns.takers_of(position)
+
+
+@given(loaders=st.integers(1, 7), counts=COUNTS)
+def test_a_task_stands_in_no_lane_in_which_it_never_runs(loaders: int, counts: tuple[int, ...]) -> None:
+    turns = Turns(loaders, counts)
+    for position in range(sum(counts)):
+        having = {n for n in range(loaders) for i in range(loaders) if turns.has(n, position, i)}
+        assert having == set(turns.takers_of(position))
+        assert len(having) == turns.takers
+
+
+def test_replicas_first_microbatches_come_first_and_stolen_ones_are_of_the_batch() -> None:
+    two = Strategy(replicas=[{"microbatches": 3}, {"microbatches": 2}], loaders=2)
+    assert Turns.of(two).order() == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)]
+    stealing = Strategy(replicas=2, microbatches=2, share="stealing", loaders=2)
+    assert Turns.of(stealing).order() == [(0, 0), (0, 1)]
+
+
+def test_there_are_slots_for_what_the_other_loaders_load_meanwhile() -> None:
+    def ahead(loaders: int, *counts: int) -> int:
+        return Turns(loaders, counts).batches_ahead(2)
+
+    assert [ahead(1, 1), ahead(1, 4), ahead(2, 4), ahead(4, 4)] == [2, 2, 2, 2]
+    assert [ahead(2, 1), ahead(3, 1), ahead(3, 2), ahead(4, 1, 1)] == [3, 4, 3, 3]

@@ -52,6 +52,7 @@ def test_every_setting_can_come_from_every_source() -> None:
         "workers": 5,
         "stand_ins": 3,
         "gpus": 2,
+        "loaders": 6,
         "threads": 2,
         "metrics": "",
         "accounting": False,

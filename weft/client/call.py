@@ -59,7 +59,7 @@ def run(
     batch_size, epochs, steps, seed: as in a spec's [job]; epochs or steps. stages, microbatches, strategy: axes of its
     [strategy]. job: an id for it. It runs in the daemon whose socket is given, in the `weft.Daemon(...)` that is given
     and started for it, else in the one that answers at the usual place, else in one of its own, with as many CPU
-    workers as the strategy needs.
+    workers and loaders as the strategy needs.
 
     Errors: SpecError for arguments that make no job, JobFailed for one that fails or is cancelled, and those of Client.
     """
@@ -96,7 +96,7 @@ def _client(socket: Path | str | None, daemon: Daemon | None, strategy: Strategy
     if running is not None and (socket is not None or _answers(running)):
         yield running
         return
-    with daemon or Daemon(workers=_num_workers(strategy)) as client:
+    with daemon or Daemon(workers=_num_workers(strategy), loaders=strategy.loaders) as client:
         yield client
 
 

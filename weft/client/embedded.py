@@ -57,8 +57,9 @@ class Daemon:
     """A daemon of our own; the `with` block gets its client. What is None is as in WEFT_* and weft.toml.
 
     workers, threads: CPU workers and the compute threads of each; stand_ins: GPU workers that compute on the CPU;
-    gpus: GPUs to use, by default all, or none beside stand-ins; runs_dir: default ./runs; metrics: HOST:PORT, or ""
-    for none; drain_seconds: budget of its drain at the end; start_seconds: until its socket must answer.
+    gpus: GPUs to use, by default all, or none beside stand-ins; loaders: workers that load data, where
+    one for each of these is too few; runs_dir: default ./runs; metrics: HOST:PORT, or "" for none; drain_seconds:
+    budget of its drain at the end; start_seconds: until its socket must answer.
     Raises SpecError for a setting that is not valid, DaemonDied, and DaemonUnreachable when the socket does not answer
     in time.
     """
@@ -70,6 +71,7 @@ class Daemon:
         threads: int | None = None,
         stand_ins: int | None = None,
         gpus: int | None = None,
+        loaders: int | None = None,
         runs_dir: Path | str | None = None,
         metrics: str = "",
         drain_seconds: float = DRAIN_SECONDS,
@@ -80,6 +82,7 @@ class Daemon:
             "--threads": threads,
             "--stand-ins": stand_ins,
             "--gpus": gpus,
+            "--loaders": loaders,
             "--metrics": metrics,
             "--drain-seconds": drain_seconds,
         }

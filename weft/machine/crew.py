@@ -2,7 +2,7 @@
 
 cpu-0 cpu-1 ...     CPU workers, each with cores of its own where there are enough
 gpu-0 gpu-1 ...     one for each GPU, with host cores near it; or stand-ins, which compute on cores
-loader-0 ...        one for each of these: a job needs one loader, and every worker may have another job
+loader-0 ...        one for each of these, since every worker may have another job; more where the settings say so
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def make_crew(
         counts[post.kind] += 1
         members.append(Member(name=name, kind=post.kind, device=post.device, model=post.model, cores=own))
     loaders = [
-        Member(name=f"loader-{n}", kind="loader", device="cpu", model="CPU", cores=()) for n in range(len(posts))
+        Member(name=f"loader-{n}", kind="loader", device="cpu", model="CPU", cores=())
+        for n in range(max(settings.loaders, len(posts)))
     ]
     return Crew((*members, *loaders), peers)
 

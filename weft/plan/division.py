@@ -6,15 +6,27 @@ A batch goes to the replicas by their shares, in order, and each replica's part 
     replica                                                   0       0     1
     microbatch of the replica                                 0       1     0
     number, which keys random numbers                         0       1     2
+
+And which loader loads which of them: loaders take turns. Of all microbatches of the run, in the order in which one
+loader would load them, each has every N-th. Three microbatches and two loaders:
+
+    iteration      0     1     2     3
+    loader 0      0 2    1    0 2    1
+    loader 1       1    0 2    1    0 2
+
+A microbatch's LOAD stands in the lane of each loader that ever has it, and passes where it is another's turn. Where the
+number of microbatches is a multiple of the loaders' each has the same ones in every iteration, and nothing passes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from weft.plan.itinerary import microbatch_sizes
+from weft.spec.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +66,44 @@ def divide(size: int, shares: Sequence[float], microbatches: Sequence[int]) -> l
             start += samples
         parts.append(own)
     return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    loaders: int
+    counts: tuple[int, ...]  # microbatches of each replica; where replicas steal, of the batch
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> Turns:
+        return cls.among(strategy.loaders, strategy.microbatch_counts, steals=strategy.steals)
+
+    @classmethod
+    def among(cls, loaders: int, microbatches: Sequence[int], *, steals: bool) -> Turns:
+        """microbatches: of each replica."""
+        return cls(loaders, tuple(microbatches[:1] if steals else microbatches))
+
+    def order(self) -> list[tuple[int, int]]:
+        """(replica, microbatch) of each LOAD of an iteration, as one loader has them: first ones first."""
+        places = ((r, m) for r, count in enumerate(self.counts) for m in range(count))
+        return sorted(places, key=lambda place: place[::-1])
+
+    @property
+    def takers(self) -> int:
+        """How many loaders a microbatch goes round."""
+        return self.loaders // self._common
+
+    def takers_of(self, position: int) -> range:
+        """The loaders that ever have the microbatch at this position of the order."""
+        return range(position % self._common, self.loaders, self._common)
+
+    def has(self, loader: int, position: int, iteration: int) -> bool:
+        return (iteration * sum(self.counts) + position) % self.loaders == loader
+
+    def batches_ahead(self, prefetch: int) -> int:
+        """For how many batches there are slots, those included that are being loaded and computed: prefetch, and what
+        the other loaders load meanwhile."""
+        return prefetch + -(-self.loaders // sum(self.counts)) - 1
+
+    @property
+    def _common(self) -> int:
+        return math.gcd(self.loaders, sum(self.counts))

@@ -4,9 +4,9 @@ A *timed event graph*: an edge (source, target, distance d) says that the target
 iteration i - d (for i < d there is nothing to wait for). The tasks of one lane run in the lane's order, iteration after
 iteration, which is one more edge between neighbours and one of distance 1 from the last to the first.
 
-For replica r, stage s, microbatch m, bucket b and owner o (who reduces and updates a range of the bucket):
+For replica r, stage s, microbatch m, loader l, bucket b and owner o (who reduces and updates a range of the bucket):
 
-    LOAD(r,m)             → FORWARD(r,0,m), FORWARD(r,S-1,m)                data     (by FETCH(r,s,m) on a device)
+    LOAD(r,l,m)           → FORWARD(r,0,m), FORWARD(r,S-1,m)                data     (by FETCH(r,s,m) on a device)
     FORWARD(r,s,m)        → FORWARD(r,s+1,m), BACKWARD(r,s,m)               activation
     BACKWARD(r,s,m)       → BACKWARD(r,s-1,m)                               gradient
     GRAD(r,s,b)           posted from inside the last BACKWARD(r,s,·)       (then DOWN(r,s,b) from a device)
@@ -44,7 +44,8 @@ class Lane(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What a task is about; no two of a graph are about the same. None: it is about no such thing.
+    """What a task is about; no two of a graph are about the same. None: it is about no such thing. Of a LOAD the
+    number of its loader stands as the stage.
 
     As text: the stage and what the task is about, the replica or owner before it where it is not the first.
     """
@@ -76,8 +77,8 @@ up = partial(_of_bucket, Kind.UP)
 reload = partial(_of_bucket, Kind.RELOAD)
 
 
-def load(r: int, m: int) -> Key:
-    return Key(Kind.LOAD, r, 0, m)
+def load(r: int, m: int, loader: int = 0) -> Key:
+    return Key(Kind.LOAD, r, loader, m)
 
 
 def sync(owner: int, b: int) -> Key:

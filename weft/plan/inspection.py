@@ -114,6 +114,7 @@ class Inspection:
     cut_problems: Mapping[int, str] = field(default_factory=dict)  # unit -> why the model cannot be cut before it
     device_update_seconds: float | None = None  # by a GPU, where it makes any
     skipped_calls: str = ""  # what stages have to be told of calls that they skip, pickled, in base64
+    streams: tuple[str, ...] = ()  # fields of the workload whose items are drawn one after another
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
 
     @property
@@ -153,7 +154,8 @@ class Inspection:
             metrics=tuple(data["metrics"]),
             link_bytes_per_second=data.get("link_bytes_per_second"),
             device_bytes=data.get("device_bytes"),
-            batch_modules=tuple(data.get("batch_modules", ())),  # as the next two
+            streams=tuple(data.get("streams", ())),
+            batch_modules=tuple(data.get("batch_modules", ())),  # as the one before and the next two
             peer_access=data.get("peer_access", False),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(

@@ -1,7 +1,7 @@
 """Placement: which worker holds which stage of which replica. Pure.
 
 Positions of workers, as `workers_needed` counts them: the CPU replicas' stages, then hosts (CPU workers that only
-reduce and update for devices), then the devices' stages, then the loader.
+reduce and update for devices), then the devices' stages, then the loaders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Placement:
     cuts: tuple[Cuts, ...]  # units (first, last) of each stage of each replica
     workers: tuple[str, ...]  # the kind of each, by position
     worker_of: Mapping[Holder, int]  # the position that holds a stage
-    loader: int
+    loaders: tuple[int, ...]  # their positions
     learns: bool = True
     synchronisation: Synchronisation | None
 

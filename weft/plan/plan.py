@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from weft.plan.buckets import Bucket, Holder, Route
+from weft.plan.division import Turns
 from weft.plan.graph import Graph, Lane, Task
 from weft.plan.inspection import Shape
 from weft.plan.itinerary import Itinerary
@@ -88,7 +89,7 @@ class Ring:
 
     @property
     def is_loaded(self) -> bool:
-        """By the loader, in whole batches."""
+        """By the loaders, in whole batches."""
         return self.memory == "shared" and not self.crosses
 
     @property
@@ -178,7 +179,14 @@ class Plan:
     limit_seconds: float = 0.0
     limit_cycle: str = ""
     skipped_calls: str = ""  # as in the inspection
+    streams: bool = False  # one loader draws items one after another
     notes: tuple[str, ...] = ()  # what the job's user should know, a line each
+
+    @property
+    def turns(self) -> Turns:
+        """Of its loaders."""
+        counts = [replica.microbatches for replica in self.replicas]
+        return Turns.among(self.workers.count("loader"), counts, steals=self.share == "stealing")
 
     @property
     def has_ways(self) -> bool:

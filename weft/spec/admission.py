@@ -13,7 +13,11 @@ from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import workers_needed
 
-_FLAGS = (("cpu", "--workers", "CPU"), ("gpu", "--stand-ins", "GPU"))  # kind of worker, its flag, its name
+_FLAGS = (  # kind of worker, its flag, its name
+    ("cpu", "--workers", "CPU"),
+    ("gpu", "--stand-ins", "GPU"),
+    ("loader", "--loaders", "loader"),
+)
 
 
 def problem_of_spec(spec: JobSpec) -> str | None:
@@ -43,9 +47,9 @@ def problem_of_crew(spec: JobSpec, kinds: Iterable[str]) -> str | None:
         needed = workers_needed(spec.strategy).get(kind, 0)
         if needed > have.count(kind):
             workers = "worker" if needed == 1 else "workers"
-            axis = "stages" if spec.strategy.replicas is None else "replicas"
+            axis, asked = _asked(spec.strategy, kind)
             return (
-                f"strategy.{axis} = {_asked(spec.strategy)} needs {needed} {name} {workers} and this daemon has "
+                f"strategy.{axis} = {asked} needs {needed} {name} {workers} and this daemon has "
                 f"{have.count(kind)}; use fewer {axis}, or start the daemon with {flag} {needed}"
             )
     return None
@@ -66,7 +70,10 @@ def _problem_of_stealing(strategy: Strategy) -> str | None:
     return None
 
 
-def _asked(strategy: Strategy) -> str:
+def _asked(strategy: Strategy, kind: str) -> tuple[str, str]:
+    """The axis that asks for workers of a kind, and its value."""
+    if kind == "loader":
+        return "loaders", str(strategy.loaders)
     if strategy.replicas is None:
-        return str(strategy.stages)
-    return ", ".join(f"{replica.device} × {replica.stages}" for replica in strategy.replica_list)
+        return "stages", str(strategy.stages)
+    return "replicas", ", ".join(f"{replica.device} × {replica.stages}" for replica in strategy.replica_list)

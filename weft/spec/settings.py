@@ -43,6 +43,9 @@ class Settings(BaseModel):
     gpus: int | None = Field(
         default=None, ge=0, le=64, description="GPUs to use, each by a worker; unset, all, or none beside stand-ins"
     )
+    loaders: int = Field(
+        default=1, ge=1, le=1024, description="workers that load data; at least one for each of the others"
+    )
     threads: int = Field(default=1, ge=1, le=1024, description="compute threads (and cores) of each CPU worker")
     metrics: str = Field(
         default="127.0.0.1:9464", description="HOST:PORT of the timeline page and /metrics; 0 picks one"

@@ -34,6 +34,7 @@ MAX_STAGES = 256
 MAX_REPLICAS = 64  # more than a machine has uses for; each is a whole model
 MAX_STALENESS = 16  # that many versions of the parameters are alive at once; no published result goes near it
 MAX_BUCKET_MIB = 4096
+MAX_LOADERS = 64  # each is a process; a machine with more cores for them is not in sight
 MAX_PREFETCH = 16  # whole batches, and slots of a device: they are memory
 MAX_COUNT = 2**31 - 1  # an iteration's number has to fit a board word
 
@@ -251,6 +252,7 @@ class Strategy(Section):
         default=25.0, gt=0, le=MAX_BUCKET_MIB, allow_inf_nan=False, description="size of a gradient bucket in MiB"
     )
     prefetch: Prefetch = Field(default=Prefetch(), description="how far ahead of the computation data is brought")
+    loaders: int = Field(default=1, ge=1, le=MAX_LOADERS, description="processes that load data, microbatches in turn")
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of forward and backward; updates are fp32")
     clip_norm: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="greatest norm of all gradients together; unset: no limit"

@@ -10,7 +10,7 @@ def workers_needed(strategy: Strategy) -> dict[str, int]:
     workers = {"cpu": 0, "gpu": 0}
     for replica in strategy.replica_list:
         workers[replica.device] += replica.num_workers
-    needed = {"cpu": workers["cpu"] + _num_hosts(strategy), "gpu": workers["gpu"], "loader": 1}
+    needed = {"cpu": workers["cpu"] + _num_hosts(strategy), "gpu": workers["gpu"], "loader": strategy.loaders}
     return {kind: count for kind, count in needed.items() if count}
 
 

@@ -66,7 +66,11 @@ def test_a_job_whose_samples_come_late_is_bound_by_data() -> None:
         "cpu-0 waits 60 % of its time for data, longest for LOAD(0,1) on loader-0/load: samples come slower than they "
         "are trained on, and that lane works 98 % of its time."
     )
-    assert "prefetch" not in diagnosis.remedy
+    assert diagnosis.remedy == (
+        "Make the dataset's items cheaper to get, or, where a core is free for it, have one more loader: "
+        "strategy.loaders = 2."
+    )
+    assert diagnosis.alternatives == (("strategy.loaders=2",),)
     lanes["loader-0/load"] = {"load": 10.0, "stall_slot": 90.0}
     assert "prefetch" in found(lanes, stall("cpu-0/compute", "data", "LOAD(0,1)", "loader-0/load")).remedy
 

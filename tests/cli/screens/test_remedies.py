@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft.cli.screens import remedies
 from weft.cli.screens.remedies import Remedy, Setup
 from weft.spec.job_spec import JobSpec, SpecError, apply_override
-from weft.spec.strategy import MAX_PREFETCH, Strategy
+from weft.spec.strategy import MAX_LOADERS, MAX_PREFETCH, Strategy
 
 UNITS = 6
 
@@ -69,6 +69,7 @@ def setups(draw: st.DrawFn) -> tuple[JobSpec, Setup]:
         "update": st.sampled_from(["local", "cpu", "balanced"]),
         "share": st.sampled_from(["fixed", "adaptive", "stealing"]),
         "staleness": st.integers(0, 2),
+        "loaders": st.sampled_from([1, 2, MAX_LOADERS]),
         "prefetch": st.sampled_from([{"load": MAX_PREFETCH, "transfer": MAX_PREFETCH}, {"load": 3, "transfer": 1}]),
     }
     strategy = (
@@ -124,6 +125,12 @@ def test_every_alternative_of_every_remedy_is_another_spec_that_is_one(kind: str
     for axis in ("split", "window"):
         if f"{axis} unset" in remedy.text:
             assert any(getattr(each, axis, None) is not None for each in (spec.strategy, setup.replica(number)))
+
+
+def test_no_second_loader_is_advised_to_data_that_one_draws() -> None:
+    setup = Setup(strategy=Strategy(), stages=(), batch_size=8, num_train=8, streams=True)
+    remedy = remedies.of_data(setup, from_device=False, source_is_busy=True)
+    assert remedy == Remedy(text="Make the dataset's items cheaper to get.")
 
 
 def test_a_stage_gives_a_unit_to_the_neighbour_that_computes_less() -> None:

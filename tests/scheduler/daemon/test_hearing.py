@@ -82,6 +82,7 @@ INSPECTION = {
     "parameters": [PARAMETER],
     "elementwise": True,
     "weighted": False,
+    "streams": [],
     "batch_modules": [],
     "copy_bytes_per_second": 5e9,
     "small_size": 0,

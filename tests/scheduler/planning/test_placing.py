@@ -59,7 +59,7 @@ def test_workers_are_cpu_stages_then_hosts_then_devices_then_the_loader(placemen
     placement = placement_of(replicas=[GPU | {"stages": 2}, CPU])
     assert placement.workers == ("cpu", "gpu", "gpu", "loader")
     assert placement.worker_of == {(0, 0): 1, (0, 1): 2, (1, 0): 0}
-    assert placement.loader == 3
+    assert placement.loaders == (3,)
     placement = placement_of(replicas=[GPU, GPU])
     assert placement.workers == ("cpu", "gpu", "gpu", "loader"), "their gradients meet on a host"
     assert placement.worker_of == {(0, 0): 1, (1, 0): 2}

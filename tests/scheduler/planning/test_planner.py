@@ -63,6 +63,19 @@ def test_a_job_without_data_is_refused(plan_of: PlanOf, inspection_of: Inspectio
         plan_of(inspection_of([unit_of(0)], num_train=0))
 
 
+def test_several_loaders_for_data_that_one_process_draws_are_refused(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    inspection = inspection_of([unit_of(0)], streams=("validation",))
+    assert plan_of(inspection).streams
+    told = (
+        r"^strategy.loaders = 2: Workload.validation is an IterableDataset, and one process draws its items one after "
+        r"another; use loaders = 1, or give a map-style dataset$"
+    )
+    with pytest.raises(PlanError, match=told):
+        plan_of(inspection, loaders=2)
+
+
 def test_more_iterations_than_a_board_counts_are_refused(
     plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
 ) -> None:

@@ -41,6 +41,12 @@ def test_each_replica_has_its_own_rings_as_deep_as_its_own_schedule_needs(
     assert depths(plan)["activation-0-0"] == (4 if schedule == "gpipe" else 2)
 
 
+def test_more_loaders_have_more_batches_under_way_where_a_batch_is_too_few_for_them(plan_of: PlanOf) -> None:
+    assert depths(plan_of(loaders=3))["input-0"] == 4
+    assert depths(plan_of(loaders=2, microbatches=2))["input-0"] == 4
+    assert depths(plan_of(loaders=2, microbatches=2, replicas=2))["input-1"] == 4
+
+
 def test_a_device_of_one_stage_has_no_ring_between_stages(plan_of: PlanOf) -> None:
     plan = plan_of(replicas=[{"device": "gpu"}])
     assert sorted(depths(plan)) == ["device-input-0", "device-target-0", "input-0", "target-0"]

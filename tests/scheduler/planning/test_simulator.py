@@ -42,6 +42,24 @@ def test_the_slowest_lane_limits_a_plan_whose_data_come_slowly(
     assert plan.limit_cycle == "LOAD(0,0) → LOAD(0,1)"
 
 
+@pytest.mark.parametrize(("microbatches", "loaders"), [(2, 2), (1, 2), (3, 2), (2, 3)])
+def test_more_loaders_share_what_comes_slowly(
+    plan_of: PlanOf,
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    microbatches: int,
+    loaders: int,
+) -> None:
+    inspection = inspection_of([unit_of(0)], load_seconds=5.0)
+    plan = plan_of(inspection, microbatches=microbatches, loaders=loaders, batch_size=6)
+    assert plan.limit_seconds == pytest.approx(max(5.0 / loaders, 3.0) * microbatches)
+    count = 8 * loaders
+    simulation = simulate(plan, iterations=count)
+    loads = [span for lane, spans in simulation.spans.items() if lane.name == "load" for span in spans]
+    assert sum(span.end > span.start for span in loads) == count * microbatches, "each is loaded once"
+    assert simulation.seconds / count < 1.25 * plan.limit_seconds + 1.0
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_the_window_changes_neither_the_order_nor_the_time(plan_of: PlanOf, schedule: str) -> None:
     settings = {"stages": 3, "microbatches": 4, "schedule": schedule}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from weft.plan.division import Part, divide
 from weft.plan.itinerary import Iteration, Itinerary
@@ -101,6 +101,43 @@ def test_validation_goes_through_its_own_samples_in_their_own_order() -> None:
     batches = Batches(workload(tensors(2), pairs(5)), seed=3)
     assert (batches.num_train, batches.num_validation) == (2, 5)
     assert targets_of(batches, itinerary, 1)[1:] == [[[0, 1]], [[2, 3]], [[4]]]
+
+
+class Draws(Sampler[int]):
+    """From torch's generator, or from one that nobody seeds."""
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self._own = generator
+
+    def __len__(self) -> int:
+        return 64
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(64, generator=self._own).tolist())
+
+
+def test_a_sampler_that_would_tell_every_loader_something_else_is_refused() -> None:
+    sound = DataLoader(pairs(64), sampler=Draws())
+    Batches(workload(sound, sound), seed=0).check_orders()
+    unseeded = DataLoader(pairs(64), sampler=Draws(torch.Generator()))
+    with pytest.raises(
+        WorkloadError,
+        match=r"^Workload.validation: its sampler, a Draws, gave two orders when it was asked twice for epoch 0, "
+        r"and with strategy.loaders above 1 each loader asks it; let it draw by torch's generator alone",
+    ):
+        Batches(workload(sound, unseeded), seed=0).check_orders()
+
+
+def test_data_that_one_process_draws_are_told_by_their_fields() -> None:
+    class Lines(IterableDataset[Any]):
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(pairs(3))
+
+    assert Batches(workload(pairs(3), Lines()), seed=0, batch_size=1).streams == ["validation"]
+    assert Batches(workload(pairs(3)), seed=0).streams == []
 
 
 def test_an_epoch_can_be_gone_back_to() -> None:

@@ -138,6 +138,15 @@ def test_a_structure_that_changes_between_batches_is_refused() -> None:
         batch(made, 1 - first)
 
 
+def test_a_loader_that_did_not_have_the_first_batch_asks_what_its_structure_was() -> None:
+    """Two loaders, each with batches of a structure of its own, would both have gone on."""
+    made = batches(list(range(8)), collate=lambda items: {"x": torch.tensor(items)} | ({"y": 1} if 7 in items else {}))
+    with pytest.raises(WorkloadError, match="every batch must have the same structure"):
+        batch(made, 1)
+    noisy = batches([X] * 8, collate=lambda items: {"x": torch.rand(len(items))})
+    assert torch.equal(batch(noisy, 1)["x"], batch(noisy, 1)["x"]), "asking draws nothing from what is asked for"
+
+
 def test_what_a_collate_raises_passes_with_its_samples() -> None:
     def collate(items: list[Any]) -> Any:
         raise ValueError("no such thing")

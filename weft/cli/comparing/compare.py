@@ -72,7 +72,13 @@ class DaemonOptions:
 
     def daemon_for(self, trial: Trial) -> Daemon:
         workers, stand_ins = self.sized_for(trial)
-        return Daemon(workers=workers, threads=self.threads, stand_ins=stand_ins, runs_dir=self.runs_dir)
+        return Daemon(
+            workers=workers,
+            threads=self.threads,
+            stand_ins=stand_ins,
+            loaders=trial.spec.strategy.loaders,
+            runs_dir=self.runs_dir,
+        )
 
 
 def _num_gpus(settings: Settings) -> int:

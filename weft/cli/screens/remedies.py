@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from weft.spec.strategy import MAX_MICROBATCHES, MAX_PREFETCH, Replica, Strategy
+from weft.spec.strategy import MAX_LOADERS, MAX_MICROBATCHES, MAX_PREFETCH, Replica, Strategy
 from weft.transport.wire.frames import Message
 
 MORE_WINDOW: Final = 8  # times: a window that is given is mostly 1, and a lane wants some tens of short tasks
@@ -34,14 +34,20 @@ class Setup:
     stages: Sequence[Message]  # as the plan's summary has them
     batch_size: int
     num_train: int  # samples of an epoch
+    streams: bool = False  # of whose data one loader draws items one after another
 
     @classmethod
     def of(cls, plan: Message) -> Setup | None:
         """None of a job that a Weft has recorded whose plans did not say."""
         if not all(key in plan for key in ("strategy", "stages", "batch_size", "num_train")):
             return None
-        strategy = Strategy.model_validate(plan["strategy"])
-        return cls(strategy=strategy, stages=plan["stages"], batch_size=plan["batch_size"], num_train=plan["num_train"])
+        return cls(
+            strategy=Strategy.model_validate(plan["strategy"]),
+            stages=plan["stages"],
+            batch_size=plan["batch_size"],
+            num_train=plan["num_train"],
+            streams=plan.get("streams", False),
+        )
 
     def replica_of(self, worker: str) -> int:
         """Of the stage on that worker; the first where it has none."""
@@ -127,6 +133,8 @@ def of_busy() -> Remedy:
 
 def of_data(setup: Setup, *, from_device: bool, source_is_busy: bool) -> Remedy:
     """from_device: it waits for the copy to the device, not for the loader."""
+    if source_is_busy and not from_device:
+        return _of_busy_loader(setup)
     step = "transfer" if from_device else "load"
     ahead = getattr(setup.strategy.prefetch, step)
     cheaper = "Bring less to the device, in fewer bytes" if from_device else "Make the dataset's items cheaper to get"
@@ -136,6 +144,14 @@ def of_data(setup: Setup, *, from_device: bool, source_is_busy: bool) -> Remedy:
     what = "bring more microbatches" if from_device else "load more batches"
     text = f"{cheaper}, or {what} ahead with strategy.prefetch.{step} = {more}."
     return Remedy(text=text, alternatives=((f"strategy.prefetch.{step}={more}",),))
+
+
+def _of_busy_loader(setup: Setup) -> Remedy:
+    cheaper, more = "Make the dataset's items cheaper to get", setup.strategy.loaders + 1
+    if setup.streams or more > MAX_LOADERS:
+        return Remedy(text=f"{cheaper}.")
+    text = f"{cheaper}, or, where a core is free for it, have one more loader: strategy.loaders = {more}."
+    return Remedy(text=text, alternatives=((f"strategy.loaders={more}",),))
 
 
 def of_small_tasks(setup: Setup, number: int) -> Remedy:

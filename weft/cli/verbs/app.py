@@ -27,6 +27,7 @@ from weft.cli.verbs.options import (
     Gpus,
     JobOptions,
     Json,
+    Loaders,
     Metrics,
     RunsDir,
     Seed,
@@ -129,6 +130,7 @@ def daemon(
     threads: Threads = None,
     stand_ins: StandIns = None,
     gpus: Gpus = None,
+    loaders: Loaders = None,
     runtime_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the socket is made.")] = None,
     state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the ledger is kept.")] = None,
     runs_dir: RunsDir = None,
@@ -150,6 +152,7 @@ def daemon(
     flags: dict[str, object] = {"workers": workers, "threads": threads, "stand_ins": stand_ins, "metrics": metrics}
     flags |= {
         "gpus": gpus,
+        "loaders": loaders,
         "runtime_dir": runtime_dir,
         "state_dir": state_dir,
         "runs_dir": runs_dir,

@@ -34,6 +34,9 @@ Workers = Annotated[int | None, typer.Option(metavar="N", help="CPU workers; 0: 
 Threads = Annotated[int | None, typer.Option(metavar="N", help="Compute threads of each CPU worker.")]
 StandIns = Annotated[int | None, typer.Option(metavar="N", help="GPU workers that compute on the CPU.")]
 Gpus = Annotated[int | None, typer.Option(metavar="N", help="GPUs to use; by default all, or none beside stand-ins.")]
+Loaders = Annotated[
+    int | None, typer.Option(metavar="N", help="Workers that load data; at least one for each of the others.")
+]
 RunsDir = Annotated[Path | None, typer.Option(metavar="DIR", help="Where run directories are made.")]
 Metrics = Annotated[str | None, typer.Option(metavar="HOST:PORT", help='Address of /metrics; "" for none.')]
 Profile = Annotated[

@@ -91,6 +91,7 @@ def run(
             threads=threads,
             stand_ins=stand_ins,
             gpus=gpus,
+            loaders=job_spec.strategy.loaders,
             runs_dir=runs_dir,
             metrics=metrics or "",
         )

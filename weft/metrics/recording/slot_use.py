@@ -119,6 +119,10 @@ class _History:
             for task in recording.tasks
             if task.replica is not None and task.stage is not None and task.microbatch is not None
         }
+        self._loads: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # of a microbatch, one by each loader
+        for (kind, r, _, m), task in self._task.items():
+            if kind == "load":
+                self._loads[r, m].append(task)
         forwards = [key for key in self._task if key[0] == "forward"]
         self._replicas = sorted({r for _, r, _, _ in forwards})
         self._last_microbatch = {each: max(m for _, r, _, m in forwards if r == each) for each in self._replicas}
@@ -137,7 +141,7 @@ class _History:
     @cached_property
     def loaded_replicas(self) -> list[int]:
         """Those for which microbatches are loaded; the first one alone where replicas steal from one another."""
-        return sorted({r for kind, r, _, _ in self._task if kind == "load"})
+        return sorted({r for r, _ in self._loads})
 
     def occupied(self, ring: Ring) -> Iterator[_Use]:
         if ring.is_loaded:
@@ -147,9 +151,10 @@ class _History:
 
     def waiting_batches(self, replica: int) -> Iterator[Interval]:
         """From a batch's last LOAD to the first task that takes of it."""
-        last = self._num_loaded(replica) - 1
         for iteration in self._iterations:
-            loaded = self._runs.get((self._task["load", replica, 0, last], iteration))
+            runs = [self._loaded(replica, m, iteration) for m in range(self._num_loaded(replica))]
+            known = [run for run in runs if run is not None]
+            loaded = max(known, key=lambda run: run[1]) if len(known) == len(runs) else None
             begun = [self._first_use(reader, iteration) for reader in self._readers(replica)]
             starts = [run[0] for run in begun if run is not None]
             for use in self._use(iteration, loaded, min(starts) if starts else None, iteration):
@@ -163,7 +168,12 @@ class _History:
         return [replica] if len(self.loaded_replicas) > 1 else self._replicas
 
     def _num_loaded(self, replica: int) -> int:
-        return 1 + max(m for kind, r, _, m in self._task if (kind, r) == ("load", replica))
+        return 1 + max(m for r, m in self._loads if r == replica)
+
+    def _loaded(self, replica: int, microbatch: int, iteration: int) -> Run | None:
+        """By the loader whose turn it was; the others leave no row."""
+        runs = (self._runs.get((task, iteration)) for task in self._loads[replica, microbatch])
+        return next((run for run in runs if run is not None), None)
 
     def _stages_of_data(self, role: Role, r: int) -> Iterable[int]:
         if role is Role.BATCH:
@@ -171,14 +181,14 @@ class _History:
         return [0 if role is Role.INPUT else self._last_stage[r]]
 
     def _batches(self, ring: Ring) -> Iterator[_Use]:
-        writers = [self._task["load", ring.replica, 0, m] for m in range(self._num_loaded(ring.replica))]
+        count = self._num_loaded(ring.replica)
         readers = [(r, stage) for r in self._readers(ring.replica) for stage in self._stages_of_data(ring.role, r)]
         for iteration in self._iterations:
             ends = [self._last_read(r, stage, iteration) for r, stage in readers]
             freed = max((end for end in ends if end is not None), default=None)
-            for microbatch, writer in enumerate(writers):
-                position = iteration * len(writers) + microbatch
-                yield from self._use(position, self._runs.get((writer, iteration)), freed, iteration)
+            for microbatch in range(count):
+                written = self._loaded(ring.replica, microbatch, iteration)
+                yield from self._use(iteration * count + microbatch, written, freed, iteration)
 
     def _last_read(self, replica: int, stage: int, iteration: int) -> int | None:
         last = self._last_microbatch[replica]

@@ -65,10 +65,15 @@ def planned_seconds(job: PlannedJob, inspection: Inspection) -> tuple[float, ...
 def mean_seconds(plan: Plan, task_seconds: Sequence[float] | None = None) -> tuple[float, ...]:
     """What each task of a plan takes on average: where replicas steal, a position has a microbatch now and then only,
     and a replica gets as many as its speed is of all replicas' together. task_seconds: as recorded, instead of the
-    plan's, of which a task of a way that its bucket does not go at the start takes nothing."""
+    plan's, of which a task of a way that its bucket does not go at the start takes nothing. Of
+    loaders that take turns at a microbatch each has it as often as another."""
     local = plan.synchronisation.local if plan.synchronisation else ()
     planned = (0.0 if task.passes(local) else plan.task_seconds[task.id] for task in plan.graph.tasks)
-    costs = tuple(task_seconds or planned)
+    takers = plan.turns.takers
+    costs = tuple(
+        cost / takers if task.kind is Kind.LOAD else cost
+        for task, cost in zip(plan.graph.tasks, task_seconds or planned, strict=True)
+    )
     if plan.share != "stealing":
         return costs
     of_position = [task for task in plan.graph.tasks if KINDS[task.kind].of_position]

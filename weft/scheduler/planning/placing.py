@@ -39,7 +39,7 @@ def place(
         cuts=tuple(cuts),
         workers=workers,
         worker_of=worker_of,
-        loader=len(workers) - 1,
+        loaders=tuple(range(len(workers) - strategy.loaders, len(workers))),
         learns=learns,
         synchronisation=None,
     )

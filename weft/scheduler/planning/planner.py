@@ -107,6 +107,7 @@ def _plan(
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
         skipped_calls=inspection.skipped_calls,
         notes=tuple(plan_notes(spec, inspection)),
+        streams=bool(inspection.streams),
     )
     seconds = planned_seconds(PlannedJob(spec, plan), inspection)
     window = strategy.window or _default_window(graph, seconds)
@@ -135,6 +136,11 @@ def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
         raise PlanError("Workload.train has length 0; give at least one sample")
     if (problem := problem_of_spec(spec)) is not None:
         raise PlanError(problem)
+    if spec.strategy.loaders > 1 and inspection.streams:
+        raise PlanError(
+            f"strategy.loaders = {spec.strategy.loaders}: Workload.{inspection.streams[0]} is an IterableDataset, and "
+            "one process draws its items one after another; use loaders = 1, or give a map-style dataset"
+        )
 
 
 def _default_window(graph: Graph, seconds: Sequence[float]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from weft.plan.buckets import Holder
+from weft.plan.division import Turns
 from weft.plan.inspection import Inspection, TensorFacts, slot_bytes
 from weft.plan.placement import Placement
 from weft.plan.plan import Ring, Role, SlotValue
@@ -63,7 +64,7 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
 
     for role, facts, stages in _data(inspection, num_stages):
         if r == 0 or not strategy.steals:
-            ring = _data_ring(role, r, stages, strategy.prefetch.load * count, facts)
+            ring = _data_ring(role, r, stages, Turns.of(strategy).batches_ahead(strategy.prefetch.load) * count, facts)
             yield replace(ring, by_number=strategy.steals)
         for stage in stages if replica.device == "gpu" else ():
             depth = flying(stage) + strategy.prefetch.transfer

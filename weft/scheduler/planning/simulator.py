@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.plan.course import Course
-from weft.plan.graph import Lane
-from weft.plan.kinds import KINDS
+from weft.plan.graph import Lane, Task
+from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan
 from weft.plan.rows import Row
 from weft.scheduler.adapting.policy import Policy
@@ -114,6 +114,10 @@ class _Run:
         self._order = 0
         self._course = Course(plan)
         self._local = self._course.local.of(0)
+        self._turns = plan.turns
+        self._positions: dict[tuple[int | None, int | None], int] = {
+            place: position for position, place in enumerate(plan.turns.order())
+        }
         self._policies: list[tuple[int, Policy[Any]]] = []  # of the core's, those that are asked so often
         self._graph = plan.graph.going(self._local)
 
@@ -200,8 +204,11 @@ class _Run:
                 self._happens(start + part * seconds, None, milestone, iteration)
 
     def _seconds_of(self, task: int, iteration: int) -> float:
-        """Nothing for a position that has no microbatch, or on the way that a bucket does not go."""
+        """Nothing for a position that has no microbatch, on the way that a bucket does not go, or where it is another
+        loader's turn."""
         about = self._plan.graph.tasks[task]
+        if about.kind is Kind.LOAD and not self._loads(about, iteration):
+            return 0.0
         if about.passes(self._local):
             return 0.0
         if self._course.steals and KINDS[about.kind].of_position:
@@ -210,6 +217,10 @@ class _Run:
             if part.number < 0:
                 return 0.0
         return self._seconds[task]
+
+    def _loads(self, task: Task, iteration: int) -> bool:
+        position = self._positions[task.replica, task.microbatch]
+        return self._turns.has(task.holder.stage, position, iteration)
 
     def _happens(self, when: float, lane: Lane | None, task: int, iteration: int) -> None:
         self._order += 1

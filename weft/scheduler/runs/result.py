@@ -67,6 +67,7 @@ def _summary_of_plan(attempt: PlannedAttempt, strategy: Strategy) -> dict[str, A
         "strategy": strategy.model_dump(exclude_none=True),
         "batch_size": plan.itinerary.batch_size,
         "num_train": plan.itinerary.num_train,
+        "streams": plan.streams,
         "shares": attempt.shares(),
         "verdicts": list(attempt.verdicts),
         "updates": plan.updates(attempt.course.local.newest[1], attempt.workers),

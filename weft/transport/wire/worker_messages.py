@@ -129,6 +129,7 @@ class _Inspection(TypedDict):
     parameters: list[_Parameter]
     elementwise: bool
     weighted: bool
+    streams: list[str]
     batch_modules: list[str]
     copy_bytes_per_second: _Rate
     small_size: _Whole

@@ -69,6 +69,8 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
     """For replicas of one kind: those that compute on the device."""
     batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
     _check(workload, spec, batches)
+    if spec.strategy.loaders > 1:
+        batches.check_orders()
     sizes = _sizes(spec, batches)
     look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
     learns = spec.job.mode == "train"
@@ -98,6 +100,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         "parameters": _parameter_facts(workload.model, ran.users, optimizer, update),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
+        "streams": batches.streams,
         "batch_modules": _batch_modules(workload.model),
         "copy_bytes_per_second": _copy_bytes_per_second(),
         "small_size": ran.small_size,

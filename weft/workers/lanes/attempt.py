@@ -17,13 +17,14 @@ import torch
 
 from weft.plan.buckets import Holder
 from weft.plan.course import Course
+from weft.plan.division import Turns
 from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, MODE_INDEX, Kind, Way
 from weft.plan.placement import COMPUTE
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
-from weft.spec.strategy import Prefetch
+from weft.spec.strategy import Strategy
 from weft.transport.memory.board import INITIAL_BYTE, Board, num_words
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.measured import Measured
@@ -55,6 +56,7 @@ class Attempt:
         self.course = Course(view)
         self.num_tasks = view.num_tasks
         self._waits, self._wakes = view.waits, view.wakes
+        self._turns = Turns.of(spec.strategy)
         self.measured = {lane: Measured() for lane in view.programs}
         words = directory.block("board", 4 * num_words(self.num_tasks), INITIAL_BYTE)
         shares_core = len(view.programs) > 1
@@ -84,7 +86,7 @@ class Attempt:
             workload.weight,
             directory,
             num_microbatches=sum(self.course.microbatches),
-            depth=_batches_under_way(spec.strategy.prefetch),
+            depth=batches_under_way(spec.strategy),
         )
         tasks = [task for program in view.programs.values() for task in program]
         loads = any(task.kind is Kind.LOAD for task in tasks)
@@ -143,7 +145,7 @@ class Attempt:
                 passes=KINDS[task.kind].learns,
                 run=self._bind(task, measured),
                 update_needed=self._parts.update_needed(task),
-                takes=updates.takes(task) if updates is not None else None,
+                takes=self._takes(task),
                 skips=self._skips(task),
                 place=_place_of(task, num_replicas=len(self.course.microbatches)),
                 is_milestone=KINDS[task.kind].is_milestone,
@@ -152,6 +154,13 @@ class Attempt:
             )
             for task in program
         }
+
+    def _takes(self, task: Task) -> Callable[[Iteration], bool] | None:
+        if task.kind is Kind.LOAD and self._turns.takers > 1:
+            turns, loader = self._turns, task.holder.stage
+            position = turns.order().index((task.holder.replica, _given(task.microbatch)))
+            return lambda iteration: turns.has(loader, position, iteration.index)
+        return self._parts.updates.takes(task) if self._parts.updates is not None else None
 
     def _skips(self, task: Task) -> Callable[[Iteration], Collection[int]] | None:
         ways = [edge.way for edge in self._waits.get(task.id, ())]
@@ -209,10 +218,12 @@ def _place_of(task: Task, *, num_replicas: int) -> str:
     return ", ".join(parts)
 
 
-def _batches_under_way(prefetch: Prefetch) -> int:
+def batches_under_way(strategy: Strategy) -> int:
     """Loaded, at most, and not yet through the last backward of every replica; the one being loaded counts too.
 
     A device hands the loader's slots back when it has fetched them, which is up to `transfer` microbatches and those in
-    flight (at most a batch) before it computes with what is in them.
+    flight (at most a batch) before it computes with what is in them. A loader of one replica's microbatches alone goes
+    ahead of that replica, which goes ahead of another one by no more than that one's loader has loaded.
     """
-    return prefetch.load + 1 + prefetch.transfer + 1
+    ahead = Turns.of(strategy).batches_ahead(strategy.prefetch.load)
+    return (ahead if strategy.loaders == 1 else 2 * ahead) + 1 + strategy.prefetch.transfer + 1

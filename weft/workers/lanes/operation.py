@@ -23,7 +23,7 @@ class Operation:
     passes: bool  # does nothing, and waits for nothing, in validation iterations
     run: Run
     update_needed: Callable[[Iteration], int] | None = None  # whose update to wait for, where that is no fixed distance
-    takes: Callable[[Iteration], bool] | None = None  # whether it is of its bucket's way; None: no question
+    takes: Callable[[Iteration], bool] | None = None  # whether its bucket goes its way, or it is its loader's turn
     skips: Callable[[Iteration], Collection[int]] | None = None  # numbers of waits that are not of that way
     place: str = ""  # what it does, for errors
     is_milestone: bool = False  # a hook may end it from inside another task

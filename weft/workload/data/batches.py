@@ -14,9 +14,10 @@ from weft.plan.itinerary import Iteration
 from weft.spec.job_spec import JobSection
 from weft.workload.data.samples import batch_of, pair_of
 from weft.workload.data.source import DataSource, source_of
+from weft.workload.data.stream import ItemStream
 from weft.workload.data.tree import Skeleton, difference
 from weft.workload.randomness import LOADING, seed_unit
-from weft.workload.workload import Workload, WorkloadError
+from weft.workload.workload import Workload, WorkloadError, kind_of
 
 
 class Batches:
@@ -35,6 +36,21 @@ class Batches:
         self._structures: dict[str, Skeleton] = {}  # by field: of the first batch
         self.num_train = self._train.size
         self.num_validation = 0 if self._validation is None else self._validation.size
+
+    @property
+    def streams(self) -> list[str]:
+        """The fields of the workload whose items are drawn one after another."""
+        return [source.field for source in self._sources() if isinstance(source.dataset, ItemStream)]
+
+    def check_orders(self) -> None:
+        """Raises WorkloadError for a sampler that would not tell every loader the same."""
+        for source in self._sources():
+            if source.sampler is not None and not source.order(0, self._seed).equal(source.order(0, self._seed)):
+                raise WorkloadError(
+                    f"Workload.{source.field}: its sampler, a {kind_of(source.sampler)}, gave two orders when it was "
+                    "asked twice for epoch 0, and with strategy.loaders above 1 each loader asks it; let it draw by "
+                    "torch's generator alone, or use loaders = 1"
+                )
 
     def load(
         self, iteration: Iteration, part: Part, into: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -66,12 +82,25 @@ class Batches:
         numbers = self._indices(source, iteration, part).tolist()
         seed_unit(self._seed, iteration.step, part.number, LOADING)
         tensors, skeleton = batch_of(source, numbers)
-        told = difference(skeleton, self._structures.setdefault(source.field, skeleton))
+        told = difference(skeleton, self._first_structure(source, iteration, part, skeleton))
         if told is not None:
             raise WorkloadError(
                 f"a batch of {samples_place(source.field, numbers)}: {told}; every batch must have the same structure"
             )
         return tensors, skeleton
+
+    def _first_structure(self, source: DataSource, iteration: Iteration, part: Part, skeleton: Skeleton) -> Skeleton:
+        """That of the first batch, by which all are judged; another loader may have loaded it. skeleton: this one's."""
+        if source.field not in self._structures:
+            is_first = iteration.epoch == 0 and iteration.start + part.start == 0
+            if not is_first and not isinstance(source.dataset, ItemStream):
+                seed_unit(self._seed, 0, 0, LOADING)
+                skeleton = batch_of(source, source.order(0, self._seed)[: part.size].tolist())[1]
+            self._structures[source.field] = skeleton
+        return self._structures[source.field]
+
+    def _sources(self) -> list[DataSource]:
+        return [self._train] if self._validation is None else [self._train, self._validation]
 
     def _source(self, iteration: Iteration) -> DataSource:
         source = self._train if iteration.training else self._validation

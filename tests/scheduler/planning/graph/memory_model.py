@@ -20,13 +20,14 @@ from dataclasses import dataclass
 
 from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.course import Course
-from weft.plan.division import Part
+from weft.plan.division import Part, Turns
 from weft.plan.graph import Edge, Graph, Lane, Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import Kind, Way
 from weft.plan.placement import Placement
 from weft.plan.plan import Ring, Role
 from weft.spec.strategy import Strategy
+from weft.workers.lanes.attempt import batches_under_way
 from weft.workers.memory.bucket_memory import NORMS_DEPTH
 
 Cell = tuple[object, ...]
@@ -118,6 +119,7 @@ class Workers:
     def __init__(self, case: Case, post: Callable[[Task, int], None], rng: random.Random) -> None:
         self._case, self._course, self._post, self._rng = case, case.course, post, rng
         self._replicas = case.placement.replicas
+        self._turns = Turns.of(case.strategy)
         sync = case.placement.synchronisation
         self._sync = sync
         self._parts: dict[int, Bucket] = {part.index: part for part in sync.buckets} if sync else {}
@@ -131,7 +133,10 @@ class Workers:
         self._milestones = {(t.replica, t.stage, t.bucket): t for t in case.graph.tasks if t.kind is Kind.GRAD}
 
     def takes(self, task: Task, i: Iteration) -> bool:
-        """Whether the task's bucket goes its way; an owner's last update runs in any case, to end the step."""
+        """Whether the task's bucket goes its way; an owner's last update runs in any case, to end the step. A LOAD is
+        done by the loader whose turn it is."""
+        if task.kind is Kind.LOAD:
+            return self._turns.has(task.stage, self._turns.order().index((task.replica, task.microbatch)), i.index)
         if task.way is None or task.id in self._last_updates:
             return True
         return i.learns and self._goes(task, i)
@@ -199,8 +204,7 @@ class Workers:
             me.write(self._weight(i, part.number), i.index)
 
     def _weight(self, i: Iteration, number: int) -> Cell:
-        prefetch = self._case.strategy.prefetch
-        return ("weight", i.index % (prefetch.load + 1 + prefetch.transfer + 1), number)
+        return ("weight", i.index % batches_under_way(self._case.strategy), number)
 
     def _read_weights(self, i: Iteration, me: Running) -> None:
         for part in itertools.chain(*self._course.parts(i)) if self._case.weighted else ():

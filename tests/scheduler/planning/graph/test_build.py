@@ -436,6 +436,32 @@ def test_where_targets_weigh_a_microbatch_its_batch_is_loaded_whole_first(
         assert task.microbatch or "LOAD(0,2)" in sources_of(plan, task, 0), "the last in the loader's order"
 
 
+def test_each_loaders_last_load_ends_what_a_batch_waits_for(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    weighted = plan_of(inspection_of([unit_of(0)], weighted=True), microbatches=4, loaders=2)
+    first, *_ = tasks_of(weighted, Kind.FORWARD)
+    assert {"LOAD(0,2)", "LOAD(1,3)"} <= set(sources_of(weighted, first, 0))
+    stealing = plan_of(microbatches=4, loaders=2, replicas=2, share="stealing")
+    for task in tasks_of(stealing, Kind.FORWARD):
+        assert task.microbatch or {"LOAD(0,2)", "LOAD(1,3)"} == set(sources_of(stealing, task, 0))
+
+
+def test_a_loader_waits_for_slots_once_a_batch_but_where_any_of_its_loads_may_be_the_first(plan_of: PlanOf) -> None:
+    def waits(**settings: Any) -> dict[str, list[str]]:
+        plan = plan_of(loaders=2, **settings)
+        return {str(task): sources_of(plan, task, depth) for task in tasks_of(plan, Kind.LOAD) for depth in (2, 3)}
+
+    last = "BACKWARD(0,3)"
+    assert waits(microbatches=4, prefetch={"load": 3}) == {
+        "LOAD(0,0)": [last],
+        "LOAD(1,1)": [last],
+        "LOAD(0,2)": [],
+        "LOAD(1,3)": [],
+    }
+    assert waits() == {"LOAD(0,0)": ["BACKWARD(0,0)"], "LOAD(1,0)": ["BACKWARD(0,0)"]}
+
+
 def test_buffers_are_read_between_two_changes(plan_of: PlanOf) -> None:
     """Under recompute a backward changes them as well, until it puts them back."""
     for recompute, changes in ((False, "FORWARD(0,0)"), (True, "BACKWARD(0,0)")):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from weft.plan.buckets import Holder
+from weft.plan.division import Turns
 from weft.plan.graph import Edge, Graph, Key, Lane, Task, backward, fetch, forward, load, own_update
 from weft.plan.kinds import KINDS, Cause, Kind, Way
 from weft.plan.placement import FETCH, LOAD, Placement
@@ -19,6 +22,8 @@ class GraphBuilder:
         self._all_read = all_read
         self._tasks: dict[Key, Task] = {}
         self._edges: dict[tuple[int, int, int], Edge] = {}
+        self._loads: dict[tuple[int, int], list[Key]] = {}  # of a replica's microbatch, by loader
+        self._turns = Turns.of(strategy)
         self.last_backward: dict[Holder, Key] = {}  # of those added, the one that completes its stage's gradients
         self._done: dict[tuple[int, int, int], Key] = {}  # the last that a stage does with a microbatch
 
@@ -57,11 +62,16 @@ class GraphBuilder:
     # --- tasks
 
     def load_tasks(self) -> None:
-        replicas = self.placement.replicas[:1] if self.strategy.steals else self.placement.replicas
-        for m in range(max(replica.microbatches for replica in replicas)):
-            for r, replica in enumerate(replicas):
-                if m < replica.microbatches:
-                    self.add(load(r, m), Lane(self.placement.loader, LOAD))
+        for position, (r, m) in enumerate(self._turns.order()):
+            takers = self._turns.takers_of(position)
+            self._loads[r, m] = [load(r, m, loader) for loader in takers]
+            for key, loader in zip(self._loads[r, m], takers, strict=True):
+                self.add(key, Lane(self.placement.loaders[loader], LOAD))
+
+    def _last_loads(self) -> Iterable[Key]:
+        """Of each loader's lane: after them all of a batch is there."""
+        last = {self._tasks[key].lane: key for keys in self._loads.values() for key in keys}
+        return last.values()
 
     def compute_tasks(self) -> None:
         for r, replica in enumerate(self.placement.replicas):
@@ -100,10 +110,9 @@ class GraphBuilder:
     def _data_edges(self, r: int, s: int, m: int) -> None:
         """Where replicas steal, all of a batch is there before the first of it is taken."""
         reader = (fetch if self.is_device(r) else forward)(r, s, m)
-        if not self.strategy.steals:
-            self.edge(load(r, m), reader, 0, Cause.DATA)
-        elif m == 0:
-            self.edge(load(0, self.placement.replicas[0].microbatches - 1), reader, 0, Cause.DATA)
+        loads = self._loads[r, m] if not self.strategy.steals else self._last_loads() if m == 0 else ()
+        for key in loads:
+            self.edge(key, reader, 0, Cause.DATA)
         if self.is_device(r):
             self.edge(reader, forward(r, s, m), 0, Cause.DATA)
 
@@ -125,12 +134,10 @@ class GraphBuilder:
                     self.edge(forward(r, s, replica.microbatches - 1), forward(0, own, 0), 1, Cause.SYNC)
 
     def weight_edges(self) -> None:
-        """The loader's lane ends with the last microbatch of the replicas that have the most."""
-        replicas = self.placement.replicas
-        count, r = max((replica.microbatches, r) for r, replica in enumerate(replicas))
-        last = load(r, count - 1)
-        for r, replica in enumerate(replicas):
-            self.edge(last, forward(r, replica.num_stages - 1, 0), 0, Cause.DATA)
+        """What a microbatch counts in its batch is known once that is loaded."""
+        for last in self._last_loads():
+            for r, replica in enumerate(self.placement.replicas):
+                self.edge(last, forward(r, replica.num_stages - 1, 0), 0, Cause.DATA)
 
     # --- edges of the slots
 
@@ -161,9 +168,14 @@ class GraphBuilder:
     def _batch_edge(self, ring: Ring, reader: Key) -> None:
         """A ring of whole batches is handed back a batch at a time.
 
-        The first write of a batch waits for the last read of the batch whose slots it takes; lane order does the rest.
-        So the writer wakes once an iteration and not once a microbatch: on a machine where every core computes, each
-        wake-up of a loader takes its time from a compute lane.
+        A loader's first write of a batch waits for the last read of the batch whose slots it takes; lane order does the
+        rest. So it wakes once an iteration and not once a microbatch: on a machine where every core computes, each
+        wake-up of a loader takes its time from a compute lane. Where loaders take turns at a microbatch any may be the
+        first that one has.
         """
         batches = ring.depth // self.placement.replicas[ring.replica].microbatches
-        self.edge(reader, load(ring.replica, 0), batches, Cause.SLOT)
+        loads = [key for (r, _), keys in self._loads.items() if r == ring.replica for key in keys]
+        if self._turns.takers == 1:
+            loads = list({self._tasks[key].lane: key for key in reversed(loads)}.values())
+        for key in loads:
+            self.edge(reader, key, batches, Cause.SLOT)
