@@ -115,6 +115,7 @@ class Inspection:
     device_update_seconds: float | None = None  # by a GPU, where it makes any
     skipped_calls: str = ""  # what stages have to be told of calls that they skip, pickled, in base64
     streams: tuple[str, ...] = ()  # fields of the workload whose items are drawn one after another
+    varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
 
     @property
@@ -151,6 +152,7 @@ class Inspection:
             input=TensorFacts(**{**data["input"], "shapes": _shapes(data["input"]["shapes"])}),
             target=data["target"] and TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
             skipped_calls=data.get("skipped_calls", ""),
+            varying_shapes=tuple(map(tuple, data.get("varying_shapes", ()))),
             metrics=tuple(data["metrics"]),
             link_bytes_per_second=data.get("link_bytes_per_second"),
             device_bytes=data.get("device_bytes"),

@@ -78,3 +78,13 @@ def test_the_note_stands_in_the_plan(
     plan = plan_of(dataclasses.replace(inspection_of([unit_of(0)]), batch_modules=MODULES[:1]), microbatches=2)
     assert plan.describe()["notes"] == list(plan.notes)
     assert len(plan.notes) == 1
+
+
+def test_a_line_says_that_batches_of_one_size_are_not_of_one_shape(
+    inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., Any]
+) -> None:
+    inspection = dataclasses.replace(inspection_of([unit_of(0)]), varying_shapes=((8, 12), (8, 17), (8, 9)))
+    assert list(plan_notes(spec_of(batch_size=8), inspection)) == [
+        "shapes: a tensor of the batch came as (8, 12), (8, 17) and (8, 9) in microbatches of one size; slots have "
+        "room for the largest of the first batches, and grow where a larger one comes"
+    ]

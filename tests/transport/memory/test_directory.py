@@ -256,6 +256,39 @@ def test_memory_outlives_the_directory_in_those_who_use_it(serving: Serving) -> 
     assert result() == 7 + 0xFF
 
 
+def test_a_block_that_is_forgotten_leaves_the_others_and_may_be_made_anew(serving: Serving) -> None:
+    serving.ask(write_byte(3))
+    serving.ask(lambda directory: directory.block("larger", 128).numel())
+    serving.ask(lambda directory: directory.publish("larger", 7))
+    assert serving.ask(lambda directory: directory.forget("larger")) is None
+    assert serving.ask(lambda directory: directory.forget("never heard of")) is None
+    assert serving.ask(lambda directory: directory.num_bytes()) == {"a": 64}
+    assert serving.ask(lambda directory: directory.published("larger"))[0] == "SharedMemoryGone"
+    assert serving.ask(lambda directory: directory.block("larger", 256).numel()) == 256
+
+
+def test_threads_of_one_client_ask_beside_each_other(serving: Serving) -> None:
+    """Lanes whose slots grow: each has a connection of its own."""
+
+    def body(directory: Directory) -> list[int]:
+        sizes: list[int] = []
+
+        def ask(number: int) -> None:
+            for generation in range(1, 9):
+                sizes.append(directory.block(f"{number}-{generation}", 64 * generation).numel())
+                directory.forget(f"{number}-{generation - 1}")
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        return sorted(sizes)
+
+    assert serving.ask(body) == sorted(64 * generation for generation in range(1, 9) for _ in range(4))
+    assert serving.ask(lambda directory: directory.num_bytes()) == {"a": 4 * 64 * 8}
+
+
 def test_calls_are_counted_by_job(serving: Serving) -> None:
     """A hot path that asked the directory would show here."""
     serving.ask(lambda directory: [directory.block("board", 64).numel() for _ in range(3)], job="a")
@@ -317,6 +350,7 @@ CALLS: dict[str, Callable[[Directory], Any]] = {
     "find": lambda directory: directory.find("state-1").block.numel(),
     "publish": lambda directory: directory.publish("activation-0", 7),
     "published": lambda directory: directory.published("activation-1"),
+    "forget": lambda directory: directory.forget("board"),
 }
 
 

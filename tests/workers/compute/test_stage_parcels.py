@@ -220,18 +220,18 @@ def test_a_gradient_that_nobody_made_is_none_all_the_way_down(skipping_plan: Pla
     assert [weight.grad is None for weight in cut.weights] == [True, True, False]
 
 
-def test_a_value_that_has_become_too_large_is_refused_with_its_maker_and_a_remedy(
+def test_a_value_of_too_many_dimensions_is_refused_with_its_maker_and_a_remedy(
     skipping_plan: Plan, directory: Directory
 ) -> None:
     def large(received: Tensors, batch: Batch) -> list[torch.Tensor | None]:
-        return [torch.zeros(2, WIDTH), torch.zeros(SIZE, 2 * WIDTH, dtype=torch.bool)]
+        return [torch.zeros(2, WIDTH), torch.zeros((1,) * 65, dtype=torch.bool)]
 
     stages = tasks_of(
         [large, lambda received, batch: [], lambda received, batch: []], skipping_plan, directory, StandIn()
     )
     text = (
-        r"the maker of 1 passes on, for a microbatch of 4 samples, \(4, 74\) bool, which has 296 bytes, and its place "
-        r"between two stages has 192 bytes; pad it, or leave this place out of strategy\.split"
+        r"the maker of 1 passes on, for a microbatch of 4 samples, \((1, )+1\) bool, which has 65 dimensions, of 64 at "
+        r"most between two stages; reshape it, or leave this place out of strategy\.split"
     )
     with pytest.raises(WorkloadError, match=text):
         stages[0].forward(Course(skipping_plan).iteration(0), 0, Measured())

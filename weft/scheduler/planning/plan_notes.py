@@ -14,12 +14,22 @@ NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a lin
 
 
 def plan_notes(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
+    if inspection.varying_shapes:
+        yield _shapes_note(inspection)
     if spec.job.mode != "train":
         return
     if inspection.batch_modules:
         yield from _batch_note(spec, inspection)
     if len(spec.strategy.replica_list) > 1:
         yield from _state_note(inspection)
+
+
+def _shapes_note(inspection: Inspection) -> str:
+    *others, last = map(str, inspection.varying_shapes)
+    return (
+        f"shapes: a tensor of the batch came as {', '.join(others)} and {last} in microbatches of one size; slots have "
+        "room for the largest of the first batches, and grow where a larger one comes"
+    )
 
 
 def _batch_note(spec: JobSpec, inspection: Inspection) -> Iterator[str]:

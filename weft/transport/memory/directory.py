@@ -1,9 +1,10 @@
 """The directory: a Manager in a process of its own that owns every shared tensor and serves the dicts that find them.
 
-Workers call it while they set a job up and never afterwards, but for the first task of a pair that hands GPU memory on
-(`publish`). Blocks are torch shared memory with `file_descriptor`
-sharing: their names are gone from /dev/shm before anybody can crash, and the memory goes when the last process that
-maps it does. A worker that is killed takes nothing with it, since the directory holds every block too.
+Workers call it while they set a job up and afterwards only in the first task of a pair that hands GPU memory on
+(`publish`), and where a slot grows; from any thread, since a proxy has a connection for each. Blocks are torch shared
+memory with `file_descriptor` sharing: their names are gone from /dev/shm before anybody can crash, and the memory goes
+when the last process that maps it does. A worker that is killed takes nothing with it, since the directory holds every
+block too.
 """
 
 from __future__ import annotations
@@ -72,6 +73,11 @@ class Blocks:
                 "Free some, use fewer microbatches or a smaller batch, or make /dev/shm larger"
             ) from None
 
+    def forget(self, job: str, name: str) -> None:
+        """One block, where there is one: its memory goes with the last who maps it."""
+        with self._lock:
+            self._blocks.get(job, {}).pop(name, None)
+
     def drop(self, job: str) -> int:
         """Forgets a job's blocks; returns their bytes."""
         with self._lock:
@@ -120,7 +126,7 @@ class DirectoryManager(BaseManager):
         raise AssertionError("unregistered")
 
 
-_BLOCKS_METHODS = ("open", "num_bytes", "num_calls")
+_BLOCKS_METHODS = ("open", "forget", "num_bytes", "num_calls")
 DirectoryManager.register("blocks", exposed=_BLOCKS_METHODS)
 DirectoryManager.register("layouts", proxytype=DictProxy)
 DirectoryManager.register("handles", proxytype=DictProxy)
@@ -160,7 +166,7 @@ class DirectoryServer:
 
 
 class Directory:
-    """A client of the directory, for one job. Set-up only: each call is a round trip and a pickle.
+    """A client of the directory, for one job. Each call is a round trip and a pickle: nothing for the steady state.
 
     Errors of every call: SharedMemoryGone, also where an owner has not made what its peer asks for; SharedMemoryFull.
     """
@@ -207,6 +213,12 @@ class Directory:
         """A peer's call for what its owner has published."""
         with _asking(name):
             return self._handles[f"{self._job}/{name}"]
+
+    def forget(self, name: str) -> None:
+        """A block that nobody wants any more, with what was published of it."""
+        with _asking(name):
+            self._blocks.forget(self._job, name)
+            self._handles.pop(f"{self._job}/{name}", None)
 
     def num_bytes(self) -> dict[str, int]:
         sizes: dict[str, int] = self._blocks.num_bytes()

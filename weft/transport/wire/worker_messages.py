@@ -120,6 +120,7 @@ class _Inspection(TypedDict):
     input: _Tensor
     target: _Tensor | None
     skipped_calls: NotRequired[str]
+    varying_shapes: NotRequired[list[_Dimensions]]
     num_train: _Whole
     num_validation: _Whole
     load_seconds: _Seconds

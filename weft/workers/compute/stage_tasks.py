@@ -115,8 +115,8 @@ class StageTasks:
         except DoesNotFit as error:
             raise WorkloadError(
                 f"{self._stage.maker(error.number)} passes on, for a microbatch of {part.size} samples, "
-                f"{described(sent[error.number])}, which has {error.what}, and its place between two stages has "
-                f"{error.room_bytes} bytes; pad it, or leave this place out of strategy.split (stages = 1 cuts nowhere)"
+                f"{described(sent[error.number])}, which has {error.what}; reshape it, or leave this place out of "
+                "strategy.split (stages = 1 cuts nowhere)"
             ) from error
 
     def _lose(self, iteration: Iteration, part: Part, received: Tensors, batch: Any, measured: Measured) -> None:

@@ -9,7 +9,7 @@ record    once for each other size of microbatch, for shapes
 from __future__ import annotations
 
 import contextlib
-import time
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,9 +21,9 @@ from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome, fresh
+from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
 from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS
-from weft.workers.memory.packing import num_packed_bytes
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import CannotSendError, Step, named_tensors
 from weft.workload.cutting.recording import Recorded, StepRecording, Value
@@ -50,26 +50,21 @@ def inspect_batches(
 ) -> Ran:
     """sizes: of microbatches. trained: those that are known to occur in training. leave: called with the model once it
     has the gradients of a run."""
-    started = time.perf_counter()
-    loaded = {size: batches.batch(*first_batch(size, training=size <= batches.num_train)) for size in sizes}
-    load_seconds = (time.perf_counter() - started) / len(loaded)
-    held_out = {
-        size: batches.batch(*first_batch(size, training=False)) for size in sizes if size <= batches.num_validation
-    }
+    looked = LookedAt.of(batches, sizes)
     small = max(1, max(sizes) // SMALLER) if max(sizes) > 1 else 0
     few = _on(device, batches.batch(*first_batch(small, training=small <= batches.num_train))) if small else None
     inspection = CutInspection(
         workload,
         spec,
-        {size: _on(device, batch) for size, batch in loaded.items()},
+        {size: _on(device, batch) for size, batch in looked.trained.items()},
         (small, few),
-        {size: _on(device, batch) for size, batch in held_out.items()},
+        {size: _on(device, batch) for size, batch in looked.held_out.items()},
         trained=trained,
         device=device,
     )
-    capacity = max(num_packed_bytes(*batch) for batch in [*loaded.values(), *held_out.values()]) + HEAD_SLACK
-    packed = {"dtype": "uint8", "itemsize": 1, "shapes": [[max(sizes), [capacity]]]}
-    return inspection.run(leave, packed, load_seconds)
+    packed = {"dtype": "uint8", "itemsize": 1, "shapes": [[max(sizes), [looked.num_bytes() + HEAD_SLACK]]]}
+    ran = inspection.run(leave, packed, looked.load_seconds)
+    return dataclasses.replace(ran, varying_shapes=looked.varying_shapes)
 
 
 def _on(device: Device, batch: tuple[list[torch.Tensor], Skeleton]) -> Any:

@@ -25,6 +25,7 @@ class Ran:
     metrics: list[str]
     users: Mapping[int, Sequence[int]]  # numbers of units, by the id of each parameter
     skipped_calls: str = ""
+    varying_shapes: Sequence[tuple[int, ...]] = ()
 
 
 def first_batch(size: int, *, training: bool) -> tuple[Iteration, Part]:

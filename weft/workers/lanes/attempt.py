@@ -12,6 +12,8 @@ when each runs, they only do the work. Where each kind is:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +24,7 @@ from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, MODE_INDEX, Kind, Way
 from weft.plan.placement import COMPUTE
+from weft.plan.plan import Ring
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Strategy
@@ -33,11 +36,14 @@ from weft.workers.devices.device import Device
 from weft.workers.lanes.loaded import Loaded, LoadedBatches, LoadedPairs
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
+from weft.workers.memory.batch_slots import BatchSlots
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.slots import SlotRing
 from weft.workload.data.batches import Batches
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload
+
+Made = TypeVar("Made")
 
 
 class Attempt:
@@ -65,23 +71,19 @@ class Attempt:
             for lane in view.programs
         }
         self.board = next(iter(self.boards.values()))
-        counts = self.course.microbatches
-        data = [
-            (ring, SlotRing(directory, ring, counts[ring.replica], self.device, position=view.position))
-            for ring in view.rings
-            if not ring.crosses
-        ]
+        places = _Places(directory, view, self.course, device)
         loaded: Loaded
         if is_cut_by_calls(workload):
-            loaded = LoadedBatches(data, self.course, device, pairs=workload.step is None)
+            batches = places.of(BatchSlots, crosses=False)
+            loaded = LoadedBatches(batches, self.course, pairs=workload.step is None)
+            self._growing = [slots.growing for _, slots in batches]
         else:
+            data = places.of(SlotRing, crosses=False)
             loaded = LoadedPairs(data, self.course, [replica.num_stages for replica in view.replicas], device)
+            self._growing = []
         self._loaded = loaded
-        parcels = [
-            (ring, ParcelRing(directory, ring, counts[ring.replica], self.device, position=view.position))
-            for ring in view.rings
-            if ring.crosses
-        ]
+        parcels = places.of(ParcelRing, crosses=True)
+        self._growing += [parcel.growing for _, parcel in parcels]
         self._weights = Weights(
             workload.weight,
             directory,
@@ -111,6 +113,17 @@ class Attempt:
             loaded,
             parcels,
             self._post_gradient,
+        )
+
+    def grown(self) -> str | None:
+        """Which slots have had to grow, for people. What grows is told by who writes it."""
+        rings = [each for each in self._growing if each.count]
+        if not rings:
+            return None
+        count = sum(each.count for each in rings)
+        return (
+            f"slots have grown {count} time{'s' * (count > 1)}, for batches larger than those inspected: "
+            + ", ".join(each.told() for each in rings)
         )
 
     def iteration(self, index: int) -> Iteration:
@@ -199,6 +212,24 @@ class Attempt:
     def _backward(self, iteration: Iteration, holder: Holder, microbatch: int) -> None:
         self._now[holder] = iteration.index  # what the hooks post
         self._parts.stages[holder].backward(iteration, microbatch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The memory of the rings that this worker has a part in."""
+
+    directory: Directory
+    view: WorkerView
+    course: Course
+    device: Device
+
+    def of(self, kind: Callable[..., Made], *, crosses: bool) -> list[tuple[Ring, Made]]:
+        counts = self.course.microbatches
+        return [
+            (ring, kind(self.directory, ring, counts[ring.replica], self.device, position=self.view.position))
+            for ring in self.view.rings
+            if ring.crosses is crosses
+        ]
 
 
 def _given(number: int | None) -> int:

@@ -71,10 +71,9 @@ class LoadedPairs(Loaded):
 class LoadedBatches(Loaded):
     """Every stage reads all of it."""
 
-    def __init__(self, rings: Rings, course: Course, device: Memory, *, pairs: bool) -> None:
+    def __init__(self, made: Sequence[tuple[Ring, BatchSlots]], course: Course, *, pairs: bool) -> None:
         """pairs: batches are (inputs, targets), and what one counts is asked of the targets."""
-        self._course, self._device, self._pairs = course, device, pairs
-        made = [(ring, BatchSlots(slots, max(ring.values[0].shapes))) for ring, slots in rings]
+        self._course, self._pairs = course, pairs
         self._shared = {ring.replica: slots for ring, slots in made if ring.memory == "shared"}
         self._own = {Holder(ring.replica, ring.stages[0]): slots for ring, slots in made if ring.memory == "device"}
 
@@ -94,7 +93,7 @@ class LoadedBatches(Loaded):
         if part.size:
             shared = self._shared_by(holder.replica)
             number = part.number if shared.by_number else microbatch
-            self._own[holder].fetch(shared, iteration.index, number, microbatch, self._device)
+            self._own[holder].fetch(shared, iteration.index, number, microbatch)
 
     def reader(self, holder: Holder) -> ReadBatch:
         return partial(_read, self._own.get(holder) or self._shared_by(holder.replica))

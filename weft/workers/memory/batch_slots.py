@@ -1,4 +1,7 @@
-"""Batch slots: whole batches of any structure, packed, in the slots of a ring that every stage reads."""
+"""Batch slots: whole batches of any structure, packed, in the slots of a ring that every stage reads.
+
+Where a batch stands in other memory than the planned, because it is longer, is the business of `growing.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +10,53 @@ from typing import Any
 
 import torch
 
-from weft.workers.devices.device import Memory
-from weft.workers.memory.packing import Unpacker, num_packed_bytes, pack
-from weft.workers.memory.slots import SlotRing
+from weft.plan.plan import Ring
+from weft.transport.memory.directory import Directory
+from weft.workers.devices.device import Device
+from weft.workers.memory.growing import Growing
+from weft.workers.memory.packing import Unpacker, num_packed_bytes, pack, packed_into
+from weft.workers.memory.slots import RingMemory
 from weft.workload.data.tree import Skeleton
-from weft.workload.workload import WorkloadError
 
 
 class BatchSlots:
-    def __init__(self, ring: SlotRing, size: int) -> None:
-        """size: of the microbatches that the slots are made for, the largest."""
-        self._ring = ring
+    def __init__(
+        self, directory: Directory, ring: Ring, microbatches: int, device: Device, *, position: int = 0
+    ) -> None:
+        """As RingMemory takes them."""
+        self._memory = RingMemory(directory, ring, microbatches, device, position)
+        self.growing = Growing(directory, ring, device)
+        self._device = device
+        self._slot_bytes = ring.slot_bytes
         self.by_number = ring.by_number
-        self._size = size
         self._unpacker = Unpacker()
-        self._heads: dict[int, bytes] = {}  # of what a device has, by the address of the slot
+        self._heads: dict[int, bytes] = {}  # of what a device has, by slot
 
     def write(self, iteration: int, microbatch: int, tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> None:
-        slot = self._slot(iteration, microbatch)
-        if not pack(slot, tensors, skeleton):
-            raise WorkloadError(
-                f"a batch of {num_packed_bytes(tensors, skeleton)} bytes does not fit its place, which has {len(slot)} "
-                "by the first batches of the data; pad the samples of every batch to one length, in Workload.collate"
-            )
+        """Errors: SharedMemoryFull, for what does not fit."""
+        number = self._memory.slot(iteration, microbatch)
+        if not pack(self._slot(number), tensors, skeleton):
+            pack(self.growing.grow(number, 0, num_packed_bytes(tensors, skeleton)), tensors, skeleton)
 
-    def fetch(self, source: BatchSlots, iteration: int, number: int, microbatch: int, device: Memory) -> None:
+    def fetch(self, source: BatchSlots, iteration: int, number: int, microbatch: int) -> None:
         """A batch that stands in the host's memory, to a device's."""
-        came, slot = source._slot(iteration, number), self._slot(iteration, microbatch)
-        self._heads[slot.data_ptr()] = self._unpacker.head_of(came)
-        device.copy(slot, came)
+        came = packed_into(source._slot(source._memory.slot(iteration, number)))
+        at = self._memory.slot(iteration, microbatch)
+        slot = self._slot(at)
+        if len(came) > len(slot):
+            slot = self.growing.grow(at, 0, len(came))
+        self._heads[at] = self._unpacker.head_of(came)
+        self._device.copy(slot[: len(came)], came)
 
     def read(self, iteration: int, microbatch: int) -> Any:
-        slot = self._slot(iteration, microbatch)
-        head = self._heads.get(slot.data_ptr())
+        number = self._memory.slot(iteration, microbatch)
+        slot, head = self._slot(number), self._heads.get(number)
         return self._unpacker.read(slot, self._unpacker.head_of(slot) if head is None else head)
 
-    def _slot(self, iteration: int, microbatch: int) -> torch.Tensor:
-        return self._ring.slot(iteration, microbatch, self._size)
+    def _slot(self, number: int) -> torch.Tensor:
+        """Its version counter is its own, so autograd does not confuse neighbours."""
+        block = self.growing.block(number, 0)
+        if block is None:
+            start = number * self._slot_bytes
+            block = self._memory.block()[start : start + self._slot_bytes]
+        return block.data

@@ -1,6 +1,6 @@
 """Packing: a batch in a flat run of bytes, where another process of the job finds it.
 
-    │ int64: bytes of the head │ head: the skeleton; dtype, shape, strides, place of each tensor │ tensors, aligned │
+    │ int64: bytes of head, of all │ head: skeleton; dtype, shape, strides, place of each tensor │ tensors, aligned │
 
 What is read are views of those bytes. A head is mostly the one of the batch before, and is not read again then.
 """
@@ -16,6 +16,7 @@ import torch
 from weft.workload.data.tree import Skeleton, build, packed, unpacked
 
 ALIGNMENT = 64
+_LENGTHS = 16  # bytes
 _Place = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]  # dtype, shape, strides, byte
 
 
@@ -28,14 +29,20 @@ def pack(into: torch.Tensor, tensors: Sequence[torch.Tensor], skeleton: Skeleton
     """into: uint8, flat. False where it is too small, and then left as it is."""
     head = _head(tensors, skeleton)
     place = _first_place(len(head))
-    if place + sum(_aligned(_num_bytes(tensor)) for tensor in tensors) > len(into):
+    num_bytes = place + sum(_aligned(_num_bytes(tensor)) for tensor in tensors)
+    if num_bytes > len(into):
         return False
-    into[:8].view(torch.int64)[0] = len(head)
-    into[8 : 8 + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    into[:_LENGTHS].view(torch.int64)[:] = torch.tensor([len(head), num_bytes])
+    into[_LENGTHS : _LENGTHS + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     for tensor in tensors:
         _view(into, (tensor.dtype, tuple(tensor.shape), _strides(tensor), place)).copy_(tensor)
         place += _aligned(_num_bytes(tensor))
     return True
+
+
+def packed_into(slot: torch.Tensor) -> torch.Tensor:
+    """As much of a slot in the host's memory as its batch takes."""
+    return slot[: int(slot[8:_LENGTHS].view(torch.int64)[0])]
 
 
 class Unpacker:
@@ -49,7 +56,7 @@ class Unpacker:
     def head_of(self, slot: torch.Tensor) -> bytes:
         """slot: in the host's memory."""
         length = int(slot[:8].view(torch.int64)[0])
-        return slot[8 : 8 + length].numpy().tobytes()
+        return slot[_LENGTHS : _LENGTHS + length].numpy().tobytes()
 
     def read(self, slot: torch.Tensor, head: bytes) -> Any:
         """The batch, of views of the slot. head: the slot's, which may be on a device."""
@@ -87,7 +94,7 @@ def _num_bytes(tensor: torch.Tensor) -> int:
 
 
 def _first_place(head: int) -> int:
-    return _aligned(8 + head)
+    return _aligned(_LENGTHS + head)
 
 
 def _aligned(num_bytes: int) -> int:

@@ -1,7 +1,8 @@
 """Parcels: what crosses from stage to stage, as rings of slots with several tensors in each.
 
-A tensor has a place in the slot, with room for the largest that was planned. Beside the slots a row in the host's
-memory says what stands there, so a reader has to know nothing of it beforehand:
+A tensor has a place in the slot, with room for the largest that was planned; what does not fit gets a larger one
+(`growing.py`). Beside the slots a row in the host's memory says what stands there, so a reader has to know nothing of
+it beforehand:
 
     slots   │ u=0: value 0 │ value 1 │ … │ u=1: …          a dimension of stride 0 (of `expand`) is there once
     rows    │ u=0: version │ value 0: dtype │ dimensions │ shape │ strides │ value 1: … │ u=1: …
@@ -25,6 +26,7 @@ from weft.plan.plan import Ring, SlotValue
 from weft.transport.memory.arena import dtype_name, typed
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Device
+from weft.workers.memory.growing import Growing
 from weft.workers.memory.slots import RingMemory
 from weft.workload.workload import WorkloadError
 
@@ -41,16 +43,14 @@ Like = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, strides
 
 
 class DoesNotFit(WorkloadError):
-    """A tensor that takes more than its place in a slot has. number: of the value, in the ring."""
+    """A tensor that no row can tell of. number: of the value, in the ring."""
 
-    def __init__(self, value: SlotValue, number: int, what: str) -> None:
+    def __init__(self, value: SlotValue, number: int, dimensions: int) -> None:
+        self.what = f"{dimensions} dimensions, of {MAX_DIMENSIONS} at most between two stages"
         super().__init__(
-            f"the value {value.name!r} has {what}, and its place between two stages {value.num_bytes} bytes; pad it to "
-            "one shape, or leave this place out of strategy.split"
+            f"the value {value.name!r} has {self.what}; reshape it, or leave this place out of strategy.split"
         )
         self.number = number
-        self.what = what
-        self.room_bytes = value.num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,14 @@ class ParcelRing:
         self._device = device
         self._memory = RingMemory(directory, ring, microbatches, device, position)
         self._rows = _Rows(directory, ring)
+        self.growing = Growing(directory, ring, device)
         self._values = ring.values
         self._slot_bytes = ring.slot_bytes
         self._all = range(len(ring.values))
         self._written: list[list[_Place | None]] = [[None for _ in self._all] for _ in range(ring.depth)]
         self._found = [_Found(0, [None for _ in self._all]) for _ in range(ring.depth)]
         self._places: dict[tuple[int, int, Like], _Place] = {}
+        self._blocks: dict[tuple[int, int], torch.Tensor] = {}  # of slot and value, what has grown: those of the places
 
     def write(self, iteration: int, microbatch: int, tensors: Sequence[torch.Tensor | None]) -> None:
         """All values of a microbatch, without graphs. Errors: DoesNotFit."""
@@ -109,6 +111,7 @@ class ParcelRing:
             and place.shape == tensor.shape
             and place.dtype is tensor.dtype
         ):
+            self._make_room(slot, number, tensor.shape.numel() * tensor.dtype.itemsize)
             place = self._written[slot][number] = self._place(slot, number, _like(tensor))
             self._rows.note(slot, number, place)
         self._device.copy(place.memory, tensor if place.is_whole else _once(tensor))
@@ -140,7 +143,13 @@ class ParcelRing:
         tensor = self._memory.usable(place.memory)
         return tensor if place.is_whole else _with_gaps(tensor, place.strides).expand(place.shape)
 
+    def _make_room(self, slot: int, number: int, num_bytes: int) -> None:
+        block = self.growing.block(slot, number)
+        if num_bytes > (self._values[number].num_bytes if block is None else len(block)):
+            self.growing.grow(slot, number, num_bytes)
+
     def _place(self, slot: int, number: int, like: Like) -> _Place:
+        self._follow(slot, number)
         key = (slot, number, like)
         place = self._places.get(key)
         if place is None:
@@ -149,15 +158,21 @@ class ParcelRing:
             place = self._places[key] = self._laid_out(slot, number, *like)
         return place
 
+    def _follow(self, slot: int, number: int) -> None:
+        """A place that has grown since is another one, and keeps nothing of the one before."""
+        block = self.growing.block(slot, number)
+        if block is not None and self._blocks.get((slot, number)) is not block:
+            self._blocks[slot, number] = block
+            self._places = {key: place for key, place in self._places.items() if key[:2] != (slot, number)}
+
     def _laid_out(
         self, slot: int, number: int, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype
     ) -> _Place:
-        value = self._values[number]
         if len(shape) > MAX_DIMENSIONS:
-            raise DoesNotFit(value, number, f"{len(shape)} dimensions, of {MAX_DIMENSIONS} at most")
-        if (num_bytes := shape.numel() * dtype.itemsize) > value.num_bytes:
-            raise DoesNotFit(value, number, f"{num_bytes} bytes")
-        block, start, name = self._memory.block(), slot * self._slot_bytes + value.offset, dtype_name(dtype)
+            raise DoesNotFit(self._values[number], number, len(shape))
+        block, start, name = self._blocks.get((slot, number)), 0, dtype_name(dtype)
+        if block is None:
+            block, start = self._memory.block(), slot * self._slot_bytes + self._values[number].offset
         whole = typed(block, start, shape, name)
         if strides == whole.stride():
             return _Place(shape, strides, dtype, whole, is_whole=True)

@@ -211,17 +211,21 @@ class _Worker:
             lambda text: self._send({"type": "profiled", **job, "text": text}),
         ) as reach:
             self._send({"type": "prepared", **job})
-            run_lanes(
-                main,
-                view.programs,
-                message["inboxes"],
-                self._attempt,
-                lambda report: self._send({**report, **job}),
-                self._guard,
-                threads=self._config.threads,
-                stamps=self._config.stamps,
-                reach=reach,
-            )
+            try:
+                run_lanes(
+                    main,
+                    view.programs,
+                    message["inboxes"],
+                    self._attempt,
+                    lambda report: self._send({**report, **job}),
+                    self._guard,
+                    threads=self._config.threads,
+                    stamps=self._config.stamps,
+                    reach=reach,
+                )
+            finally:
+                if told := self._attempt.grown():
+                    self._send_output(f"{self._config.worker}: {told}\n")
 
     def _save(self, message: Message) -> None:
         save_state(self._directory(message["arenas"]), message["arenas_to_save"], Path(message["path"]))

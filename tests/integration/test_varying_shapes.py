@@ -1,0 +1,122 @@
+"""Batches whose shapes differ from one to the next give the result of the plain loop, and leave nothing behind."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from weft.reference import loop as reference
+from weft.spec.job_spec import JobSpec
+from weft.transport.memory.directory import Directory
+
+_SAME = runpy.run_path(str(Path(__file__).with_name("test_same_result.py")))
+RealDaemon, same_as_the_plain_loop, plain_loop, metrics_rows = (
+    _SAME[name] for name in ("RealDaemon", "same_as_the_plain_loop", "plain_loop", "metrics_rows")
+)
+TESTS = Path(__file__).resolve().parents[1]
+NAMES = runpy.run_path(str(TESTS / "varying_models.py"))["NAMES"]
+
+
+KEY = b"k" * 32
+DAEMON_WITH_A_KNOWN_KEY = (
+    f"import secrets, sys; secrets.token_bytes = lambda n: {KEY!r}; from weft.cli.main import main; main()"
+)
+
+
+class KnownKeyDaemon(RealDaemon):  # type: ignore[misc, valid-type]
+    def command(self, **changes: object) -> list[str]:
+        ours = super().command(**changes)
+        return [sys.executable, "-c", DAEMON_WITH_A_KNOWN_KEY, *ours[3:]]
+
+    def shared_bytes(self) -> dict[str, int]:
+        """What the directory holds, by attempt."""
+        return Directory(self.runtime / "directory.sock", KEY, "nobody").num_bytes()
+
+
+@pytest.fixture(scope="module")
+def with_devices() -> Iterator[Any]:
+    daemon = KnownKeyDaemon(workers=2, stand_ins=2)
+    try:
+        daemon.start()
+        yield daemon
+        assert daemon.stop() == 0
+    finally:
+        daemon.close()
+
+
+def varying_spec(name: str, **strategy: Any) -> JobSpec:
+    job = {"entry": "varying_models.py:workload", "args": {"name": name}, "batch_size": 8, "epochs": 2, "seed": 11}
+    return JobSpec.parse({"job": job, "strategy": strategy, "directory": str(TESTS)})
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(
+    name=NAMES, stages=(1, 2, 3), microbatches=(1, 2), schedule=("gpipe", "1f1b"), recompute=(False, True)
+)
+def test_batches_of_varying_shape_give_the_result_of_the_plain_loop(
+    daemon: RealDaemon, name: str, stages: int, microbatches: int, schedule: str, recompute: bool
+) -> None:
+    spec = varying_spec(name, stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute)
+    assert same_as_the_plain_loop(daemon, spec)
+
+
+def run(daemon: Any, spec: JobSpec) -> tuple[dict[str, Any], str]:
+    """(the result, the log) of a job that leaves no memory behind."""
+    result = daemon.run(spec)
+    assert result["state"] == "completed", daemon.log_of(result["job"])
+    daemon.until_idle()
+    assert daemon.shared_bytes() == {}
+    return result, daemon.log_of(result["job"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_slots_grow_and_it_is_told(with_devices: Any, name: str) -> None:
+    _, log = run(with_devices, varying_spec(name, stages=2, microbatches=2))
+    assert re.search(r"shapes: a tensor of the batch came as \(.*\) and \(.*\) in microbatches of one size", log, re.M)
+    grown = re.findall(
+        r"^(.*): slots have grown (\d+) times?, for batches larger than those inspected: (.*)$", log, re.M
+    )
+    told = {worker: rings for worker, _, rings in grown}
+    if name == "images":
+        assert "loader-0" not in told, "those of all sizes were among the first"
+        return
+    assert re.fullmatch(r"batch-0 from \S+ to \S+ MiB", told["loader-0"])
+    assert told["cpu-0"].startswith("activation-0-0 from ")
+    assert all(0 < int(count) < 20 for _, count, _ in grown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("replica", [{"stages": 1}, {"stages": 2}, {"working_window": 2}], ids=str)
+def test_on_devices_slots_grow_in_memory_of_their_own_kind(
+    with_devices: Any, name: str, replica: dict[str, Any]
+) -> None:
+    """A device's own, and what it lends to another one."""
+    update = "cpu" if "working_window" in replica else "local"
+    spec = varying_spec(name, replicas=[{"device": "gpu", **replica}], microbatches=2, update=update)
+    expected = plain_loop(spec)
+    result, log = run(with_devices, spec)
+    assert [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row] == pytest.approx(expected.losses)
+    state = load_file(result["model"])
+    assert all(state[key].allclose(tensor, rtol=1e-4, atol=1e-6) for key, tensor in expected.state.items())
+    if name != "images":
+        assert "gpu-0: slots have grown" in log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("share", "microbatches"), [("fixed", 1), ("stealing", 2)])
+def test_replicas_read_what_has_grown(with_devices: Any, share: str, microbatches: int) -> None:
+    spec = varying_spec("tokens", replicas=2, share=share, microbatches=microbatches)
+    expected = reference.train(spec)
+    result, log = run(with_devices, spec)
+    losses = [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row]
+    assert losses == pytest.approx(expected.losses, rel=1e-3)
+    assert "loader-0: slots have grown" in log

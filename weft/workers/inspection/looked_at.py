@@ -1,0 +1,81 @@
+"""Looked at: the batches that an inspection loads, of each size, for a model that is cut by its own forward.
+
+Where samples differ in length so do batches of one size. What is planned for is the largest of a few; slots grow where
+a larger one comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from weft.plan.division import Part
+from weft.workers.inspection.ran import first_batch
+from weft.workers.memory.packing import num_packed_bytes
+from weft.workload.data.batches import Batches
+from weft.workload.data.tree import Skeleton
+
+NUM_OF_LARGEST = 3  # batches of the largest size: arbitrary; each costs what it takes to load
+
+_Batch = tuple[list[torch.Tensor], Skeleton]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedAt:
+    trained: Mapping[int, _Batch]  # by size; the largest that was seen
+    held_out: Mapping[int, _Batch]
+    load_seconds: float  # of one
+    varying_shapes: tuple[tuple[int, ...], ...]  # of one tensor, in batches of one size; none where all are alike
+
+    @classmethod
+    def of(cls, batches: Batches, sizes: Sequence[int]) -> LookedAt:
+        started = time.perf_counter()
+        trained = {size: [batches.batch(*first_batch(size, training=size <= batches.num_train))] for size in sizes}
+        load_seconds = (time.perf_counter() - started) / len(trained)
+        held_out = {
+            size: [batches.batch(*first_batch(size, training=False))]
+            for size in sizes
+            if size <= batches.num_validation
+        }
+        for found, training in ((trained, max(sizes) <= batches.num_train), (held_out, False)):
+            if found:
+                found[max(found)] += _others(batches, max(found), training=training)
+        return cls(
+            trained={size: max(found, key=_num_bytes) for size, found in trained.items()},
+            held_out={size: max(found, key=_num_bytes) for size, found in held_out.items()},
+            load_seconds=load_seconds,
+            varying_shapes=_varying(trained[size] + held_out.get(size, []) for size in reversed(sizes)),
+        )
+
+    def num_bytes(self) -> int:
+        """Of the largest, packed."""
+        return max(map(_num_bytes, (*self.trained.values(), *self.held_out.values())))
+
+
+def _others(batches: Batches, size: int, *, training: bool) -> list[_Batch]:
+    """The next after the first one of so many samples, as many as there are."""
+    iteration, _ = first_batch(size, training=training)
+    count = min(NUM_OF_LARGEST, (batches.num_train if training else batches.num_validation) // size)
+    found: list[_Batch] = []
+    with contextlib.suppress(Exception):  # what is wrong with a later sample is told when its turn comes
+        found.extend(batches.batch(iteration, Part(number, number * size, size)) for number in range(1, count))
+    return found
+
+
+def _num_bytes(batch: _Batch) -> int:
+    return num_packed_bytes(*batch)
+
+
+def _varying(found: Iterable[Sequence[_Batch]]) -> tuple[tuple[int, ...], ...]:
+    """found: batches of one size each, the largest size first."""
+    return next((shapes for batches in found for shapes in _shapes_of_each(batches) if len(shapes) > 1), ())
+
+
+def _shapes_of_each(batches: Sequence[_Batch]) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Of each tensor, those that it has in any of the batches."""
+    for same in zip(*(tensors for tensors, _ in batches), strict=False):
+        yield tuple(dict.fromkeys(tuple(tensor.shape) for tensor in same))
