@@ -120,11 +120,12 @@ def test_the_job_trains_as_the_page_has_it_on_the_command_line(directory: Path) 
 
 
 @pytest.mark.slow
-def test_the_step_of_the_page_learns(directory: Path) -> None:
-    line = re.search(r"^weft (run words\.py.*)$", PAGE, flags=re.MULTILINE)
-    assert line is not None
-    told = run(directory, "-m", "weft", *line[1].split(), "--runs-dir", "runs")
-    assert float(told.partition("accuracy ")[2].split()[0].rstrip(",")) > 0.9
+def test_the_step_of_the_page_learns_in_one_process_and_in_stages(directory: Path) -> None:
+    lines = re.findall(r"^weft (run words\.py.*)$", PAGE, flags=re.MULTILINE)
+    assert ["--stages" in line for line in lines] == [False, True]
+    for line in lines:
+        told = run(directory, "-m", "weft", *line.split(), "--runs-dir", "runs")
+        assert float(told.rpartition("accuracy ")[2].split()[0].rstrip(",")) > 0.9
 
 
 def test_every_other_block_runs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,5 +151,8 @@ def test_every_other_block_runs(directory: Path, monkeypatch: pytest.MonkeyPatch
     tokens = torch.tensor([[1, -100], [0, 2]])
     assert pasted["num_tokens"](tokens) == 3
     assert pasted["token_loss"](torch.zeros(2, 2, 3), tokens).shape == ()
+    padded = pasted["pad"]([torch.tensor([3, 1]), torch.tensor([5, 2, 4])])
+    assert padded["ids"].tolist() == [[3, 1, 0], [5, 2, 4]]
+    assert pasted["num_words"](padded) == 5
     optimizer = pasted["optimizer_of"](pasted["model"].parameters())
     assert pasted["scheduler_of"](optimizer).optimizer is optimizer
