@@ -58,12 +58,18 @@ def varying_spec(name: str, **strategy: Any) -> JobSpec:
 
 @pytest.mark.slow
 @pytest.mark.pairs(
-    name=NAMES, stages=(1, 2, 3), microbatches=(1, 2), schedule=("gpipe", "1f1b"), recompute=(False, True)
+    name=NAMES,
+    stages=(1, 2, 3),
+    microbatches=(1, 2),
+    schedule=("gpipe", "1f1b"),
+    recompute=(False, True),
+    loaders=(1, 2),
 )
 def test_batches_of_varying_shape_give_the_result_of_the_plain_loop(
-    daemon: RealDaemon, name: str, stages: int, microbatches: int, schedule: str, recompute: bool
+    daemon: RealDaemon, name: str, stages: int, microbatches: int, schedule: str, recompute: bool, loaders: int
 ) -> None:
-    spec = varying_spec(name, stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute)
+    how = {"schedule": schedule, "recompute": recompute, "loaders": loaders}
+    spec = varying_spec(name, stages=stages, microbatches=microbatches, **how)
     assert same_as_the_plain_loop(daemon, spec)
 
 
