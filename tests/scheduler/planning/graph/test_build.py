@@ -27,7 +27,7 @@ from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
 from weft.scheduler.planning.rings import make_rings
-from weft.spec.strategy import Replica, Strategy
+from weft.spec.strategy import Prefetch, Replica, Strategy
 
 _MODEL = runpy.run_path(str(Path(__file__).with_name("memory_model.py")))
 
@@ -274,6 +274,17 @@ def test_layers_of_a_working_window_take_turns_however_the_lanes_race(
     case = make_case(strategy, inspection, itinerary, rng, has_buffers=data.draw(st.booleans()))
     case.graph.check()
     Race(case, rng).to_end()
+
+
+@given(rng=st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_weights_of_a_batch_stay_while_the_loaders_of_other_replicas_run_ahead(
+    inspection_of: InspectionOf, unit_of: UnitOf, rng: random.Random
+) -> None:
+    """Each loader has one replica's microbatches alone, and nothing but its batches holds one replica to the other."""
+    strategy = Strategy(replicas=2, loaders=2, prefetch=Prefetch(load=5, transfer=1))
+    itinerary = Itinerary(num_train=2, num_validation=0, batch_size=2, steps=24, forward_only=True)
+    Race(make_case(strategy, inspection_of([unit_of(0)], weighted=True), itinerary, rng), rng).to_end()
 
 
 CPU, GPU = {"device": "cpu", "stages": 1}, {"device": "gpu", "stages": 1}
