@@ -3,6 +3,7 @@
 
     tokens    token classification by a small transformer; sentences padded to the longest of their microbatch
     gru       an embedding and two GRUs, the same padding
+    routed    words that go to experts, which asks for numbers in every block, the same padding
     images    a convolutional net, batches of one of two sizes each
 
 The held-out sentences are longer than any that is trained on, and the longest of those are not among the first.
@@ -53,6 +54,36 @@ class Gru(nn.Module):
         x, state = self.first(self.embedding(ids))
         x, _ = self.second(x * ~mask[:, :, None], state[-1:])
         return self.head(x)
+
+
+class Experts(nn.Module):
+    """Each word goes to one of two, so how many there are for each is known from numbers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 2), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.gate(x).softmax(dim=2)
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, places = torch.where(weights.argmax(dim=2) == number)
+            if len(rows):
+                y[rows, places] = expert(x[rows, places]) * weights[rows, places, number, None]
+        return x + y
+
+
+class Routed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 8, padding_idx=0)
+        self.blocks, self.head = nn.ModuleList(Experts() for _ in range(3)), nn.Linear(8, CLASSES)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x * ~mask[:, :, None])
 
 
 class Images(nn.Module):
@@ -125,6 +156,7 @@ class Grouped(torch.utils.data.Sampler[int]):
 _MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any]]] = {
     "tokens": (Tokens, _tag),
     "gru": (Gru, _tag),
+    "routed": (Routed, _tag),
     "images": (Images, _classify),
 }
 NAMES = [*_MODELS]

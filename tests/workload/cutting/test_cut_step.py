@@ -217,6 +217,46 @@ def test_batches_of_other_shapes_go_through_the_same_stage() -> None:
             assert torch.equal(loss_of(run_cut(model, step, batch, found, [2, 4])), whole)
 
 
+class Asking(nn.Module):
+    """Which only numbers go through."""
+
+    def __init__(self, shortens: bool) -> None:
+        super().__init__()
+        self.inner, self.shortens = nn.Linear(4, 4), shortens
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        x = x * 2 if x.sum().item() > 0 else x
+        return x[: len(x) // 2 + 1].clone() if self.shortens else x
+
+
+def test_a_call_that_asks_for_numbers_is_skipped_in_shapes_that_no_run_has_had_where_it_keeps_them() -> None:
+    model = nn.ModuleList([Asking(False), nn.Linear(4, 4), nn.Linear(4, 4)])
+    found = recorded(model, _one_by_one, torch.ones(3, 4))
+    for count in (3, 7, 1):
+        batch = torch.randn(count, 4)
+        whole = recorded(model, _one_by_one, batch).result
+        assert torch.equal(run_cut(model, _one_by_one, batch, found, [1, 2]), whole)
+
+
+def test_one_that_does_not_keep_them_is_told_with_its_name_and_the_shapes() -> None:
+    model = nn.ModuleList([Asking(True), nn.Linear(4, 4), nn.Linear(4, 4)])
+    found = recorded(model, _one_by_one, torch.ones(3, 4))
+    run_cut(model, _one_by_one, torch.ones(3, 4), found, [1, 2])
+    text = (
+        r"^0 \(Asking\) asks for numbers that this stage does not have, and no batch that was tried before the "
+        r"training gave it shapes as here \(\(5, 4\)\); pad all batches to one length in Workload\.collate, or cut"
+    )
+    with pytest.raises(WorkloadError, match=text):
+        run_cut(model, _one_by_one, torch.ones(5, 4), found, [1, 2])
+
+
+def _one_by_one(model: Any, x: torch.Tensor) -> torch.Tensor:
+    for module in model:
+        x = module(x)
+    return x.sum()
+
+
 def test_an_operation_of_a_stage_on_what_it_has_not_is_told_with_its_line() -> None:
     def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
         x = model.one(x)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import itertools
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ class Returned:
     structure: Any  # with meta tensors
     requires: tuple[bool, ...]  # gradients, by leaf, where they are enabled
     given: Mapping[int, int]  # leaf -> which tensor of the arguments it is
+    shaped_as: tuple[frozenset[int], ...]  # by leaf, the tensors of the arguments that have its shape
 
     def is_like(self, other: Returned) -> bool:
         """Whether the same placeholders stand for both; of what is no tensor nobody asks."""
@@ -75,12 +77,15 @@ def unpickled(text: str) -> dict[Key, Returned]:
 
 def returned_of(result: Any, given: tuple[Any, ...]) -> Returned:
     """given: the arguments and keyword arguments of the call."""
-    arguments = {id(tensor): number for number, tensor in reversed(list(enumerate(tensors_in(given))))}
-    leaves = tensors_in(result)
+    came, leaves = tensors_in(given), tensors_in(result)
+    arguments = {id(tensor): number for number, tensor in reversed(list(enumerate(came)))}
     with torch._C.DisableTorchFunctionSubclass():
         requires = tuple(leaf.requires_grad for leaf in leaves)
+        shaped_as = tuple(
+            frozenset(number for number, tensor in enumerate(came) if tensor.shape == leaf.shape) for leaf in leaves
+        )
     same = {leaf: arguments[id(tensor)] for leaf, tensor in enumerate(leaves) if id(tensor) in arguments}
-    return Returned(replaced(result, without_numbers), requires, same)
+    return Returned(replaced(result, without_numbers), requires, same, shaped_as)
 
 
 def key_of(visible: Visible, occurrence: int, given: tuple[Any, ...]) -> Key:
@@ -99,6 +104,20 @@ def _signature(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((key, _signature(part)) for key, part in value.items())
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__qualname__
+
+
+def _like_arguments(records: Sequence[Returned], arguments: Sequence[torch.Tensor]) -> Returned | None:
+    """What a call returns if, as in all records of it, each output has the shape of the same argument; None where that
+    is not so."""
+    first = records[0]
+    numbers = []
+    for leaf, meta in enumerate(tensors_in(first.structure)):
+        common = frozenset.intersection(*(each.shaped_as[leaf] for each in records if leaf < len(each.shaped_as)))
+        if not common or min(common) >= len(arguments) or not meta.is_contiguous():
+            return None
+        numbers.append(min(common))
+    shapes = iter([tuple(arguments[number].shape) for number in numbers])
+    return dataclasses.replace(first, structure=replaced(first.structure, lambda meta: meta.new_empty(next(shapes))))
 
 
 class SkippedCalls:
@@ -137,24 +156,40 @@ class SkippedCalls:
         if returned is None:
             if len(self._known) >= MAX_SIGNATURES:
                 self._known.clear()
-            returned = self._known[key] = self._computed(key, forward, given)
+            returned = self._known[key] = self._computed(key, visible, forward, given)
         what = (f"output {leaf} of {visible}" if leaf else f"the output of {visible}" for leaf in itertools.count())
         return replaced(returned.structure, self._placing(returned, what, given))
 
-    def _computed(self, key: Key, forward: Forward, given: tuple[Any, ...]) -> Returned:
+    def _computed(self, key: Key, visible: Visible, forward: Forward, given: tuple[Any, ...]) -> Returned:
         record = self._records.get(key) or self._by_first.get(key[:-1])  # a mask may be there, or not
         try:
             with torch.enable_grad(), _quiet():
                 returned = returned_of(forward(*given[0], **given[1]), given)
-        except Exception:  # whatever a module raises that gets no numbers
-            if record is None:
-                raise
-            returned = None
-        if record is None or (returned is not None and returned.is_like(record)):
-            assert returned is not None
+        except Exception as error:  # whatever a module raises that gets no numbers
+            return self._recorded(key, record) if record is not None else self._shaped_alike(key, visible, given, error)
+        if record is None or returned.is_like(record):
             return returned
+        return self._recorded(key, record)
+
+    def _recorded(self, key: Key, record: Returned) -> Returned:
         self.needed[key] = record
         return record
+
+    def _shaped_alike(self, key: Key, visible: Visible, given: tuple[Any, ...], error: Exception) -> Returned:
+        """For arguments of shapes that no run has had."""
+        records = [record for other, record in self._records.items() if other[:3] == key[:3]]
+        if not records:
+            raise error
+        arguments = tensors_in(given)
+        alike = _like_arguments(records, arguments)
+        if alike is None:
+            shapes = ", ".join(str(tuple(each.shape)) for each in arguments)
+            raise WorkloadError(
+                f"{visible} asks for numbers that this stage does not have, and no batch that was tried before the "
+                f"training gave it shapes as here ({shapes}); pad all batches to one length in Workload.collate, or "
+                "cut elsewhere (strategy.split; stages = 1 cuts nowhere)"
+            ) from error
+        return alike
 
     def _placing(
         self, returned: Returned, what: Iterator[str], given: tuple[Any, ...]
