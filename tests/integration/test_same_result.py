@@ -37,8 +37,8 @@ def reference_of(text: str) -> reference.ReferenceResult:
 
 
 def plain_loop(spec: JobSpec) -> reference.ReferenceResult:
-    """The reference's result. Of the strategy it takes the microbatches only."""
-    plain = {"microbatches": spec.strategy.microbatches}
+    """The reference's result. Of the strategy it takes the microbatches and the precision only."""
+    plain = {"microbatches": spec.strategy.microbatches, "precision": spec.strategy.precision}
     return reference_of(JobSpec.parse(spec.to_wire() | {"strategy": plain}).model_dump_json())
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from weft.plan.error_places import within
 from weft.plan.plan import SlotValue
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
-from weft.workers.compute.stage import Stage, Tensors
+from weft.workers.compute.stage import Stage, Tensors, no_leaf
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
 from weft.workload.data.tree import with_tensors
@@ -123,7 +123,7 @@ class CutStage(Stage):
         self._cut.rebind(saved.bound)
         self._cut.numbers.run_again(self._seeder(microbatch, saved.step))
         written = [
-            given is not None and given._version != version
+            self._copies_input and given is not None and given._version != version
             for given, version in zip(saved.given, saved.versions, strict=True)
         ]
         # A copy is where gradients are summed, but what was written to is another tensor since.
@@ -151,9 +151,7 @@ class CutStage(Stage):
         return [None if each is None else each.detach() for each in sent], {n: v.detach() for n, v in values.items()}
 
     def _run_saved(self, microbatch: int, saved: _Saved) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
-        saved.given = saved.leaves
-        if self._copies_input:
-            saved.given = [None if leaf is None else leaf.clone() for leaf in saved.leaves]
+        saved.given = [None if leaf is None else self._apart(leaf) for leaf in saved.leaves]
         saved.versions = [0 if each is None else each._version for each in saved.given]
         result = self._run(microbatch, saved.step, saved.given, saved.batch, learns=True)
         saved.bound = self._cut.bound
@@ -161,6 +159,9 @@ class CutStage(Stage):
             return result, {}
         values = step_values(result, self._sources[True], learns=True)
         return [values["loss"]], values
+
+    def _apart(self, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.clone() if self._copies_input else no_leaf(leaf)
 
     def _run(self, microbatch: int, step: int, received: Tensors, batch: Any, *, learns: bool) -> Any:
         """What the step returns on the last stage, on any other a list of what it sends."""

@@ -59,3 +59,9 @@ class Stage(Protocol):
 
     def drop(self, microbatch: int) -> None:
         """Forgets a microbatch whose forward has run and that gets no backward."""
+
+
+def no_leaf(leaf: torch.Tensor) -> torch.Tensor:
+    """The same tensor, as a result: autocast would take a leaf for a parameter and keep one rounded copy of it, whose
+    gradients it sums in bfloat16."""
+    return leaf.view_as(leaf) if leaf.requires_grad else leaf

@@ -20,7 +20,7 @@ from weft.transport.memory.arena import dtype_of
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
 from weft.workers.compute.handover import can_have_gradient, check_fits, is_plain, scalar
 from weft.workers.compute.pairs import DataPair
-from weft.workers.compute.stage import Stage, Tensors
+from weft.workers.compute.stage import Stage, Tensors, no_leaf
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.randomness import unit_key
 from weft.workload.units import Unit
@@ -151,8 +151,7 @@ class UnitStage(Stage):
         return y
 
     def _run(self, x: torch.Tensor, step: int, microbatch: int, head: Head | None) -> torch.Tensor:
-        if self._copies_input:
-            x = x.clone()
+        x = x.clone() if self._copies_input else no_leaf(x)
         with self._device.drawing, self._precision():  # autocast's cache is the process's, too
             for unit, place in zip(self.units, self._places, strict=True):
                 self._device.seed(unit_key(self._seed, step, microbatch, unit.index))
