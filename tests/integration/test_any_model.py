@@ -17,7 +17,8 @@ _SAME = runpy.run_path(str(Path(__file__).with_name("test_same_result.py")))
 RealDaemon, same_as_the_plain_loop = _SAME["RealDaemon"], _SAME["same_as_the_plain_loop"]
 TESTS = Path(__file__).resolve().parents[1]
 MODELS = runpy.run_path(str(TESTS / "any_models.py"))
-IN_FLOAT64 = [name for name in MODELS["NAMES"] if name != "mixtral"]  # its experts' kernel has no float64
+# The experts' kernel of mixtral has no float64; replicas of heads have a running mean each.
+IN_FLOAT64 = [name for name in MODELS["NAMES"] if name not in ("mixtral", "heads")]
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +60,9 @@ def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
 def test_replicas_of_it_compute_what_the_plain_loop_computes(machine: RealDaemon, name: str, how: str) -> None:
     strategy = {key: value for key, value in STRATEGIES[how].items() if key != "bucket_mib"}
     agrees(machine, any_spec(name, double=True, **strategy), least=1.0)
+
+
+@pytest.mark.slow
+def test_a_running_mean_that_forward_reads_is_told_where_there_are_replicas(daemon: RealDaemon) -> None:
+    job = daemon.run(any_spec("heads", replicas=2))["job"]
+    assert "buffers: forward of trunk.0 (_NormedBlock), trunk.1" in daemon.log_of(job)

@@ -23,7 +23,7 @@ from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome, fresh
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
-from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS
+from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS, carried
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import CannotSendError, Step, named_tensors
 from weft.workload.cutting.recording import Recorded, StepRecording, Value
@@ -108,6 +108,7 @@ class CutInspection:
         problems = dict(recorded.problems)
         cuts = self._proven(recorded, outcome, skipped, problems)
         units = self._units(recorded)
+        self._mark_carriers(units, recorded)
         self._time(units, recorded, cuts, skipped)
         values = self._values(recorded, skipped)
         self._device.give_back(self._model)
@@ -141,6 +142,9 @@ class CutInspection:
         recording = StepRecording(self._model)
         with self._device.drawing, self._precision(), within(_PLACE, innermost=True):
             return recording.run(step, fresh(batch), self._seed), recording
+
+    def _loss_of(self, result: Any) -> torch.Tensor:
+        return step_values(result, step_source(self._workload, learns=self._learns), learns=False)["loss"]
 
     def _loss(self, result: Any) -> torch.Tensor:
         return step_values(result, step_source(self._workload, learns=self._learns), learns=self._learns)["loss"]
@@ -245,6 +249,21 @@ class CutInspection:
         )
 
     # --- facts
+
+    def _mark_carriers(self, units: list[dict[str, Any]], recorded: Recorded) -> None:
+        """Units whose forward computes with what a forward has left in their buffers, for a job with replicas."""
+        if not self._learns or len(self._spec.strategy.replica_list) == 1:
+            return
+        names = {id(module): name for name, module in self._model.named_modules()}
+        for (module, key), _ in carried([self._model], self._losses):
+            buffer = f"{names[id(module)]}.{key}".lstrip(".")
+            for unit, uses in zip(units, recorded.uses, strict=True):
+                unit["carries_state"] = unit["carries_state"] or buffer in uses
+        self._restore()
+
+    def _losses(self) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [self._loss_of(self._record(self._step, self._batch(max(self._samples)))[0].result)]
 
     def _users(self, recorded: Recorded) -> dict[int, list[int]]:
         return {

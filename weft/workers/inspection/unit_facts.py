@@ -23,7 +23,7 @@ from torch import nn
 from weft.plan.error_places import function_place, unit_place, within
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
-from weft.workers.compute.forward_buffers import ForwardBuffers
+from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar, tensors_of
 from weft.workers.devices.device import Device
 from weft.workload.units import units
@@ -184,25 +184,10 @@ class _Runs:
         run = partial(self._run, partial(self._with_loss, module) if is_last else module)
         facts[0]["in_place"] = _writes_to(run, self._largest)
         fact = facts[-1]
-        fact["carries_state"] = self._has_replicas and self._carries_state(span, run)
+        fact["carries_state"] = self._has_replicas and bool(carried(span, partial(self._outputs, run)))
         fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, self._largest, TIMED_RUNS)
         if self.small_size:
             self._measure_small(module, fact)
-
-    def _carries_state(self, span: Sequence[nn.Module], run: Run) -> bool:
-        """Whether its output is another one where the buffers that its forward changes are others: vectors that have
-        converged change no more. Twice with the same buffers first: of a kernel that gives other bits each time nobody
-        can tell."""
-        buffers = ForwardBuffers(span, can_compare=True)
-        buffers.begin()
-        first = self._outputs(run)
-        if not (began := buffers.end()):
-            return False
-        with buffers.as_they_were(began):
-            again = self._outputs(run)
-        with buffers.as_they_were([(slot, _other(value)) for slot, value in began]):
-            other = _tried(lambda: self._outputs(run))
-        return _equal(first, again) and (other is None or not _equal(first, other))
 
     def _outputs(self, run: Run) -> list[torch.Tensor]:
         with self._device.drawing, torch.no_grad():
@@ -239,6 +224,22 @@ class _Runs:
         with within(f"{function_place('loss')}, tried before training"):
             loss = self._loss(y, self._target)
         return scalar(loss, "Workload.loss")
+
+
+def carried(modules: Sequence[nn.Module], outputs: Callable[[], list[torch.Tensor]]) -> Began:
+    """The buffers that a forward changes, as they were, where what comes out is another where these are others; else
+    none. Vectors that have converged change no more. Twice with the same buffers first: of a kernel that gives other
+    bits each time nobody can tell."""
+    buffers = ForwardBuffers(modules, can_compare=True)
+    buffers.begin()
+    first = outputs()
+    if not (began := buffers.end()):
+        return []
+    with buffers.as_they_were(began):
+        again = outputs()
+    with buffers.as_they_were([(slot, _other(value)) for slot, value in began]):
+        other = _tried(outputs)
+    return began if _equal(first, again) and (other is None or not _equal(first, other)) else []
 
 
 def _backward(y: Any) -> None:
