@@ -19,6 +19,8 @@ TESTS = Path(__file__).resolve().parents[1]
 MODELS = runpy.run_path(str(TESTS / "any_models.py"))
 # The experts' kernel of mixtral has no float64; replicas of heads have a running mean each.
 IN_FLOAT64 = [name for name in MODELS["NAMES"] if name not in ("mixtral", "heads")]
+# Stages of mlp multiply with one parameter: rounded in each, and once in the whole model, so the proof refuses the cut.
+IN_BFLOAT16 = [name for name in MODELS["NAMES"] if name != "mlp"]
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +47,20 @@ def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:
     microbatches=(1, 3, 4),
     schedule=("gpipe", "1f1b"),
     recompute=(False, True),
-    loaders=(1, 2),
 )
 def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
-    daemon: RealDaemon, name: str, stages: int, microbatches: int, schedule: str, recompute: bool, loaders: int
+    daemon: RealDaemon, name: str, stages: int, microbatches: int, schedule: str, recompute: bool
 ) -> None:
-    how = {"schedule": schedule, "recompute": recompute, "loaders": loaders}
-    spec = any_spec(name, stages=stages, microbatches=microbatches, **how)
+    spec = any_spec(name, stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute)
+    assert same_as_the_plain_loop(daemon, spec)
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(name=IN_BFLOAT16, stages=(2, 3), loaders=(1, 2))
+def test_so_it_does_in_bfloat16_and_with_several_loaders(
+    daemon: RealDaemon, name: str, stages: int, loaders: int
+) -> None:
+    spec = any_spec(name, stages=stages, microbatches=3, precision="bf16", loaders=loaders)
     assert same_as_the_plain_loop(daemon, spec)
 
 
