@@ -32,8 +32,26 @@ def test_a_model_is_told_by_units_and_each_parameter_counts_once() -> None:
     model[0].weight.requires_grad = False
     told = describe(workload(model=model, validation=PAIR))
     assert told["units"] == [("0", "Linear", 12), ("1", "Linear", 16), ("2", "ReLU", 0), ("3", "Linear", 16)]
+    assert told["cut_by_calls"] is False
     assert (told["model"], told["parameters"], told["frozen"], told["bytes"]) == ("Sequential", 28, 8, 112)
     assert (told["train"], told["validation"], told["batch_size"]) == (10, 10, None)
+
+
+def test_a_model_that_is_cut_by_its_calls_is_told_by_the_modules_that_may_begin_a_stage() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.letters, self.drop = nn.Embedding(3, 4), nn.Dropout()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2))
+
+    told = describe(workload(model=Reader(), loss=None, step=lambda model, batch: model(batch)))
+    assert told["units"] == [
+        ("letters", "Embedding", 12),
+        ("blocks.0", "Sequential", 20),
+        ("blocks.1", "Sequential", 20),
+    ]
+    assert told["cut_by_calls"] is True
+    assert describe(workload())["units"] == [("", "Linear", 3)]
 
 
 def test_a_loader_tells_the_size_of_its_batches() -> None:

@@ -17,10 +17,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from weft.spec.job_spec import JobSpec
+from weft.workload.cutting.visible import CallKind, visible_modules
 from weft.workload.data.source import Field, source_of
 from weft.workload.entry import load_workload
 from weft.workload.faults import fault_of
-from weft.workload.units import units
+from weft.workload.units import is_cut_by_calls, units
 from weft.workload.workload import Workload, WorkloadError
 
 
@@ -41,7 +42,10 @@ def _answer(spec: JobSpec) -> dict[str, Any]:
 
 
 def describe(workload: Workload) -> dict[str, Any]:
-    """Its model, unit by unit (name, class, number of parameters), and its data: samples, or why there is no number."""
+    """Its model, unit by unit (name, class, number of parameters), and its data: samples, or why there is no number.
+
+    Where the model is cut by its own forward nothing has been called, so these are the modules that may turn out units.
+    """
     model, parameters = workload.model, list(workload.model.parameters())
     loader = workload.train if isinstance(workload.train, DataLoader) else None
     return {
@@ -49,11 +53,19 @@ def describe(workload: Workload) -> dict[str, Any]:
         "parameters": _count(model),
         "frozen": sum(parameter.numel() for parameter in parameters if not parameter.requires_grad),
         "bytes": sum(parameter.nbytes for parameter in parameters),
-        "units": [(prefix.rstrip("."), type(unit).__name__, _count(unit)) for prefix, unit in units(model)],
+        "units": [(name, type(unit).__name__, _count(unit)) for name, unit in _units(workload)],
+        "cut_by_calls": is_cut_by_calls(workload),
         "train": _num_samples(workload, "train"),
         "validation": None if workload.validation is None else _num_samples(workload, "validation"),
         "batch_size": None if loader is None else loader.batch_size,
     }
+
+
+def _units(workload: Workload) -> list[tuple[str, nn.Module]]:
+    if not is_cut_by_calls(workload):
+        return [(prefix.rstrip("."), unit) for prefix, unit in units(workload.model)]
+    visible = visible_modules(workload.model)
+    return [(each.name, each.module) for each in visible if each.kind is CallKind.OPAQUE] or [("", workload.model)]
 
 
 def _count(module: nn.Module) -> int:

@@ -17,6 +17,7 @@ FACTS: dict[str, Any] = {
     "parameters": 28,
     "frozen": 0,
     "bytes": 112,
+    "cut_by_calls": False,
     "units": [["0", "Linear", 12], ["1", "ReLU", 0], ["2", "Linear", 16]],
     "train": 800,
     "validation": 200,
@@ -93,6 +94,19 @@ def test_the_head_tells_the_model_its_units_and_the_data() -> None:
     assert "one unit, for one stage." in one
     assert "#      0  MLP             28\n" in one
     assert "# Training data: no length; give it one." in one
+
+
+def test_of_a_model_that_is_cut_by_its_calls_the_modules_are_named_and_not_numbered() -> None:
+    units = [["embed", "Embedding", 4], ["h.0", "Block", 8], ["h.1", "Block", 8], ["head", "Linear", 2]]
+    file = made(model="Reader", units=units, cut_by_calls=True)
+    text = file.text("train.toml")
+    assert "; 4 modules with which stages may begin, if a step calls each once; Weft tries it" in file.headline()
+    assert "#   embed Embedding           4\n" in text
+    assert '\n# split = ["h.1"]\n' in text
+    assert parsed(file).strategy == Strategy(stages=2, microbatches=4)
+    alone = made(units=[["", "MLP", 28]], cut_by_calls=True)
+    assert "one unit, for one stage." in alone.headline()
+    assert "\n# split = [1]\n" in alone.text("train.toml")
 
 
 def test_a_model_of_very_many_units_is_told_by_the_first() -> None:

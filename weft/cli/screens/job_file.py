@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -69,7 +70,21 @@ class JobFile:
         return {"stages": stages, "microbatches": min(MICROBATCHES, self.job()["batch_size"]) if stages > 1 else 1}
 
     def _examples(self) -> Mapping[str, Any]:
-        return {**EXAMPLES, "args": self.facts["args"], "split": [max(1, len(self.facts["units"]) // 2)]}
+        return {**EXAMPLES, "args": self.facts["args"], "split": [self._middle()]}
+
+    def _middle(self) -> str | int:
+        """The unit with which the second half of the model begins; by its parameters, where nothing else is known."""
+        units = self.facts["units"]
+        if not self._is_cut_by_calls:
+            return max(1, len(units) // 2)
+        before = [0, *accumulate(parameters for _, _, parameters in units)]
+        places = sorted(range(1, len(units)), key=lambda unit: abs(2 * before[unit] - before[-1]))
+        return str(units[places[0]][0]) if places else 1
+
+    @property
+    def _is_cut_by_calls(self) -> bool:
+        cut: bool = self.facts["cut_by_calls"]
+        return cut
 
     def _head(self, name: str) -> Iterator[str]:
         yield f"# weft run {name}                 here and now"
@@ -81,7 +96,7 @@ class JobFile:
         for field in ("train", "validation"):
             yield from _comment(self._data(field))
         yield "#"
-        yield from _units(self.facts["units"])
+        yield from _units(self.facts["units"], numbered=not self._is_cut_by_calls)
 
     def headline(self) -> str:
         """The model in a line."""
@@ -89,6 +104,10 @@ class JobFile:
         frozen = f", {facts['frozen']:,} of them frozen" if facts["frozen"] else ""
         count = len(facts["units"])
         cut = "one unit, for one stage" if count == 1 else f"{count} units, between which stages may begin"
+        if self._is_cut_by_calls and count > 1:
+            cut = (
+                f"{count} modules with which stages may begin, if a step calls each once; Weft tries it before training"
+            )
         return f"{facts['model']}: {facts['parameters']:,} parameters ({size(facts['bytes'])}){frozen}; {cut}."
 
     def _data(self, field: str) -> str:
@@ -102,13 +121,15 @@ class JobFile:
                 return f"{what} data: {problem}."
 
 
-def _units(units: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """The table of units, whose numbers `split` names."""
-    rows = [("unit", "module", "parameters")]
-    rows += [(str(n), " ".join(filter(None, unit[:2])), f"{unit[2]:,}") for n, unit in enumerate(units[:MAX_UNITS])]
+def _units(units: Sequence[Sequence[Any]], *, numbered: bool) -> Iterator[str]:
+    """The table of units, which `split` names: by their numbers too, where these are known."""
+    rows = [("unit" if numbered else "", "module", "parameters")]
+    for place, (name, kind, parameters) in enumerate(units[:MAX_UNITS]):
+        rows.append((str(place) if numbered else "", f"{name} {kind}".strip(), f"{parameters:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, module, parameters in rows:
-        yield f"#   {number:>{widths[0]}}  {module:<{widths[1]}}  {parameters:>{widths[2]}}"
+        first = f"{number:>{widths[0]}}  " if numbered else ""
+        yield f"#   {first}{module:<{widths[1]}}  {parameters:>{widths[2]}}"
     if len(units) > MAX_UNITS:
         yield f"#   and {len(units) - MAX_UNITS} more"
 
