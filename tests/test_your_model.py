@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -12,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer.main
+from safetensors.torch import load_file
+from torch import nn
 
 from weft.cli.verbs.app import app
 from weft.cli.verbs.options import JobOptions
 from weft.spec.job_spec import JobSection, JobSpec
+from weft.workload.cutting.recording import StepRecording
 from weft.workload.workload import Workload
 
 PAGE = (Path(__file__).parents[1] / "docs" / "your-model.md").read_text(encoding="utf-8")
@@ -126,6 +131,45 @@ def test_the_step_of_the_page_learns_in_one_process_and_in_stages(directory: Pat
     for line in lines:
         told = run(directory, "-m", "weft", *line.split(), "--runs-dir", "runs")
         assert float(told.rpartition("accuracy ")[2].split()[0].rstrip(",")) > 0.9
+
+
+WALKS = {name.removesuffix("_script.py") for name in files() if name.endswith("_script.py")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("walk", sorted(WALKS))
+def test_a_script_of_the_page_runs_and_its_job_trains_in_stages_what_the_plain_loop_trains(
+    directory: Path, walk: str
+) -> None:
+    assert {"images", "language", "unet", "lit"} == WALKS
+    if "transformers" in files()[f"{walk}.py"]:
+        pytest.importorskip("transformers")
+    assert "loss" in run(directory, f"{walk}_script.py").splitlines()[-1]
+    lines = re.findall(rf"^weft (run {walk}\.py.*)$", PAGE, flags=re.MULTILINE)
+    assert lines
+    found = []
+    for line in [*lines, f"{lines[0]} --reference"]:
+        told = run(directory, "-m", "weft", *shlex.split(line), "--runs-dir", "runs")
+        found.append(load_file(re.findall(r"^model +(\S+)", told, flags=re.MULTILINE)[0]))
+    for trained in found[:-1]:
+        assert trained.keys() == found[-1].keys()
+        assert all(torch.equal(trained[name], tensor) for name, tensor in found[-1].items())
+
+
+def test_a_line_that_needs_numbers_may_stand_in_a_module(directory: Path) -> None:
+    """As the page has it: what is between two blocks, with a state of its own."""
+    pasted: dict[str, Any] = {}
+    text = next(text for _, text in BLOCKS if "class Rescale" in text)
+    exec(compile(text, "your-model.md", "exec", dont_inherit=True), pasted)
+    model = nn.Sequential(nn.Linear(4, 4), pasted["Rescale"](), nn.Linear(4, 4))
+
+    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = model(batch).sum()
+        return total
+
+    found = StepRecording(model).run(step, torch.randn(2, 4), lambda number: None)
+    assert found.units == ("0", "1", "2")
+    assert found.problems == {}
 
 
 def test_every_other_block_runs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
