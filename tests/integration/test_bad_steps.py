@@ -17,7 +17,7 @@ SEED, NUM_SAMPLES, BATCH = 3, 24, 8
 ORDER = torch.randperm(NUM_SAMPLES, generator=torch.Generator().manual_seed(SEED)).tolist()
 ODD = ORDER[BATCH + 1]  # the sample that is unlike the others, in step 1, where nobody inspects any more
 SOURCE = """
-import os, torch, weft
+import os, types, torch, weft
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -164,6 +164,25 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
             " needs the numbers of the output of one (Linear), which another stage has; ",
             TWO_WAYS_OUT,
         ],
+    ),
+    "an object with a tensor in it": (
+        {
+            "init": "one = self.one.forward; self.one.forward = lambda x: types.SimpleNamespace(x=one(x)); "
+            "two = self.two.forward; self.two.forward = lambda given: two(given.x)",
+        },
+        {"stages": 2, "split": ["two"]},
+        [
+            "cannot be cut before unit 'two': modules before it pass on an object that is no tensor, tuple",
+            'it can be before ["three"]',
+        ],
+    ),
+    "a sparse tensor": (
+        {
+            "init": "one = self.one.forward; self.one.forward = lambda x: one(x).to_sparse(); "
+            "two = self.two.forward; self.two.forward = lambda given: two(given.to_dense())",
+        },
+        {"stages": 2, "split": ["two"]},
+        ["cannot be cut before unit 'two': one passes on or gets a sparse or nested tensor, and only plain"],
     ),
     "a gradient inside of the step": (
         {

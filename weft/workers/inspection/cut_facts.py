@@ -25,7 +25,7 @@ from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
 from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS, carried
 from weft.workload.cutting.calls import Seed
-from weft.workload.cutting.cut_step import CannotSendError, Step, named_tensors
+from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError, Step, named_tensors
 from weft.workload.cutting.recording import Recorded, StepRecording, Value
 from weft.workload.cutting.skipped import SkippedCalls, pickled
 from weft.workload.data.batches import Batches
@@ -188,6 +188,7 @@ class CutInspection:
     ) -> list[int]:
         """The cuts that give what the whole step gives; why the others are refused goes to the problems."""
         cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
+        left_out: list[int] = []
         while cuts:
             try:
                 differs = self._differs(recorded, outcome, cuts, skipped)
@@ -197,10 +198,16 @@ class CutInspection:
                 cut = cuts[min(max(number, 0), len(cuts) - 1)]
                 problems[cut] = _told(cause)
                 cuts.remove(cut)
+                left_out.append(cut)
                 continue
             if differs is None:
-                return cuts
+                break
             cuts = self._agreeing(recorded, outcome, cuts, skipped, problems)
+        for cut in left_out:  # one may have been blamed for what another has done
+            with contextlib.suppress(StageError):
+                if self._differs(recorded, outcome, sorted([*cuts, cut]), skipped) is None:
+                    cuts = sorted([*cuts, cut])
+                    del problems[cut]
         return cuts
 
     def _differs(
@@ -211,10 +218,11 @@ class CutInspection:
         for parameter in self._model.parameters():
             parameter.grad = None
         trial = self._trial(recorded, cuts, skipped)
-        loss = trial.run(self._batch(max(self._samples)), self._seed)
-        found = TrialOutcome.of(self._model, loss)
-        self._restore()
-        return outcome.difference(found)
+        try:
+            loss = trial.run(self._batch(max(self._samples)), self._seed)
+            return outcome.difference(TrialOutcome.of(self._model, loss))
+        finally:
+            self._restore()
 
     def _agreeing(
         self,
@@ -359,6 +367,11 @@ def _run(trial: CutTrial, batch: Any, seed: Seed) -> None:
 
 
 def _told(cause: BaseException | None) -> str:
+    if isinstance(cause, OtherCallsError):  # with the very calls that were recorded
+        return (
+            "modules before it pass on an object that is no tensor, tuple, list, dict or dataclass, and nothing in it "
+            "crosses; return one of these, or cut elsewhere (strategy.split)"
+        )
     if isinstance(cause, WorkloadError):
         return str(cause)
     first = str(cause).partition("\n")[0].rstrip(".")

@@ -46,6 +46,10 @@ class CannotSendError(PlaceholderError):
     """A stage is to send what it has not got."""
 
 
+class OtherCallsError(WorkloadError):
+    """A run makes other calls than the cut was found with, or passes something on that nobody saw."""
+
+
 class Sent(list[torch.Tensor | None]):
     """What a stage that is not the last has for later ones."""
 
@@ -159,7 +163,7 @@ class CutStep:
             for placeholder, _ in self.bound:
                 placeholder.came = None
         if self._ends is not None:
-            raise WorkloadError(
+            raise OtherCallsError(
                 f"the step has ended without a call of {self._ends}, with which a stage begins; {_SAME_CALLS}"
             )
         return self._result(replaced(result, resolved))
@@ -170,7 +174,7 @@ class CutStep:
             return result
         missing = next((name.rpartition(":")[0] for name in self._receives if name not in self._came), None)
         why = f"{missing} was not called" if missing else "other modules were called"
-        raise WorkloadError(
+        raise OtherCallsError(
             f"the step returns {unknown.what}, which needs what no other stage has sent: before {self._begins} {why}, "
             f"unlike when the step was tried before training; {_SAME_CALLS}"
         )
@@ -223,7 +227,7 @@ class CutStep:
 
     def _check_own(self, visible: Visible) -> None:
         if visible in self._others:
-            raise WorkloadError(
+            raise OtherCallsError(
                 f"{visible} is called in the stage {self.span}, and was not called there when the step was tried "
                 f"before training, so another stage has it; {_SAME_CALLS}"
             )

@@ -246,7 +246,7 @@ class StepRecording(TorchFunctionMode):
             units=names,
             values=tuple(sorted(values, key=lambda value: (value.maker, value.name))),
             uses=uses,
-            problems=self._problems(begins, unit_of),
+            problems=_odd(values) | self._problems(begins, unit_of),
             repeated=tuple(dict.fromkeys(each.name for each in self._calls if self._occurrences[each])),
             returned=self._returned,
             result=result,
@@ -290,6 +290,16 @@ class StepRecording(TorchFunctionMode):
     @staticmethod
     def _is_lost(fed: _Fed, cut: int, unit_of: Sequence[int]) -> bool:
         return unit_of[fed.region] < cut and any(unit_of[region] >= cut for region in fed.readers)
+
+
+def _odd(values: Sequence[Value]) -> dict[int, str]:
+    return {
+        unit: f"{value.name.strip('>').rpartition(':')[0]} passes on or gets a sparse or nested tensor, and only plain "
+        "ones cross; make it one (to_dense()), or cut elsewhere (strategy.split)"
+        for value in values
+        if value.tensor.layout is not torch.strided or value.tensor.is_nested
+        for unit in range(value.maker + 1, value.readers[-1] + 1)
+    }
 
 
 def _is_quiet(func: Callable[..., Any]) -> bool:
