@@ -22,6 +22,7 @@ stages = 2
 split = [3]
 microbatches = 4
 recompute = true
+loaders = 2
 window = 9
 replicas = 3
 sync = "coarse"
@@ -43,6 +44,7 @@ DEFAULTS = {
     "split": None,
     "microbatches": 1,
     "recompute": False,
+    "loaders": 1,
     "window": None,
     "replicas": None,
     "sync": "fine",

@@ -64,4 +64,4 @@ class Stage(Protocol):
 def no_leaf(leaf: torch.Tensor) -> torch.Tensor:
     """The same tensor, as a result: autocast would take a leaf for a parameter and keep one rounded copy of it, whose
     gradients it sums in bfloat16."""
-    return leaf.view_as(leaf) if leaf.requires_grad else leaf
+    return torch.ops.aten.alias.default(leaf) if leaf.requires_grad else leaf  # strides are its own, and its gradient's
