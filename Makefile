@@ -15,7 +15,7 @@ install: $(READY)  ## a virtual environment in .venv with Weft and everything th
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Weft needs Python 3.11 or later; try make PYTHON=python3.12"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,examples,gpu,models,plots,tensorboard]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,examples,gpu,plots,tensorboard]'
 	touch $@
 
 demo: $(READY)  ## trains the digits job on two workers and shows where the time went
