@@ -84,18 +84,19 @@ class Gate:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held: int | None = None
         os.mkfifo(path)
 
     def open(self) -> None:
         """Lets whoever waits pass, and whoever comes later."""
         if not self.path.exists():
             return
-        waiting = None
-        with suppress(OSError):  # nobody waits
-            waiting = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+        self._held = os.open(self.path, os.O_RDWR)  # both ends: whoever has found the file and not yet opened it passes
         self.path.unlink()
-        if waiting is not None:
-            os.close(waiting)
+
+    def __del__(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
 
     def __str__(self) -> str:
         return str(self.path)
