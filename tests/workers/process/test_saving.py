@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from weft.machine.run_file import RunFileError
 from weft.transport.memory.arena import Layout
 from weft.transport.memory.directory import Directory
-from weft.workers.process.saving import save_state
+from weft.workers.process.saving import as_saved, save_state
 from weft.workload.faults import fault_of
 
 
@@ -30,6 +30,21 @@ def test_every_arena_is_in_the_file_and_nothing_beside_it(trained: Directory, tm
     save_state(trained, ["state-first", "state-second"], path)
     assert {name: float(tensor.sum()) for name, tensor in load_file(path).items()} == {"first": 3500, "second": 3500}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_trained_is_written_from_where_it_lies(tmp_path: Path, directory: Directory) -> None:
+    plain, other = torch.randn(3, 4), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    empty = torch.empty(0)
+    arena = directory.create("state", Layout.of([("w", plain), ("tied", plain), ("image", other), ("none", empty)]))
+    for name, tensor in (("w", plain), ("image", other)):
+        arena[name].copy_(tensor)
+    state = arena.items()
+    saved = as_saved(state)
+    assert [name for name in state if saved[name].data_ptr() != state[name].data_ptr()] == ["tied", "image"]
+    save_state(directory, ["state"], path := tmp_path / "model.safetensors")
+    loaded = load_file(path)
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
 
 
 @contextmanager
