@@ -214,6 +214,44 @@ class _NormedBlock(nn.Module):
             return self.drop(self.narrow(self.widen(x).relu())).to(x.dtype)
 
 
+class Gated(nn.Module):
+    """Blocks that write to what they are given, a sum that is written into what came long before, and a choice in
+    booleans and integers that the last layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inlet, self.side, self.gate, self.outlet = nn.Linear(6, 8), nn.Linear(6, 8), _Gate(), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList(_Shifted() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = self.side(x)
+        x, (keep, strongest) = self.gate(self.inlet(x))
+        for block in self.blocks:
+            x = block(x)
+        total += x
+        return self.outlet(total.where(keep, x[:, :1]) + x.gather(1, strongest))
+
+
+class _Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        scores = self.scores(x)
+        return x + scores, (scores > 0, scores.argmax(1, keepdim=True))
+
+
+class _Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.layer = nn.Parameter(torch.ones(8)), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x += self.shift
+        return self.layer(x)
+
+
 class _Join(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -245,6 +283,12 @@ def _of_transformers(name: str) -> nn.Module:
         case "mixtral":
             experts = {"num_local_experts": 4, "num_key_value_heads": 2}
             return transformers.MixtralForCausalLM(transformers.MixtralConfig(**shape, **sizes, **experts))
+        case "whisper":
+            layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+            heads = {"d_model": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_mel_bins": 8}
+            lengths = {"max_source_positions": 16, "max_target_positions": 16, "decoder_start_token_id": 1}
+            config = transformers.WhisperConfig(**layers, **heads, **lengths, **sizes, dropout=0.1)
+            return transformers.WhisperForConditionalGeneration(config)
         case "vit":
             config = transformers.ViTConfig(
                 **shape, image_size=16, patch_size=4, num_channels=1, num_labels=CLASSES, hidden_dropout_prob=0.1
@@ -283,6 +327,10 @@ def _sequences(count: int) -> Batch:
 def _pixels(count: int) -> Batch:
     images = _images(count)
     return {"pixel_values": images["x"], "labels": images["y"]}
+
+
+def _sounds(count: int) -> Batch:
+    return {"input_features": torch.randn(count, 8, 32), "labels": torch.randint(3, VOCABULARY, (count, LENGTH))}
 
 
 def _pairs_of_sequences(count: int) -> Batch:
@@ -341,10 +389,11 @@ _OWN: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[int
     "lstm": (Lstm, _continue, _sequences),
     "vae": (Vae, _paint_again, _rows),
     "heads": (Heads, _decide, _rows),
+    "gated": (Gated, _classify, _rows),
     "pixels": (Pixels, _classify, _images),
     "transformer": (lambda: nn.Transformer(8, 2, 2, 2, 16, 0.1, batch_first=True), _translate, _pairs_of_sequences),
 }
-_THEIRS = dict.fromkeys(("gpt2", "bert", "llama", "t5", "mixtral"), _ids) | {"vit": _pixels}
+_THEIRS = dict.fromkeys(("gpt2", "bert", "llama", "t5", "mixtral"), _ids) | {"vit": _pixels, "whisper": _sounds}
 NAMES = [*_OWN, *(_THEIRS if importlib.util.find_spec("transformers") else ())]
 
 

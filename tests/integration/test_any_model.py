@@ -72,6 +72,24 @@ def test_replicas_of_it_compute_what_the_plain_loop_computes(machine: RealDaemon
 
 
 @pytest.mark.slow
+@pytest.mark.pairs(name=IN_FLOAT64, first=(1, 2, 3), recompute=(False, True))
+def test_two_replicas_of_it_clip_by_one_norm_though_one_is_cut(
+    machine: RealDaemon, name: str, first: int, recompute: bool
+) -> None:
+    replicas = [{"stages": first, "microbatches": 3}, {"stages": 2 if first == 1 else 1, "microbatches": 2}]
+    spec = any_spec(name, double=True, replicas=replicas, clip_norm=0.5, recompute=recompute)
+    expected = agrees(machine, spec, least=1.0)
+    assert max(expected.grad_norms) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [["gate"], ["inlet", "blocks.1"], ["blocks.0", "outlet"]], ids=" ".join)
+def test_what_came_over_may_be_written_to_wherever_in_a_stage(daemon: RealDaemon, split: list[str]) -> None:
+    spec = any_spec("gated", stages=len(split) + 1, microbatches=3, split=split)
+    assert same_as_the_plain_loop(daemon, spec)
+
+
+@pytest.mark.slow
 def test_a_running_mean_that_forward_reads_is_told_where_there_are_replicas(daemon: RealDaemon) -> None:
     job = daemon.run(any_spec("heads", replicas=2))["job"]
     assert "buffers: forward of trunk.0 (_NormedBlock), trunk.1" in daemon.log_of(job)

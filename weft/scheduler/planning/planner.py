@@ -177,7 +177,7 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
                     worker=placement.worker_of[Holder(r, stage)],
                     parameter_bytes=parameters,
                     memory_bytes=memory,
-                    copies_input=units[0].in_place,
+                    copies_input=any(unit.in_place for unit in units if unit is units[0] or inspection.is_cut_by_calls),
                     begins=units[0].name if first and inspection.is_cut_by_calls else None,
                     ends=all_units[last].name if last < len(all_units) and inspection.is_cut_by_calls else None,
                     state=tuple(sorted({name for unit in units for name in unit.state})),
