@@ -6,12 +6,9 @@ Whoever fills a place asks here first. What fits is a plain dense tensor of the 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from weft.workload.workload import WorkloadError
 
@@ -47,16 +44,6 @@ def described(value: object) -> str:
         return f"a {type(value).__name__}"
     kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
     return f"a {type(value).__name__} of its own kind ({kind})"
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Of a tensor, or of a structure of them: what torch's pytree knows, and dataclasses, which it need not."""
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            for field in dataclasses.fields(leaf):
-                yield from tensors_of(getattr(leaf, field.name, None))
 
 
 def scalar(value: object, source: str) -> torch.Tensor:

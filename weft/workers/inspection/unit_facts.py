@@ -24,8 +24,9 @@ from weft.plan.error_places import function_place, unit_place, within
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers
-from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar, tensors_of
+from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar
 from weft.workers.devices.device import Device
+from weft.workload.cutting.leaves import tensors_in
 from weft.workload.units import units
 from weft.workload.workload import Workload
 
@@ -192,7 +193,7 @@ class _Runs:
     def _outputs(self, run: Run) -> list[torch.Tensor]:
         with self._device.drawing, torch.no_grad():
             self._device.seed(0)
-            return [y.clone() for y in tensors_of(run(self._largest.clone()))]
+            return [y.clone() for y in tensors_in(run(self._largest.clone()))]
 
     def _measure_small(self, module: nn.Module, fact: dict[str, Any]) -> None:
         """Without the loss: a count that the user keeps of its calls is none of a quarter microbatch's business, and
@@ -243,7 +244,7 @@ def carried(modules: Sequence[nn.Module], outputs: Callable[[], list[torch.Tenso
 
 
 def _backward(y: Any) -> None:
-    outputs = [each for each in tensors_of(y) if each.requires_grad]
+    outputs = [each for each in tensors_in(y) if each.requires_grad]
     if outputs:
         torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
 

@@ -17,7 +17,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    replaced(value, found.append)
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    replaced(value, keep)
     return found
 
 
