@@ -55,8 +55,12 @@ def stages_of(model: nn.Module, found: Recorded, cuts: list[int]) -> list[tuple[
 
 def run_cut(model: nn.Module, step: Callable[..., Any], batch: Any, found: Recorded, cuts: list[int]) -> Any:
     """What the last stage returns."""
+    return run_stages(stages_of(model, found, cuts), step, batch)
+
+
+def run_stages(stages: list[tuple[CutStep, list[Any], list[Any]]], step: Callable[..., Any], batch: Any) -> Any:
     made: dict[str, torch.Tensor | None] = {}
-    for cut, came, sent in stages_of(model, found, cuts):
+    for cut, came, sent in stages:
         with cut.installed():
             given = [made[each.name] for each in came]
             result = cut.run(step, batch, [None if each is None else each.detach() for each in given], seed)
@@ -215,6 +219,31 @@ def test_batches_of_other_shapes_go_through_the_same_stage() -> None:
             with SeededCalls(model).installed() as numbers, numbers.running(seed):
                 whole = loss_of(step(model, batch))
             assert torch.equal(loss_of(run_cut(model, step, batch, found, [2, 4])), whole)
+
+
+def test_what_a_skipped_call_gives_back_of_a_batch_is_of_that_batch() -> None:
+    """Blocks that hand a mask on gave later stages the one of the first microbatch."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.inner(x) * mask, mask
+
+    def step(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        x, mask = batch["x"], batch["mask"]
+        for block in model:
+            x, mask = block(x, mask)
+        return x.sum()
+
+    model = nn.ModuleList(Masked() for _ in range(3))
+    batches = [{"x": torch.randn(2, 4), "mask": torch.full((2, 1), float(number))} for number in range(3)]
+    found = recorded(model, step, batches[0])
+    stages = stages_of(model, found, [1, 2])
+    for batch in batches:
+        assert torch.equal(run_stages(stages, step, batch), recorded(model, step, batch).result)
 
 
 class Asking(nn.Module):

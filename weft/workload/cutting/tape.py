@@ -2,18 +2,23 @@
 
 A step is Python, and runs as a whole each time. But what it asks of placeholders is the same from one microbatch of a
 shape to the next, so each question is compared with the one at the same place of the last run, and where they are alike
-the answer is that one. Real tensors among the arguments are alike by shape and dtype, all else by value.
+the answer is that one. Real tensors among the arguments are alike by shape and dtype, and other objects than plain
+values by their class: of neither anything is kept. An answer that gives an argument back gives back the one that came.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from operator import is_
 from typing import Any
 
 import torch
+
+from weft.workload.cutting.leaves import replaced, tensors_in
 
 
 class _Like:
@@ -25,9 +30,38 @@ class _Like:
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class _OfClass:
+    """An object that a step makes anew each time, such as a cache of keys and values, without keeping it."""
+
+    kind: type
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    asker: object
+    given: Any  # as `_kept` keeps it
+    answer: Any  # with a hole in the place of each real tensor
+    passed: Mapping[int, int]  # leaf of the answer that is a hole -> which tensor of what is given stands there
+
+    def answered(self, given: Any) -> Any:
+        if not self.passed:
+            return self.answer
+        arguments, leaf = tensors_in(given), itertools.count()
+
+        def filled(tensor: torch.Tensor) -> torch.Tensor:
+            number = self.passed.get(next(leaf))
+            return tensor if number is None else arguments[number]
+
+        return replaced(self.answer, filled)
+
+
+_HOLE = torch.empty(0)
+
+
 class Tape:
     def __init__(self) -> None:
-        self._entries: list[tuple[Any, Any, Any]] = []  # who asks, arguments, answer
+        self._entries: list[_Entry] = []
         self._place = 0
 
     def rewind(self) -> None:
@@ -38,13 +72,13 @@ class Tape:
         self._place = place + 1
         if place < len(entries):
             known = entries[place]
-            if known[0] == asker and _is_alike(known[1], given):
-                return known[2]
+            if known.asker == asker and _is_alike(known.given, given):
+                return known.answered(given)
             del entries[place:]
         found = compute()
-        if len(entries) == place:  # computing it may have asked for more, and been stopped
-            entries.append((asker, _kept(given), found))
-        self._place = place + 1
+        entry = _entry(asker, given, found)
+        if entry is not None and len(entries) == place:
+            entries.append(entry)
         return found
 
 
@@ -71,15 +105,31 @@ def _alone(compute: Callable[[], Any], tape: Tape) -> Any:
         playing.tape = tape
 
 
+def _entry(asker: object, given: Any, found: Any) -> _Entry | None:
+    """None where the answer has a real tensor that is none of what was given: it is another one each time."""
+    real = {leaf: tensor for leaf, tensor in enumerate(tensors_in(found)) if type(tensor) in _REAL}
+    if not real:
+        return _Entry(asker, _kept(given), found, {})
+    numbers = {id(tensor): number for number, tensor in enumerate(tensors_in(given))}
+    if any(id(tensor) not in numbers for tensor in real.values()):
+        return None
+    passed = {leaf: numbers[id(tensor)] for leaf, tensor in real.items()}
+    return _Entry(
+        asker, _kept(given), replaced(found, lambda tensor: _HOLE if type(tensor) in _REAL else tensor), passed
+    )
+
+
 def _kept(value: Any) -> Any:
     kind = type(value)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
+    if kind in _REAL:
         return _Like(value)
     if kind is tuple or kind is list:
         return kind([_kept(part) for part in value])
     if kind is dict:
         return {key: _kept(part) for key, part in value.items()}
-    return value
+    if kind in _PLAIN or isinstance(value, (torch.Tensor, Enum)) or hasattr(value, "__array__"):
+        return value
+    return _OfClass(kind)
 
 
 def _is_alike(known: Any, value: Any) -> bool:
@@ -87,9 +137,10 @@ def _is_alike(known: Any, value: Any) -> bool:
         return True
     kind = type(known)
     if kind is _Like:
-        is_tensor = isinstance(value, torch.Tensor)
-        return is_tensor and value.shape == known.shape and value.dtype is known.dtype
-    if kind is not type(value) or isinstance(value, torch.Tensor):
+        return type(value) in _REAL and value.shape == known.shape and value.dtype is known.dtype
+    if kind is _OfClass:
+        return type(value) is known.kind
+    if kind is not type(value):
         return False
     if kind is tuple or kind is list:
         return len(known) == len(value) and (all(map(is_, known, value)) or all(map(_is_alike, known, value)))
@@ -97,10 +148,9 @@ def _is_alike(known: Any, value: Any) -> bool:
         return not (known or value) or (
             known.keys() == value.keys() and all(_is_alike(part, value[key]) for key, part in known.items())
         )
-    if kind in _PLAIN:
-        return bool(known == value)
-    # an object that a step makes anew each time, such as a cache of keys and values, is told by its class
-    return not isinstance(value, Enum) and not hasattr(value, "__array__")
+    return kind in _PLAIN and bool(known == value)
 
 
-_PLAIN = {int, float, complex, bool, str, bytes, slice, torch.Size}
+_REAL = {torch.Tensor, torch.nn.Parameter}
+_PLAIN = {type(None), int, float, complex, bool, str, bytes, slice, range, type}
+_PLAIN |= {torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format}
