@@ -87,9 +87,10 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Planned]:
         steps: int = 3,
         directory: str = "/jobs",
         peer_access: bool = False,
+        mode: str = "train",
         **strategy: Any,
     ) -> Planned:
-        job = {"entry": "job.py:workload", "batch_size": batch_size, "steps": steps, "seed": 5}
+        job = {"entry": "job.py:workload", "batch_size": batch_size, "steps": steps, "seed": 5, "mode": mode}
         table = {"job": job, "strategy": {"bucket_mib": ONE_EACH} | strategy, "directory": directory}
         spec = JobSpec.parse(table)
         thrown_away = dataclasses.replace(workload, model=copy.deepcopy(workload.model))

@@ -4,6 +4,8 @@ record    the whole step, with gradients, and validation's: units, values, probl
 try       all cuts at once, a microbatch forward and backward: refused are those that raise, and those that differ
 time      the same again, for seconds
 record    once for each other size of microbatch, for shapes
+
+A job that only runs forward is looked at in the same way, without gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from weft.plan.error_places import within
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.devices.device import Device
-from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome, fresh
+from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
 from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS, carried
@@ -29,7 +31,7 @@ from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError, Ste
 from weft.workload.cutting.recording import Recorded, StepRecording, Value
 from weft.workload.cutting.skipped import SkippedCalls, pickled
 from weft.workload.data.batches import Batches
-from weft.workload.data.tree import Skeleton, build
+from weft.workload.data.tree import Skeleton, build, flatten
 from weft.workload.randomness import unit_key
 from weft.workload.step import step_source, step_values, training_step, validation_step
 from weft.workload.workload import Workload, WorkloadError
@@ -97,26 +99,31 @@ class CutInspection:
         self._buffers = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}
         self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
         self._metrics: list[str] = []
+        self._writes_to_batch = False  # some run of a whole step has
 
     def run(self, leave: Callable[[nn.Module], None], packed: dict[str, Any], load_seconds: float) -> Ran:
         self._device.adopt(self._model)
-        recorded, outcome = self._whole()
-        leave(self._model)
-        if self._learns and self._held_out:
-            recorded = self._with_validation(recorded)
-        skipped = SkippedCalls(recorded.returned, self._device.torch)
-        problems = dict(recorded.problems)
-        cuts = self._proven(recorded, outcome, skipped, problems)
-        units = self._units(recorded)
-        self._mark_carriers(units, recorded)
-        self._time(units, recorded, cuts, skipped)
-        values = self._values(recorded, skipped)
+        with torch.set_grad_enabled(self._learns):
+            recorded, outcome = self._whole()
+            leave(self._model)
+            if self._learns and self._held_out:
+                recorded = self._with_validation(recorded)
+            skipped = SkippedCalls(recorded.returned, self._device.torch)
+            problems = dict(recorded.problems)
+            cuts = self._proven(recorded, outcome, skipped, problems)
+            units = self._units(recorded)
+            self._mark_carriers(units, recorded)
+            self._time(units, recorded, cuts, skipped)
+            values = self._values(recorded, skipped)
+        if self._writes_to_batch:  # any stage runs the line that does, if it ends behind it
+            for unit in units:
+                unit["in_place"] = True
         self._device.give_back(self._model)
         return Ran(
             units=units,
             values=values,
             cut_problems=[[unit, text] for unit, text in sorted(problems.items())],
-            small_size=self._small[0] if self._learns else 0,
+            small_size=self._small[0],
             input=packed,
             target=None,
             load_seconds=load_seconds,
@@ -127,8 +134,9 @@ class CutInspection:
 
     # --- runs
 
-    def _batch(self, size: int) -> Any:
-        return self._samples[size]
+    @property
+    def _largest(self) -> Any:
+        return self._samples[max(self._samples)]
 
     def _seed(self, number: int) -> None:
         self._device.seed(unit_key(self._spec.job.seed, 0, 0, number))
@@ -140,27 +148,30 @@ class CutInspection:
 
     def _record(self, step: Step, batch: Any) -> tuple[Recorded, StepRecording]:
         recording = StepRecording(self._model)
+        tensors, skeleton = flatten(batch)
+        own = [tensor.clone() for tensor in tensors]
         with self._device.drawing, self._precision(), within(_PLACE, innermost=True):
-            return recording.run(step, fresh(batch), self._seed), recording
-
-    def _loss_of(self, result: Any) -> torch.Tensor:
-        return step_values(result, step_source(self._workload, learns=self._learns), learns=False)["loss"]
+            recorded = recording.run(step, build(skeleton, own), self._seed)
+        self._writes_to_batch |= any(tensor._version for tensor in own)
+        return recorded, recording
 
     def _loss(self, result: Any) -> torch.Tensor:
-        return step_values(result, step_source(self._workload, learns=self._learns), learns=self._learns)["loss"]
+        source = step_source(self._workload, learns=self._learns)
+        return step_values(result, source, learns=torch.is_grad_enabled())["loss"]
 
-    def _whole(self) -> tuple[Recorded, TrialOutcome | None]:
+    def _reported(self, result: Any, source: str) -> list[str]:
+        return [name for name in step_values(result, source, learns=False) if name != "loss"]
+
+    def _whole(self) -> tuple[Recorded, TrialOutcome]:
         """The whole step as it is, and what came out; buffers are as before."""
         self._model.train(self._learns)
-        batch = self._batch(max(self._samples))
-        with torch.set_grad_enabled(self._learns):
-            recorded, recording = self._record(self._step, batch)
-            loss = self._loss(recorded.result)
-        if not self._learns:
-            self._metrics = [name for name in step_values(recorded.result, "", learns=False) if name != "loss"]
-            return recorded, None
-        with recording.installed_again(self._seed):
-            torch.autograd.backward(loss)
+        recorded, recording = self._record(self._step, self._largest)
+        loss = self._loss(recorded.result)
+        if self._learns:
+            with recording.installed_again(self._seed):
+                torch.autograd.backward(loss)
+        else:
+            self._metrics = self._reported(recorded.result, step_source(self._workload, learns=False))
         outcome = TrialOutcome.of(self._model, loss)
         self._restore()
         return recorded, outcome
@@ -178,13 +189,13 @@ class CutInspection:
         self._model.train()
         self._restore()
         source = step_source(self._workload, learns=False)
-        self._metrics = [name for name in step_values(other.result, source, learns=False) if name != "loss"]
+        self._metrics = self._reported(other.result, source)
         return recorded.merged(other, source)
 
     # --- the proof
 
     def _proven(
-        self, recorded: Recorded, outcome: TrialOutcome | None, skipped: SkippedCalls, problems: dict[int, str]
+        self, recorded: Recorded, outcome: TrialOutcome, skipped: SkippedCalls, problems: dict[int, str]
     ) -> list[int]:
         """The cuts that give what the whole step gives; why the others are refused goes to the problems."""
         cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
@@ -211,15 +222,13 @@ class CutInspection:
         return cuts
 
     def _differs(
-        self, recorded: Recorded, outcome: TrialOutcome | None, cuts: Sequence[int], skipped: SkippedCalls
+        self, recorded: Recorded, outcome: TrialOutcome, cuts: Sequence[int], skipped: SkippedCalls
     ) -> str | None:
-        if outcome is None:
-            return None
         for parameter in self._model.parameters():
             parameter.grad = None
         trial = self._trial(recorded, cuts, skipped)
         try:
-            loss = trial.run(self._batch(max(self._samples)), self._seed)
+            loss = trial.run(self._largest, self._seed)
             return outcome.difference(TrialOutcome.of(self._model, loss))
         finally:
             self._restore()
@@ -227,7 +236,7 @@ class CutInspection:
     def _agreeing(
         self,
         recorded: Recorded,
-        outcome: TrialOutcome | None,
+        outcome: TrialOutcome,
         cuts: Sequence[int],
         skipped: SkippedCalls,
         problems: dict[int, str],
@@ -271,7 +280,7 @@ class CutInspection:
 
     def _losses(self) -> list[torch.Tensor]:
         with torch.no_grad():
-            return [self._loss_of(self._record(self._step, self._batch(max(self._samples)))[0].result)]
+            return [self._loss(self._record(self._step, self._largest)[0].result)]
 
     def _users(self, recorded: Recorded) -> dict[int, list[int]]:
         return {
@@ -312,13 +321,11 @@ class CutInspection:
     def _time(
         self, units: list[dict[str, Any]], recorded: Recorded, cuts: Sequence[int], skipped: SkippedCalls
     ) -> None:
-        if not self._learns:
-            return
         bounds = [0, *cuts]
         trial = self._trial(recorded, cuts, skipped)
-        self._time_with(units, bounds, trial, self._batch(max(self._samples)), TIMED_RUNS, "")
-        for stage in trial.writes:
-            units[bounds[stage]]["in_place"] = True
+        self._time_with(units, bounds, trial, self._largest, TIMED_RUNS, "")
+        for unit in trial.writing:
+            units[unit]["in_place"] = True
         if self._small[0]:
             try:
                 skipped.learn(self._record(self._step, self._small[1])[0].returned)
@@ -344,8 +351,7 @@ class CutInspection:
             if size == largest:
                 continue
             self._model.train(self._learns and size in self._trained)
-            with torch.set_grad_enabled(self._learns):
-                other, _ = self._record(self._step, batch)
+            other, _ = self._record(self._step, batch)
             skipped.learn_needed(other.returned)
             for value in other.values:
                 shapes.setdefault(value.name, {})[size] = tuple(value.tensor.shape)

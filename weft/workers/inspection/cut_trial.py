@@ -18,9 +18,9 @@ from torch import nn
 from weft.workers.devices.device import Device
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
-from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.recording import Recorded, Value
 from weft.workload.cutting.skipped import SkippedCalls
+from weft.workload.data.tree import with_tensors
 
 Gradients = dict[str, torch.Tensor | None]
 _Root = tuple[torch.Tensor, torch.Tensor | None]
@@ -73,6 +73,7 @@ class StageError(Exception):
 
 @dataclass(slots=True)
 class _Stage:
+    first: int  # unit
     step: CutStep
     receives: list[Value]
     sends: list[Value]
@@ -85,8 +86,8 @@ class _Stage:
 
 class CutTrial:
     """cuts: numbers of the units with which stages begin, the first not among them. loss_of: from what a step returns.
-    forward_seconds, backward_seconds: of each stage, in the last run, without what it has skipped. writes: the stages
-    that have written to what they received, or to the batch."""
+    forward_seconds, backward_seconds: of each stage, in the last run, without what it has skipped. writing: units; a
+    stage that begins with one of them may write to what it receives."""
 
     def __init__(
         self,
@@ -108,12 +109,13 @@ class CutTrial:
         self._stages = [_stage(model, recorded, bounds, number, skipped) for number in range(len(bounds) - 1)]
         self.forward_seconds = [0.0] * len(self._stages)
         self.backward_seconds = [0.0] * len(self._stages)
-        self.writes: set[int] = set()
+        self.writing: set[int] = set()
 
     def run(self, batch: Any, seed: Seed) -> torch.Tensor:
-        """The loss, forward and backward. Errors: StageError."""
+        """The loss, forward and, where gradients are enabled, backward. Errors: StageError."""
         loss = self._forward(batch, seed)
-        self._backward(loss, seed)
+        if torch.is_grad_enabled():
+            self._backward(loss, seed)
         return loss
 
     def _forward(self, batch: Any, seed: Seed) -> torch.Tensor:
@@ -126,8 +128,9 @@ class CutTrial:
             with _blaming(number), stage.step.installed():
                 seconds, result = self._device.timed(partial(self._run, stage, batch, stage.given, seed))
             self.forward_seconds[number] = max(1e-9, seconds - stage.step.skipping_seconds)
-            if versions != _versions(stage.given):
-                self.writes.add(number)
+            for value, before, after in zip(stage.receives, versions, _versions(stage.given), strict=True):
+                if before != after:
+                    self.writing.update(range(value.maker + 1, stage.first + 1))
             if number < len(self._stages) - 1:
                 stage.sent = result
                 made.update(zip((value.name for value in stage.sends), result, strict=True))
@@ -135,13 +138,9 @@ class CutTrial:
         return self._loss_of(result)
 
     def _run(self, stage: _Stage, batch: Any, given: Sequence[torch.Tensor | None], seed: Seed) -> Any:
-        own = fresh(batch)
-        versions = [each._version for each in tensors_in(own)]
+        own = with_tensors(batch, torch.Tensor.clone)  # a step may write to it
         with self._device.drawing, self._precision():
-            result = stage.step.run(self._user_step, own, given, seed)
-        if versions != [each._version for each in tensors_in(own)]:
-            self.writes.add(self._stages.index(stage))
-        return result
+            return stage.step.run(self._user_step, own, given, seed)
 
     def _backward(self, loss: torch.Tensor, seed: Seed) -> None:
         gradients: dict[str, torch.Tensor] = {}
@@ -175,6 +174,7 @@ def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: 
     sends = [value for value in recorded.values if value.maker in own and value.readers[-1] >= last]
     names, later = (frozenset[str]().union(*recorded.uses[units]) for units in (slice(first, last), slice(last, None)))
     return _Stage(
+        first,
         CutStep(
             model,
             begins=recorded.units[first] if number else None,
@@ -188,11 +188,6 @@ def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: 
         sends,
         [parameter for name, parameter in model.named_parameters() if name in names & later],
     )
-
-
-def fresh(batch: Any) -> Any:
-    """Each run gets its own tensors, since a step may write to them."""
-    return replaced(batch, torch.Tensor.clone)
 
 
 def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:

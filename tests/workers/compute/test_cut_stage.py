@@ -1,0 +1,119 @@
+"""Stages of a model that is cut by its own forward: what a step writes to is its own, wherever the stages begin."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.reference import loop as reference
+
+_ATTEMPT = runpy.run_path(str(Path(__file__).parents[1] / "lanes" / "test_attempt.py"))
+Turns, planned_workload = _ATTEMPT["Turns"], _ATTEMPT["planned_workload"]
+
+SOURCE = """
+import torch
+from torch import nn
+
+import weft
+
+
+class Shift(nn.Module):
+    # its backward needs nothing of what it got
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        return x + self.by
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inlet, self.shift, self.middle, self.outlet = nn.Linear(4, 6), Shift(), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x):
+        x = self.inlet(x)
+        {middle}
+        return self.outlet(x)
+
+
+def whole(model, batch):
+    x, mask = batch["x"], batch["mask"]
+    return ((model(x * (mask > 0)) - x.sum(1, keepdim=True)) * mask).square().mean()
+
+
+def step(model, batch):
+    {before}
+    loss = whole(model, batch)
+    {after}
+    return loss
+
+
+def validate(model, batch):
+    {validate}
+    return whole(model, batch)
+
+
+def workload():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(24, 4, generator=generator)
+    items = [{{"x": row, "mask": (row[:1] > -0.5) - 0.25}} for row in x]
+    return weft.Workload(model=Model(), step=step, validate=validate, train=items, validation=items[:6],
+                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05))
+"""
+SOUND = {"middle": "x = x + self.middle(self.shift(x).tanh())", "before": "pass", "after": "pass", "validate": "pass"}
+WRITES = {
+    "to what came from two stages before": {"middle": "h = self.shift(x).tanh(); x += self.middle(h)"},
+    "to the batch before the model": {"before": "batch['mask'].mul_(-2)"},
+    "to a part of the batch that it takes out": {
+        "before": "mask = batch.pop('mask'); batch['mask'] = mask + 0; mask.mul_(-2)",
+        "after": "batch['mask'].zero_()",
+    },
+    "to the batch after the model": {"after": "batch['mask'].zero_()"},
+    "to the batch in validation alone": {"validate": "batch['mask'].mul_(-2)"},
+}
+
+
+@pytest.fixture
+def turns_of(planned: Any, tmp_path: Path) -> Callable[..., tuple[Any, Any]]:
+    def build(parts: dict[str, str], **how: Any) -> tuple[Any, Any]:
+        (tmp_path / "job.py").write_text(SOURCE.format(**SOUND | parts))
+        plan = planned(planned_workload(tmp_path), steps=4, directory=str(tmp_path), batch_size=8, **how)
+        return Turns(plan, plan.new_directory()), plan.spec
+
+    return build
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("split", [["shift"], ["middle"], ["shift", "middle", "outlet"]])
+@pytest.mark.parametrize("kind", WRITES)
+def test_a_step_that_writes_to_what_it_is_given_trains_as_the_plain_loop(
+    turns_of: Callable[..., tuple[Any, Any]], kind: str, split: list[str], recompute: bool
+) -> None:
+    """What the first unit of a stage did was looked at alone, and of the batch only what training did. Other stages, or
+    the same one in its second forward, then read from the slot what had been written there."""
+    how = {"stages": len(split) + 1, "split": split, "microbatches": 2, "recompute": recompute}
+    turns, spec = turns_of(WRITES[kind], **how)
+    turns.run(min)
+    expected = reference.train(spec)
+    means, facts = turns.measured()
+    steps = [index for index, values in sorted(facts.items()) if "lr" in values]
+    assert [means[index]["loss"] for index in steps] == expected.losses
+    assert all(torch.equal(turns.state()[name], tensor) for name, tensor in expected.state.items())
+    validated = [means[index]["loss"] for index in sorted(means) if index not in steps]
+    assert validated == pytest.approx([values["loss"] for values in expected.validations], rel=1e-6)
+    assert len(validated) > 0
+
+
+@pytest.mark.parametrize("kind", ["to what came from two stages before", "to the batch in validation alone"])
+def test_so_does_one_of_a_job_that_only_runs_forward(turns_of: Callable[..., tuple[Any, Any]], kind: str) -> None:
+    turns, spec = turns_of(WRITES[kind], mode="forward", stages=3, split=["shift", "middle"], microbatches=2)
+    turns.run(min)
+    means, _ = turns.measured()
+    assert [means[index]["loss"] for index in sorted(means)] == pytest.approx(reference.train(spec).losses, rel=1e-6)
