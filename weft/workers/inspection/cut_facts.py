@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
-from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS, carried
+from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS, carried, tried
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError, Step, named_tensors
 from weft.workload.cutting.recording import Recorded, StepRecording, Value
@@ -326,13 +327,16 @@ class CutInspection:
         self._time_with(units, bounds, trial, self._largest, TIMED_RUNS, "")
         for unit in trial.writing:
             units[unit]["in_place"] = True
-        if self._small[0]:
-            try:
-                skipped.learn(self._record(self._step, self._small[1])[0].returned)
-                self._time_with(units, bounds, trial, self._small[1], SMALL_RUNS, "small_")
-            except Exception:  # what the job itself will never give it: batch norm one sample, for example
-                self._small = (0, None)
+        if self._small[0] and not tried(partial(self._time_small, units, bounds, trial, skipped)):
+            self._small = (0, None)
         self._restore()
+
+    def _time_small(
+        self, units: list[dict[str, Any]], bounds: Sequence[int], trial: CutTrial, skipped: SkippedCalls
+    ) -> bool:
+        skipped.learn(self._record(self._step, self._small[1])[0].returned)
+        self._time_with(units, bounds, trial, self._small[1], SMALL_RUNS, "small_")
+        return True
 
     def _time_with(
         self, units: list[dict[str, Any]], bounds: Sequence[int], trial: CutTrial, batch: Any, runs: int, prefix: str

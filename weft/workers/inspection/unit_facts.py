@@ -198,7 +198,7 @@ class _Runs:
     def _measure_small(self, module: nn.Module, fact: dict[str, Any]) -> None:
         """Without the loss: a count that the user keeps of its calls is none of a quarter microbatch's business, and
         what it costs goes with the samples, as it does in a head of many classes."""
-        measured = _tried(lambda: self._times(partial(self._run, module), self._small, SMALL_RUNS))
+        measured = tried(lambda: self._times(partial(self._run, module), self._small, SMALL_RUNS))
         if measured is None:
             self.small_size, self._small = 0, None
         else:
@@ -239,7 +239,7 @@ def carried(modules: Sequence[nn.Module], outputs: Callable[[], list[torch.Tenso
     with buffers.as_they_were(began):
         again = outputs()
     with buffers.as_they_were([(slot, _other(value)) for slot, value in began]):
-        other = _tried(outputs)
+        other = tried(outputs)
     return began if _equal(first, again) and (other is None or not _equal(first, other)) else []
 
 
@@ -257,7 +257,7 @@ def _writes_to(run: Run, x: torch.Tensor) -> bool:
     return given._version != before
 
 
-def _tried(run: Callable[[], Result]) -> Result | None:
+def tried(run: Callable[[], Result]) -> Result | None:
     """None where the user's code refuses what the job itself will never give it: batch norm one sample, for example."""
     try:
         return run()
