@@ -6,7 +6,6 @@ backward, what autograd needs.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from torch import nn
 from weft.plan.error_places import within
 from weft.plan.plan import SlotValue
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
-from weft.workers.compute.stage import Stage, Tensors, no_leaf
+from weft.workers.compute.stage import Stage, Tensors, computing_in, no_leaf
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
 from weft.workload.data.tree import with_tensors
@@ -67,7 +66,7 @@ class CutStage(Stage):
         self._recompute = recompute
         self._device = device
         self._copies_input = copies_input
-        self._autocasts = precision == "bf16"
+        self._precision = partial(computing_in, precision, device)
         self._buffers = ForwardBuffers([model], can_compare=not isinstance(device, Accelerator))
         self._saved: dict[int, _Saved] = {}
 
@@ -173,11 +172,6 @@ class CutStage(Stage):
 
     def _seeder(self, microbatch: int, step: int) -> Any:
         return partial(_seed_call, self._device, self._seed, step, microbatch)
-
-    def _precision(self) -> contextlib.AbstractContextManager[object]:
-        if not self._autocasts:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
 
 
 def _seed_call(device: Device, seed: int, step: int, microbatch: int, number: int) -> None:

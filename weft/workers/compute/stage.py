@@ -7,12 +7,14 @@ in the whole model, so the numbers are the plain loop's, bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from weft.plan.plan import SlotValue
+from weft.workers.devices.device import Device
 
 Tensors = Sequence[torch.Tensor | None]  # None: a value that is not there
 
@@ -59,6 +61,13 @@ class Stage(Protocol):
 
     def drop(self, microbatch: int) -> None:
         """Forgets a microbatch whose forward has run and that gets no backward."""
+
+
+def computing_in(precision: str, device: Device) -> contextlib.AbstractContextManager[object]:
+    """precision: "bf16" is autocast, whose copies of parameters live until its end: for one forward at a time."""
+    if precision != "bf16":
+        return contextlib.nullcontext()
+    return torch.autocast(device.torch.type, dtype=torch.bfloat16)
 
 
 def no_leaf(leaf: torch.Tensor) -> torch.Tensor:

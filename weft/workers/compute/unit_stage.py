@@ -6,9 +6,9 @@ the loss and the metrics on top.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from weft.transport.memory.arena import dtype_of
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
 from weft.workers.compute.handover import can_have_gradient, check_fits, is_plain, scalar
 from weft.workers.compute.pairs import DataPair
-from weft.workers.compute.stage import Stage, Tensors, no_leaf
+from weft.workers.compute.stage import Stage, Tensors, computing_in, no_leaf
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.randomness import unit_key
 from weft.workload.units import Unit
@@ -63,7 +63,7 @@ class UnitStage(Stage):
         self._copies_input = copies_input
         self._seed = seed
         self._recompute = recompute
-        self._autocasts = precision == "bf16"
+        self._precision = partial(computing_in, precision, device)
         self._device = device
         self._functions = functions
         heads = [function for function in functions.values() if isinstance(function, nn.Module)]
@@ -169,11 +169,6 @@ class UnitStage(Stage):
                 return function(output, target)
 
         return head
-
-    def _precision(self) -> contextlib.AbstractContextManager[object]:
-        if not self._autocasts:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
 
     def _planned_for(self, size: int, place: SlotValue) -> torch.Tensor | None:
         """None for a size that was not inspected and that no rule tells of."""

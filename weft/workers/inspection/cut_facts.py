@@ -22,6 +22,7 @@ from torch import nn
 from weft.plan.error_places import within
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
+from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
 from weft.workers.inspection.looked_at import LookedAt
@@ -95,6 +96,7 @@ class CutInspection:
         self._samples, self._small, self._held_out = samples, small, held_out
         self._trained = trained
         self._device = device
+        self._precision = partial(computing_in, spec.strategy.precision, device)
         self._learns = spec.job.mode == "train"
         self._step = training_step(workload) if self._learns else validation_step(workload)
         self._buffers = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}
@@ -141,11 +143,6 @@ class CutInspection:
 
     def _seed(self, number: int) -> None:
         self._device.seed(unit_key(self._spec.job.seed, 0, 0, number))
-
-    def _precision(self) -> contextlib.AbstractContextManager[object]:
-        if self._spec.strategy.precision != "bf16":
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.torch.type, dtype=torch.bfloat16)
 
     def _record(self, step: Step, batch: Any) -> tuple[Recorded, StepRecording]:
         recording = StepRecording(self._model)

@@ -12,7 +12,6 @@ user's goes from unit to unit with its graph, and nobody has to know what is in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -25,6 +24,7 @@ from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar
+from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.units import units
@@ -149,7 +149,7 @@ class _Runs:
         self.values: dict[int, dict[str, Any]] = {}
         self.problems: dict[int, str] = {}
         self._loss = workload.functions["loss"]
-        self._autocasts = spec.strategy.precision == "bf16"
+        self._precision = spec.strategy.precision
         self._trained = trained
         self._has_replicas = len(spec.strategy.replica_list) > 1
         self._device = device
@@ -216,8 +216,8 @@ class _Runs:
         return min(forward[1:]), min(backward[1:]), y
 
     def _run(self, call: Run, x: Any) -> Any:
-        """As a stage does: under autocast, whose copies of parameters live until its end, for one forward at a time."""
-        with torch.autocast(self._device.torch.type, dtype=torch.bfloat16) if self._autocasts else nullcontext():
+        """As a stage does."""
+        with computing_in(self._precision, self._device):
             return call(x)
 
     def _with_loss(self, module: nn.Module, x: Any) -> Any:
