@@ -71,10 +71,6 @@ class CutStage(Stage):
         self._saved: dict[int, _Saved] = {}
 
     @property
-    def seed(self) -> int:
-        return self._seed
-
-    @property
     def num_in_flight(self) -> int:
         return len(self._saved)
 
