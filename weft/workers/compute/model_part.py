@@ -81,7 +81,8 @@ class CallPart(ModelPart):
         """names: the first of each tensor."""
         self.model = model
         self.names = tuple(names)
-        own = {id(tensor) for name, tensor in named_tensors(model) if name in set(names)}
+        known = dict(named_tensors(model))
+        own = {id(known[name]) for name in names if name in known}
         self._state_names = [name for name, tensor in whole_state(model) if id(tensor) in own]
         self._parameters = [each for each in model.parameters() if id(each) in own]
 

@@ -23,11 +23,7 @@ from torch import nn
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.operation import TWO_WAYS_OUT
-from weft.workload.cutting.placeholder import (
-    Placeholder,
-    PlaceholderError,
-    resolved,
-)
+from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, resolved
 from weft.workload.cutting.skipped import SkippedCalls
 from weft.workload.cutting.tape import Tape, answered, playing
 from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
@@ -87,7 +83,7 @@ class CutStep:
         self._begins, self._ends = begins, ends
         self._receives, self._sends = tuple(receives), tuple(sends)
         self._makers = {name.rpartition(":")[0] for name in (*receives, *sends)}
-        self._own = own
+        self._own = frozenset(own)
         self._visible = visible_modules(model)
         tables = [each.module for each in self._visible if each.kind is CallKind.TRANSPARENT]
         self._tables = {module for table in tables for module in table.modules()}
@@ -138,8 +134,8 @@ class CutStep:
 
     def _has(self, module: nn.Module) -> bool:
         """All that the module needs."""
-        parts = set(module.modules())
-        return all(name in self._own for (part, _), name in self._names.items() if part in parts)
+        places = ((part, key) for part in module.modules() for slots in _slots(part) for key in slots)
+        return all(self._names[place] in self._own for place in places if place in self._names)
 
     def run(self, step: Step, batch: Any, received: Sequence[torch.Tensor | None], seed: Seed) -> Any:
         """What the step returns, of the last stage; of any other the tensors that it sends, in their
