@@ -16,7 +16,7 @@ _REAL = runpy.run_path(str(Path(__file__).parent / "real_daemon.py"))
 RealDaemon = _REAL["RealDaemon"]
 
 CPU, GPU = {"device": "cpu"}, {"device": "gpu"}
-ASLEEP = 0.02
+ASLEEP = 0.02  # seconds that a unit takes on a device: what is to be measured, not waited for
 
 # On a device's worker the first unit takes its time; on a CPU worker it does not run, if there is to be none.
 SOURCE = f"""
