@@ -173,9 +173,8 @@ def again(stage: UnitStage, microbatch: int) -> torch.Tensor:
 
 def train_stages(stages: list[UnitStage]) -> None:
     """GPipe by hand: all forwards, through slots that are copied like a worker's, then all backwards."""
-    optimizers = [
-        torch.optim.SGD(stage.parameters(), lr=0.1, momentum=0.9) if stage.parameters() else None for stage in stages
-    ]
+    parameters = [UnitPart(stage.units).parameters() for stage in stages]
+    optimizers = [torch.optim.SGD(own, lr=0.1, momentum=0.9) if own else None for own in parameters]
     for step in range(STEPS):
         for microbatch in range(MICROBATCHES):
             x, target = batch(step, microbatch)
@@ -403,7 +402,7 @@ def test_only_stages_behind_the_first_ask_for_the_gradient_of_their_input() -> N
 
 def test_parameters_that_are_shared_are_told_once() -> None:
     stage = stages_of(build(repeated), [], recompute=False)[0]
-    assert len(stage.parameters()) == 6
+    assert len(UnitPart(stage.units).parameters()) == 6
 
 
 @pytest.mark.parametrize("make", MODELS)

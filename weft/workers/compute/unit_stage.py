@@ -87,9 +87,6 @@ class UnitStage(Stage):
         for unit in self.units:
             unit.module.train(training)
 
-    def parameters(self) -> list[nn.Parameter]:
-        return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
-
     def forward(self, microbatch: int, step: int, received: Tensors, batch: DataPair) -> Tensors:
         return [self._forward(microbatch, step, received, batch, None)]
 
