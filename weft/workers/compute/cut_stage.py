@@ -17,7 +17,7 @@ from torch import nn
 from weft.plan.error_places import within
 from weft.plan.plan import SlotValue
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
-from weft.workers.compute.stage import Stage, Tensors, computing_in, no_leaf
+from weft.workers.compute.stage import Stage, Tensors, computing_in, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
 from weft.workload.data.tree import with_tensors
@@ -133,7 +133,7 @@ class CutStage(Stage):
     def _forward(
         self, microbatch: int, step: int, received: Tensors, batch: Any
     ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
-        leaves = [_leaf(each, wants) for each, wants in zip(received, self._differentiable, strict=True)]
+        leaves = [leaf_of(each, wants) for each, wants in zip(received, self._differentiable, strict=True)]
         saved = _Saved(step, leaves, leaves, [], batch, None, [], [])
         self._saved[microbatch] = saved
         if not self._recompute:
@@ -172,7 +172,3 @@ class CutStage(Stage):
 
 def _seed_call(device: Device, seed: int, step: int, microbatch: int, number: int) -> None:
     device.seed(unit_key(seed, step, microbatch, number))
-
-
-def _leaf(tensor: torch.Tensor | None, is_differentiable: bool) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().requires_grad_(is_differentiable)

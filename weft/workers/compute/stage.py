@@ -70,6 +70,11 @@ def computing_in(precision: str, device: Device) -> contextlib.AbstractContextMa
     return torch.autocast(device.torch.type, dtype=torch.bfloat16)
 
 
+def leaf_of(tensor: torch.Tensor | None, is_differentiable: bool) -> torch.Tensor | None:
+    """Where a stage's graph begins, of a tensor that comes from another."""
+    return None if tensor is None else tensor.detach().requires_grad_(is_differentiable)
+
+
 def no_leaf(leaf: torch.Tensor) -> torch.Tensor:
     """The same tensor, as a result: autocast would take a leaf for a parameter and keep one rounded copy of it, whose
     gradients it sums in bfloat16."""

@@ -299,8 +299,8 @@ class CutInspection:
                 {
                     "name": name,
                     "kind": type(modules.get(name, self._model)).__name__,
-                    "parameter_bytes": sum(_num_bytes(each) for each in own if isinstance(each, nn.Parameter)),
-                    "buffer_bytes": sum(_num_bytes(tensors[each]) for each in buffers),
+                    "parameter_bytes": sum(each.nbytes for each in own if isinstance(each, nn.Parameter)),
+                    "buffer_bytes": sum(tensors[each].nbytes for each in buffers),
                     "forward_seconds": 0.0,
                     "backward_seconds": 0.0,
                     "state": sorted(uses | idle) if number == 0 else sorted(uses),
@@ -399,7 +399,3 @@ def _value_facts(value: Value, shapes: Mapping[int, tuple[int, ...]]) -> dict[st
         "shapes": [[size, list(shape)] for size, shape in sorted(shapes.items())],
         "differentiable": value.tensor.requires_grad,
     }
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

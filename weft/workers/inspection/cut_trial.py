@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
@@ -78,7 +79,7 @@ class _Stage:
     receives: list[Value]
     sends: list[Value]
     tied: list[nn.Parameter]  # parameters that later stages use too
-    leaves: list[torch.Tensor | None] = field(default_factory=list)  # what was received
+    leaves: list[torch.Tensor | None] = field(default_factory=list)  # what was received; not what only validation has
     given: list[torch.Tensor | None] = field(default_factory=list)  # copies, since a module may write to it
     sent: list[torch.Tensor | None] = field(default_factory=list)
     bound: Bound = field(default_factory=list)
@@ -122,7 +123,7 @@ class CutTrial:
         made: dict[str, torch.Tensor | None] = {}
         result: Any = None
         for number, stage in enumerate(self._stages):
-            stage.leaves = [_leaf(made[value.name], value) for value in stage.receives]
+            stage.leaves = [leaf_of(made[value.name], value.tensor.requires_grad) for value in stage.receives]
             stage.given = [None if leaf is None else leaf.clone() for leaf in stage.leaves]
             versions = _versions(stage.given)
             with _blaming(number), stage.step.installed():
@@ -192,11 +193,6 @@ def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: 
 
 def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     return [0 if each is None else each._version for each in tensors]
-
-
-def _leaf(tensor: torch.Tensor | None, value: Value) -> torch.Tensor | None:
-    """None for what validation alone passes on."""
-    return None if tensor is None else tensor.detach().requires_grad_(value.tensor.requires_grad)
 
 
 def _differentiate(roots: Sequence[_Root]) -> None:

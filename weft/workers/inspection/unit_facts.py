@@ -102,8 +102,8 @@ def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
     return {
         "name": name,
         "kind": type(module).__name__,
-        "parameter_bytes": sum(p.numel() * p.element_size() for p in module.parameters()),
-        "buffer_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
+        "parameter_bytes": sum(p.nbytes for p in module.parameters()),
+        "buffer_bytes": sum(b.nbytes for b in module.buffers()),
         "forward_seconds": 0.0,
         "backward_seconds": 0.0,
         "tied_to": [],
