@@ -33,14 +33,23 @@ class LoadedPairs(Loaded):
     """The first stage reads inputs, the last one targets."""
 
     def __init__(self, rings: Rings, course: Course, num_stages: Sequence[int], device: Memory) -> None:
-        self._rings, self._course, self._num_stages, self._device = rings, course, num_stages, device
+        self._course, self._num_stages, self._device = course, num_stages, device
+        self._rings = {  # by the memory, of each role and replica
+            (role, replica): {
+                ring.memory: made
+                for ring, made in rings
+                if ring.role is role and (ring.by_number or ring.replica == replica)
+            }
+            for role in (Role.INPUT, Role.TARGET)
+            for replica in range(len(num_stages))
+        }
 
     def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None:
         part = self._course.loaded_part(iteration, replica, microbatch)
         if part.size == 0:
             weights.weigh(iteration, part, None)
             return
-        rings = (self._ring(role, replica)["shared"] for role in (Role.INPUT, Role.TARGET))
+        rings = (self._rings[role, replica]["shared"] for role in (Role.INPUT, Role.TARGET))
         inputs, targets = (ring.slot(iteration.index, microbatch, part.size) for ring in rings)
         batches.load(iteration, part, (inputs, targets))
         weights.weigh(iteration, part, targets)
@@ -48,24 +57,19 @@ class LoadedPairs(Loaded):
     def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None:
         part = self._course.part(iteration, holder.replica, microbatch)
         for role in self._roles(holder) if part.size else ():
-            rings = self._ring(role, holder.replica)
+            rings = self._rings[role, holder.replica]
             shared, device = rings["shared"], rings["device"]
             source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
             self._device.copy(device.slot(iteration.index, microbatch, part.size), source)
 
     def reader(self, holder: Holder) -> ReadBatch:
-        read = {role: self._ring(role, holder.replica) for role in self._roles(holder)}
+        read = {role: self._rings[role, holder.replica] for role in self._roles(holder)}
         own = {role: rings["device"] if "device" in rings else rings["shared"] for role, rings in read.items()}
         return PairReader(own.get(Role.INPUT), own.get(Role.TARGET))
 
     def _roles(self, holder: Holder) -> list[Role]:
         ends = ((Role.INPUT, 0), (Role.TARGET, self._num_stages[holder.replica] - 1))
         return [role for role, stage in ends if stage == holder.stage]
-
-    def _ring(self, role: Role, replica: int) -> dict[str, SlotRing]:
-        """By the memory."""
-        about = [(ring, made) for ring, made in self._rings if ring.role is role]
-        return {ring.memory: made for ring, made in about if ring.by_number or ring.replica == replica}
 
 
 class LoadedBatches(Loaded):
