@@ -37,6 +37,7 @@ from weft.workers.lanes.loaded import Loaded, LoadedBatches, LoadedPairs
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
 from weft.workers.memory.batch_slots import BatchSlots
+from weft.workers.memory.growing import Growing
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.slots import SlotRing
 from weft.workload.data.batches import Batches
@@ -72,18 +73,9 @@ class Attempt:
         }
         self.board = next(iter(self.boards.values()))
         places = _Places(directory, view, self.course, device)
-        loaded: Loaded
-        if is_cut_by_calls(workload):
-            batches = places.of(BatchSlots, crosses=False)
-            loaded = LoadedBatches(batches, self.course, pairs=workload.step is None)
-            self._growing = [slots.growing for _, slots in batches]
-        else:
-            data = places.of(SlotRing, crosses=False)
-            loaded = LoadedPairs(data, self.course, [replica.num_stages for replica in view.replicas], device)
-            self._growing = []
-        self._loaded = loaded
+        self._loaded, growing = places.loaded(workload)
         parcels = places.of(ParcelRing, crosses=True)
-        self._growing += [parcel.growing for _, parcel in parcels]
+        self._growing = [*growing, *(parcel.growing for _, parcel in parcels)]
         self._weights = Weights(
             workload.weight,
             directory,
@@ -110,7 +102,7 @@ class Attempt:
             self.device,
             self.course,
             self._weights,
-            loaded,
+            self._loaded,
             parcels,
             self._post_gradient,
         )
@@ -230,6 +222,15 @@ class _Places:
             for ring in self.view.rings
             if ring.crosses is crosses
         ]
+
+    def loaded(self, workload: Workload) -> tuple[Loaded, list[Growing]]:
+        """What is loaded, and what of it grows."""
+        if is_cut_by_calls(workload):
+            batches = self.of(BatchSlots, crosses=False)
+            growing = [slots.growing for _, slots in batches]
+            return LoadedBatches(batches, self.course, pairs=workload.step is None), growing
+        num_stages = [replica.num_stages for replica in self.view.replicas]
+        return LoadedPairs(self.of(SlotRing, crosses=False), self.course, num_stages, self.device), []
 
 
 def _given(number: int | None) -> int:
