@@ -13,6 +13,7 @@ A device keeps its own parameters and gradients beside these. Step numbers count
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -51,6 +52,7 @@ class BucketMemory:
         missing = directory.block("missing", 4 * max(1, depth * words), 0xFF)
         self.missing = missing.view(torch.int32).view(depth, len(self.holders), -1)
         self._gradients: dict[Holder, torch.Tensor] = {}
+        self._gradient_offsets = {holder: _offsets(self.with_gradient(holder)) for holder in self.holders}
 
     def norms(self, step: int) -> torch.Tensor:
         """Sums of squares of a step's gradient, shape (buckets, owners); 0 where an owner has no range."""
@@ -74,13 +76,11 @@ class BucketMemory:
 
     def gradient(self, holder: Holder, bucket: Bucket, step: int) -> torch.Tensor:
         """A holder's gradient of a step; flat, shared."""
-        held = self.with_gradient(holder)
-        size, depth = sum(each.num_bytes for each in held), self._depths[holder[0]]
+        (offsets, size), depth = self._gradient_offsets[holder], self._depths[holder[0]]
         if holder not in self._gradients:
             name = f"bucket-gradient-{holder[0]}-{holder[1]}"
             self._gradients[holder] = self._directory.block(name, max(1, depth * size))
-        before = sum(each.num_bytes for each in held[: held.index(bucket)])
-        return _flat(self._gradients[holder], step % depth * size + before, bucket)
+        return _flat(self._gradients[holder], step % depth * size + offsets[bucket.index], bucket)
 
     def gradient_depth(self, holder: Holder) -> int:
         return self._depths[holder[0]]
@@ -131,6 +131,12 @@ def shaped_like(parameter: torch.Tensor, flat: torch.Tensor, start: int) -> torc
     """A view of the flat bucket with the parameter's shape and strides, its first element at `start`."""
     strides = torch.empty_like(parameter, device="meta").stride()
     return flat[start : start + parameter.numel()].as_strided(parameter.shape, strides, flat.storage_offset() + start)
+
+
+def _offsets(buckets: Sequence[Bucket]) -> tuple[dict[int, int], int]:
+    """(by number, where each begins if one lies behind the other; the bytes of all of them)"""
+    ends = list(accumulate((bucket.num_bytes for bucket in buckets), initial=0))
+    return {bucket.index: start for bucket, start in zip(buckets, ends, strict=False)}, ends[-1]
 
 
 def _flat(block: torch.Tensor, offset: int, bucket: Bucket) -> torch.Tensor:
