@@ -14,7 +14,7 @@ from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts, ValueFac
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan, Ring, Role
 from weft.plan.worker_view import WorkerView
-from weft.scheduler.planning.crossing import crossing_values, gradients_into, tied_between, tied_parameters
+from weft.scheduler.planning.crossing import by_hop, crossing_values, tied_parameters
 from weft.scheduler.planning.schedules import SCHEDULES, in_flight
 
 PlanOf = Callable[..., Plan]
@@ -52,10 +52,9 @@ def test_a_gradient_goes_from_reader_to_reader_down_to_the_maker(value_of: Value
     values = [value_of(1, 2, 5), value_of(1, 5, name="mask", differentiable=False), value_of(3, 5)]
     crossing = crossing_values(values, CUTS)
     assert [value.hops for value in crossing] == [[(3, 1), (1, 0)], [], [(3, 2)]]
-    into = [
-        {source: [value.facts.name for value in found] for source, found in gradients_into(stage, crossing).items()}
-        for stage in range(4)
-    ]
+    into: list[dict[int, list[str]]] = [{}, {}, {}, {}]
+    for (source, target), found in by_hop(crossing).items():
+        into[target][source] = [value.facts.name for value in found]
     assert into == [{1: ["1"]}, {3: ["1"]}, {3: ["3"]}, {}]
 
 
@@ -64,7 +63,7 @@ def test_the_gradient_of_a_parameter_goes_from_user_to_user_down_to_the_first(pa
     parameters = [parameter_of(0, 1, 3, 5), parameter_of(3, 4), parameter_of(0, 5, trained=False), parameter_of(2, 3)]
     tied = tied_parameters(parameters, CUTS)
     assert [(parameter.number, parameter.stages) for parameter in tied] == [(0, (0, 2, 3)), (3, (1, 2))]
-    between = {hop: [parameter.number for parameter in found] for hop, found in tied_between(tied).items()}
+    between = {hop: [parameter.number for parameter in found] for hop, found in by_hop(tied).items()}
     assert between == {(2, 0): [0], (2, 1): [3], (3, 2): [0]}
 
 

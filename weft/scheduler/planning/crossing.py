@@ -6,9 +6,10 @@ A parameter that several stages use is nothing that crosses, since each has it; 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from weft.plan.inspection import ParameterFacts, ValueFacts
 from weft.plan.placement import Cuts
@@ -39,16 +40,6 @@ def crossing_values(values: Iterable[ValueFacts], cuts: Cuts) -> list[CrossingVa
     return crossing
 
 
-def gradients_into(stage: int, crossing: Sequence[CrossingValue]) -> dict[int, list[CrossingValue]]:
-    """The values whose gradients come to a stage, by the stage that they come from."""
-    found: dict[int, list[CrossingValue]] = {}
-    for value in crossing:
-        for source, target in value.hops:
-            if target == stage:
-                found.setdefault(source, []).append(value)
-    return dict(sorted(found.items()))
-
-
 @dataclass(frozen=True, slots=True)
 class TiedParameter:
     """A trained parameter that several stages use."""
@@ -72,14 +63,17 @@ def tied_parameters(parameters: Iterable[ParameterFacts], cuts: Cuts) -> list[Ti
     return tied
 
 
-def tied_between(tied: Iterable[TiedParameter]) -> dict[tuple[int, int], list[TiedParameter]]:
+Crosses = TypeVar("Crosses", CrossingValue, TiedParameter)
+
+
+def by_hop(crossing: Iterable[Crosses]) -> dict[tuple[int, int], list[Crosses]]:
     """By the stages that their gradients go between, from one and to the other."""
-    found: dict[tuple[int, int], list[TiedParameter]] = {}
-    for parameter in tied:
-        for hop in parameter.hops:
-            found.setdefault(hop, []).append(parameter)
+    found: dict[tuple[int, int], list[Crosses]] = {}
+    for each in crossing:
+        for hop in each.hops:
+            found.setdefault(hop, []).append(each)
     return dict(sorted(found.items()))
 
 
 def _stage_of(unit: int, cuts: Cuts) -> int:
-    return bisect_right([first for first, _ in cuts], unit) - 1
+    return bisect_right(cuts, unit, key=lambda cut: cut[0]) - 1

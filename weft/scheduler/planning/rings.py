@@ -7,18 +7,11 @@ from dataclasses import replace
 
 from weft.plan.buckets import Holder
 from weft.plan.division import Turns
-from weft.plan.inspection import Inspection, TensorFacts, slot_bytes
+from weft.plan.inspection import Inspection, TensorFacts, ValueFacts, slot_bytes
 from weft.plan.placement import Placement
 from weft.plan.plan import Ring, Role, SlotValue
 from weft.plan.shapes import ShapeError, check_affine
-from weft.scheduler.planning.crossing import (
-    CrossingValue,
-    TiedParameter,
-    crossing_values,
-    gradients_into,
-    tied_between,
-    tied_parameters,
-)
+from weft.scheduler.planning.crossing import TiedParameter, by_hop, crossing_values, tied_parameters
 from weft.scheduler.planning.schedules import in_flight
 from weft.spec.strategy import Strategy
 
@@ -73,11 +66,13 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
     for stage in range(num_stages):
         if made := [value for value in crossing if value.writer == stage]:
             readers = sorted({reader for value in made for reader in value.readers})
-            ring = _ring(Role.ACTIVATION, r, readers, flying(stage), _in_slot([(each, each.readers) for each in made]))
+            values = _one_behind_the_other(_slot_value(each.facts.name, each.facts, each.readers) for each in made)
+            ring = _ring(Role.ACTIVATION, r, readers, flying(stage), values)
             yield _placed(replace(ring, writer=stage), inspection, placement)
-        for source, values in gradients_into(stage, crossing).items():
-            ring = _ring(Role.GRADIENT, r, [stage], flying(stage), _in_slot([(each, (stage,)) for each in values]))
-            yield _placed(replace(ring, writer=source), inspection, placement)
+    for (source, target), summed in by_hop(crossing).items():
+        values = _one_behind_the_other(_slot_value(each.facts.name, each.facts, [target]) for each in summed)
+        ring = _ring(Role.GRADIENT, r, [target], flying(target), values)
+        yield _placed(replace(ring, writer=source), inspection, placement)
     if placement.synchronisation is not None:
         yield from _tied(inspection, placement, r, flying)
 
@@ -85,7 +80,7 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
 def _tied(inspection: Inspection, placement: Placement, r: int, flying: Callable[[int], int]) -> Iterator[Ring]:
     """Of a working window, which has a whole batch of them at once, they are in the host's memory."""
     streams = placement.replicas[r].working_window is not None
-    for (source, target), parameters in tied_between(tied_parameters(inspection.parameters, placement.cuts[r])).items():
+    for (source, target), parameters in by_hop(tied_parameters(inspection.parameters, placement.cuts[r])).items():
         on_the_way = source - target + 1 + TIED_SPARE_SLOTS
         depth = flying(target) if streams else min(flying(target), on_the_way)
         ring = replace(_ring(Role.TIED, r, [target], depth, _tied_in_slot(parameters, target)), writer=source)
@@ -112,15 +107,7 @@ def _placed(ring: Ring, inspection: Inspection, placement: Placement) -> Ring:
 
 
 def _data_ring(role: Role, replica: int, stages: Sequence[int], depth: int, facts: TensorFacts) -> Ring:
-    value = SlotValue(
-        name=str(role),
-        dtype=facts.dtype,
-        shapes=facts.shapes,
-        offset=0,
-        num_bytes=slot_bytes(facts.shapes, facts.itemsize),
-        stages=tuple(stages),
-    )
-    return _ring(role, replica, stages, depth, (value,))
+    return _ring(role, replica, stages, depth, (_slot_value(str(role), facts, stages),))
 
 
 def _ring(role: Role, replica: int, stages: Sequence[int], depth: int, values: tuple[SlotValue, ...]) -> Ring:
@@ -128,18 +115,15 @@ def _ring(role: Role, replica: int, stages: Sequence[int], depth: int, values: t
     return Ring(role=role, replica=replica, stages=tuple(stages), depth=depth, slot_bytes=num_bytes, values=values)
 
 
-def _in_slot(values: Iterable[tuple[CrossingValue, tuple[int, ...]]]) -> tuple[SlotValue, ...]:
-    """Each with the stages that read it."""
-    return _one_behind_the_other(
-        SlotValue(
-            name=value.facts.name,
-            dtype=value.facts.dtype,
-            shapes=value.facts.shapes,
-            offset=0,
-            num_bytes=slot_bytes(value.facts.shapes, value.facts.itemsize),
-            stages=stages,
-        )
-        for value, stages in values
+def _slot_value(name: str, facts: TensorFacts | ValueFacts, stages: Sequence[int]) -> SlotValue:
+    """stages: that read it."""
+    return SlotValue(
+        name=name,
+        dtype=facts.dtype,
+        shapes=facts.shapes,
+        offset=0,
+        num_bytes=slot_bytes(facts.shapes, facts.itemsize),
+        stages=tuple(stages),
     )
 
 
