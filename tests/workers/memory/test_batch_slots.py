@@ -42,6 +42,17 @@ def test_batches_of_any_length_come_over(directory: Directory, lengths: tuple[in
     assert (writer.growing.count > 0) == (longest > ROOM)
 
 
+def test_each_tensor_comes_over_in_its_dtype_and_its_order_of_dimensions(directory: Directory) -> None:
+    writer, reader = (BatchSlots(directory, RING, 1, HostDevice()) for _ in range(2))
+    plain = torch.arange(6.0).reshape(2, 3)
+    others = [plain.to(dtype) for dtype in (torch.bool, torch.bfloat16, torch.complex64)]
+    batch = [plain.t(), plain.sum(), torch.zeros(0, 3), *others]
+    writer.write(0, 0, *flatten(batch))
+    found = reader.read(0, 0)
+    assert [(each.dtype, each.stride()) for each in found] == [(each.dtype, each.stride()) for each in batch]
+    assert all(map(torch.equal, found, batch))
+
+
 def test_a_device_fetches_what_has_grown_and_grows_itself(directory: Directory) -> None:
     loader, shared = (BatchSlots(directory, RING, 2, HostDevice()) for _ in range(2))
     own = BatchSlots(directory, replace(RING, memory="device", stages=(1,)), 2, StandIn())

@@ -43,7 +43,7 @@ class Layout:
         for name, tensor in tensors:
             if id(tensor) not in places:
                 places[id(tensor)] = offset
-                offset += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+                offset += aligned(tensor.nbytes)
             strides = torch.empty_like(tensor, device="meta").stride()
             entries.append(
                 Entry(name, places[id(tensor)], tuple(tensor.shape), tuple(strides), dtype_name(tensor.dtype))
@@ -67,6 +67,11 @@ class Arena:
 
     def items(self) -> Mapping[str, torch.Tensor]:
         return {name: self[name] for name in self._entries}
+
+
+def aligned(num_bytes: int) -> int:
+    """So many, or a few more: to where the next tensor may begin."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def typed(

@@ -17,7 +17,7 @@ import torch
 
 from weft.machine.free_memory import SharedMemoryFull
 from weft.plan.plan import Ring
-from weft.transport.memory.arena import ALIGNMENT
+from weft.transport.memory.arena import aligned
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Accelerator, Device
 
@@ -62,7 +62,7 @@ class Growing:
         if generation:
             self._directory.forget(self._name(slot, number, generation))
         if num_bytes > self._sizes.get(number, 0):
-            self._sizes[number] = -(-int(SLACK * num_bytes) // ALIGNMENT) * ALIGNMENT
+            self._sizes[number] = aligned(int(SLACK * num_bytes))
         block = self._made(number, self._name(slot, number, generation + 1), num_bytes)
         self._known[slot, number] = _Grown(generation + 1, block)
         self._notes[note], self._notes[note + 1] = generation + 1, len(block)
@@ -80,7 +80,7 @@ class Growing:
         try:
             return self._make(name, self._sizes[number])
         except SharedMemoryFull:
-            self._sizes[number] = -(-num_bytes // ALIGNMENT) * ALIGNMENT  # without slack
+            self._sizes[number] = aligned(num_bytes)  # without slack
         try:
             return self._make(name, self._sizes[number])
         except SharedMemoryFull as error:

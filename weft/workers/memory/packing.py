@@ -13,30 +13,29 @@ from typing import Any
 
 import torch
 
+from weft.transport.memory.arena import aligned, dtype_name, typed
 from weft.workload.data.tree import Skeleton, build, packed, unpacked
 
-ALIGNMENT = 64
 _LENGTHS = 16  # bytes
-_Place = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]  # dtype, shape, strides, byte
+_Place = tuple[str, tuple[int, ...], tuple[int, ...], int]  # dtype, shape, strides, byte
 
 
 def num_packed_bytes(tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> int:
-    head = _head(tensors, skeleton)
-    return _first_place(len(head)) + sum(_aligned(_num_bytes(tensor)) for tensor in tensors)
+    return _num_bytes(_head(tensors, skeleton), tensors)
 
 
 def pack(into: torch.Tensor, tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> bool:
     """into: uint8, flat. False where it is too small, and then left as it is."""
     head = _head(tensors, skeleton)
-    place = _first_place(len(head))
-    num_bytes = place + sum(_aligned(_num_bytes(tensor)) for tensor in tensors)
+    num_bytes = _num_bytes(head, tensors)
     if num_bytes > len(into):
         return False
     into[:_LENGTHS].view(torch.int64)[:] = torch.tensor([len(head), num_bytes])
     into[_LENGTHS : _LENGTHS + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    place = _first_place(head)
     for tensor in tensors:
-        _view(into, (tensor.dtype, tuple(tensor.shape), _strides(tensor), place)).copy_(tensor)
-        place += _aligned(_num_bytes(tensor))
+        typed(into, place, tensor.shape, dtype_name(tensor.dtype), _strides(tensor)).copy_(tensor)
+        place += aligned(tensor.nbytes)
     return True
 
 
@@ -62,17 +61,18 @@ class Unpacker:
         """The batch, of views of the slot. head: the slot's, which may be on a device."""
         if head != self._head or self._skeleton is None:
             skeleton, places = pickle.loads(head)
-            first = _first_place(len(head))
+            first = _first_place(head)
             self._head, self._skeleton = head, unpacked(skeleton)
             self._places = [(dtype, shape, strides, first + offset) for dtype, shape, strides, offset in places]
-        return build(self._skeleton, [_view(slot, place) for place in self._places])
+        tensors = [typed(slot, start, shape, dtype, strides) for dtype, shape, strides, start in self._places]
+        return build(self._skeleton, tensors)
 
 
 def _head(tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> bytes:
     places, offset = [], 0
     for tensor in tensors:
-        places.append((tensor.dtype, tuple(tensor.shape), _strides(tensor), offset))
-        offset += _aligned(_num_bytes(tensor))
+        places.append((dtype_name(tensor.dtype), tuple(tensor.shape), _strides(tensor), offset))
+        offset += aligned(tensor.nbytes)
     return pickle.dumps((packed(skeleton), places), pickle.HIGHEST_PROTOCOL)
 
 
@@ -81,21 +81,9 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     return torch.empty_like(tensor, device="meta").stride()
 
 
-def _view(flat: torch.Tensor, place: _Place) -> torch.Tensor:
-    dtype, shape, strides, start = place
-    num_bytes = dtype.itemsize
-    for extent in shape:
-        num_bytes *= extent
-    return flat[start : start + num_bytes].view(dtype).as_strided(shape, strides)
+def _num_bytes(head: bytes, tensors: Sequence[torch.Tensor]) -> int:
+    return _first_place(head) + sum(aligned(tensor.nbytes) for tensor in tensors)
 
 
-def _num_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _first_place(head: int) -> int:
-    return _aligned(_LENGTHS + head)
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+def _first_place(head: bytes) -> int:
+    return aligned(_LENGTHS + len(head))

@@ -25,7 +25,7 @@ from weft.plan.course import Course
 from weft.plan.inspection import StateFacts
 from weft.plan.itinerary import Iteration
 from weft.plan.plan import ReplicaPlan
-from weft.transport.memory.arena import ALIGNMENT, dtype_of, typed
+from weft.transport.memory.arena import aligned, dtype_of, typed
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Memory
 from weft.workers.memory.bucket_memory import BucketMemory
@@ -51,7 +51,7 @@ class MovingState:
         for place in bucket.places:
             for facts in self._state[place.parameter]:
                 if facts.kind == "elements":
-                    offset = -(-offset // ALIGNMENT) * ALIGNMENT
+                    offset = aligned(offset)
                     places[place.parameter, facts.name] = (offset, place.num_elements, facts.dtype)
                     offset += place.num_elements * dtype_of(facts.dtype).itemsize
         block = directory.block(f"optimizer-state-{bucket.index}", max(1, offset))
