@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.plan.inspection import Inspection, TensorFacts, UnitFacts
+from weft.plan.inspection import Inspection, TensorFacts, UnitFacts, ValueFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
 from weft.plan.worker_view import WorkerView
@@ -67,3 +67,16 @@ def test_shapes_that_do_not_grow_evenly_are_refused_where_shares_adapt(
     assert plan_of(inspection, replicas=2).rings
     with pytest.raises(PlanError, match="the shapes of inputs do not grow evenly with them"):
         plan_of(inspection, replicas=2, share="adaptive")
+
+
+def test_of_a_model_that_is_cut_by_its_own_forward_they_may_grow_as_they_like(
+    plan_of: PlanOf,
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    value_of: Callable[..., ValueFacts],
+) -> None:
+    """Sentences padded to the longest of their microbatch: refused, though a slot tells its reader what is in it."""
+    odd = value_of(0, shapes={1: (1, 1), 2: (2, 2), 4: (4, 16)})
+    batch = TensorFacts(dtype="uint8", itemsize=1, shapes={4: (1024,)})
+    inspection = inspection_of([unit_of(0), unit_of(1)], values=(odd,), input=batch, target=None)
+    assert plan_of(inspection, replicas=[{"stages": 2}, {}], share="adaptive").share == "adaptive"
