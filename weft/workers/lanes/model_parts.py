@@ -96,7 +96,6 @@ class ModelParts:
         self._course, self._weights = course, weights
         self._loaded, self._parcels = loaded, parcels
         self._post_gradient = post_gradient
-        self.num_stages = [replica.num_stages for replica in view.replicas]
         check_built(workload.model, view.first_stages)
         self._state = whole_state(workload.model)
         self._taken: set[int] = set()  # ids of parameters that a stage of this worker has
@@ -138,18 +137,18 @@ class ModelParts:
         gradients = None
         if self._memory is not None:
             gradients = self._place_in_buckets(holder, parameters)
-        state = [(name, tensor) for name, tensor in own.named_state() if id(tensor) not in self._in_buckets]
-        arena = self._state_arena(holder, own)
+        state = self._state_beside_buckets(own)
+        arena = self._state_arena(holder, state)
         if not isinstance(self._device, Accelerator):
             move_state([(name, tensor) for name, tensor in state if isinstance(tensor, nn.Parameter)], arena)
         publish = keep_state(own, dict(state), arena, self._device)
-        last = self.num_stages[holder[0]] - 1
+        is_last = holder.stage == self._view.replicas[holder.replica].num_stages - 1
         parcels = StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1], parameters)
         stage = self._stage(plan, own, parcels)
         self.stages[holder] = StageTasks(
             stage,
             replica=holder[0],
-            is_last=holder[1] == last,
+            is_last=is_last,
             course=self._course,
             weights=self._weights,
             parcels=parcels,
@@ -162,7 +161,7 @@ class ModelParts:
             samples_of=functools.partial(sample_numbers, self._workload, self._spec.job),
         )
         if self._memory is None and not self._course.itinerary.forward_only:
-            self.own_updates[holder[1]] = StageUpdate(self._workload, own.parameters(), reports=holder[1] == last)
+            self.own_updates[holder[1]] = StageUpdate(self._workload, own.parameters(), reports=is_last)
 
     def _stage(self, plan: StagePlan, own: ModelPart, parcels: StageParcels) -> Stage:
         how: Any = {
@@ -255,9 +254,11 @@ class ModelParts:
             )
         return self._windows.get(replica)
 
-    def _state_arena(self, holder: Holder, own: ModelPart) -> Arena:
-        """What of the stage's state is in no bucket; found by peers as "state-REPLICA-STAGE"."""
-        state = [(name, tensor) for name, tensor in own.named_state() if id(tensor) not in self._in_buckets]
+    def _state_beside_buckets(self, own: ModelPart) -> list[tuple[str, torch.Tensor]]:
+        return [(name, tensor) for name, tensor in own.named_state() if id(tensor) not in self._in_buckets]
+
+    def _state_arena(self, holder: Holder, state: list[tuple[str, torch.Tensor]]) -> Arena:
+        """Found by peers as "state-REPLICA-STAGE"."""
         return self._directory.create(f"state-{holder[0]}-{holder[1]}", Layout.of(state))
 
     def _buffers_of_first(self, holder: Holder, own: ModelPart) -> Callable[[], None]:
@@ -267,7 +268,7 @@ class ModelParts:
             return lambda: None
         theirs: dict[str, torch.Tensor] = {}
         for stage in self._view.first_stages:
-            arena = self._state_arena(stage.holder, part_of(self._workload, stage))
+            arena = self._state_arena(stage.holder, self._state_beside_buckets(part_of(self._workload, stage)))
             theirs |= {name: tensor for name, tensor in arena.items().items() if name in buffers}
 
         def read() -> None:
