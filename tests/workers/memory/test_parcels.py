@@ -120,14 +120,8 @@ class _Blocks:
         del self.made[name]
 
 
-@given(
-    shapes=st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=12),
-    depth=st.integers(1, 2),
-)
-def test_shapes_may_change_from_one_microbatch_to_the_next(shapes: list[Shape], depth: int) -> None:
-    """A reader that looks at some of them alone finds what stands there now."""
-    blocks = _Blocks()
-    ring = ring_of((4, 4, 4), depth=depth)
+def come_over(blocks: _Blocks, ring: Ring, shapes: list[Shape]) -> None:
+    """One tensor after another, to a reader that looks at each, and to one that looks at every third."""
     writer, reader, late = (ParcelRing(blocks, ring, 1, HostDevice()) for _ in range(3))  # type: ignore[arg-type]  # as above
     for iteration, shape in enumerate(shapes):
         sent = torch.randn(shape)
@@ -135,6 +129,15 @@ def test_shapes_may_change_from_one_microbatch_to_the_next(shapes: list[Shape], 
         assert same(reader.read(iteration, 0)[0], sent)
         if iteration % 3 == 2:
             assert same(late.read(iteration, 0)[0], sent)
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=12),
+    depth=st.integers(1, 2),
+)
+def test_shapes_may_change_from_one_microbatch_to_the_next(shapes: list[Shape], depth: int) -> None:
+    """A reader that looks at some of them alone finds what stands there now."""
+    come_over(_Blocks(), ring_of((4, 4, 4), depth=depth), shapes)
 
 
 def test_in_the_steady_state_a_reader_gets_the_tensor_that_it_had_before(directory: Directory) -> None:
@@ -191,13 +194,7 @@ def test_a_value_that_is_put_alone_grows_alone(directory: Directory, memory: str
 def test_readers_find_what_has_grown_however_often_they_look(shapes: list[Shape]) -> None:
     blocks = _Blocks()
     ring = ring_of((2, 2), depth=2)
-    writer, reader, late = (ParcelRing(blocks, ring, 1, HostDevice()) for _ in range(3))  # type: ignore[arg-type]  # as above
-    for iteration, shape in enumerate(shapes):
-        sent = torch.randn(shape)
-        writer.write(iteration, 0, [sent])
-        assert same(reader.read(iteration, 0)[0], sent)
-        if iteration % 3 == 2:
-            assert same(late.read(iteration, 0)[0], sent)
+    come_over(blocks, ring, shapes)
     grown = [name for name in blocks.made if name.startswith(("activation-0-0-0-0-", "activation-0-0-1-0-"))]
     assert len(grown) <= ring.depth, "those before are kept by nobody"
 
