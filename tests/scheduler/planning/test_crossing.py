@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import runpy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from weft.plan.plan import Plan, Ring, Role
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.crossing import by_hop, crossing_values, tied_parameters
 from weft.scheduler.planning.schedules import SCHEDULES, in_flight
+
+race = runpy.run_path(str(Path(__file__).with_name("racing_lanes.py")))["race"]
 
 PlanOf = Callable[..., Plan]
 InspectionOf = Callable[..., Inspection]
@@ -191,17 +195,17 @@ def values_between(draw: st.DrawFn, num_units: int) -> list[tuple[int, list[int]
     return values
 
 
-def slots_of(rings: Sequence[Ring], kind: Kind, stage: int | None, *, training: bool) -> tuple[list[Ring], list[Ring]]:
+def slots_of(rings: Sequence[Ring], kind: Kind, stage: int | None, *, training: bool) -> tuple[list[str], list[str]]:
     """(rings that a task reads, rings that it writes) as a worker does it."""
     activations = [ring for ring in rings if ring.role is Role.ACTIVATION]
-    read = [ring for ring in activations if stage in ring.stages]
+    read = [ring.name for ring in activations if stage in ring.stages]
     gradients = [ring for ring in rings if ring.role is Role.GRADIENT]
     match kind:
         case Kind.FORWARD:
-            return read, [ring for ring in activations if ring.writer == stage]
+            return read, [ring.name for ring in activations if ring.writer == stage]
         case Kind.BACKWARD if training:
-            came = [ring for ring in gradients if stage in ring.stages]
-            return [*read, *came], [ring for ring in gradients if ring.writer == stage]
+            came = [ring.name for ring in gradients if stage in ring.stages]
+            return [*read, *came], [ring.name for ring in gradients if ring.writer == stage]
     return [], []
 
 
@@ -226,37 +230,11 @@ def test_every_reader_finds_its_own_microbatch_in_the_slot_however_the_lanes_rac
     phases: list[bool],
     rng: random.Random,
 ) -> None:
-    """In validation (phase False) BACKWARD and UPDATE wait for nothing, so less holds the lanes together."""
     values = tuple(
         value_of(maker, *readers, name=f"{number}", differentiable=differentiable)
         for number, (maker, readers, differentiable) in enumerate(data.draw(values_between(stages)))
     )
     inspection = inspection_of([unit_of(number) for number in range(stages)], values=values)
     plan = plan_of(inspection, stages=stages, microbatches=microbatches, schedule=schedule)
-    graph, rings = plan.graph, list(rings_of(plan).values())
-    slots: dict[tuple[str, int], int] = {}
-    board = [-1] * len(graph.tasks)
-    lanes = {lane: [(i, t) for i in range(len(phases)) for t in program] for lane, program in graph.programs.items()}
-
-    def ready(iteration: int, task: int) -> bool:
-        if not phases[iteration] and graph.tasks[task].kind in (Kind.BACKWARD, Kind.UPDATE):
-            return True
-        return all(board[edge.source] >= iteration - edge.distance for edge in graph.cross_lane_inputs(task))
-
-    while any(lanes.values()):
-        able = [lane for lane, queue in lanes.items() if queue and ready(*queue[0])]
-        assert able, "a deadlock"
-        lane = rng.choice(able)
-        for _ in range(rng.randint(1, 20)):  # one lane runs ahead as far as it can, the others stand still
-            if not lanes[lane] or not ready(*lanes[lane][0]):
-                break
-            iteration, number = lanes[lane].pop(0)
-            task = graph.tasks[number]
-            unit = iteration * microbatches + (task.microbatch or 0)
-            reads, writes = slots_of(rings, task.kind, task.stage, training=phases[iteration])
-            for ring in reads:
-                found = slots[ring.name, unit % ring.depth]
-                assert found == unit, f"{task} of iteration {iteration} reads {ring.name}"
-            for ring in writes:
-                slots[ring.name, unit % ring.depth] = unit
-            board[number] = iteration
+    rings = list(rings_of(plan).values())
+    race(plan, phases, rng, lambda task, training: slots_of(rings, task.kind, task.stage, training=training))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import runpy
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -22,6 +24,8 @@ from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.planning.schedules import SCHEDULES, in_flight
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Strategy
+
+race = runpy.run_path(str(Path(__file__).with_name("racing_lanes.py")))["race"]
 
 PlanOf = Callable[..., Plan]
 UnitOf = Callable[..., UnitFacts]
@@ -176,34 +180,8 @@ def slots_of(kind: Kind, stage: int, last: int, *, training: bool) -> tuple[list
 def test_every_reader_finds_its_own_microbatch_in_the_slot_however_the_lanes_race(
     plan_of: PlanOf, stages: int, microbatches: int, schedule: str, phases: list[bool], rng: random.Random
 ) -> None:
-    """In validation (phase False) BACKWARD and UPDATE wait for nothing, so less holds the lanes together."""
     plan = plan_of(stages=stages, microbatches=microbatches, schedule=schedule)
-    graph, depths = plan.graph, {ring.name: ring.depth for ring in plan.rings}
-    slots: dict[tuple[str, int], int] = {}
-    board = [-1] * len(graph.tasks)
-    lanes = {lane: [(i, t) for i in range(len(phases)) for t in program] for lane, program in graph.programs.items()}
-
-    def ready(iteration: int, task: int) -> bool:
-        if not phases[iteration] and graph.tasks[task].kind in (Kind.BACKWARD, Kind.UPDATE):
-            return True
-        return all(board[edge.source] >= iteration - edge.distance for edge in graph.cross_lane_inputs(task))
-
-    while any(lanes.values()):
-        able = [lane for lane, queue in lanes.items() if queue and ready(*queue[0])]
-        assert able, "a deadlock"
-        lane = rng.choice(able)
-        for _ in range(rng.randint(1, 20)):  # one lane runs ahead as far as it can, the others stand still
-            if not lanes[lane] or not ready(*lanes[lane][0]):
-                break
-            iteration, number = lanes[lane].pop(0)
-            task = graph.tasks[number]
-            unit = iteration * microbatches + (task.microbatch or 0)
-            reads, writes = slots_of(task.kind, task.stage, stages - 1, training=phases[iteration])
-            for ring in reads:
-                assert slots[ring, unit % depths[ring]] == unit, f"{task} of iteration {iteration} reads {ring}"
-            for ring in writes:
-                slots[ring, unit % depths[ring]] = unit
-            board[number] = iteration
+    race(plan, phases, rng, lambda task, training: slots_of(task.kind, task.stage, stages - 1, training=training))
 
 
 @settings(max_examples=60, deadline=None)
