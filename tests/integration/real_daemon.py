@@ -32,6 +32,7 @@ RawClient = runpy.run_path(str(Path(__file__).parents[1] / "raw_client.py"))["Ra
 SECONDS = 60.0  # for anything that is awaited: far above what it takes, below the test's own limit
 POLL_SECONDS = 0.02
 WORKERS = 3
+KEY = b"k" * 32  # of a directory that a test asks
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 # A job that is over in a moment, or held at a gate: a file at which it waits while it exists.
@@ -132,6 +133,15 @@ class RealDaemon:
             )
         self.until_idle(seconds)
         return self
+
+    @contextmanager
+    def serving(self) -> Iterator[RealDaemon]:
+        """From its start to a stop of which nothing is wrong; whatever comes, it does not outlive this."""
+        try:
+            yield self.start()
+            assert self.stop() == 0
+        finally:
+            self.close()
 
     def until_idle(self, seconds: float = SECONDS) -> None:
         """Every worker is up and free, and no job is unfinished."""
@@ -298,6 +308,20 @@ class RealDaemon:
                 client.send({"hello": {"protocol": PROTOCOL, "version": "0"}})
                 assert "hello" in client.receive()
             yield client
+
+
+class KnownKeyDaemon(RealDaemon):
+    """Whose directory a test may ask, as one of its workers does."""
+
+    def command(self, **changes: object) -> list[str]:
+        ours = super().command(**changes)
+        known = f"import secrets, sys; secrets.token_bytes = lambda n: {KEY!r}; from weft.cli.main import main; main()"
+        return [sys.executable, "-c", known, *ours[3:]]
+
+    def directory(self) -> Any:
+        from weft.transport.memory.directory import Directory  # only these tests need torch
+
+        return Directory(self.runtime / "directory.sock", KEY, "nobody")
 
 
 TERMINAL = ("completed", "failed", "cancelled")

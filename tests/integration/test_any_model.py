@@ -25,12 +25,8 @@ IN_BFLOAT16 = [name for name in MODELS["NAMES"] if name != "mlp"]
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[RealDaemon]:
-    running = RealDaemon(workers=4, stand_ins=2)
-    try:
-        yield running.start()
-        assert running.stop() == 0
-    finally:
-        running.close()
+    with RealDaemon(workers=4, stand_ins=2).serving() as running:
+        yield running
 
 
 def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:

@@ -45,12 +45,8 @@ def workload(refuses):
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Any]:
-    daemon = RealDaemon(workers=1, stand_ins=1)
-    try:
-        yield daemon.start()
-        assert daemon.stop() == 0
-    finally:
-        daemon.close()
+    with RealDaemon(workers=1, stand_ins=1).serving() as daemon:
+        yield daemon
 
 
 def run(daemon: Any, strategy: dict[str, Any], *, refuses: bool) -> Recording:

@@ -26,13 +26,8 @@ CPU, GPU = {"device": "cpu", "stages": 2}, {"device": "gpu", "stages": 2}
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Any]:
-    daemon = RealDaemon(workers=2, stand_ins=2)
-    try:
-        daemon.start()
+    with RealDaemon(workers=2, stand_ins=2).serving() as daemon:
         yield daemon
-        assert daemon.stop() == 0
-    finally:
-        daemon.close()
 
 
 @pytest.mark.slow

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import re
 import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from weft.transport.memory.directory import Directory
-
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
-RealDaemon, SECONDS = _REAL["RealDaemon"], _REAL["SECONDS"]
+KnownKeyDaemon, SECONDS = _REAL["KnownKeyDaemon"], _REAL["SECONDS"]
 
-KEY = b"k" * 32
-DAEMON_WITH_A_KNOWN_KEY = (
-    f"import secrets, sys; secrets.token_bytes = lambda n: {KEY!r}; from weft.cli.main import main; main()"
-)
 COUNTING = """
 import multiprocessing.reduction as reduction, os, pickle
 import torch, weft
@@ -77,13 +70,6 @@ def workload(steps, gate):
                          optimizer=lambda params: torch.optim.Adam(params, lr=0.01))
 """
 
-
-class KnownKeyDaemon(RealDaemon):
-    def command(self, **changes: object) -> list[str]:
-        ours = super().command(**changes)
-        return [sys.executable, "-c", DAEMON_WITH_A_KNOWN_KEY, *ours[3:]]
-
-
 STRATEGIES: dict[str, dict[str, Any]] = {
     "on the CPU": {"stages": 2, "microbatches": 8},
     "on devices": {"replicas": [{"device": "gpu", "stages": 2}], "microbatches": 8},  # lent, by the first tasks
@@ -104,7 +90,7 @@ def counts_of(daemon: Any, strategy: dict[str, Any], steps: int) -> tuple[int, l
     )
     try:
         log = daemon.until_logged(job, "at the gate")
-        calls = Directory(daemon.runtime / "directory.sock", KEY, "nobody").num_calls()
+        calls = daemon.directory().num_calls()
     finally:
         gate.open()
     assert daemon.client.wait(job, SECONDS)["state"] == "completed"
@@ -115,14 +101,9 @@ def counts_of(daemon: Any, strategy: dict[str, Any], steps: int) -> tuple[int, l
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 def test_a_task_calls_no_directory_pickles_nothing_and_allocates_no_shared_memory(strategy: dict[str, Any]) -> None:
-    daemon = KnownKeyDaemon(workers=2, stand_ins=2)
-    try:
-        daemon.start()
+    with KnownKeyDaemon(workers=2, stand_ins=2).serving() as daemon:
         few_calls, few = counts_of(daemon, strategy, steps=10)
         many_calls, many = counts_of(daemon, strategy, steps=50)
-        assert daemon.stop() == 0
-    finally:
-        daemon.close()
     assert few_calls == many_calls > 0
     for said in (few, many):
         assert sorted(where for where, _ in said) == ["first stage"] * 2 + ["last stage"] * 2 + ["loader"] * 2

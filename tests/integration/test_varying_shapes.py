@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from safetensors.torch import load_file
 
 from weft.reference import loop as reference
 from weft.spec.job_spec import JobSpec
-from weft.transport.memory.directory import Directory
 
+KnownKeyDaemon = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))["KnownKeyDaemon"]
 _SAME = runpy.run_path(str(Path(__file__).with_name("test_same_result.py")))
 RealDaemon, same_as_the_plain_loop, plain_loop, metrics_rows = (
     _SAME[name] for name in ("RealDaemon", "same_as_the_plain_loop", "plain_loop", "metrics_rows")
@@ -24,31 +23,10 @@ TESTS = Path(__file__).resolve().parents[1]
 NAMES = runpy.run_path(str(TESTS / "varying_models.py"))["NAMES"]
 
 
-KEY = b"k" * 32
-DAEMON_WITH_A_KNOWN_KEY = (
-    f"import secrets, sys; secrets.token_bytes = lambda n: {KEY!r}; from weft.cli.main import main; main()"
-)
-
-
-class KnownKeyDaemon(RealDaemon):  # type: ignore[misc, valid-type]
-    def command(self, **changes: object) -> list[str]:
-        ours = super().command(**changes)
-        return [sys.executable, "-c", DAEMON_WITH_A_KNOWN_KEY, *ours[3:]]
-
-    def shared_bytes(self) -> dict[str, int]:
-        """What the directory holds, by attempt."""
-        return Directory(self.runtime / "directory.sock", KEY, "nobody").num_bytes()
-
-
 @pytest.fixture(scope="module")
 def with_devices() -> Iterator[Any]:
-    daemon = KnownKeyDaemon(workers=2, stand_ins=2)
-    try:
-        daemon.start()
+    with KnownKeyDaemon(workers=2, stand_ins=2).serving() as daemon:
         yield daemon
-        assert daemon.stop() == 0
-    finally:
-        daemon.close()
 
 
 def varying_spec(name: str, **strategy: Any) -> JobSpec:
@@ -78,7 +56,7 @@ def run(daemon: Any, spec: JobSpec) -> tuple[dict[str, Any], str]:
     result = daemon.run(spec)
     assert result["state"] == "completed", daemon.log_of(result["job"])
     daemon.until_idle()
-    assert daemon.shared_bytes() == {}
+    assert daemon.directory().num_bytes() == {}
     return result, daemon.log_of(result["job"])
 
 
