@@ -6,7 +6,7 @@ iteration, which is one more edge between neighbours and one of distance 1 from 
 
 For replica r, stage s, microbatch m, loader l, bucket b and owner o (who reduces and updates a range of the bucket):
 
-    LOAD(r,l,m)           → FORWARD(r,0,m), FORWARD(r,S-1,m)                data     (by FETCH(r,s,m) on a device)
+    LOAD(r,l,m)           → FORWARD(r,0,m), FORWARD(r,S-1,m); or all stages data     (by FETCH(r,s,m) on a device)
     FORWARD(r,s,m)        → FORWARD(r,s+1,m), BACKWARD(r,s,m)               activation
     BACKWARD(r,s,m)       → BACKWARD(r,s-1,m)                               gradient
     GRAD(r,s,b)           posted from inside the last BACKWARD(r,s,·)       (then DOWN(r,s,b) from a device)

@@ -7,6 +7,7 @@ taken to be like the one that was, which only a what-if asks for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -83,7 +84,7 @@ class TensorFacts:
     shapes: Mapping[int, Shape]
 
     def max_bytes(self) -> int:
-        return max((_elements(shape) * self.itemsize for shape in self.shapes.values()), default=0)
+        return _max_bytes(self.shapes, self.itemsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +106,7 @@ class Inspection:
     link_bytes_per_second: float | None = None  # between the host and the job's GPUs, the slowest
     device_bytes: int | None = None  # free memory of the smallest GPU
     peer_access: bool = False  # each GPU can read the memory of every other one
-    small_size: int = (
-        0  # of the second microbatch that units were timed with, which tells a call's cost from a sample's
-    )
+    small_size: int = 0  # of the second microbatch that units were timed with: so a call's cost and a sample's differ
     device_units: tuple[UnitFacts, ...] = ()  # on the job's GPUs, where both kinds compute
     values: tuple[ValueFacts, ...] = ()  # that may cross from stage to stage, as they are where `units` ran
     device_values: tuple[ValueFacts, ...] = ()  # as they are where `device_units` ran
@@ -210,14 +209,10 @@ def _shapes(pairs: Any) -> dict[int, Shape]:
     return {int(size): tuple(shape) for size, shape in pairs}
 
 
-def _elements(shape: Shape) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
+def _max_bytes(shapes: Mapping[int, Shape], itemsize: int) -> int:
+    return max((math.prod(shape) * itemsize for shape in shapes.values()), default=0)
 
 
 def slot_bytes(shapes: Mapping[int, Shape], itemsize: int) -> int:
     """Bytes of the largest microbatch, rounded up to the 64 that vector loads want."""
-    most = max((_elements(shape) * itemsize for shape in shapes.values()), default=0)
-    return -(-most // 64) * 64
+    return -(-_max_bytes(shapes, itemsize) // 64) * 64

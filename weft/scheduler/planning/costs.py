@@ -64,9 +64,9 @@ def planned_seconds(job: PlannedJob, inspection: Inspection) -> tuple[float, ...
 
 def mean_seconds(plan: Plan, task_seconds: Sequence[float] | None = None) -> tuple[float, ...]:
     """What each task of a plan takes on average: where replicas steal, a position has a microbatch now and then only,
-    and a replica gets as many as its speed is of all replicas' together. task_seconds: as recorded, instead of the
-    plan's, of which a task of a way that its bucket does not go at the start takes nothing. Of
-    loaders that take turns at a microbatch each has it as often as another."""
+    and a replica gets as many as its speed is of all replicas' together. Of loaders that take turns at a microbatch
+    each has it as often as another. task_seconds: as recorded, instead of the plan's, of which a task of a way that its
+    bucket does not go at the start takes nothing."""
     local = plan.synchronisation.local if plan.synchronisation else ()
     planned = (0.0 if task.passes(local) else plan.task_seconds[task.id] for task in plan.graph.tasks)
     takers = plan.turns.takers

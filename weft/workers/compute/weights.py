@@ -1,11 +1,13 @@
 """Weights: what each microbatch counts in its batch, where the workload says so (tokens with loss, for example).
 
-The loader weighs the targets as it loads them and leaves the numbers in shared memory, a row for each batch on its way;
-the graph lets a batch's first FORWARD of a last stage wait for its last LOAD. Without a function a microbatch counts
-its samples, and nothing is shared.
+Loaders weigh the targets, or a batch of another structure, as they load them and leave the numbers in shared memory, a
+row for each batch on its way; the graph lets a batch's first FORWARD of a last stage wait for the last LOAD of each
+loader. Without a function a microbatch counts its samples, and nothing is shared.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -31,10 +33,10 @@ class Weights:
     def weighs(self) -> bool:
         return self._function is not None
 
-    def weigh(self, iteration: Iteration, part: Part, target: torch.Tensor | None) -> None:
-        """The loader's call, for every microbatch; target None where it has no samples."""
+    def weigh(self, iteration: Iteration, part: Part, batch: Any) -> None:
+        """A loader's call, for every microbatch of its turns. batch: as `weight_of` takes it; None without samples."""
         if self._function is not None:
-            weight = 0.0 if target is None else weight_of(target, self._function)
+            weight = 0.0 if batch is None else weight_of(batch, self._function)
             self._row(iteration)[part.number] = weight
 
     def fraction(self, iteration: Iteration, part: Part) -> float:

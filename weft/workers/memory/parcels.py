@@ -31,9 +31,7 @@ from weft.workers.memory.slots import RingMemory
 from weft.workload.workload import WorkloadError
 
 MAX_DIMENSIONS = 64  # of a tensor: as many as an inspection may tell of
-MAX_PLACES = (
-    4096  # that a ring keeps views of: each slot's values in some shapes; of a model whose shapes keep changing
-)
+MAX_PLACES = 4096  # that a ring keeps views of: each slot's values in some shapes, where these keep changing
 MAX_GAPS = 16  # times its own size, for a tensor with gaps: arbitrary; a slice that is a smaller part has them closed
 
 _DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)  # in every process
