@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from job_steps import rows_of
 from measure import Result, main, ratio_result
 from pipeline import CASES, ENVIRONMENT, Case, ask, stages_of, torch_peers
 
@@ -77,10 +78,8 @@ def _spec(case: Case, entry: str, steps: int, split: list[int]) -> JobSpec:
 
 
 def _iteration(client: Client, spec: JobSpec) -> float:
-    result = client.wait(client.submit(spec)["job"], timeout=600)
-    assert result["state"] == "completed", result
-    lines = Path(result["run_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return statistics.median(json.loads(line)["seconds"] for line in lines[WARM_ITERATIONS:])
+    rows = rows_of(client, client.submit(spec)["job"])
+    return statistics.median(row["seconds"] for row in rows[WARM_ITERATIONS:])
 
 
 def _inspection(turns: int) -> Result:

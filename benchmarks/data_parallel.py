@@ -24,6 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from job_steps import rows_of
 from measure import Result, interleave, main, ratio_result, value_result
 from party import Party, party
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, if not in __all__
@@ -135,10 +136,7 @@ def _check_same(case: Case, *losses: Sequence[float]) -> None:
 
 def _job(client: Client, case: Case, steps: int) -> dict[str, list[float]]:
     """seconds (without those of warm-up, where there are more steps) and loss of each step, on the warm daemon."""
-    result = client.wait(client.submit(_spec(case, steps))["job"], timeout=600)
-    assert result["state"] == "completed", result
-    lines = Path(result["run_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = rows_of(client, client.submit(_spec(case, steps))["job"])
     return {
         "seconds": [row["seconds"] for row in rows[WARM_ITERATIONS:]],
         "loss": [row["loss"] for row in rows],

@@ -14,6 +14,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from job_steps import rows_of
 from measure import Result, main, ratio_result, value_result
 from party import Party, party
 
@@ -62,10 +63,7 @@ def _measure(client: Client, loaders: int, turns: int, steps: int) -> list[Resul
 
 
 def _weft(client: Client, loaders: int, steps: int) -> float:
-    result = client.wait(client.submit(_spec(loaders, WARM_ITERATIONS + steps))["job"], timeout=600)
-    assert result["state"] == "completed", result
-    lines = Path(result["run_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [row for row in map(json.loads, lines) if "loss" in row]
+    rows = rows_of(client, client.submit(_spec(loaders, WARM_ITERATIONS + steps))["job"])
     return BATCH_SIZE * steps / sum(row["seconds"] for row in rows[WARM_ITERATIONS:])
 
 

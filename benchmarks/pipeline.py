@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from job_steps import rows_of
 from measure import Result, main, ratio_result
 from party import Party, party
 
@@ -153,10 +154,8 @@ def _plan(case: Case, schedule: str) -> tuple[Plan, list[list[int]]]:
 
 def _weft(client: Client, spec: JobSpec) -> float:
     """Median iteration of a job on the warm daemon."""
-    result = client.wait(client.submit(spec)["job"], timeout=600)
-    assert result["state"] == "completed", result
-    lines = Path(result["run_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return statistics.median(json.loads(line)["seconds"] for line in lines[WARM_ITERATIONS:])
+    rows = rows_of(client, client.submit(spec)["job"])
+    return statistics.median(row["seconds"] for row in rows[WARM_ITERATIONS:])
 
 
 def _limit(plan: Plan, answers: list[dict[str, list[float]]]) -> float:

@@ -12,12 +12,12 @@ one running daemon with a worker on each of two cores:
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from job_steps import rows_of
 from measure import Result, interleave, main, ratio_result
 
 import weft.client.embedded
@@ -77,10 +77,7 @@ def _submit(client: Client, strategy: dict[str, Any], steps: int) -> str:
 
 def _samples_per_second(client: Client, job: str, warm: int) -> float:
     """Of the iterations after the first `warm` ones, by their median."""
-    result = client.wait(job, timeout=600)
-    assert result["state"] == "completed", result
-    lines = Path(result["run_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return BATCH_SIZE / statistics.median(json.loads(line)["seconds"] for line in lines[warm:])
+    return BATCH_SIZE / statistics.median(row["seconds"] for row in rows_of(client, job)[warm:])
 
 
 if __name__ == "__main__":
