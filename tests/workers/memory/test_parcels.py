@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -197,6 +199,27 @@ def test_readers_find_what_has_grown_however_often_they_look(shapes: list[Shape]
     come_over(blocks, ring, shapes)
     grown = [name for name in blocks.made if name.startswith(("activation-0-0-0-0-", "activation-0-0-1-0-"))]
     assert len(grown) <= ring.depth, "those before are kept by nobody"
+
+
+def test_lanes_that_share_a_ring_make_room_beside_each_other(directory: Directory) -> None:
+    """Stages of one GPU have a lane each. A slot grew while the other lane laid out a new shape, and the job failed by
+    "dictionary changed size during iteration"."""
+
+    def write(ring: ParcelRing, microbatch: int) -> None:
+        for length in range(1, 300):
+            ring.put(0, microbatch, 0, torch.zeros(length))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as lanes:
+            for _ in range(10):
+                ring = ParcelRing(directory, ring_of((4,), memory="device"), 2, StandIn())
+                for written in [lanes.submit(write, ring, microbatch) for microbatch in range(2)]:
+                    written.result()
+                assert ring.growing.count >= 2
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_place_that_has_grown_is_of_the_steady_state_again(directory: Directory) -> None:

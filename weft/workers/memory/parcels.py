@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -31,7 +31,7 @@ from weft.workers.memory.slots import RingMemory
 from weft.workload.workload import WorkloadError
 
 MAX_DIMENSIONS = 64  # of a tensor: as many as an inspection may tell of
-MAX_PLACES = 4096  # that a ring keeps views of: each slot's values in some shapes, where these keep changing
+MAX_SHAPES = 64  # of one value in one slot, that views are kept of: arbitrary; of a model whose shapes keep changing
 MAX_GAPS = 16  # times its own size, for a tensor with gaps: arbitrary; a slice that is a smaller part has them closed
 
 _DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)  # in every process
@@ -63,6 +63,14 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
+class _Kept:
+    """What was laid out before of one value in one slot."""
+
+    block: torch.Tensor | None  # where; None: where it was planned
+    places: dict[Like, _Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class _Found:
     """What a reader has seen last of a slot."""
 
@@ -86,8 +94,7 @@ class ParcelRing:
         self._all = range(len(ring.values))
         self._written: list[list[_Place | None]] = [[None for _ in self._all] for _ in range(ring.depth)]
         self._found = [_Found(0, [None for _ in self._all]) for _ in range(ring.depth)]
-        self._places: dict[tuple[int, int, Like], _Place] = {}
-        self._blocks: dict[tuple[int, int], torch.Tensor] = {}  # of slot and value, what has grown: those of the places
+        self._kept: dict[tuple[int, int], _Kept] = {}  # by slot and value
 
     def write(self, iteration: int, microbatch: int, tensors: Sequence[torch.Tensor | None]) -> None:
         """All values of a microbatch, without graphs. Errors: DoesNotFit."""
@@ -147,28 +154,30 @@ class ParcelRing:
             self.growing.grow(slot, number, num_bytes)
 
     def _place(self, slot: int, number: int, like: Like) -> _Place:
-        self._follow(slot, number)
-        key = (slot, number, like)
-        place = self._places.get(key)
+        """Lanes of one device have a ring together: each slot's places change by whoever has the slot."""
+        block = self.growing.block(slot, number)
+        kept = self._kept.get((slot, number))
+        if kept is None or kept.block is not block:  # a place that has grown keeps nothing of the one before
+            kept = self._kept[slot, number] = _Kept(block)
+        place = kept.places.get(like)
         if place is None:
-            if len(self._places) >= MAX_PLACES:
-                self._places.clear()
-            place = self._places[key] = self._laid_out(slot, number, *like)
+            if len(kept.places) >= MAX_SHAPES:
+                kept.places.clear()
+            place = kept.places[like] = self._laid_out(block, slot, number, *like)
         return place
 
-    def _follow(self, slot: int, number: int) -> None:
-        """A place that has grown since is another one, and keeps nothing of the one before."""
-        block = self.growing.block(slot, number)
-        if block is not None and self._blocks.get((slot, number)) is not block:
-            self._blocks[slot, number] = block
-            self._places = {key: place for key, place in self._places.items() if key[:2] != (slot, number)}
-
     def _laid_out(
-        self, slot: int, number: int, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype
+        self,
+        block: torch.Tensor | None,
+        slot: int,
+        number: int,
+        shape: torch.Size,
+        strides: tuple[int, ...],
+        dtype: torch.dtype,
     ) -> _Place:
         if len(shape) > MAX_DIMENSIONS:
             raise DoesNotFit(self._values[number], number, len(shape))
-        block, start, name = self._blocks.get((slot, number)), 0, dtype_name(dtype)
+        start, name = 0, dtype_name(dtype)
         if block is None:
             block, start = self._memory.block(), slot * self._slot_bytes + self._values[number].offset
         whole = typed(block, start, shape, name)
