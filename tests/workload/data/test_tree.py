@@ -109,6 +109,19 @@ def test_tensors_are_plain_and_without_gradient_and_one_that_stands_twice_is_one
     assert type(again["weight"]) is torch.Tensor
 
 
+class Read(UserDict[str, Any]):
+    """Makes its values when they are asked for, as a view of a file does."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key) + 0
+
+
+def test_values_that_live_for_a_moment_are_each_one_of_its_own() -> None:
+    """Tensors are told apart by their ids, and the second one had that of the first, which was gone: it was lost."""
+    batch = there(Read({str(number): torch.full((2,), float(number)) for number in range(4)}))
+    assert [batch[str(number)].tolist() for number in range(4)] == [[float(number)] * 2 for number in range(4)]
+
+
 def test_each_build_has_containers_of_its_own() -> None:
     tensors, skeleton = flatten({"x": a(2), "names": ["a"]})
     build(skeleton, tensors)["names"].append("b")

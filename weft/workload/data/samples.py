@@ -109,6 +109,11 @@ def _check_items(field: str, numbers: Sequence[int], items: Sequence[Any]) -> No
         told = difference(skeleton, first, "the item", where)
         if told is not None:
             raise WorkloadError(f"{place}: {told}; every item must have the same structure, or give Workload.collate")
+        if len(tensors) != len(first_tensors):  # of lists, whose length is no structure
+            raise WorkloadError(
+                f"{place}: the item has {len(tensors)} tensors, and {len(first_tensors)} {where}; pad them to one "
+                "length in Workload.collate"
+            )
         for way, tensor, other in zip(ways(skeleton), tensors, first_tensors, strict=True):
             if tensor.shape != other.shape:
                 raise WorkloadError(

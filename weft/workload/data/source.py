@@ -135,7 +135,7 @@ def _of_loader(
         collate=workload.collate or _own_collate(loader.collate_fn),
         sampler=own,
         in_order=field == "validation" or isinstance(dataset, ItemStream) or isinstance(sampler, SequentialSampler),
-        num_items=num_items if own is None else size,
+        num_items=size,
         size=size - size % batch_size if drop_last and batch_size is not None else size,
     )
 

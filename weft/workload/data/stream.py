@@ -111,5 +111,5 @@ def stream_of(
 def _length(dataset: Any) -> int | None:
     try:
         return len(dataset)
-    except (TypeError, AttributeError, NotImplementedError):
+    except (TypeError, AttributeError, NotImplementedError):  # as a class around another one may say it
         return None

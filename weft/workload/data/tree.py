@@ -155,7 +155,7 @@ class _Tree:
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
-        self._numbers: dict[int, _Tensor] = {}  # by id of the leaf, which the batch keeps alive
+        self._known: dict[int, tuple[object, _Tensor]] = {}  # by id of the leaf, which is kept: another would have its id
 
     def skeleton(self, value: Any, path: _Path) -> Skeleton:
         kind = type(value)
@@ -182,12 +182,11 @@ class _Tree:
         return tuple(self.skeleton(value, (*path, step.format(key))) for key, value in items)
 
     def _tensor(self, leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> _Tensor:
-        known = self._numbers.get(id(leaf))
-        if known is None:
+        if id(leaf) not in self._known:
             tensor = _plain(leaf, path)
-            known = self._numbers[id(leaf)] = _Tensor(len(self.tensors), tensor.dtype)
+            self._known[id(leaf)] = leaf, _Tensor(len(self.tensors), tensor.dtype)
             self.tensors.append(tensor)
-        return known
+        return self._known[id(leaf)][1]
 
 
 def _plain(leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> torch.Tensor:
