@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.cli.screens.job_file import MAX_UNITS, JobFile, toml
+from weft.cli.screens.job_file import MAX_UNITS, JobFile
 from weft.spec.job_spec import JobSection, JobSpec, ProfileSection
 from weft.spec.strategy import Strategy
 
@@ -118,10 +118,3 @@ def test_a_model_of_very_many_units_is_told_by_the_first() -> None:
 def test_arguments_are_filled_in_where_they_are_given_and_else_told() -> None:
     assert '# args = { hidden = 64, name = "a \\"quoted\\" one" }' in made().text("train.toml")
     assert parsed(made(args={"hidden": 128})).job.args == {"hidden": 128}
-
-
-@pytest.mark.parametrize(
-    "value", ["a\n\"b\\'", True, 3, 1e-3, 1e300, float("inf"), [1, [2]], {}, {"a b": {"c": [{"d": 1.5}]}, "é": "é"}]
-)
-def test_a_value_is_written_as_toml_reads_it(value: Any) -> None:
-    assert tomllib.loads(f"x = {toml(value)}") == {"x": value}

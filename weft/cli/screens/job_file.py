@@ -6,9 +6,6 @@ default, or where it has none with an example.
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from weft.cli.screens.toml_text import toml
 from weft.client.console import size
 from weft.spec.job_spec import JobSection, ProfileSection
 from weft.spec.strategy import Strategy
@@ -26,8 +24,6 @@ WIDTH = 100  # columns of a comment
 MAX_UNITS = 64  # lines of a model; one of more is told by its first ones
 BATCH_SIZE, EPOCHS, STEPS = 32, 10, 1000  # arbitrary, to begin with
 MICROBATCHES = 4  # as the presets that are pipelines have it
-
-_BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key without quotes
 
 # of what is unset by default: a value that could stand there
 EXAMPLES: Mapping[str, Any] = {
@@ -152,19 +148,3 @@ def _section(
 
 def _comment(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")
-
-
-def toml(value: Any) -> str:
-    """A value of a spec as TOML has it."""
-    match value:
-        case BaseModel():
-            return toml(value.model_dump(exclude_none=True))
-        case Mapping():
-            pairs = [f"{key if _BARE.fullmatch(key) else toml(key)} = {toml(part)}" for key, part in value.items()]
-            return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
-        case list():
-            return f"[{', '.join(map(toml, value))}]"
-        case float() if not math.isfinite(value):
-            return str(value)
-        case _:
-            return json.dumps(value, ensure_ascii=False)

@@ -7,11 +7,11 @@ batch can be run by: a split that is unset is not advised to be unset, more micr
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from weft.cli.screens.toml_text import toml
 from weft.spec.strategy import MAX_LOADERS, MAX_MICROBATCHES, MAX_PREFETCH, Replica, Strategy
 from weft.transport.wire.frames import Message
 
@@ -64,10 +64,10 @@ class Setup:
         """Settings that give a replica, or all where they are not listed, other values; None: as if never given."""
         listed = self.strategy.replicas
         if not isinstance(listed, list):
-            return tuple(f"strategy.{axis}={_toml(value)}" for axis, value in axes.items() if value is not None)
+            return tuple(f"strategy.{axis}={toml(value)}" for axis, value in axes.items() if value is not None)
         tables = [replica.model_dump(exclude_none=True) for replica in listed]
         tables[number] = {axis: value for axis, value in (tables[number] | axes).items() if value is not None}
-        return (f"strategy.replicas={_toml(tables)}",)
+        return (f"strategy.replicas={toml(tables)}",)
 
 
 # --- what could be otherwise: the settings, or None where nothing would be
@@ -290,18 +290,8 @@ def _without(setup: Setup, number: int) -> Settings | None:
     if not isinstance(strategy.replicas, list):
         return (f"strategy.replicas={left}",)
     tables = [replica.model_dump(exclude_none=True) for replica in strategy.replicas]
-    return (f"strategy.replicas={_toml(tables[:number] + tables[number + 1 :])}",)
+    return (f"strategy.replicas={toml(tables[:number] + tables[number + 1 :])}",)
 
 
 def _spoken(settings: Settings) -> str:
     return " with ".join(" = ".join(setting.split("=", 1)) for setting in settings)
-
-
-def _toml(value: Any) -> str:
-    match value:
-        case Mapping():
-            return "{ " + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + " }"
-        case list():
-            return "[" + ", ".join(map(_toml, value)) + "]"
-        case _:
-            return json.dumps(value)
