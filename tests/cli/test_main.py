@@ -92,14 +92,6 @@ def runtime(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> Path:
-    (tmp_path / "digits.py").write_text("def workload(): ...\n")
-    path = tmp_path / "digits.toml"
-    path.write_text('[job]\nentry = "digits.py:workload"\nsteps = 3\nbatch_size = 4\n')
-    return path
-
-
 def environment(runtime: Path) -> dict[str, str]:
     return os.environ | {"WEFT_RUNTIME_DIR": str(runtime), "PYTHONWARNINGS": "error", "COLUMNS": "200"}
 

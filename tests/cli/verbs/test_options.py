@@ -25,11 +25,9 @@ def train(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def digits(tmp_path: Path) -> Path:
-    (tmp_path / "digits.py").write_text("def workload(): ...\n")
-    path = tmp_path / "digits.toml"
-    path.write_text('[job]\nentry = "digits.py:workload"\nsteps = 3\nbatch_size = 4\n[strategy]\nstages = 3\n')
-    return path
+def digits(spec: Path) -> Path:
+    spec.write_text(spec.read_text() + "[strategy]\nstages = 3\n")
+    return spec
 
 
 @pytest.mark.parametrize("source", ["train", "digits"])

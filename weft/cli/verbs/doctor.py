@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.exits import guarded, leave
+from weft.cli.verbs.options import Json
 from weft.client.result import to_json
 from weft.transport.wire.frames import Message
 
@@ -29,7 +30,7 @@ def doctor(
     no_measure: Annotated[
         bool, typer.Option("--no-measure", help="Leave out the speeds, which take some three seconds.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what this machine has and can run, how fast it is, and what is amiss with it; needs no daemon.
 

@@ -11,14 +11,13 @@ import typer
 
 from weft.cli.exits import USAGE, guarded, leave, of_refusal
 from weft.cli.verbs.completion import complete_ended_job
+from weft.cli.verbs.options import Json
 from weft.client.client import Client, RequestRefused
 from weft.client.result import to_json
 from weft.transport.wire.frames import ErrorCode
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 OF_ONE_JOB = (ErrorCode.NO_SUCH_JOB, ErrorCode.NOT_ENDED, ErrorCode.NOT_REMOVED)  # the next one may go all the same
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 
 @guarded

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,16 +74,16 @@ Preset = Annotated[
 class JobOptions:
     """What the flags of a verb say of a job; None is not given."""
 
-    batch_size: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    seed: int | None = None
-    arg: Sequence[str] | None = None
-    stages: int | None = None
-    microbatches: int | None = None
-    preset: str | None = None
-    profile: int | None = None
-    set_: Sequence[str] | None = None  # counts before the flags
+    batch_size: BatchSize = None
+    epochs: Epochs = None
+    steps: Steps = None
+    seed: Seed = None
+    arg: Arg = None
+    stages: Stages = None
+    microbatches: Microbatches = None
+    preset: Preset = None
+    profile: Profile = None
+    set_: Set = None  # counts before the flags
 
     def overrides(self, source: Path) -> list[str]:
         """As `JobSpec.load` takes them. Errors: SpecError for an --arg without a value, and for what nobody says."""
@@ -110,6 +112,22 @@ class JobOptions:
         if (problem := problem_of_spec(spec)) is not None:
             raise SpecError(f"{source}: {problem}")
         return spec
+
+
+def takes_job_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb as typer is to see it: with an option for each of `JobOptions` in the place of its parameter `told`."""
+    signature = inspect.signature(verb, eval_str=True)
+    options = inspect.signature(JobOptions, eval_str=True).parameters
+
+    @functools.wraps(verb)
+    def run(**given: Any) -> None:
+        verb(told=JobOptions(**{name: given.pop(name) for name in options}), **given)
+
+    seen: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        seen += options.values() if name == "told" else [parameter]
+    run.__signature__ = signature.replace(parameters=seen)  # type: ignore[attr-defined]  # inspect looks for it
+    return run
 
 
 def override_of_arg(text: str) -> str:

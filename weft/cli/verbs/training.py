@@ -10,25 +10,16 @@ import typer
 
 from weft.cli.exits import guarded, leave, of_interrupt, of_result, sigterm_raises
 from weft.cli.verbs.options import (
-    Arg,
-    BatchSize,
-    Epochs,
     Gpus,
     JobOptions,
     Json,
     Metrics,
-    Microbatches,
-    Preset,
-    Profile,
     RunsDir,
-    Seed,
-    Set,
     Source,
-    Stages,
     StandIns,
-    Steps,
     Threads,
     Workers,
+    takes_job_options,
 )
 from weft.client.client import Client
 from weft.client.result import result_json, to_json
@@ -36,24 +27,17 @@ from weft.transport.wire.frames import Message
 
 
 @guarded
+@takes_job_options
 def run(
     spec: Source,
-    batch_size: BatchSize = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    seed: Seed = None,
-    arg: Arg = None,
-    stages: Stages = None,
-    microbatches: Microbatches = None,
-    preset: Preset = None,
-    set_: Set = None,
+    told: JobOptions,
+    *,
     workers: Workers = None,
     threads: Threads = None,
     stand_ins: StandIns = None,
     gpus: Gpus = None,
     runs_dir: RunsDir = None,
     metrics: Metrics = None,
-    profile: Profile = None,
     json: Json = False,
     reference: Annotated[
         bool, typer.Option("--reference", help="Train by the plain PyTorch loop, in this process, instead.")
@@ -64,18 +48,7 @@ def run(
     Of FILE.py the function `workload` is trained, and needs no TOML: weft run train.py --batch-size 100 --epochs 10.
     Run directories are made in ./runs unless --runs-dir says otherwise.
     """
-    job_spec = JobOptions(
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        seed=seed,
-        arg=arg,
-        stages=stages,
-        microbatches=microbatches,
-        preset=preset,
-        profile=profile,
-        set_=set_,
-    ).load(spec)
+    job_spec = told.load(spec)
     if reference:
         from weft.reference.run import run_reference
 
@@ -102,38 +75,20 @@ def run(
 
 
 @guarded
+@takes_job_options
 def submit(
     spec: Source,
-    batch_size: BatchSize = None,
-    epochs: Epochs = None,
-    steps: Steps = None,
-    seed: Seed = None,
-    arg: Arg = None,
-    stages: Stages = None,
-    microbatches: Microbatches = None,
-    preset: Preset = None,
-    set_: Set = None,
+    told: JobOptions,
+    *,
     id_: Annotated[
         str | None, typer.Option("--id", metavar="NAME", help="The job's id; submitting it again changes nothing.")
     ] = None,
     priority: Annotated[int | None, typer.Option(metavar="N", help="Higher runs first.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it to its end; Ctrl-C detaches.")] = False,
-    profile: Profile = None,
     json: Json = False,
 ) -> None:
     """Hand a job to the daemon and print its id."""
-    job_spec = JobOptions(
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        seed=seed,
-        arg=arg,
-        stages=stages,
-        microbatches=microbatches,
-        preset=preset,
-        profile=profile,
-        set_=set_,
-    ).load(spec)
+    job_spec = told.load(spec)
     client = Client()
     submitted = client.submit(job_spec, job=id_, priority=priority)
     job = submitted["job"]

@@ -9,6 +9,7 @@ import typer
 
 from weft.cli.exits import guarded
 from weft.cli.verbs.completion import complete_job
+from weft.cli.verbs.options import Json
 from weft.client.result import to_json
 from weft.transport.wire.frames import Message
 
@@ -34,7 +35,7 @@ def whatif(
         ),
     ],
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_SETTINGS_HELP)] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what an iteration would take with a faster worker or link, or planned otherwise: from recorded task times.
 
