@@ -1,8 +1,8 @@
 """Workload: what the user's entry function returns. Plain PyTorch objects, nothing of ours inside.
 
-The model is cut into *units*: the children of a plain `nn.Sequential`, or the whole model where it is something else.
-A stage is a contiguous run of units. Units, not stages, key the random numbers, so a result does not depend on where
-the planner cuts.
+The model is cut into *units*: the children of a plain `nn.Sequential`, otherwise what its own forward does from one call
+to the next (`weft.workload.cutting`). A stage is a contiguous run of units. Units or calls key the random numbers, not
+stages, so a result does not depend on where the planner cuts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def kind_of(value: object) -> str:
 class Workload:
     """A model and what it takes to train it, by a `loss` over pairs or by a `step` over batches of any structure.
 
-    model: any `nn.Module`; an `nn.Sequential` can be cut between its children into stages.
+    model: any `nn.Module`; an `nn.Sequential` is cut into stages between its children, any other by its own forward.
     train, validation: a `TensorDataset`, a pair of tensors (inputs, targets) with equal first dimension, or any
         map-style dataset, whose items are (input, target) pairs of tensors or numbers where there is a `loss`.
     loss: (output, target) -> scalar tensor, the mean over the samples given (or over what `weight` counts of them).

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from weft.cli.screens.time_summary import time_summary
 from weft.plan.kinds import is_compute_lane
+from weft.spec.job_state import TERMINAL_STATES
 from weft.transport.wire.frames import Message
 
 VERSION: Final = 1
@@ -20,7 +21,6 @@ WINDOW_SECONDS: Final = 5.0  # that lanes and stalls are shown of: two bars diff
 PACE_SECONDS: Final = 30.0  # that samples/s are taken from, since an iteration may take seconds
 PATH_SECONDS: Final = 5.0  # between two looks for the critical path, which cost the daemon up to a tenth of a second
 MAX_STALLS: Final = 20  # that the daemon tells of a job
-ENDED: Final = ("completed", "failed", "cancelled")
 
 UP, DOWN = "up", "down"
 _SEQUENCES: Final = {"\x1b[A": UP, "\x1bOA": UP, "\x1b[B": DOWN, "\x1bOB": DOWN}
@@ -103,8 +103,8 @@ def _sequence_length(text: str) -> int | None:
 
 def ordered(jobs: Sequence[Message]) -> list[Message]:
     """Those that wait or run as they were submitted, running ones first; then those that have ended, newest first."""
-    alive = [job for job in jobs if job["state"] not in ENDED]
-    ended = [job for job in jobs if job["state"] in ENDED]
+    alive = [job for job in jobs if job["state"] not in TERMINAL_STATES]
+    ended = [job for job in jobs if job["state"] in TERMINAL_STATES]
     alive.sort(key=lambda job: (job["started_at"] is None, job["submitted_at"], job["job"]))
     ended.sort(key=lambda job: -(job["ended_at"] or 0.0))
     return alive + ended
@@ -197,7 +197,7 @@ def _job(history: RecentSamples, shown: Message) -> dict[str, Any]:
     newest, before = history.newest, history.before(WINDOW_SECONDS)
     assert newest is not None
     window = None
-    if before is not None and before.shown is not None and shown["state"] not in ENDED:
+    if before is not None and before.shown is not None and shown["state"] not in TERMINAL_STATES:
         window = newest.at - before.at
         shown = _within(before.shown, shown)
     summary = time_summary(shown)
@@ -214,7 +214,7 @@ class _Pace:
 
 
 def _pace(before: Sample | None, after: Sample) -> _Pace:
-    if before is None or before.shown is None or after.shown is None or after.shown["state"] in ENDED:
+    if before is None or before.shown is None or after.shown is None or after.shown["state"] in TERMINAL_STATES:
         return _Pace()
     shown = after.shown
     grown = (shown["step"] or 0) - (before.shown["step"] or 0)

@@ -27,9 +27,10 @@ from rich.screen import Screen
 
 from weft.cli.exits import Terminated
 from weft.cli.screens.display import plain_text
-from weft.cli.top.state import ENDED, Keys, NewestPath, RecentSamples, Sample, View, ordered, report, selected
+from weft.cli.top.state import Keys, NewestPath, RecentSamples, Sample, View, ordered, report, selected
 from weft.cli.top.view import header_text, page, screen
 from weft.client.client import AsyncClient, Client, DaemonUnreachable, RequestRefused
+from weft.spec.job_state import TERMINAL_STATES
 from weft.transport.wire.frames import ErrorCode
 
 TIMEOUT_SECONDS: Final = 5.0  # for an answer; a daemon that takes longer is told to be unreachable
@@ -53,7 +54,7 @@ def take_snapshot(client: Client, job: str | None, interval: float) -> dict[str,
     history = RecentSamples()
     history.add(take_sample(client, job))
     shown = history.newest.shown if history.newest else None
-    if shown is not None and shown["state"] not in ENDED:
+    if shown is not None and shown["state"] not in TERMINAL_STATES:
         time.sleep(interval)
         history.add(take_sample(client, shown["job"]))
     return report(history)

@@ -1,4 +1,4 @@
-// The colour of each kind of task, as in weft/metrics/timeline.py, and the hatching of each cause of a stall.
+// The colour of each kind of task, as in weft/metrics/views/timeline.py, and the hatching of each cause of a stall.
 
 import { element } from "./format.js";
 

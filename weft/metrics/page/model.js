@@ -1,4 +1,4 @@
-// The timeline that the daemon told (weft/metrics/page_data.py), with its bars in order, to be found by time or by task.
+// The timeline that the daemon told (weft/metrics/views/page_data.py), with its bars in order, to be found by time or by task.
 
 const ROW = 6, SPAN = 4, STEP = 5;
 
