@@ -1,8 +1,8 @@
 """Workload: what the user's entry function returns. Plain PyTorch objects, nothing of ours inside.
 
-The model is cut into *units*: the children of a plain `nn.Sequential`, otherwise what its own forward does from one call
-to the next (`weft.workload.cutting`). A stage is a contiguous run of units. Units or calls key the random numbers, not
-stages, so a result does not depend on where the planner cuts.
+The model is cut into *units*: the children of a plain `nn.Sequential`, otherwise what its own forward does from one
+call to the next (`weft.workload.cutting`). A stage is a contiguous run of units. Units or calls key the random numbers,
+not stages, so a result does not depend on where the planner cuts.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Model(nn.Module):
 
 def whole(model, batch):
     x, mask = batch["x"], batch["mask"]
-    return ((model(x * (mask > 0)) - x.sum(1, keepdim=True)) * mask).square().mean()
+    return ((model(x * (mask > 0)) - x.sum(1, keepdim=True)) * (mask + 0)).square().mean()
 
 
 def step(model, batch):
@@ -63,7 +63,7 @@ def validate(model, batch):
 def workload():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(24, 4, generator=generator)
-    items = [{{"x": row, "mask": (row[:1] > -0.5) - 0.25}} for row in x]
+    items = [{{"x": row, "mask": (row[:1] > -0.5).float() - 0.25}} for row in x]
     return weft.Workload(model=Model(), step=step, validate=validate, train=items, validation=items[:6],
                          optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05))
 """

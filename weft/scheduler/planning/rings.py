@@ -24,8 +24,8 @@ def make_rings(strategy: Strategy, inspection: Inspection, placement: Placement)
     activations in the stage that writes them, of gradients in the one that reads them. Gradients of parameters that
     stages share are large, and wait for no more than the backwards in between: one for each stage on the way.
 
-    Errors: ShapeError where shares adapt, stages expect the shapes that were planned, and it is not clear how these grow
-    with a microbatch. Those of a model that is cut by its own forward expect none.
+    Errors: ShapeError where shares adapt, stages expect the shapes that were planned, and it is not clear how these
+    grow with a microbatch. Those of a model that is cut by its own forward expect none.
     """
     rings = tuple(
         ring for r in range(len(placement.replicas)) for ring in _of_replica(strategy, inspection, placement, r)

@@ -155,7 +155,7 @@ class _Tree:
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
-        self._known: dict[int, tuple[object, _Tensor]] = {}  # by id of the leaf, which is kept: another would have its id
+        self._known: dict[int, tuple[object, _Tensor]] = {}  # by the leaf's id; it is kept, or another would have that
 
     def skeleton(self, value: Any, path: _Path) -> Skeleton:
         kind = type(value)
