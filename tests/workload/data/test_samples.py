@@ -114,7 +114,11 @@ X = torch.zeros(3)
         ({"x": X, "y": 1}, {"x": X}, r"the item has no \['y'\], and had it in sample 0; every item must have the same"),
         (Item(X, "a"), Item(torch.zeros(4), "a"), r"the item\.x has shape \(4,\), and \(3,\) in sample 0; pad them to"),
         (Item(X, "a"), (X, "a"), "the item is tuple, and was Item in sample 0; every item must have"),
-        ({"x": [X]}, {"x": [X, X + 1]}, "the item has 2 tensors, and 1 in sample 0; pad them to one length in Workload"),
+        (
+            {"x": [X]},
+            {"x": [X, X + 1]},
+            "the item has 2 tensors, and 1 in sample 0; pad them to one length in ",
+        ),
         ((X, 1), (X, None), r"the item\[1\] is None, and was a number in sample 0"),
         ((X, nn.Tanh()), (X, nn.Tanh()), r"the item\[1\] is Tanh; a batch is made of tensors, arrays"),
     ],

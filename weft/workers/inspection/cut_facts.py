@@ -10,7 +10,6 @@ A job that only runs forward is looked at in the same way, without gradients.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,19 +23,20 @@ from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
+from weft.workers.inspection.cut_proof import proven
 from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
 from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS, carried, tried
 from weft.workload.cutting.calls import Seed
-from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError, Step, named_tensors
+from weft.workload.cutting.cut_step import Step, named_tensors
 from weft.workload.cutting.recording import Recorded, StepRecording, Value
 from weft.workload.cutting.skipped import SkippedCalls, pickled
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import Skeleton, build, flatten
 from weft.workload.randomness import unit_key
 from weft.workload.step import step_source, step_values, training_step, validation_step
-from weft.workload.workload import Workload, WorkloadError
+from weft.workload.workload import Workload
 
 HEAD_SLACK = 256  # bytes: a head's length depends on the numbers in it
 _PLACE = "in the step, tried before training"
@@ -113,7 +113,11 @@ class CutInspection:
                 recorded = self._with_validation(recorded)
             skipped = SkippedCalls(recorded.returned, self._device.torch)
             problems = dict(recorded.problems)
-            cuts = self._proven(recorded, outcome, skipped, problems)
+            cuts = proven(
+                [unit for unit in range(1, len(recorded.units)) if unit not in problems],
+                partial(self._difference, recorded, outcome, skipped),
+                problems,
+            )
             units = self._units(recorded)
             self._mark_carriers(units, recorded)
             self._time(units, recorded, cuts, skipped)
@@ -192,35 +196,8 @@ class CutInspection:
 
     # --- the proof
 
-    def _proven(
-        self, recorded: Recorded, outcome: TrialOutcome, skipped: SkippedCalls, problems: dict[int, str]
-    ) -> list[int]:
-        """The cuts that give what the whole step gives; why the others are refused goes to the problems."""
-        cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
-        left_out: list[int] = []
-        while cuts:
-            try:
-                differs = self._differs(recorded, outcome, cuts, skipped)
-            except StageError as error:
-                cause = error.__cause__
-                number = error.number if isinstance(cause, CannotSendError) else error.number - 1
-                cut = cuts[min(max(number, 0), len(cuts) - 1)]
-                problems[cut] = _told(cause)
-                cuts.remove(cut)
-                left_out.append(cut)
-                continue
-            if differs is None:
-                break
-            cuts = self._agreeing(recorded, outcome, cuts, skipped, problems)
-        for cut in left_out:  # one may have been blamed for what another has done
-            with contextlib.suppress(StageError):
-                if self._differs(recorded, outcome, sorted([*cuts, cut]), skipped) is None:
-                    cuts = sorted([*cuts, cut])
-                    del problems[cut]
-        return cuts
-
-    def _differs(
-        self, recorded: Recorded, outcome: TrialOutcome, cuts: Sequence[int], skipped: SkippedCalls
+    def _difference(
+        self, recorded: Recorded, outcome: TrialOutcome, skipped: SkippedCalls, cuts: Sequence[int]
     ) -> str | None:
         for parameter in self._model.parameters():
             parameter.grad = None
@@ -230,26 +207,6 @@ class CutInspection:
             return outcome.difference(TrialOutcome.of(self._model, loss))
         finally:
             self._restore()
-
-    def _agreeing(
-        self,
-        recorded: Recorded,
-        outcome: TrialOutcome,
-        cuts: Sequence[int],
-        skipped: SkippedCalls,
-        problems: dict[int, str],
-    ) -> list[int]:
-        """Of cuts that differ together, those that add no difference, one by one."""
-        kept: list[int] = []
-        for cut in cuts:
-            if (differs := self._differs(recorded, outcome, [*kept, cut], skipped)) is None:
-                kept.append(cut)
-            else:
-                problems[cut] = (
-                    f"cut there, {differs} differs from that of the uncut step; keep in buffers what lasts from call "
-                    "to call, draw from torch's default generator, or cut elsewhere (strategy.split)"
-                )
-        return kept
 
     def _trial(self, recorded: Recorded, cuts: Sequence[int], skipped: SkippedCalls) -> CutTrial:
         return CutTrial(
@@ -371,22 +328,6 @@ def _run(trial: CutTrial, batch: Any, seed: Seed) -> None:
         trial.run(batch, seed)
     except StageError as error:
         raise (error.__cause__ or error) from None
-
-
-def _told(cause: BaseException | None) -> str:
-    if isinstance(cause, OtherCallsError):  # with the very calls that were recorded
-        return (
-            "modules before it pass on an object that is no tensor, tuple, list, dict or dataclass, and nothing in it "
-            "crosses; return one of these, or cut elsewhere (strategy.split)"
-        )
-    if isinstance(cause, WorkloadError):
-        return str(cause)
-    first = str(cause).partition("\n")[0].rstrip(".")
-    return (
-        f"with a stage that begins there the step raises {type(cause).__name__}: {first:.200}; if something in it "
-        "needs the whole model (torch.autograd.grad does), cut elsewhere (strategy.split), or put that into one "
-        "nn.Module"
-    )
 
 
 def _value_facts(value: Value, shapes: Mapping[int, tuple[int, ...]]) -> dict[str, Any]:
