@@ -40,7 +40,10 @@ contracts: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 tests: quick
-	$(BIN)/pytest -m 'not quick and not soak'
+	$(MAKE) --jobs=2 --output-sync --no-print-directory half-0 half-1
+
+half-%: $(READY)
+	$(BIN)/pytest -m 'not quick and not soak' --half=$*
 
 quick: $(READY)  ## the small tests alone, which make test begins with: within two minutes
 	$(BIN)/pytest -m quick

@@ -29,14 +29,22 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # --- which tests run, and with what
 
 _PAIRS = runpy.run_path(str(Path(__file__).with_name("pairs.py")))
-pytest_addoption, pytest_generate_tests = _PAIRS["pytest_addoption"], _PAIRS["pytest_generate_tests"]
+pytest_generate_tests = _PAIRS["pytest_generate_tests"]
 pytest_report_collectionfinish = _PAIRS["pytest_report_collectionfinish"]
 
 NOT_QUICK = {"integration", "examples", "gpu", "benchmarks"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever is small has the mark `quick`."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    _PAIRS["pytest_addoption"](parser)
+    parser.addoption("--half", type=int, choices=(0, 1), help="run every other file, so that two may run at a time")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whatever is small has the mark `quick`. With --half every other file runs: two may run beside each other."""
+    if (half := config.getoption("--half")) is not None:
+        files = sorted({item.path for item in items})
+        items[:] = [item for item in items if files.index(item.path) % 2 == half]
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder not in NOT_QUICK and not any(item.get_closest_marker(name) for name in ("slow", "soak")):

@@ -69,6 +69,7 @@ class ParameterFacts:
     trained: bool  # it requires a gradient
     group: int  # in the user's optimizer
     state: tuple[StateFacts, ...] | None = None  # None where nobody knows how to take it to another optimizer
+    number: int | None = None  # in the order in which modules got theirs (weft.workload.building); None: it is a copy
 
     @property
     def num_bytes(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.division import Turns
 from weft.plan.graph import Graph, Lane, Task
-from weft.plan.inspection import Shape
+from weft.plan.inspection import ParameterFacts, Shape
 from weft.plan.itinerary import Itinerary
 from weft.plan.kinds import Kind, Way
 
@@ -180,6 +180,7 @@ class Plan:
     limit_cycle: str = ""
     skipped_calls: str = ""  # as in the inspection
     streams: bool = False  # one loader draws items one after another
+    parameters: tuple[ParameterFacts, ...] = ()  # of the model, as they were inspected
     notes: tuple[str, ...] = ()  # what the job's user should know, a line each
 
     @property

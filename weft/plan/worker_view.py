@@ -17,6 +17,32 @@ from weft.plan.plan import Plan, ReplicaPlan, Ring, StagePlan, Synchronisation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unneeded:
+    """Parameters of the model that none of a worker's stages has."""
+
+    numbers: tuple[int, ...] = ()  # as in the inspection
+    largest_bytes: int = 0  # of those
+    num_bytes: int = 0  # of those, all
+    copied_bytes: int = 0  # of the others, which have no number
+
+    @classmethod
+    def of(cls, plan: Plan, position: int) -> Unneeded:
+        own = [range(stage.first, stage.last) for stage in plan.stages if stage.worker == position]
+        unneeded = [
+            parameter
+            for parameter in plan.parameters  # the first unit has what none uses
+            if not any(unit in units for unit in parameter.units or (0,) for units in own)
+        ]
+        sizes = {each.number: each.num_bytes for each in unneeded if each.number is not None}
+        return cls(
+            numbers=tuple(sizes),
+            largest_bytes=max(sizes.values(), default=0),
+            num_bytes=sum(sizes.values()),
+            copied_bytes=sum(each.num_bytes for each in unneeded if each.number is None),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
     """As in the plan, where nothing else is said."""
 
@@ -36,6 +62,7 @@ class WorkerView:
     synchronisation: Synchronisation | None
     reporter: int | None  # the worker that tells the learning rate and the norm of each step, where there are buckets
     skipped_calls: str = ""  # as in the inspection
+    unneeded: Unneeded = Unneeded()
 
     @classmethod
     def of(cls, plan: Plan, position: int) -> WorkerView:
@@ -72,6 +99,7 @@ class WorkerView:
             synchronisation=plan.synchronisation,
             skipped_calls=plan.skipped_calls,
             reporter=_reporter(plan),
+            unneeded=Unneeded.of(plan, position),
         )
 
     def to_wire(self) -> dict[str, Any]:

@@ -14,16 +14,23 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from weft.spec.job_spec import is_unicode
+from weft.workload.building import Sink
 from weft.workload.workload import WorkloadError
 
 
-def settle(model: nn.Module) -> None:
+def settle(model: nn.Module, sink: Sink | None = None) -> None:
     """Gives each parameter that has gaps in its memory (a slice of a larger tensor) a dense place.
+
+    sink: what it has stays there.
 
     Raises WorkloadError for parameters that share memory without being one parameter, which would part ways, and for
     what model.safetensors cannot hold.
     """
-    named = [(name, parameter) for name, parameter in model.named_parameters() if not is_lazy(parameter)]
+    named = [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if not is_lazy(parameter) and (sink is None or not sink.has(parameter))
+    ]
     for _, parameter in named:
         if parameter.stride() != torch.empty_like(parameter, device="meta").stride():
             parameter.data = parameter.data.clone()

@@ -108,6 +108,7 @@ def _plan(
         skipped_calls=inspection.skipped_calls,
         notes=tuple(plan_notes(spec, inspection)),
         streams=bool(inspection.streams),
+        parameters=inspection.parameters,
     )
     seconds = planned_seconds(PlannedJob(spec, plan), inspection)
     window = strategy.window or _default_window(graph, seconds)

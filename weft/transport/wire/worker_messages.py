@@ -101,6 +101,7 @@ class _Parameter(TypedDict):
     trained: bool
     group: _Whole
     state: list[_StateEntry] | None
+    number: _Whole | None
 
 
 @with_config(_MESSAGE)

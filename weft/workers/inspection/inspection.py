@@ -35,6 +35,7 @@ from weft.workers.inspection.unit_facts import TIMED_RUNS
 from weft.workers.inspection.update_times import GradientSample, UpdateTimes, device_update, host_update
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
+from weft.workload.building import number_of
 from weft.workload.data.batches import Batches
 from weft.workload.optimizer import make_optimizer
 from weft.workload.units import is_cut_by_calls
@@ -189,6 +190,7 @@ def _parameter_facts(
             "trained": parameter.requires_grad and index in groups,
             "group": groups.get(index, 0),
             "state": state_facts(update.optimizer, parameter) if update is not None and update.moves else None,
+            "number": number_of(parameter),
         }
         for index, parameter in enumerate(parameters)
     ]

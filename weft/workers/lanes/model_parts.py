@@ -46,6 +46,7 @@ from weft.workers.updates.updates import step_scheduler
 from weft.workload.cutting.cut_step import CutStep
 from weft.workload.cutting.skipped import SkippedCalls, unpickled
 from weft.workload.data.batches import sample_numbers
+from weft.workload.data.source import source_of
 from weft.workload.optimizer import make_optimizer
 from weft.workload.workload import Workload, make_scheduler
 
@@ -100,6 +101,8 @@ class ModelParts:
         self._state = whole_state(workload.model)
         self._taken: set[int] = set()  # ids of parameters that a stage of this worker has
         self._parameters = list(workload.model.parameters())
+        job = spec.job
+        self._train = source_of(workload, "train", batch_size=job.batch_size, steps=job.steps)
         self.stages: dict[Holder, StageTasks] = {}
         self.memories: dict[Holder, ReplicaMemory] = {}
         self._windows: dict[int, LayerWindow] = {}
@@ -158,7 +161,7 @@ class ModelParts:
             publish=publish if holder[0] == 0 else None,
             device=self._device,
             skips_nonfinite=self._spec.strategy.skip_nonfinite,
-            samples_of=functools.partial(sample_numbers, self._workload, self._spec.job),
+            samples_of=functools.partial(sample_numbers, self._train, self._spec.job.seed),
         )
         if self._memory is None and not self._course.itinerary.forward_only:
             self.own_updates[holder[1]] = StageUpdate(self._workload, own.parameters(), reports=is_last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 import threading
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ class Footprint:
         threads = threading.active_count() > self.num_threads + 1  # the control thread has come since
         children = bool(psutil.Process().children())  # forked, they have our descriptors
         return not grown and not threads and not children and torch.get_default_dtype() is self.dtype
+
+
+def trim() -> None:
+    """Gives the system back what is free; workers keep it otherwise, for the next large tensor."""
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def reset_peak() -> None:

@@ -11,7 +11,6 @@ daemon's end of the socket closing is the signal to end, at any moment.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import gc
 import os
@@ -41,7 +40,8 @@ from weft.workers.inspection.inspection import inspect_job
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lanes import run_lanes
 from weft.workers.lanes.queue import Inbox
-from weft.workers.process.footprint import Footprint, peak_resident_bytes, reset_peak
+from weft.workers.process.built import built, is_much
+from weft.workers.process.footprint import Footprint, peak_resident_bytes, reset_peak, trim
 from weft.workers.process.job_output import job_output
 from weft.workers.process.saving import save_state
 from weft.workers.process.torch_settings import TorchSettings
@@ -186,18 +186,19 @@ class _Worker:
         self._send({"type": "inspected", **self._job, "inspection": inspection})
 
     def _prepare(self, message: Message) -> None:
+        view: WorkerView = message["plan"]
+        if is_much(view.unneeded):
+            trim()  # this worker may have inspected the job
         reset_peak()
         self._device.reset_peak()
         spec = _enter_job(message)
-        view: WorkerView = message["plan"]
         if not view.programs:  # a host, where every device updates its own parameters
             self._send({"type": "prepared", **self._job})
             return
-        workload = load_workload(spec)
         directory = self._directory(message["arenas"])
-        with self._device.computing():
+        with built(spec, view.unneeded, self._baseline.modules) as workload, self._device.computing():
             self._attempt = Attempt(spec, view, workload, directory, self._config.spin_seconds, self._device)
-        del workload  # the other stages' units go with it
+            del workload  # the other stages' units go with it
         if notice := self._device.notice():
             self._send_output(f"{self._config.worker}: {notice}\n")
         job = self._job
@@ -238,7 +239,7 @@ class _Worker:
         os.chdir("/")
         self._settings.restore()
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
+        trim()
         device_peak = self._device.peak_bytes() if peak_bytes is not None else None
         self._device.end_job()
         clean = self._baseline.is_clean() and self._device.is_clean()

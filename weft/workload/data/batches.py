@@ -11,7 +11,6 @@ from torch.utils.data import TensorDataset
 from weft.plan.division import Part
 from weft.plan.error_places import samples_place
 from weft.plan.itinerary import Iteration
-from weft.spec.job_spec import JobSection
 from weft.workload.data.samples import batch_of, pair_of
 from weft.workload.data.source import DataSource, source_of
 from weft.workload.data.stream import ItemStream
@@ -127,9 +126,9 @@ def _check_fits(
         )
 
 
-def sample_numbers(workload: Workload, job: JobSection, iteration: Iteration, part: Part) -> list[int]:
+def sample_numbers(train: DataSource, seed: int, iteration: Iteration, part: Part) -> list[int]:
     """Which samples of the training data a microbatch has."""
-    order = source_of(workload, "train", batch_size=job.batch_size, steps=job.steps).order(iteration.epoch, job.seed)
+    order = train.order(iteration.epoch, seed)
     start = iteration.start + part.start
     numbers: list[int] = order[start : start + part.size].tolist()
     return numbers

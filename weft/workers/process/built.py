@@ -1,0 +1,56 @@
+"""Built: the workload as a worker that knows its part of the plan loads it, with little memory for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Collection, Iterator
+
+from weft.plan.worker_view import Unneeded
+from weft.spec.job_spec import JobSpec
+from weft.workers.process.footprint import trim
+from weft.workload.building import NeedsValuesError, Sink
+from weft.workload.entry import load_workload, unload
+from weft.workload.workload import Workload
+
+LITTLE_BYTES = 32 << 20  # arbitrary: so much more than its own part a worker may have for a moment
+
+
+@contextlib.contextmanager
+def built(spec: JobSpec, unneeded: Unneeded, before: Collection[str]) -> Iterator[Workload]:
+    """The workload, of which the caller keeps what it needs and drops the rest before it leaves the block.
+
+    What is unneeded has no values, or, where the user's function asks for these or copies modules, it is all there, and
+    the job's workers take turns. before: as of `unload`. Errors: as of `load_workload`.
+    """
+    workload = _without(spec, unneeded, before) if unneeded.num_bytes > LITTLE_BYTES else None
+    is_large = is_much(unneeded) and (workload is None or unneeded.copied_bytes > LITTLE_BYTES)
+    with _turn(spec) if is_large else contextlib.nullcontext():
+        yield load_workload(spec) if workload is None else workload
+        if is_large:
+            trim()
+
+
+def is_much(unneeded: Unneeded) -> bool:
+    return unneeded.num_bytes + unneeded.copied_bytes > LITTLE_BYTES
+
+
+def _without(spec: JobSpec, unneeded: Unneeded, before: Collection[str]) -> Workload | None:
+    """None where the function cannot do without, which its errors may come of, too: the caller calls it again."""
+    try:
+        return load_workload(spec, Sink(unneeded.numbers, unneeded.largest_bytes))
+    except (Exception, NeedsValuesError):
+        unload(spec, before)
+        return None
+
+
+@contextlib.contextmanager
+def _turn(spec: JobSpec) -> Iterator[None]:
+    """One process at a time, of those with jobs of this directory; whoever dies hands it on."""
+    descriptor = os.open(spec.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

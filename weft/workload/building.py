@@ -1,0 +1,173 @@
+"""Building: a model by its entry function, without memory for the parameters that this process has no use for.
+
+Parameters are numbered as modules get them, which is the same in every process. Whoever knows some of these numbers not
+to be needed has their parameters share one place, a *sink*, from the moment in which a module gets them: what the
+function fills them with is drawn as ever, so that random numbers go on alike, and then overwritten by what it fills the
+next one with. So a function of any class builds with memory for what is needed and for the largest of what is not. What
+is needed gets mappings of its own, which the system has back as soon as it is moved elsewhere.
+
+The sink has the values of one parameter at a time. A function that asks for any others (it copies one parameter to
+another, or runs the model to make its data) is noticed by torch's function mode, and has to be called again, without a
+sink.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+_numbers: MutableMapping[nn.Parameter, int] = WeakIdKeyDictionary()  # of parameters that are built or being built
+
+SMALL_BYTES = 1 << 16  # arbitrary: a parameter of fewer is built where it is
+
+_FILLING = {"bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_"}
+_FILLING |= {"random_", "uniform_", "zero_"}  # whatever was there before; and those of torch.nn.init:
+_FILLING |= {"constant_", "dirac_", "eye_", "ones_", "orthogonal_", "sparse_", "trunc_normal_", "zeros_"}
+_FILLING |= {"kaiming_normal_", "kaiming_uniform_", "xavier_normal_", "xavier_uniform_"}
+_BLIND = {"__get__", "__hash__", "__len__", "requires_grad_"}  # look at no value
+_BLIND |= {"dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_inference"}
+_BLIND |= {"is_shared", "is_signed", "ndimension", "nelement", "numel", "size", "storage_offset", "stride", "type"}
+_BLIND |= {"register_hook", "register_post_accumulate_grad_hook"}
+_NO_WRITES = {"__index__", "__int__", "__invert__"}
+_LIKE = {"empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like"}
+_LIKE |= {"new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"}
+
+
+class NeedsValuesError(BaseException):
+    """The function asked for values of a parameter that has none. No Exception: its own handlers are not to see it."""
+
+
+def number_of(parameter: nn.Parameter) -> int | None:
+    """None for one that no module was given: a copy, such as the layers of `nn.Transformer`."""
+    return _numbers.get(parameter)
+
+
+@contextmanager
+def numbered(sink: Sink | None = None) -> Iterator[None]:
+    """While a model is built. Errors: NeedsValuesError, where there is a sink."""
+    count = 0
+
+    def number(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal count
+        if parameter is None or parameter in _numbers:  # the same one again
+            return
+        _numbers[parameter] = count
+        if sink is not None:
+            sink.take(parameter, count)
+        count += 1
+
+    hook: Callable[..., None] = number
+    handle = register_module_parameter_registration_hook(hook)
+    try:
+        if sink is None:
+            yield
+        else:
+            with _Watch(sink):
+                yield
+    finally:
+        handle.remove()
+
+
+class Sink:
+    """numbers: of the parameters that go into it. num_bytes: of the largest of them."""
+
+    def __init__(self, numbers: Collection[int], num_bytes: int) -> None:
+        self._numbers = frozenset(numbers)
+        self._memory = _mapped(max(1, num_bytes))
+        self._flat: dict[int, torch.Tensor] = {}  # by storage, of which each parameter has one, in the same memory
+        self._now: int | None = None  # the storage whose parameter's values are there
+
+    def take(self, parameter: nn.Parameter, number: int) -> None:
+        num_bytes = parameter.nbytes if _is_plain(parameter) and not is_lazy(parameter) else 0
+        if num_bytes < SMALL_BYTES:
+            return
+        is_unneeded = number in self._numbers and num_bytes <= len(self._memory)
+        memory = memoryview(self._memory)[:num_bytes] if is_unneeded else _mapped(num_bytes)
+        flat = torch.frombuffer(memory, dtype=parameter.dtype)
+        strides = torch.empty_like(parameter, device="meta").stride()
+        parameter.data = flat.as_strided(parameter.shape, strides).copy_(parameter.data)
+        if is_unneeded:
+            self._now = _storage(flat)
+            self._flat[self._now] = flat
+
+    def has(self, tensor: object) -> bool:
+        return isinstance(tensor, torch.Tensor) and _is_plain(tensor) and _storage(tensor) in self._flat
+
+    def called(self, name: str, target: object, others: Sequence[torch.Tensor], result: object) -> None:
+        """name: of what was called. target: its first argument. others: the rest of those that the sink has. Errors:
+        NeedsValuesError."""
+        made = [each for each in _leaves(result) if isinstance(each, torch.Tensor)]
+        if name in _LIKE or (name in _BLIND and all(map(self.has, made))):
+            return
+        fills = name in _FILLING
+        if name == "__set__" and not others:  # of its data
+            return
+        if not (fills or _writes(name)):
+            if not (made and all(map(self.has, made))):  # views are
+                self._check(name, [*filter(self.has, [target]), *others])
+            return
+        self._check(name, others)
+        if not isinstance(target, torch.Tensor) or not self.has(target):
+            return
+        storage = _storage(target)
+        if fills and target.numel() == self._flat[storage].numel():
+            self._now = storage
+        elif self._now != storage:  # a part, or from what was there: of values that nobody has
+            self._now = None
+
+    def _check(self, name: str, read: Sequence[Any]) -> None:
+        if any(_storage(each) != self._now for each in read):
+            raise NeedsValuesError(name)
+
+
+class _Watch(TorchFunctionMode):
+    def __init__(self, sink: Sink) -> None:
+        super().__init__()
+        self._sink = sink
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        target, *others = [*args, *kwargs.values()] or [None]
+        read = [each for each in _leaves(others) if isinstance(each, torch.Tensor) and self._sink.has(each)]
+        if read or any(map(self._sink.has, _leaves(target))):
+            self._sink.called(getattr(func, "__name__", ""), target, read, result)
+        return result
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _writes(name: str) -> bool:
+    """To its first argument, as torch names it."""
+    if name.startswith("__"):
+        return name in ("__set__", "__setitem__") or (name.startswith("__i") and name not in _NO_WRITES)
+    return name.endswith("_")
+
+
+def _mapped(num_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided and tensor.is_cpu
