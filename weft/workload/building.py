@@ -16,7 +16,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -37,6 +37,8 @@ _BLIND = {"__get__", "__hash__", "__len__", "requires_grad_"}  # look at no valu
 _BLIND |= {"dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "is_inference"}
 _BLIND |= {"is_shared", "is_signed", "ndimension", "nelement", "numel", "size", "storage_offset", "stride", "type"}
 _BLIND |= {"register_hook", "register_post_accumulate_grad_hook"}
+_HANDING_OUT = {"__array__", "__dlpack__", "__reduce_ex__", "data_ptr", "numpy", "share_memory_", "storage"}
+_HANDING_OUT |= {"untyped_storage"}  # the memory itself, which may be read at any time
 _NO_WRITES = {"__index__", "__int__", "__invert__"}
 _LIKE = {"empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like"}
 _LIKE |= {"new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"}
@@ -87,7 +89,9 @@ class Sink:
         self._now: int | None = None  # the storage whose parameter's values are there
 
     def take(self, parameter: nn.Parameter, number: int) -> None:
-        num_bytes = parameter.nbytes if _is_plain(parameter) and not is_lazy(parameter) else 0
+        if is_lazy(parameter) or not _is_plain(parameter) or not _is_alone(parameter):
+            return
+        num_bytes = parameter.nbytes
         if num_bytes < SMALL_BYTES:
             return
         is_unneeded = number in self._numbers and num_bytes <= len(self._memory)
@@ -99,7 +103,7 @@ class Sink:
             self._now = _storage(flat)
             self._flat[self._now] = flat
 
-    def has(self, tensor: object) -> bool:
+    def has(self, tensor: object) -> TypeGuard[torch.Tensor]:
         return isinstance(tensor, torch.Tensor) and _is_plain(tensor) and _storage(tensor) in self._flat
 
     def called(self, name: str, target: object, others: Sequence[torch.Tensor], result: object) -> None:
@@ -108,23 +112,22 @@ class Sink:
         made = [each for each in _leaves(result) if isinstance(each, torch.Tensor)]
         if name in _LIKE or (name in _BLIND and all(map(self.has, made))):
             return
+        if name in _HANDING_OUT or (name == "__set__" and others):
+            raise NeedsValuesError(name)
         fills = name in _FILLING
-        if name == "__set__" and not others:  # of its data
-            return
         if not (fills or _writes(name)):
             if not (made and all(map(self.has, made))):  # views are
-                self._check(name, [*filter(self.has, [target]), *others])
+                self._check(name, [*filter(self.has, _leaves(target)), *others])
             return
         self._check(name, others)
-        if not isinstance(target, torch.Tensor) or not self.has(target):
-            return
-        storage = _storage(target)
-        if fills and target.numel() == self._flat[storage].numel():
-            self._now = storage
-        elif self._now != storage:  # a part, or from what was there: of values that nobody has
-            self._now = None
+        for each in filter(self.has, _leaves(target)):
+            storage = _storage(each)
+            if fills and each.numel() == self._flat[storage].numel():
+                self._now = storage
+            elif self._now != storage:  # a part, or from what was there: of values that nobody has
+                self._now = None
 
-    def _check(self, name: str, read: Sequence[Any]) -> None:
+    def _check(self, name: str, read: Sequence[torch.Tensor]) -> None:
         if any(_storage(each) != self._now for each in read):
             raise NeedsValuesError(name)
 
@@ -140,7 +143,7 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         target, *others = [*args, *kwargs.values()] or [None]
-        read = [each for each in _leaves(others) if isinstance(each, torch.Tensor) and self._sink.has(each)]
+        read = list(filter(self._sink.has, _leaves(others)))
         if read or any(map(self._sink.has, _leaves(target))):
             self._sink.called(getattr(func, "__name__", ""), target, read, result)
         return result
@@ -167,6 +170,13 @@ def _mapped(num_bytes: int) -> mmap.mmap:
 
 def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _is_alone(parameter: nn.Parameter) -> bool:
+    """Whether its memory is nobody else's, who might still write to it: a tensor or an array that it was made of."""
+    storage = parameter.untyped_storage()
+    users: int = torch._C._storage_Use_Count(storage._cdata)
+    return users == 2 and storage.resizable()  # the parameter, and this look at it
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from weft.spec.job_spec import JobSpec, SpecError, is_unicode
 from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import Sink, numbered
 from weft.workload.model_memory import settle
+from weft.workload.start import begin
 from weft.workload.workload import Workload, WorkloadError, kind_of
 
 MAX_NAMES = 8  # of functions, in a message: a line's worth
@@ -54,6 +55,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
         result = function(**spec.job.args)
     workload = _checked(result, spec)
     settle(workload.model, sink)
+    begin(workload, Path(spec.directory), sink)
     return workload
 
 
@@ -147,6 +149,10 @@ def _checked(workload: object, spec: JobSpec) -> Workload:
         raise WorkloadError(f"Workload.model is {kind_of(workload.model)}; give a torch.nn.Module")
     if not callable(workload.optimizer):
         raise WorkloadError(f"Workload.optimizer is {kind_of(workload.optimizer)}; give a function")
+    if not isinstance(workload.start, (str, Path, Mapping, NoneType)):
+        raise WorkloadError(
+            f"Workload.start is {kind_of(workload.start)}; give the path of a safetensors file, or a state dict"
+        )
     _check_metrics(workload.metrics)
     _check_loss_or_step(workload)
     for name in ("validate", "weight", "collate", "scheduler"):

@@ -11,6 +11,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ class Workload:
     collate: list of items -> batch; unset, `torch.utils.data.default_collate`, which takes dataclasses here, too.
     scheduler: called once with each optimizer, returns a `torch.optim.lr_scheduler.LRScheduler`; its `step()` is
         called after every training step. One that needs a measured value (`ReduceLROnPlateau`) is refused.
+    start: what the model begins with in place of what it has: the path of a safetensors file, or a state dict. Of it
+        each worker reads the tensors of its own stages, one after another.
     """
 
     model: nn.Module
@@ -69,6 +72,7 @@ class Workload:
     weight: WeightFunction | None = None
     collate: CollateFunction | None = None
     scheduler: SchedulerFactory | None = None
+    start: str | Path | Mapping[str, torch.Tensor] | None = None
 
     @property
     def functions(self) -> dict[str, BatchFunction]:

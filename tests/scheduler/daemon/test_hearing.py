@@ -64,6 +64,7 @@ PARAMETER = {
     "dtype": "float32",
     "itemsize": 4,
     "trained": True,
+    "number": 0,
     "group": 0,
     "state": [["exp_avg", "elements", "float32", 4]],
 }

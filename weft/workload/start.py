@@ -1,0 +1,78 @@
+"""Start: the values that a model's training begins with, where these are not those that its function gives it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from weft.plan.error_places import within
+from weft.workload.building import Sink
+from weft.workload.workload import Workload, WorkloadError
+
+MAX_NAMES = 4  # in a message
+_Read = Callable[[str], torch.Tensor]
+
+
+def begin(workload: Workload, directory: Path, sink: Sink | None = None) -> None:
+    """Gives the model the values of `Workload.start`, one tensor at a time, but for what a sink has.
+
+    directory: a relative path begins there. Errors: WorkloadError.
+    """
+    start = workload.start
+    if start is None:
+        return
+    with within("in Workload.start"), _opened(start, directory) as (names, read), torch.no_grad():
+        state = workload.model.state_dict(keep_vars=True)
+        _check_names(workload.model, state, names)
+        for name in names:
+            if sink is None or not sink.has(state[name]):
+                _fill(name, state[name], read(name))
+
+
+@contextlib.contextmanager
+def _opened(start: Any, directory: Path) -> Iterator[tuple[list[str], _Read]]:
+    """The names, and what gives the tensor of each."""
+    if isinstance(start, Mapping):
+        yield list(start), start.__getitem__
+        return
+    path = directory / start
+    try:
+        file = safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        why = "is not there" if isinstance(error, FileNotFoundError) else f"is no safetensors file ({error})"
+        raise WorkloadError(
+            f"Workload.start: {path} {why}; give the path of a safetensors file, or a state dict: "
+            "torch.load(path, mmap=True)"
+        ) from None
+    with file:
+        yield list(file.keys()), file.get_tensor  # type: ignore[no-untyped-call]
+
+
+def _check_names(model: nn.Module, state: Mapping[str, Any], names: list[str]) -> None:
+    """A tensor that stands in the model twice may be there under one name."""
+    unknown = [name for name in names if not isinstance(state.get(name), torch.Tensor)]
+    given = {id(state[name]) for name in names if name in state}
+    missing = [name for name, value in state.items() if isinstance(value, torch.Tensor) and id(value) not in given]
+    for what, those in (("has, and the model has not,", unknown), ("lacks", missing)):
+        if those:
+            more = f" and {len(those) - MAX_NAMES} more" if len(those) > MAX_NAMES else ""
+            raise WorkloadError(
+                f"Workload.start {what} {', '.join(map(repr, those[:MAX_NAMES]))}{more}; give what "
+                f"{type(model).__name__}.state_dict() has, by its names"
+            )
+
+
+def _fill(name: str, tensor: torch.Tensor, value: object) -> None:
+    if not isinstance(value, torch.Tensor) or value.shape != tensor.shape:
+        told = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise WorkloadError(
+            f"Workload.start: {name!r} is {told}, and the model's has shape {tuple(tensor.shape)}; build the model as "
+            "it was when these values were saved"
+        )
+    tensor.copy_(value)
