@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -95,6 +96,11 @@ def test_the_job_trains_from_python_and_its_weights_load_into_plain_pytorch(dire
     assert state == "completed"
     assert float(accuracy) > 0.9
     assert run(directory, "load.py", model) == "the centre is inside: True\n"
+    further = re.findall(r"^`weft (run further\.py .*?)`", PAGE, flags=re.MULTILINE)
+    assert len(further) == 1
+    arguments = re.sub(r"start=\S+", f"start={model}", further[0]).split()
+    told = json.loads(run(directory, "-m", "weft", *arguments, "--stages", "2", "--workers", "2", "--json"))
+    assert (told["state"], told["loss"] < 0.3) == ("completed", True), "it goes on from there"
 
 
 @pytest.mark.slow
