@@ -4,6 +4,9 @@ elided_over_sequential     iteration of a GPT that is cut by its own forward ÷ 
                            two stages, the same cut; jobs of both take turns on one daemon
 own_forward_vs_torch       torch.distributed.pipelining on the nn.Sequential ÷ ours on the class of its own
 inspection_iterations      seconds of an inspection, with the proof of the cut ÷ those of an iteration
+prepare_peak_memory        the most that a worker has beyond an idle one, from the order to prepare on ÷ (the model's
+                           bytes ÷ stages + those of its largest unit), of a model that only runs forward, so that
+                           there are neither gradients nor an optimizer's state
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ def collect(quick: bool) -> list[Result]:
     with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
         for case in (LARGE, CASES[1]):
             results += _iterations(client, case, 2 if quick else case.turns)
+        results.append(_prepare_peak(client, 1 if quick else 3))
     results.append(_inspection(2 if quick else 5))
     return results
 
@@ -82,6 +86,53 @@ def _iteration(client: Client, spec: JobSpec) -> float:
     return statistics.median(row["seconds"] for row in rows[WARM_ITERATIONS:])
 
 
+def _prepare_peak(client: Client, turns: int) -> Result:
+    args = {"layers": 12, "dim": 768, "heads": 4, "context": 32, "vocabulary": 512, "samples": 64}
+    spec = _spec(dataclasses.replace(LARGE, args=args), "any_model_job", 1_000_000, [7])
+    spec = spec.model_copy(update={"job": spec.job.model_copy(update={"mode": "forward"})})
+    told = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve()), "--sizes", json.dumps(spec.to_wire())],
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=600,
+    )
+    parameters, largest = json.loads(told.stdout)
+    peaks = []
+    for _ in range(turns):
+        while any(worker["job"] is not None for worker in client.status()["workers"]):
+            time.sleep(0.05)
+        idle = min(_status_bytes(worker["pid"], "VmRSS") for worker in client.status()["workers"])
+        job = client.submit(spec)["job"]
+        while not client.show(job)["step"]:
+            time.sleep(0.05)
+        held = [worker for worker in client.status()["workers"] if worker["worker"].startswith("cpu-")]
+        peaks.append(max(_status_bytes(worker["pid"], "VmHWM") for worker in held) - idle)
+        client.cancel(job)
+    return ratio_result(
+        "prepare_peak_memory",
+        peaks,
+        [parameters / 2 + largest] * turns,
+        goal="<= 1.3",
+        how=f"peak of the larger of 2 stages, of a model of {parameters / 2**20:.0f} MiB of parameters ÷ its share "
+        f"and one unit of {largest / 2**20:.0f} MiB",
+    )
+
+
+def _status_bytes(pid: int, key: str) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * next(float(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+
+
+def _sizes(wire: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of the parameters of all units, and of the largest one."""
+    from weft.workload.entry import load_workload
+
+    model: Any = load_workload(JobSpec.parse(wire)).model
+    units = [model.embedding, *model.blocks, model.head]
+    sizes = [sum(parameter.nbytes for parameter in unit.parameters()) for unit in units]
+    return sum(sizes), max(sizes)
+
+
 def _inspection(turns: int) -> Result:
     """In a process of its own with one thread, as in a worker."""
     spec = _spec(LARGE, "any_model_job", 1000, [7])
@@ -117,7 +168,9 @@ def _inspect(wire: dict[str, Any], turns: int) -> tuple[list[float], list[float]
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--inspect"]:
+    if sys.argv[1:2] == ["--sizes"]:
+        print(json.dumps(_sizes(json.loads(sys.argv[2]))))
+    elif sys.argv[1:2] == ["--inspect"]:
         print(json.dumps(_inspect(json.loads(sys.argv[2]), int(sys.argv[3]))))
     else:
         main("any_model", collect)
