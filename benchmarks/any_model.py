@@ -3,6 +3,7 @@
 elided_over_sequential     iteration of a GPT that is cut by its own forward ÷ the same network as an nn.Sequential,
                            two stages, the same cut; jobs of both take turns on one daemon
 own_forward_vs_torch       torch.distributed.pipelining on the nn.Sequential ÷ ours on the class of its own
+resnet_…                   the same of a ResNet-18
 inspection_iterations      seconds of an inspection, with the proof of the cut ÷ those of an iteration
 prepare_peak_memory        the most that a worker has beyond an idle one, from the order to prepare on ÷ (the model's
                            bytes ÷ stages + those of its largest unit), of a model that only runs forward, so that
@@ -32,14 +33,19 @@ from weft.spec.job_spec import JobSpec
 HERE = Path(__file__).resolve().parent
 WARM_ITERATIONS = 10
 SCHEDULE = "1f1b"
-GOALS = {"": "<= 1.02", "small_": "<= 1.06"}
+GOALS = {"": "<= 1.02", "small_": "<= 1.06", "resnet_": None}
 LARGE = dataclasses.replace(CASES[0], args={**CASES[0].args, "layers": 12})
+RESNET = Case(prefix="resnet_", entry="resnet_job.py:workload", args={"samples": 64}, iterations=20, turns=7)
+OWN_FORWARD = {
+    "gpt_job.py:workload": "any_model_job.py:workload",
+    "resnet_job.py:workload": "resnet_job.py:own_forward",
+}
 
 
 def collect(quick: bool) -> list[Result]:
     results = []
     with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
-        for case in (LARGE, CASES[1]):
+        for case in (LARGE, CASES[1], RESNET):
             results += _iterations(client, case, 2 if quick else case.turns)
         results.append(_prepare_peak(client, 1 if quick else 3))
     results.append(_inspection(2 if quick else 5))
@@ -53,17 +59,18 @@ def _iterations(client: Client, case: Case, turns: int) -> list[Result]:
     with torch_peers(case, SCHEDULE, stages) as peers:
         ask(peers, 3)
         for turn in range(turns):
-            for entry, seconds in (("any_model_job", own), ("gpt_job", sequential))[:: 1 if turn % 2 else -1]:
+            for entry, seconds in ((OWN_FORWARD[case.entry], own), (case.entry, sequential))[:: 1 if turn % 2 else -1]:
                 seconds.append(_iteration(client, _spec(case, entry, case.iterations + WARM_ITERATIONS, split)))
             theirs.append(statistics.median(ask(peers, case.iterations)[0]))
     shape = ", ".join(f"{key} {value}" for key, value in case.args.items() if key != "samples")
+    what = f"GPT {shape}" if shape else "ResNet-18, half as wide, images of 64 × 64"
     return [
         ratio_result(
             f"{case.prefix}elided_over_sequential",
             own,
             sequential,
             goal=GOALS[case.prefix],
-            how=f"iteration cut by the model's own forward ÷ as nn.Sequential, 2 stages, 8 microbatches; GPT {shape}",
+            how=f"iteration cut by the model's own forward ÷ as nn.Sequential, 2 stages, 8 microbatches; {what}",
         ),
         ratio_result(
             f"{case.prefix}own_forward_vs_torch",
@@ -76,7 +83,7 @@ def _iterations(client: Client, case: Case, turns: int) -> list[Result]:
 
 
 def _spec(case: Case, entry: str, steps: int, split: list[int]) -> JobSpec:
-    job = {"entry": f"{entry}.py:workload", "args": case.args, "steps": steps, "batch_size": 16, "seed": 1}
+    job = {"entry": entry, "args": case.args, "steps": steps, "batch_size": 16, "seed": 1}
     strategy = {"schedule": SCHEDULE, "stages": 2, "microbatches": 8, "split": split}
     return JobSpec.parse({"job": job, "strategy": strategy, "directory": str(HERE)})
 
@@ -88,7 +95,7 @@ def _iteration(client: Client, spec: JobSpec) -> float:
 
 def _prepare_peak(client: Client, turns: int) -> Result:
     args = {"layers": 12, "dim": 768, "heads": 4, "context": 32, "vocabulary": 512, "samples": 64}
-    spec = _spec(dataclasses.replace(LARGE, args=args), "any_model_job", 1_000_000, [7])
+    spec = _spec(dataclasses.replace(LARGE, args=args), OWN_FORWARD[LARGE.entry], 1_000_000, [7])
     spec = spec.model_copy(update={"job": spec.job.model_copy(update={"mode": "forward"})})
     told = subprocess.run(
         [sys.executable, str(Path(__file__).resolve()), "--sizes", json.dumps(spec.to_wire())],
@@ -135,7 +142,7 @@ def _sizes(wire: dict[str, Any]) -> tuple[int, int]:
 
 def _inspection(turns: int) -> Result:
     """In a process of its own with one thread, as in a worker."""
-    spec = _spec(LARGE, "any_model_job", 1000, [7])
+    spec = _spec(LARGE, OWN_FORWARD[LARGE.entry], 1000, [7])
     command = [sys.executable, str(Path(__file__).resolve()), "--inspect", json.dumps(spec.to_wire()), str(turns)]
     output = subprocess.run(command, env=ENVIRONMENT, stdout=subprocess.PIPE, check=True, timeout=600).stdout
     inspections, iterations = json.loads(output)

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,15 @@ ENVIRONMENT = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"}  # the peers g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """prefix of the results' names; args of gpt_job.py; iterations of one turn; turns; goals by schedule."""
+    """prefix of the results' names; args of the entry; iterations of one turn; turns; goals by schedule."""
 
     prefix: str
+    entry: str = "gpt_job.py:workload"
     args: dict[str, int]
     iterations: int
     turns: int
-    over_limit: dict[str, str]
-    vs_torch: dict[str, str]
+    over_limit: dict[str, str] = field(default_factory=dict)
+    vs_torch: dict[str, str] = field(default_factory=dict)
 
 
 CASES = (
@@ -119,7 +120,7 @@ def _measure(client: Client, case: Case, schedule: str, turns: int) -> list[Resu
 def _spec(case: Case, schedule: str, steps: int, split: list[int] | None = None) -> JobSpec:
     return JobSpec.parse(
         {
-            "job": {"entry": "gpt_job.py:workload", "args": case.args, "steps": steps, "batch_size": 16, "seed": 1},
+            "job": {"entry": case.entry, "args": case.args, "steps": steps, "batch_size": 16, "seed": 1},
             "strategy": {"schedule": schedule, "stages": 2, "microbatches": 8} | ({"split": split} if split else {}),
             "directory": str(HERE),
         }
