@@ -11,7 +11,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from weft.plan.error_places import within
 from weft.workload.building import Sink
 from weft.workload.workload import Workload, WorkloadError
 
@@ -27,7 +26,7 @@ def begin(workload: Workload, directory: Path, sink: Sink | None = None) -> None
     start = workload.start
     if start is None:
         return
-    with within("in Workload.start"), _opened(start, directory) as (names, read), torch.no_grad():
+    with _opened(start, directory) as (names, read), torch.no_grad():
         state = workload.model.state_dict(keep_vars=True)
         _check_names(workload.model, state, names)
         for name in names:
