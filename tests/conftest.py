@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -37,18 +38,32 @@ NOT_QUICK = {"integration", "examples", "gpu", "benchmarks"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     _PAIRS["pytest_addoption"](parser)
-    parser.addoption("--half", type=int, choices=(0, 1), help="run every other file, so that two may run at a time")
+    parser.addoption("--half", type=int, choices=(0, 1), help="half of the tests that are not quick: two at a time")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whatever is small has the mark `quick`. With --half every other file runs: two may run beside each other."""
-    if (half := config.getoption("--half")) is not None:
-        files = sorted({item.path for item in items})
-        items[:] = [item for item in items if files.index(item.path) % 2 == half]
+    """Whatever is small has the mark `quick`."""
     for item in items:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder not in NOT_QUICK and not any(item.get_closest_marker(name) for name in ("slow", "soak")):
             item.add_marker(pytest.mark.quick)
+    if (half := config.getoption("--half")) is not None:
+        files = _half(items, half)
+        items[:] = [item for item in items if item.path in files]
+
+
+def _half(items: Sequence[pytest.Item], half: int) -> set[Path]:
+    """Whole files, and as many tests that take long in one half as in the other."""
+    short = ("quick", "gpu", "soak")
+    sizes = Counter({item.path: 0 for item in items})
+    sizes.update(item.path for item in items if not any(item.get_closest_marker(name) for name in short))
+    halves: tuple[set[Path], set[Path]] = set(), set()
+    counts = [0, 0]
+    for path, size in sorted(sizes.items(), key=lambda each: (-each[1], each[0])):
+        number = counts.index(min(counts))
+        halves[number].add(path)
+        counts[number] += size
+    return halves[half]
 
 
 # --- made-up models
