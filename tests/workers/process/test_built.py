@@ -1,0 +1,113 @@
+"""What a worker builds of a job's model: its own part, or the whole, and then one worker at a time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from weft.plan.worker_view import Unneeded
+from weft.spec.job_spec import JobSpec
+from weft.workers.process.built import LITTLE_BYTES, built, is_much
+from weft.workload.building import number_of
+from weft.workload.entry import load_workload, unload
+from weft.workload.workload import WorkloadError
+
+SOURCE = """
+import torch, weft
+from torch import nn
+
+calls = 0
+
+def workload(kind="", error=""):
+    global calls
+    calls += 1
+    layers = [nn.Linear(160, 160) for _ in range(3)]
+    if kind == "copies":
+        layers[2].load_state_dict(layers[0].state_dict())
+    if error:
+        raise ValueError(f"call {calls}: {error}")
+    return weft.Workload(nn.Sequential(*layers), (torch.zeros(4, 160),) * 2, loss=nn.functional.mse_loss,
+                         optimizer=lambda params: torch.optim.SGD(params, lr=0.1))
+"""
+LARGE = LITTLE_BYTES + 1
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Iterator[JobSpec]:
+    (tmp_path / "job.py").write_text(SOURCE)
+    before = set(sys.modules)
+    made = JobSpec.parse({"job": {"entry": "job.py:workload", "steps": 1, "batch_size": 4}, "directory": str(tmp_path)})
+    yield made
+    unload(made, before)
+
+
+def of(spec: JobSpec, **args: str) -> JobSpec:
+    return spec.model_copy(update={"job": spec.job.model_copy(update={"args": args})})
+
+
+def without(*layers: int, spec: JobSpec, num_bytes: int = LARGE) -> Unneeded:
+    model = load_workload(spec).model
+    numbers = [number_of(model.get_parameter(f"{layer}.weight")) for layer in layers]
+    return Unneeded(
+        numbers=tuple(number for number in numbers if number is not None),
+        largest_bytes=4 * 160 * 160,
+        num_bytes=num_bytes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_bytes", "is_shared"), [("", LARGE, True), ("", LITTLE_BYTES, False), ("copies", LARGE, False)]
+)
+def test_what_is_unneeded_has_no_memory_where_there_is_much_of_it_and_nobody_asks_for_it(
+    spec: JobSpec, kind: str, num_bytes: int, is_shared: bool
+) -> None:
+    spec = of(spec, kind=kind)
+    unneeded = without(0, 1, spec=spec, num_bytes=num_bytes)
+    assert is_much(unneeded) is (num_bytes > LITTLE_BYTES)
+    whole = load_workload(spec).model
+    with built(spec, unneeded, set(sys.modules)) as workload:
+        model = workload.model
+        places = {model.get_parameter(f"{layer}.weight").data_ptr() for layer in range(3)}
+        assert len(places) == (2 if is_shared else 3)
+        own = model.get_parameter("2.weight").tolist()
+    assert own == whole.get_parameter("2.weight").tolist()
+
+
+def test_a_function_that_raises_is_called_again_in_a_module_of_its_own_and_its_error_passes(spec: JobSpec) -> None:
+    unneeded = without(0, spec=spec)
+    before = set(sys.modules)
+    with (
+        pytest.raises(ValueError, match="call 1: no such thing"),
+        built(of(spec, error="no such thing"), unneeded, before),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "unneeded", [Unneeded(numbers=(0, 2), num_bytes=LARGE, largest_bytes=1 << 20), Unneeded(copied_bytes=LARGE)]
+)
+def test_whole_models_are_built_one_at_a_time(spec: JobSpec, unneeded: Unneeded) -> None:
+    spec = of(spec, kind="copies")
+    entered = threading.Event()
+
+    def build() -> None:
+        with built(spec, unneeded, set(sys.modules)):
+            entered.set()
+
+    other = threading.Thread(target=build)
+    with built(spec, unneeded, set(sys.modules)):
+        other.start()
+        assert not entered.wait(0.3)
+    other.join(30.0)
+    assert entered.is_set()
+
+
+def test_a_turn_ends_with_an_error_too(spec: JobSpec) -> None:
+    unneeded = Unneeded(copied_bytes=LARGE)
+    for _ in range(2):
+        with pytest.raises(WorkloadError, match=r"job\.args"), built(of(spec, nothing="1"), unneeded, set(sys.modules)):
+            pass
