@@ -40,13 +40,16 @@ contracts: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 tests: quick
-	$(MAKE) --jobs=2 --output-sync --no-print-directory half-0 half-1
+	$(MAKE) --jobs=2 --output-sync --no-print-directory large-0 large-1
 
-half-%: $(READY)
+large-%: $(READY)
 	$(BIN)/pytest -m 'not quick and not soak' --half=$*
 
 quick: $(READY)  ## the small tests alone, which make test begins with: within two minutes
-	$(BIN)/pytest -m quick
+	$(MAKE) --jobs=2 --output-sync --no-print-directory quick-0 quick-1
+
+quick-%: $(READY)
+	$(BIN)/pytest -m quick --half=$*
 
 exhaustive: $(READY)  ## all tests, with the whole products of axes where make test has few rows: a quarter of an hour
 	$(BIN)/pytest --exhaustive

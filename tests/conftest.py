@@ -38,7 +38,7 @@ NOT_QUICK = {"integration", "examples", "gpu", "benchmarks"}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     _PAIRS["pytest_addoption"](parser)
-    parser.addoption("--half", type=int, choices=(0, 1), help="half of the tests that are not quick: two at a time")
+    parser.addoption("--half", type=int, choices=(0, 1), help="half of the tests that are run: two at a time")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -48,18 +48,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder not in NOT_QUICK and not any(item.get_closest_marker(name) for name in ("slow", "soak")):
             item.add_marker(pytest.mark.quick)
     if (half := config.getoption("--half")) is not None:
-        files = _half(items, half)
+        files = _half(items, half, quick=config.getoption("markexpr") == "quick")
         items[:] = [item for item in items if item.path in files]
 
 
-def _half(items: Sequence[pytest.Item], half: int) -> set[Path]:
-    """Whole files, and as many tests that take long in one half as in the other."""
-    short = ("quick", "gpu", "soak")
-    sizes = Counter({item.path: 0 for item in items})
-    sizes.update(item.path for item in items if not any(item.get_closest_marker(name) for name in short))
-    halves: tuple[set[Path], set[Path]] = set(), set()
+def _half(items: Sequence[pytest.Item], half: int, *, quick: bool) -> set[Path]:
+    """Whole files, and as many tests in one half as in the other, of those that are quick or of those that are not."""
+    counted = [
+        item.path
+        for item in items
+        if (item.get_closest_marker("quick") is not None) is quick
+        and not any(item.get_closest_marker(name) for name in ("gpu", "soak"))
+    ]
+    halves: tuple[set[Path], set[Path]] = set(), {item.path for item in items}.difference(counted)
     counts = [0, 0]
-    for path, size in sorted(sizes.items(), key=lambda each: (-each[1], each[0])):
+    for path, size in sorted(Counter(counted).items(), key=lambda each: (-each[1], each[0])):
         number = counts.index(min(counts))
         halves[number].add(path)
         counts[number] += size

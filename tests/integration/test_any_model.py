@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,10 +53,9 @@ def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=IN_BFLOAT16, stages=(2, 3), loaders=(1, 2))
-def test_so_it_does_in_bfloat16_and_with_several_loaders(
-    daemon: RealDaemon, name: str, stages: int, loaders: int
-) -> None:
+@pytest.mark.pairs(name=IN_BFLOAT16, how=tuple(itertools.product((2, 3), (1, 2))))
+def test_so_it_does_in_bfloat16_and_with_several_loaders(daemon: RealDaemon, name: str, how: tuple[int, int]) -> None:
+    stages, loaders = how
     spec = any_spec(name, stages=stages, microbatches=3, precision="bf16", loaders=loaders)
     assert same_as_the_plain_loop(daemon, spec)
 
@@ -68,10 +68,11 @@ def test_replicas_of_it_compute_what_the_plain_loop_computes(machine: RealDaemon
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=IN_FLOAT64, first=(1, 2, 3), recompute=(False, True))
+@pytest.mark.pairs(name=IN_FLOAT64, how=tuple(itertools.product((1, 2, 3), (False, True))))
 def test_two_replicas_of_it_clip_by_one_norm_though_one_is_cut(
-    machine: RealDaemon, name: str, first: int, recompute: bool
+    machine: RealDaemon, name: str, how: tuple[int, bool]
 ) -> None:
+    first, recompute = how
     replicas = [{"stages": first, "microbatches": 3}, {"stages": 2 if first == 1 else 1, "microbatches": 2}]
     spec = any_spec(name, double=True, replicas=replicas, clip_norm=0.5, recompute=recompute)
     expected = agrees(machine, spec, least=1.0)
