@@ -69,7 +69,8 @@ def test_a_worker_holds_nothing_of_other_stages(daemon: Any, kind: str) -> None:
     finally:
         daemon.client.cancel(job)
     assert len(grown) >= 4
-    assert max(grown.values()) < 40 * MiB, {worker: num // MiB for worker, num in grown.items()}
+    megabytes = {worker: num // MiB for worker, num in grown.items()}
+    assert max(megabytes.values()) < 96, f"kernels keep up to 64 MiB to themselves, the model has 96: {megabytes}"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from weft.workload.building import SMALL_BYTES, NeedsValuesError, Sink, number_of, numbered
+from weft.workload.building import SMALL_BYTES, NeedsValuesError, Sink, digest_of, number_of, numbered
 
 WIDTH = 160
 assert 4 * WIDTH * WIDTH > SMALL_BYTES
@@ -151,3 +151,14 @@ def test_the_numbers_of_one_model_are_not_those_of_the_next() -> None:
     assert list(numbers_of(model).values()) == list(range(8))
     assert list(numbers_of(built(layers)).values()) == list(range(8))
     assert number_of(nn.Linear(1, 1).weight) is None, "nobody numbers what a job does not build"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.int8])
+def test_a_digest_is_of_the_values_in_whatever_order_they_lie(dtype: torch.dtype) -> None:
+    values = torch.arange(15).reshape(3, 5).to(dtype)
+    digest = digest_of(values)
+    assert digest == digest_of(values.clone())
+    assert digest == digest_of(torch.empty(5, 3, dtype=dtype).t().copy_(values))
+    values[1, 2] += 1
+    assert digest_of(values) != digest
+    assert digest_of(torch.empty(2, device="meta")) is None

@@ -70,6 +70,7 @@ class ParameterFacts:
     group: int  # in the user's optimizer
     state: tuple[StateFacts, ...] | None = None  # None where nobody knows how to take it to another optimizer
     number: int | None = None  # in the order in which modules got theirs (weft.workload.building); None: it is a copy
+    digest: int | None = None  # of what the user's function gave it; of a small model's none
 
     @property
     def num_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -24,21 +24,24 @@ class Unneeded:
     largest_bytes: int = 0  # of those
     num_bytes: int = 0  # of those, all
     copied_bytes: int = 0  # of the others, which have no number
+    digests: Mapping[int, int] = field(default_factory=dict)  # of what its stages have, by its place in the model
 
     @classmethod
     def of(cls, plan: Plan, position: int) -> Unneeded:
         own = [range(stage.first, stage.last) for stage in plan.stages if stage.worker == position]
-        unneeded = [
-            parameter
-            for parameter in plan.parameters  # the first unit has what none uses
-            if not any(unit in units for unit in parameter.units or (0,) for units in own)
-        ]
+        needed, unneeded = {}, []
+        for place, parameter in enumerate(plan.parameters):
+            if any(unit in units for unit in parameter.units or (0,) for units in own):  # the first has what none uses
+                needed[place] = parameter.digest
+            else:
+                unneeded.append(parameter)
         sizes = {each.number: each.num_bytes for each in unneeded if each.number is not None}
         return cls(
             numbers=tuple(sizes),
             largest_bytes=max(sizes.values(), default=0),
             num_bytes=sum(sizes.values()),
             copied_bytes=sum(each.num_bytes for each in unneeded if each.number is None),
+            digests={place: digest for place, digest in needed.items() if digest is not None},
         )
 
 

@@ -27,6 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 _numbers: MutableMapping[nn.Parameter, int] = WeakIdKeyDictionary()  # of parameters that are built or being built
 
+LITTLE_BYTES = 32 << 20  # arbitrary: so much more than its own part a worker may have for a moment
 SMALL_BYTES = 1 << 16  # arbitrary: a parameter of fewer is built where it is
 
 _FILLING = {"bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_"}
@@ -51,6 +52,15 @@ class NeedsValuesError(BaseException):
 def number_of(parameter: nn.Parameter) -> int | None:
     """None for one that no module was given: a copy, such as the layers of `nn.Transformer`."""
     return _numbers.get(parameter)
+
+
+def digest_of(parameter: torch.Tensor) -> int | None:
+    """Of its bytes, for the same parameter of another process; None for what is not in host memory, or has gaps."""
+    if is_lazy(parameter) or not _is_plain(parameter) or not parameter.numel():
+        return None
+    flat = parameter.detach().as_strided((parameter.numel(),), (1,)).view(torch.uint8)
+    words = flat.view(torch.int32) if parameter.nbytes % 4 == 0 else flat
+    return int(words.sum(dtype=torch.int64)) & (1 << 53) - 1  # what a float holds exactly
 
 
 @contextmanager
@@ -145,7 +155,8 @@ class _Watch(TorchFunctionMode):
         target, *others = [*args, *kwargs.values()] or [None]
         read = list(filter(self._sink.has, _leaves(others)))
         if read or any(map(self._sink.has, _leaves(target))):
-            self._sink.called(getattr(func, "__name__", ""), target, read, result)
+            name, _, _ = getattr(func, "__name__", "").partition(".")  # "normal_.default" of torch.ops
+            self._sink.called(name, target, read, result)
         return result
 
 

@@ -65,6 +65,7 @@ PARAMETER = {
     "itemsize": 4,
     "trained": True,
     "number": 0,
+    "digest": None,
     "group": 0,
     "state": [["exp_avg", "elements", "float32", 4]],
 }

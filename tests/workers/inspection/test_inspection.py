@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -386,3 +387,52 @@ def test_modules_that_depend_on_the_batch_are_told_by_name_and_kind() -> None:
     told = inspect(workload_of(model, train=(torch.randn(8, 3), torch.randn(8, 2))), spec_of(4))
     assert told["batch_modules"] == ["1.0 (Own)", "2 (BatchNorm1d)"]
     assert inspect(workload_of(nn.Sequential(nn.Linear(3, 2))), spec_of())["batch_modules"] == []
+
+
+class Ticking(HostDevice):
+    """Whose clock is what the model has counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ticks = 0
+
+    def timed(self, work: Callable[[], Any]) -> tuple[float, Any]:
+        before = self.ticks
+        result = work()
+        return self.ticks - before, result
+
+
+def test_where_lengths_differ_a_unit_takes_what_a_batch_between_the_shortest_and_the_longest_would() -> None:
+    """The longest of a few was timed alone, and the job was faster than it was said to be able to be."""
+    device = Ticking()
+
+    class Layer(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            device.ticks += x.shape[1]
+            return super().forward(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = Layer(3, 3), Layer(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.first(x).tanh())
+
+    def collate(items: list[int]) -> dict[str, torch.Tensor]:
+        lengths.append(10 * max(items) + 10)
+        return {"x": torch.ones(len(items), lengths[-1], 3)}
+
+    lengths: list[int] = []
+    workload = Workload(
+        Model(),
+        range(12),
+        step=lambda model, batch: model(batch["x"]).square().mean(),
+        collate=collate,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    told = inspection.inspect(workload, spec_of(4, steps=3), device)
+    tried = lengths[:3]
+    assert len(set(tried)) == 3, "lengths of 12 samples in a mixed order, four in a batch"
+    assert [unit["forward_seconds"] for unit in told["units"]] == pytest.approx([sum(tried) / 3] * 2, rel=0.01)
+    assert told["varying_shapes"] != []

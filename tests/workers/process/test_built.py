@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from weft.plan.worker_view import Unneeded
 from weft.spec.job_spec import JobSpec
-from weft.workers.process.built import LITTLE_BYTES, built, is_much
-from weft.workload.building import number_of
+from weft.workers.process.built import built, is_much
+from weft.workload.building import LITTLE_BYTES, digest_of, number_of
 from weft.workload.entry import load_workload, unload
 from weft.workload.workload import WorkloadError
 
@@ -111,3 +112,14 @@ def test_a_turn_ends_with_an_error_too(spec: JobSpec) -> None:
     for _ in range(2):
         with pytest.raises(WorkloadError, match=r"job\.args"), built(of(spec, nothing="1"), unneeded, set(sys.modules)):
             pass
+
+
+def test_a_part_with_other_values_than_were_inspected_is_built_again_whole(spec: JobSpec) -> None:
+    model = load_workload(spec).model
+    digest = digest_of(model.get_parameter("2.weight"))
+    assert digest is not None
+    for told, is_whole in ((digest, False), (digest + 1, True)):
+        unneeded = replace(without(0, 1, spec=spec), digests={4: told})
+        with built(spec, unneeded, set(sys.modules)) as workload:
+            weights = [workload.model.get_parameter(f"{layer}.weight") for layer in range(3)]
+            assert len({each.data_ptr() for each in weights}) == (3 if is_whole else 2)

@@ -102,6 +102,7 @@ class _Parameter(TypedDict):
     group: _Whole
     state: list[_StateEntry] | None
     number: _Whole | None
+    digest: _Whole | None
 
 
 @with_config(_MESSAGE)

@@ -39,6 +39,7 @@ from weft.workload.step import step_source, step_values, training_step, validati
 from weft.workload.workload import Workload
 
 HEAD_SLACK = 256  # bytes: a head's length depends on the numbers in it
+_Times = list[tuple[float, float]]  # of each stage of a trial, forward and backward
 _PLACE = "in the step, tried before training"
 
 
@@ -63,6 +64,8 @@ def inspect_batches(
         {size: _on(device, batch) for size, batch in looked.trained.items()},
         (small, few),
         {size: _on(device, batch) for size, batch in looked.held_out.items()},
+        least=None if looked.least is None else _on(device, looked.least),
+        between=looked.between,
         trained=trained,
         device=device,
     )
@@ -77,7 +80,8 @@ def _on(device: Device, batch: tuple[list[torch.Tensor], Skeleton]) -> Any:
 
 
 class CutInspection:
-    """samples, held_out: batches of training and of validation, by size; small: one to be timed with, and its size."""
+    """samples, held_out: batches of training and of validation, by size; small: one to be timed with, and its size.
+    least, between: as of `LookedAt`."""
 
     def __init__(
         self,
@@ -87,6 +91,8 @@ class CutInspection:
         small: tuple[int, Any],
         held_out: Mapping[int, Any],
         *,
+        least: Any,
+        between: float,
         trained: Sequence[int],
         device: Device,
     ) -> None:
@@ -94,6 +100,7 @@ class CutInspection:
         self._workload = workload
         self._spec = spec
         self._samples, self._small, self._held_out = samples, small, held_out
+        self._least, self._between = least, between
         self._trained = trained
         self._device = device
         self._precision = partial(computing_in, spec.strategy.precision, device)
@@ -278,29 +285,31 @@ class CutInspection:
     ) -> None:
         bounds = [0, *cuts]
         trial = self._trial(recorded, cuts, skipped)
-        self._time_with(units, bounds, trial, self._largest, TIMED_RUNS, "")
+        times = self._times(trial, self._largest, TIMED_RUNS)
         for unit in trial.writing:
             units[unit]["in_place"] = True
-        if self._small[0] and not tried(partial(self._time_small, units, bounds, trial, skipped)):
-            self._small = (0, None)
+        if self._least is not None:
+            least = tried(partial(self._times_of_other, trial, skipped, self._least))
+            times = times if least is None else _between(least, times, self._between)
+        _note(units, bounds, times, "")
+        if self._small[0]:
+            small = tried(partial(self._times_of_other, trial, skipped, self._small[1]))
+            if small is None:
+                self._small = (0, None)
+            else:
+                _note(units, bounds, small, "small_")
         self._restore()
 
-    def _time_small(
-        self, units: list[dict[str, Any]], bounds: Sequence[int], trial: CutTrial, skipped: SkippedCalls
-    ) -> bool:
-        skipped.learn(self._record(self._step, self._small[1])[0].returned)
-        self._time_with(units, bounds, trial, self._small[1], SMALL_RUNS, "small_")
-        return True
+    def _times_of_other(self, trial: CutTrial, skipped: SkippedCalls, batch: Any) -> _Times:
+        skipped.learn(self._record(self._step, batch)[0].returned)
+        return self._times(trial, batch, SMALL_RUNS)
 
-    def _time_with(
-        self, units: list[dict[str, Any]], bounds: Sequence[int], trial: CutTrial, batch: Any, runs: int, prefix: str
-    ) -> None:
+    def _times(self, trial: CutTrial, batch: Any, runs: int) -> _Times:
+        found = []
         for _ in range(runs):
             _run(trial, batch, self._seed)
-            for stage, unit in enumerate(bounds):
-                for kind, seconds in (("forward", trial.forward_seconds), ("backward", trial.backward_seconds)):
-                    key = f"{prefix}{kind}_seconds"
-                    units[unit][key] = min(seconds[stage], units[unit][key] or seconds[stage])
+            found.append(list(zip(trial.forward_seconds, trial.backward_seconds, strict=True)))
+        return [tuple(map(min, *(run[stage] for run in found))) for stage in range(len(found[0]))]
 
     def _values(self, recorded: Recorded, skipped: SkippedCalls) -> list[dict[str, Any]]:
         largest = max(self._samples)
@@ -328,6 +337,18 @@ def _run(trial: CutTrial, batch: Any, seed: Seed) -> None:
         trial.run(batch, seed)
     except StageError as error:
         raise (error.__cause__ or error) from None
+
+
+def _between(least: _Times, largest: _Times, part: float) -> _Times:
+    return [
+        (before[0] + part * (after[0] - before[0]), before[1] + part * (after[1] - before[1]))
+        for before, after in zip(least, largest, strict=True)
+    ]
+
+
+def _note(units: list[dict[str, Any]], bounds: Sequence[int], times: _Times, prefix: str) -> None:
+    for unit, (forward, backward) in zip(bounds, times, strict=True):
+        units[unit] |= {f"{prefix}forward_seconds": forward, f"{prefix}backward_seconds": backward}
 
 
 def _value_facts(value: Value, shapes: Mapping[int, tuple[int, ...]]) -> dict[str, Any]:

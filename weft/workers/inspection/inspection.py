@@ -35,7 +35,7 @@ from weft.workers.inspection.unit_facts import TIMED_RUNS
 from weft.workers.inspection.update_times import GradientSample, UpdateTimes, device_update, host_update
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
-from weft.workload.building import number_of
+from weft.workload.building import LITTLE_BYTES, digest_of, number_of
 from weft.workload.data.batches import Batches
 from weft.workload.optimizer import make_optimizer
 from weft.workload.units import is_cut_by_calls
@@ -70,6 +70,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
     """For replicas of one kind: those that compute on the device."""
     batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
     _check(workload, spec, batches)
+    digests = _digests(workload.model)
     if spec.strategy.loaders > 1:
         batches.check_orders()
     sizes = _sizes(spec, batches)
@@ -99,7 +100,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         "update_seconds": 0.0 if update is None else update.seconds,
         "device_update_seconds": None if on_device is None else on_device.seconds,
         "metrics": ran.metrics,
-        "parameters": _parameter_facts(workload.model, ran.users, optimizer, update),
+        "parameters": _parameter_facts(workload.model, ran.users, optimizer, update, digests),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "streams": batches.streams,
@@ -115,6 +116,14 @@ def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
     trains = any(parameter.requires_grad for parameter in workload.model.parameters())
     if spec.job.mode == "train" and not trains:
         raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
+
+
+def _digests(model: nn.Module) -> dict[int, int | None]:
+    """Of a large model's parameters, by place, before anything has changed them."""
+    parameters = list(model.parameters())
+    if sum(parameter.nbytes for parameter in parameters) <= LITTLE_BYTES:
+        return {}
+    return {place: digest_of(parameter) for place, parameter in enumerate(parameters)}
 
 
 def _sizes(spec: JobSpec, batches: Batches) -> list[int]:
@@ -177,6 +186,7 @@ def _parameter_facts(
     users: Mapping[int, Sequence[int]],
     optimizer: torch.optim.Optimizer | None,
     update: UpdateTimes | None,
+    digests: Mapping[int, int | None],
 ) -> list[dict[str, Any]]:
     """Of each parameter, in the order of `model.parameters()`. users: numbers of units, by its id."""
     parameters = list(model.parameters())
@@ -191,6 +201,7 @@ def _parameter_facts(
             "group": groups.get(index, 0),
             "state": state_facts(update.optimizer, parameter) if update is not None and update.moves else None,
             "number": number_of(parameter),
+            "digest": digests.get(index),
         }
         for index, parameter in enumerate(parameters)
     ]

@@ -1,7 +1,7 @@
 """Looked at: the batches that an inspection loads, of each size, for a model that is cut by its own forward.
 
-Where samples differ in length so do batches of one size. What is planned for is the largest of a few; slots grow where
-a larger one comes.
+Where samples differ in length so do batches of one size. Memory is planned for the largest of a few, and slots grow
+where a larger one comes; times are planned for one between the smallest and the largest of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
@@ -28,6 +29,8 @@ _Batch = tuple[list[torch.Tensor], Skeleton]
 class LookedAt:
     trained: Mapping[int, _Batch]  # by size; the largest that was seen
     held_out: Mapping[int, _Batch]
+    least: _Batch | None  # the smallest of the largest size, where its batches are not alike
+    between: float  # how far the mean of these is from the smallest, as a part of the way to the largest
     load_seconds: float  # of one
     varying_shapes: tuple[tuple[int, ...], ...]  # of one tensor, in batches of one size; none where all are alike
 
@@ -44,7 +47,11 @@ class LookedAt:
         for found, training in ((trained, max(sizes) <= batches.num_train), (held_out, False)):
             if found:
                 found[max(found)] += _others(batches, max(found), training=training)
+        sizes_of_largest = [_num_bytes(batch) for batch in trained[max(trained)]]
+        way = max(sizes_of_largest) - min(sizes_of_largest)
         return cls(
+            least=min(trained[max(trained)], key=_num_bytes) if way else None,
+            between=(fmean(sizes_of_largest) - min(sizes_of_largest)) / way if way else 1.0,
             trained={size: max(found, key=_num_bytes) for size, found in trained.items()},
             held_out={size: max(found, key=_num_bytes) for size, found in held_out.items()},
             load_seconds=load_seconds,

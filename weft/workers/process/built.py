@@ -10,11 +10,9 @@ from collections.abc import Collection, Iterator
 from weft.plan.worker_view import Unneeded
 from weft.spec.job_spec import JobSpec
 from weft.workers.process.footprint import trim
-from weft.workload.building import NeedsValuesError, Sink
+from weft.workload.building import LITTLE_BYTES, NeedsValuesError, Sink, digest_of
 from weft.workload.entry import load_workload, unload
 from weft.workload.workload import Workload
-
-LITTLE_BYTES = 32 << 20  # arbitrary: so much more than its own part a worker may have for a moment
 
 
 @contextlib.contextmanager
@@ -37,12 +35,15 @@ def is_much(unneeded: Unneeded) -> bool:
 
 
 def _without(spec: JobSpec, unneeded: Unneeded, before: Collection[str]) -> Workload | None:
-    """None where the function cannot do without, which its errors may come of, too: the caller calls it again."""
-    try:
-        return load_workload(spec, Sink(unneeded.numbers, unneeded.largest_bytes))
-    except (Exception, NeedsValuesError):
-        unload(spec, before)
-        return None
+    """None where the function cannot do without, which its errors may come of, too, or where a value is not that of the
+    inspection: the caller calls it again."""
+    with contextlib.suppress(Exception, NeedsValuesError):
+        workload = load_workload(spec, Sink(unneeded.numbers, unneeded.largest_bytes))
+        parameters = list(workload.model.parameters())
+        if all(digest_of(parameters[place]) == digest for place, digest in unneeded.digests.items()):
+            return workload
+    unload(spec, before)
+    return None
 
 
 @contextlib.contextmanager
