@@ -18,7 +18,7 @@ from weft.workload.entry import load_workload, unload
 from weft.workload.workload import WorkloadError
 
 SOURCE = """
-import torch, weft
+import pathlib, torch, weft
 from torch import nn
 
 calls = 0
@@ -26,6 +26,8 @@ calls = 0
 def workload(kind="", error=""):
     global calls
     calls += 1
+    with pathlib.Path(__file__).with_name("calls").open("a") as file:
+        file.write("x")
     layers = [nn.Linear(160, 160) for _ in range(3)]
     if kind == "copies":
         layers[2].load_state_dict(layers[0].state_dict())
@@ -89,21 +91,41 @@ def test_a_function_that_raises_is_called_again_in_a_module_of_its_own_and_its_e
 
 
 @pytest.mark.parametrize(
-    "unneeded", [Unneeded(numbers=(0, 2), num_bytes=LARGE, largest_bytes=1 << 20), Unneeded(copied_bytes=LARGE)]
+    "unneeded",
+    [
+        Unneeded(numbers=(0, 2), num_bytes=LARGE, largest_bytes=1 << 20),
+        Unneeded(copied_bytes=LARGE),
+        Unneeded(numbers=(0, 2), num_bytes=LARGE, largest_bytes=1 << 20, copied_bytes=LARGE),
+        Unneeded(num_bytes=LARGE - 1, copied_bytes=LARGE - 1),
+    ],
 )
-def test_whole_models_are_built_one_at_a_time(spec: JobSpec, unneeded: Unneeded) -> None:
+def test_whole_models_are_built_one_at_a_time(
+    spec: JobSpec, unneeded: Unneeded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(spec.directory)
     spec = of(spec, kind="copies")
-    entered = threading.Event()
+    has_begun, may_end, entered = threading.Event(), threading.Event(), threading.Event()
 
     def build() -> None:
         with built(spec, unneeded, set(sys.modules)):
+            has_begun.set()
+            may_end.wait(30.0)
+
+    def build_too() -> None:
+        with built(spec, unneeded, set(sys.modules)):
             entered.set()
 
-    other = threading.Thread(target=build)
-    with built(spec, unneeded, set(sys.modules)):
-        other.start()
-        assert not entered.wait(0.3)
-    other.join(30.0)
+    first, other = threading.Thread(target=build), threading.Thread(target=build_too)
+    first.start()
+    assert has_begun.wait(30.0)
+    calls = Path("calls").read_text()
+    other.start()
+    assert not entered.wait(0.3)
+    if unneeded.copied_bytes > LITTLE_BYTES:
+        assert Path("calls").read_text() == calls, "it is not even called"
+    may_end.set()
+    for thread in (first, other):
+        thread.join(30.0)
     assert entered.is_set()
 
 

@@ -22,11 +22,15 @@ def built(spec: JobSpec, unneeded: Unneeded, before: Collection[str]) -> Iterato
     What is unneeded has no values, or, where the user's function asks for these or copies modules, it is all there, and
     the job's workers take turns. before: as of `unload`. Errors: as of `load_workload`.
     """
-    workload = _without(spec, unneeded, before) if unneeded.num_bytes > LITTLE_BYTES else None
-    is_large = is_much(unneeded) and (workload is None or unneeded.copied_bytes > LITTLE_BYTES)
-    with _turn(spec) if is_large else contextlib.nullcontext():
-        yield load_workload(spec) if workload is None else workload
-        if is_large:
+    copies = unneeded.copied_bytes > LITTLE_BYTES
+    with contextlib.ExitStack() as stack:
+        if copies:
+            stack.enter_context(_turn(spec))
+        made = _without(spec, unneeded, before) if unneeded.num_bytes > LITTLE_BYTES else []
+        if is_much(unneeded) and not made and not copies:
+            stack.enter_context(_turn(spec))
+        yield made.pop() if made else load_workload(spec)
+        if is_much(unneeded):
             trim()
 
 
@@ -34,16 +38,16 @@ def is_much(unneeded: Unneeded) -> bool:
     return unneeded.num_bytes + unneeded.copied_bytes > LITTLE_BYTES
 
 
-def _without(spec: JobSpec, unneeded: Unneeded, before: Collection[str]) -> Workload | None:
+def _without(spec: JobSpec, unneeded: Unneeded, before: Collection[str]) -> list[Workload]:
     """None where the function cannot do without, which its errors may come of, too, or where a value is not that of the
-    inspection: the caller calls it again."""
+    inspection: the caller calls it again. Otherwise one."""
     with contextlib.suppress(Exception, NeedsValuesError):
         workload = load_workload(spec, Sink(unneeded.numbers, unneeded.largest_bytes))
         parameters = list(workload.model.parameters())
         if all(digest_of(parameters[place]) == digest for place, digest in unneeded.digests.items()):
-            return workload
+            return [workload]
     unload(spec, before)
-    return None
+    return []
 
 
 @contextlib.contextmanager
