@@ -79,6 +79,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "local": {"replicas": [GPU], "update": "local", "microbatches": 2},
     "local clipped": {"replicas": [GPU], "update": "local", "clip_norm": 0.5},
     "local skipping": {"replicas": [GPU], "update": "local", "clip_norm": 0.5, "skip_nonfinite": True},
+    "local resident": {"replicas": [GPU], "update": "local", "microbatches": 2, "resident": True},
+    "hybrid-fine resident": {"preset": "hybrid-fine", "resident": True},
     "zero-offload": {"preset": "zero-offload", "clip_norm": 0.5},
     "zero-offload delayed": {"preset": "zero-offload", "staleness": 1, "staleness_warmup": 10},
     "cotrain": {"preset": "cotrain"},

@@ -244,6 +244,7 @@ TAKEN = {  # what a field takes of the pool
     "strategy.bucket_mib": {"fraction"},
     "strategy.prefetch": {"table"},
     "strategy.clip_norm": {"fraction", "huge"},
+    "strategy.resident": {"true"},
     "strategy.skip_nonfinite": {"true"},
     "profile.first": {"zero"},
     "job": {"table"},

@@ -23,6 +23,7 @@ split = [3]
 microbatches = 4
 recompute = true
 loaders = 2
+resident = true
 window = 9
 replicas = 3
 sync = "coarse"
@@ -45,6 +46,7 @@ DEFAULTS = {
     "microbatches": 1,
     "recompute": False,
     "loaders": 1,
+    "resident": False,
     "window": None,
     "replicas": None,
     "sync": "fine",

@@ -117,6 +117,7 @@ class Inspection:
     skipped_calls: str = ""  # what stages have to be told of calls that they skip, pickled, in base64
     streams: tuple[str, ...] = ()  # fields of the workload whose items are drawn one after another
     varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
+    data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
 
     @property
@@ -159,6 +160,7 @@ class Inspection:
             device_bytes=data.get("device_bytes"),
             streams=tuple(data.get("streams", ())),
             batch_modules=tuple(data.get("batch_modules", ())),  # as the one before and the next two
+            data_bytes=data.get("data_bytes"),
             peer_access=data.get("peer_access", False),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(

@@ -138,6 +138,7 @@ class ReplicaPlan:
     private: bool = False  # it computes on parameters of its own, which UP tasks bring up to date
     staleness: int = 0  # updates that its parameters may lack
     working_window: int | None = None  # of its stages, layers then, so many are on the device at once; None: all
+    resident: bool = False  # the data lie on its devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -253,6 +253,9 @@ class Strategy(Section):
     )
     prefetch: Prefetch = Field(default=Prefetch(), description="how far ahead of the computation data is brought")
     loaders: int = Field(default=1, ge=1, le=MAX_LOADERS, description="processes that load data, microbatches in turn")
+    resident: bool = Field(
+        default=False, description="data of tensors that are small lie on each GPU, which takes its samples of them"
+    )
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of forward and backward; updates are fp32")
     clip_norm: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="greatest norm of all gradients together; unset: no limit"

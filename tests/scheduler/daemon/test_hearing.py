@@ -85,6 +85,7 @@ INSPECTION = {
     "elementwise": True,
     "weighted": False,
     "streams": [],
+    "data_bytes": None,
     "batch_modules": [],
     "copy_bytes_per_second": 5e9,
     "small_size": 0,

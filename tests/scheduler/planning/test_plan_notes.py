@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from weft.plan.inspection import Inspection, UnitFacts
+from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
 from weft.scheduler.planning.plan_notes import plan_notes
+from weft.scheduler.planning.planner import make_plan
 
 MODULES = tuple(f"{number} (BatchNorm2d)" for number in (1, 4, 7, 10))
 UNEVEN = [{"microbatches": 1}, {"microbatches": 2}]
@@ -88,3 +90,38 @@ def test_a_line_says_that_batches_of_one_size_are_not_of_one_shape(
         "shapes: a tensor of the batch came as (8, 12), (8, 17) and (8, 9) in microbatches of one size; slots have "
         "room for the largest of the first batches, and grow where a larger one comes"
     ]
+
+
+@pytest.mark.parametrize(
+    ("data_bytes", "device_bytes", "note"),
+    [
+        (None, None, ["data: not resident on GPUs, since they are no tensors, or are collated by the workload"]),
+        (1 << 30, None, []),
+        (1 << 27, 1 << 30, []),
+        (
+            (1 << 27) + (1 << 20),
+            1 << 30,
+            ["data: not resident on GPUs, since their 129 MiB are more than an eighth of a GPU's free 1024 MiB"],
+        ),
+    ],
+)
+def test_small_data_of_tensors_are_resident_where_that_is_asked_for_and_else_the_plan_says_why_not(
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    spec_of: Callable[..., Any],
+    data_bytes: int | None,
+    device_bytes: int | None,
+    note: list[str],
+) -> None:
+    inspection = dataclasses.replace(inspection_of([unit_of(0)]), data_bytes=data_bytes, device_bytes=device_bytes)
+    replicas = [{"device": "gpu"}, {"device": "cpu"}]
+    spec = spec_of(replicas=replicas, resident=True)
+    assert list(plan_notes(spec, inspection)) == note
+    plan = make_plan(spec, inspection, shared_bytes_free=1 << 40)
+    assert [replica.resident for replica in plan.replicas] == [not note, False]
+    fetches = [plan.task_seconds[task.id] for task in plan.graph.tasks if task.kind is Kind.FETCH]
+    assert (max(fetches) == 0.0) is not bool(note)
+    assert list(plan_notes(spec_of(replicas=replicas), inspection)) == []
+    assert not any(
+        each.resident for each in make_plan(spec_of(replicas=replicas), inspection, shared_bytes_free=1 << 40).replicas
+    )

@@ -107,6 +107,8 @@ class _Costs:
         match task.kind:
             case Kind.LOAD:
                 return self._inspection.load_seconds * self._size(task)
+            case Kind.FETCH if self._job.plan.replicas[task.holder.replica].resident:
+                return 0.0  # a copy within the device's own memory, next to nothing
             case Kind.FETCH:
                 facts = (self._inspection.input, self._inspection.target)
                 return self._inspection.link_seconds(sum(part.max_bytes() for part in facts if part)) * self._size(task)

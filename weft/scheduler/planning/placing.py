@@ -13,6 +13,8 @@ from weft.scheduler.planning.synchronising import needs_buckets, synchronisation
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import workers_needed
 
+RESIDENT_SHARE = 1 / 8  # of a GPU's free memory, for data: arbitrary; the rest is for what is computed
+
 
 def place(
     strategy: Strategy,
@@ -35,7 +37,7 @@ def place(
     hosts = range(next_position["cpu"], needed.get("cpu", 0))
     workers = tuple(kind for kind, count in needed.items() for _ in range(count))
     placement = Placement(
-        replicas=_replica_plans(strategy, cuts, windows or [None] * len(cuts)),
+        replicas=_replica_plans(strategy, inspection, cuts, windows or [None] * len(cuts)),
         cuts=tuple(cuts),
         workers=workers,
         worker_of=worker_of,
@@ -48,7 +50,20 @@ def place(
     return replace(placement, synchronisation=synchronisation_of(strategy, inspection, placement, list(hosts), local))
 
 
-def _replica_plans(strategy: Strategy, cuts: Sequence[Cuts], windows: Sequence[int | None]) -> tuple[ReplicaPlan, ...]:
+def why_not_resident(inspection: Inspection) -> str | None:
+    """Why devices cannot have the data; None where they can."""
+    num_bytes, free = inspection.data_bytes, inspection.device_bytes
+    if num_bytes is None:
+        return "they are no tensors, or are collated by the workload"
+    if free is not None and num_bytes > RESIDENT_SHARE * free:
+        return f"their {num_bytes / 2**20:.0f} MiB are more than an eighth of a GPU's free {free / 2**20:.0f} MiB"
+    return None
+
+
+def _replica_plans(
+    strategy: Strategy, inspection: Inspection, cuts: Sequence[Cuts], windows: Sequence[int | None]
+) -> tuple[ReplicaPlan, ...]:
+    resident = strategy.resident and why_not_resident(inspection) is None
     return tuple(
         ReplicaPlan(
             device=replica.device,
@@ -57,6 +72,7 @@ def _replica_plans(strategy: Strategy, cuts: Sequence[Cuts], windows: Sequence[i
             private=replica.device == "gpu" or staleness > 0,
             staleness=staleness,
             working_window=window,
+            resident=resident and replica.device == "gpu",
         )
         for replica, own_cuts, window, count, staleness in zip(
             strategy.replica_list, cuts, windows, strategy.microbatch_counts, strategy.staleness_list, strict=True

@@ -8,6 +8,7 @@ from weft.plan.division import divide
 from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
 from weft.plan.plan import Plan
+from weft.scheduler.planning.placing import why_not_resident
 from weft.spec.job_spec import JobSpec
 
 NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a line
@@ -16,6 +17,8 @@ NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a lin
 def plan_notes(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
     if inspection.varying_shapes:
         yield _shapes_note(inspection)
+    if spec.strategy.resident and (why := why_not_resident(inspection)) is not None:
+        yield f"data: not resident on GPUs, since {why}"
     if spec.job.mode != "train":
         return
     if inspection.batch_modules:

@@ -133,6 +133,7 @@ class _Inspection(TypedDict):
     elementwise: bool
     weighted: bool
     streams: list[str]
+    data_bytes: _Whole | None
     batch_modules: list[str]
     copy_bytes_per_second: _Rate
     small_size: _Whole

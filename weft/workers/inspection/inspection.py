@@ -37,6 +37,7 @@ from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
 from weft.workload.building import LITTLE_BYTES, digest_of, number_of
 from weft.workload.data.batches import Batches
+from weft.workload.data.resident import whole_of
 from weft.workload.optimizer import make_optimizer
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError
@@ -104,10 +105,18 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "streams": batches.streams,
+        "data_bytes": _data_bytes(batches),
         "batch_modules": _batch_modules(workload.model),
         "copy_bytes_per_second": _copy_bytes_per_second(),
         "small_size": ran.small_size,
     }
+
+
+def _data_bytes(batches: Batches) -> int | None:
+    found = [whole_of(source) for source in batches.sources().values()]
+    if any(whole is None for whole in found):
+        return None
+    return sum(tensor.nbytes for whole in found if whole is not None for tensor in whole[0])
 
 
 def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:

@@ -26,7 +26,7 @@ from weft.plan.kinds import KINDS, MODE_INDEX, Kind, Way
 from weft.plan.placement import COMPUTE
 from weft.plan.plan import Ring
 from weft.plan.worker_view import WorkerView
-from weft.spec.job_spec import JobSpec
+from weft.spec.job_spec import JobSection, JobSpec
 from weft.spec.strategy import Strategy
 from weft.transport.memory.board import INITIAL_BYTE, Board, num_words
 from weft.transport.memory.directory import Directory
@@ -41,6 +41,7 @@ from weft.workers.memory.growing import Growing
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.slots import SlotRing
 from weft.workload.data.batches import Batches
+from weft.workload.data.resident import ResidentData
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload
 
@@ -73,7 +74,7 @@ class Attempt:
         }
         self.board = next(iter(self.boards.values()))
         places = _Places(directory, view, self.course, device)
-        self._loaded, growing = places.loaded(workload)
+        self._loaded, growing = places.loaded(workload, spec.job)
         parcels = places.of(ParcelRing, crosses=True)
         self._growing = [*growing, *(parcel.growing for _, parcel in parcels)]
         self._weights = Weights(
@@ -223,14 +224,21 @@ class _Places:
             if ring.crosses is crosses
         ]
 
-    def loaded(self, workload: Workload) -> tuple[Loaded, list[Growing]]:
+    def loaded(self, workload: Workload, job: JobSection) -> tuple[Loaded, list[Growing]]:
         """What is loaded, and what of it grows."""
+        replicas, resident = self.view.replicas, self._resident(workload, job)
         if is_cut_by_calls(workload):
             batches = self.of(BatchSlots, crosses=False)
             growing = [slots.growing for _, slots in batches]
-            return LoadedBatches(batches, self.course, pairs=workload.step is None), growing
-        num_stages = [replica.num_stages for replica in self.view.replicas]
-        return LoadedPairs(self.of(SlotRing, crosses=False), self.course, num_stages, self.device), []
+            return LoadedBatches(batches, self.course, replicas, resident, pairs=workload.step is None), growing
+        return LoadedPairs(self.of(SlotRing, crosses=False), self.course, replicas, self.device, resident), []
+
+    def _resident(self, workload: Workload, job: JobSection) -> ResidentData | None:
+        """The data, where this worker's device has them."""
+        if not any(self.view.replicas[stage.replica].resident for stage in self.view.stages):
+            return None
+        batches = Batches(workload, seed=job.seed, batch_size=job.batch_size, steps=job.steps)
+        return ResidentData(batches, self.device.put)
 
 
 def _given(number: int | None) -> int:

@@ -10,7 +10,7 @@ from weft.plan.buckets import Holder
 from weft.plan.course import Course
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
-from weft.plan.plan import Ring, Role
+from weft.plan.plan import ReplicaPlan, Ring, Role
 from weft.workers.compute.pairs import PairReader
 from weft.workers.compute.stage_tasks import ReadBatch
 from weft.workers.compute.weights import Weights
@@ -18,8 +18,10 @@ from weft.workers.devices.device import Memory
 from weft.workers.memory.batch_slots import BatchSlots
 from weft.workers.memory.slots import SlotRing
 from weft.workload.data.batches import Batches
+from weft.workload.data.resident import ResidentData
 from weft.workload.data.tree import build
 
+NUMBERS = {Role.INPUT: 0, Role.TARGET: 1}  # of the tensors of a pair
 Rings = Sequence[tuple[Ring, SlotRing]]
 
 
@@ -32,8 +34,15 @@ class Loaded(Protocol):
 class LoadedPairs(Loaded):
     """The first stage reads inputs, the last one targets."""
 
-    def __init__(self, rings: Rings, course: Course, num_stages: Sequence[int], device: Memory) -> None:
-        self._course, self._num_stages, self._device = course, num_stages, device
+    def __init__(
+        self,
+        rings: Rings,
+        course: Course,
+        replicas: Sequence[ReplicaPlan],
+        device: Memory,
+        resident: ResidentData | None,
+    ) -> None:
+        self._course, self._replicas, self._device, self._resident = course, replicas, device, resident
         self._rings = {  # by the memory, of each role and replica
             (role, replica): {
                 ring.memory: made
@@ -41,13 +50,17 @@ class LoadedPairs(Loaded):
                 if ring.role is role and (ring.by_number or ring.replica == replica)
             }
             for role in (Role.INPUT, Role.TARGET)
-            for replica in range(len(num_stages))
+            for replica in range(len(replicas))
         }
 
     def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None:
         part = self._course.loaded_part(iteration, replica, microbatch)
         if part.size == 0:
             weights.weigh(iteration, part, None)
+            return
+        if not weights.weighs and is_taken_by_devices(
+            self._replicas, replica, self._rings[Role.INPUT, replica]["shared"]
+        ):
             return
         rings = (self._rings[role, replica]["shared"] for role in (Role.INPUT, Role.TARGET))
         inputs, targets = (ring.slot(iteration.index, microbatch, part.size) for ring in rings)
@@ -58,6 +71,11 @@ class LoadedPairs(Loaded):
         part = self._course.part(iteration, holder.replica, microbatch)
         for role in self._roles(holder) if part.size else ():
             rings = self._rings[role, holder.replica]
+            if self._replicas[holder.replica].resident:
+                assert self._resident is not None
+                slot = rings["device"].slot(iteration.index, microbatch, part.size)
+                self._resident.fill(NUMBERS[role], slot, iteration, part)
+                continue
             shared, device = rings["shared"], rings["device"]
             source = shared.slot(iteration.index, part.number if shared.by_number else microbatch, part.size)
             self._device.copy(device.slot(iteration.index, microbatch, part.size), source)
@@ -68,16 +86,24 @@ class LoadedPairs(Loaded):
         return PairReader(own.get(Role.INPUT), own.get(Role.TARGET))
 
     def _roles(self, holder: Holder) -> list[Role]:
-        ends = ((Role.INPUT, 0), (Role.TARGET, self._num_stages[holder.replica] - 1))
+        ends = ((Role.INPUT, 0), (Role.TARGET, self._replicas[holder.replica].num_stages - 1))
         return [role for role, stage in ends if stage == holder.stage]
 
 
 class LoadedBatches(Loaded):
     """Every stage reads all of it."""
 
-    def __init__(self, made: Sequence[tuple[Ring, BatchSlots]], course: Course, *, pairs: bool) -> None:
+    def __init__(
+        self,
+        made: Sequence[tuple[Ring, BatchSlots]],
+        course: Course,
+        replicas: Sequence[ReplicaPlan],
+        resident: ResidentData | None,
+        *,
+        pairs: bool,
+    ) -> None:
         """pairs: batches are (inputs, targets), and what one counts is asked of the targets."""
-        self._course, self._pairs = course, pairs
+        self._course, self._replicas, self._resident, self._pairs = course, replicas, resident, pairs
         self._shared = {ring.replica: slots for ring, slots in made if ring.memory == "shared"}
         self._own = {Holder(ring.replica, ring.stages[0]): slots for ring, slots in made if ring.memory == "device"}
 
@@ -85,6 +111,8 @@ class LoadedBatches(Loaded):
         part = self._course.loaded_part(iteration, replica, microbatch)
         if part.size == 0:
             weights.weigh(iteration, part, None)
+            return
+        if not weights.weighs and is_taken_by_devices(self._replicas, replica, self._shared_by(replica)):
             return
         tensors, skeleton = batches.batch(iteration, part)
         self._shared_by(replica).write(iteration.index, microbatch, tensors, skeleton)
@@ -94,7 +122,10 @@ class LoadedBatches(Loaded):
 
     def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None:
         part = self._course.part(iteration, holder.replica, microbatch)
-        if part.size:
+        if part.size and self._replicas[holder.replica].resident:
+            assert self._resident is not None
+            self._own[holder].take(iteration.index, microbatch, *self._resident.batch(iteration, part))
+        elif part.size:
             shared = self._shared_by(holder.replica)
             number = part.number if shared.by_number else microbatch
             self._own[holder].fetch(shared, iteration.index, number, microbatch)
@@ -105,6 +136,11 @@ class LoadedBatches(Loaded):
     def _shared_by(self, replica: int) -> BatchSlots:
         slots = self._shared.get(replica)
         return slots if slots is not None else self._shared[0]  # of all replicas, where they steal
+
+
+def is_taken_by_devices(replicas: Sequence[ReplicaPlan], replica: int, slots: SlotRing | BatchSlots) -> bool:
+    """Whether nobody reads what would be loaded for the replica, or for all, where they steal."""
+    return all(each.resident for each in (replicas if slots.by_number else [replicas[replica]]))
 
 
 def _read(slots: BatchSlots, iteration: Iteration, microbatch: int, part: Part) -> Any:

@@ -14,7 +14,7 @@ from weft.plan.plan import Ring
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Device
 from weft.workers.memory.growing import Growing
-from weft.workers.memory.packing import Unpacker, num_packed_bytes, pack, packed_into
+from weft.workers.memory.packing import Unpacker, num_packed_bytes, pack, pack_tensors, packed_into
 from weft.workers.memory.slots import RingMemory
 from weft.workload.data.tree import Skeleton
 
@@ -47,6 +47,14 @@ class BatchSlots:
             slot = self.growing.grow(at, 0, len(came))
         self._heads[at] = self._unpacker.head_of(came)
         self._device.copy(slot[: len(came)], came)
+
+    def take(self, iteration: int, microbatch: int, tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> None:
+        """A batch that is on the device already, to its slot there."""
+        at = self._memory.slot(iteration, microbatch)
+        slot, num_bytes = self._slot(at), num_packed_bytes(tensors, skeleton)
+        if num_bytes > len(slot):
+            slot = self.growing.grow(at, 0, num_bytes)
+        self._heads[at] = pack_tensors(slot, tensors, skeleton)
 
     def read(self, iteration: int, microbatch: int) -> Any:
         number = self._memory.slot(iteration, microbatch)

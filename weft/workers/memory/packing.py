@@ -32,11 +32,22 @@ def pack(into: torch.Tensor, tensors: Sequence[torch.Tensor], skeleton: Skeleton
         return False
     into[:_LENGTHS].view(torch.int64)[:] = torch.tensor([len(head), num_bytes])
     into[_LENGTHS : _LENGTHS + len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    _copy(into, tensors, head)
+    return True
+
+
+def pack_tensors(into: torch.Tensor, tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> bytes:
+    """Without the head, which is returned: where `into` is on a device, as the tensors are."""
+    head = _head(tensors, skeleton)
+    _copy(into, tensors, head)
+    return head
+
+
+def _copy(into: torch.Tensor, tensors: Sequence[torch.Tensor], head: bytes) -> None:
     place = _first_place(head)
     for tensor in tensors:
         typed(into, place, tensor.shape, dtype_name(tensor.dtype), _strides(tensor)).copy_(tensor)
         place += aligned(tensor.nbytes)
-    return True
 
 
 def packed_into(slot: torch.Tensor) -> torch.Tensor:

@@ -39,11 +39,19 @@ class Batches:
     @property
     def streams(self) -> list[str]:
         """The fields of the workload whose items are drawn one after another."""
-        return [source.field for source in self._sources() if isinstance(source.dataset, ItemStream)]
+        return [source.field for source in self.sources().values() if isinstance(source.dataset, ItemStream)]
+
+    def sources(self) -> dict[bool, DataSource]:
+        """By whether they are for training."""
+        return {True: self._train} | ({} if self._validation is None else {False: self._validation})
+
+    def order(self, iteration: Iteration) -> torch.Tensor:
+        """The samples of its epoch, by their numbers in the data."""
+        return self._source(iteration).order(iteration.epoch, self._seed)
 
     def check_orders(self) -> None:
         """Raises WorkloadError for a sampler that would not tell every loader the same."""
-        for source in self._sources():
+        for source in self.sources().values():
             if source.sampler is not None and not source.order(0, self._seed).equal(source.order(0, self._seed)):
                 raise WorkloadError(
                     f"Workload.{source.field}: its sampler, a {kind_of(source.sampler)}, gave two orders when it was "
@@ -97,9 +105,6 @@ class Batches:
                 skeleton = batch_of(source, source.order(0, self._seed)[: part.size].tolist())[1]
             self._structures[source.field] = skeleton
         return self._structures[source.field]
-
-    def _sources(self) -> list[DataSource]:
-        return [self._train] if self._validation is None else [self._train, self._validation]
 
     def _source(self, iteration: Iteration) -> DataSource:
         source = self._train if iteration.training else self._validation

@@ -32,7 +32,7 @@ from torch.utils.data import (
 
 from weft.plan.error_places import within
 from weft.workload.data.stream import ItemStream, stream_of
-from weft.workload.data.tree import build, flatten
+from weft.workload.data.tree import Skeleton, build, flatten
 from weft.workload.workload import CollateFunction, Workload, WorkloadError, kind_of
 
 Field = Literal["train", "validation"]
@@ -49,6 +49,10 @@ class Tensors(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return build(self._skeleton, [tensor[index] for tensor in self._tensors])
+
+    @property
+    def whole(self) -> tuple[list[torch.Tensor], Skeleton]:
+        return list(self._tensors), self._skeleton
 
     def rows(self, indices: torch.Tensor) -> Any:
         return build(self._skeleton, [tensor.index_select(0, indices) for tensor in self._tensors])
