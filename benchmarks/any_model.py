@@ -34,8 +34,8 @@ HERE = Path(__file__).resolve().parent
 WARM_ITERATIONS = 10
 SCHEDULE = "1f1b"
 GOALS = {"": "<= 1.02", "small_": "<= 1.06", "resnet_": None}
-LARGE = dataclasses.replace(CASES[0], args={**CASES[0].args, "layers": 12})
-RESNET = Case(prefix="resnet_", entry="resnet_job.py:workload", args={"samples": 64}, iterations=20, turns=7)
+LARGE = dataclasses.replace(CASES[0], args={**CASES[0].args, "layers": 12}, turns=5)
+RESNET = Case(prefix="resnet_", entry="resnet_job.py:workload", args={"samples": 64}, iterations=20, turns=5)
 OWN_FORWARD = {
     "gpt_job.py:workload": "any_model_job.py:workload",
     "resnet_job.py:workload": "resnet_job.py:own_forward",
