@@ -61,4 +61,6 @@ def test_data_that_are_collated_stay_with_the_host_and_the_log_says_so(machine: 
     result = machine.run(machine.spec(source, strategy={"resident": True, "replicas": [GPU]}, batch_size=4, epochs=1))
     assert result["state"] == "completed"
     log = machine.log_of(result["job"])
-    assert "data: not resident on GPUs, since they are no tensors, or are collated by the workload" in log
+    assert (
+        "data: not resident on GPUs, since they are no tensors, or the workload collates or samples them itself" in log
+    )

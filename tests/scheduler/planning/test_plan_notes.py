@@ -95,7 +95,11 @@ def test_a_line_says_that_batches_of_one_size_are_not_of_one_shape(
 @pytest.mark.parametrize(
     ("data_bytes", "device_bytes", "note"),
     [
-        (None, None, ["data: not resident on GPUs, since they are no tensors, or are collated by the workload"]),
+        (
+            None,
+            None,
+            ["data: not resident on GPUs, since they are no tensors, or the workload collates or samples them itself"],
+        ),
         (1 << 30, None, []),
         (1 << 27, 1 << 30, []),
         (

@@ -116,6 +116,7 @@ class Items(torch.utils.data.TensorDataset):
         ({"train": torch.utils.data.TensorDataset(X, X)}, 2),
         ({"loss": None, "step": max, "train": {"x": X, "again": X, "y": Y}}, 2),
         ({"collate": torch.stack}, None),
+        ({"train": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), sampler=[3, 1])}, None),
         ({"train": Items(X, Y)}, None),
         ({"train": [(X[0], Y[0])]}, None),
     ],

@@ -54,7 +54,7 @@ def why_not_resident(inspection: Inspection) -> str | None:
     """Why devices cannot have the data; None where they can."""
     num_bytes, free = inspection.data_bytes, inspection.device_bytes
     if num_bytes is None:
-        return "they are no tensors, or are collated by the workload"
+        return "they are no tensors, or the workload collates or samples them itself"
     if free is not None and num_bytes > RESIDENT_SHARE * free:
         return f"their {num_bytes / 2**20:.0f} MiB are more than an eighth of a GPU's free {free / 2**20:.0f} MiB"
     return None

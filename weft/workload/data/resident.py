@@ -17,8 +17,9 @@ Whole = tuple[list[torch.Tensor], Skeleton]  # the samples along the first dimen
 
 
 def whole_of(source: DataSource) -> Whole | None:
-    """What a source consists of, where items are rows of tensors and batches nothing else; None otherwise."""
-    if source.collate is not None:
+    """What a source consists of, where items are rows of tensors and batches nothing else; None otherwise. A sampler of
+    the user's may draw by torch's generator, which computing draws by, too."""
+    if source.collate is not None or source.sampler is not None:
         return None
     if isinstance(source.dataset, Tensors):
         return source.dataset.whole
