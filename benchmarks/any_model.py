@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +48,21 @@ def collect(quick: bool) -> list[Result]:
     with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
         for case in (LARGE, CASES[1], RESNET):
             results += _iterations(client, case, 2 if quick else case.turns)
-        results.append(_prepare_peak(client, 1 if quick else 3))
+    results.append(_prepare_peak(1 if quick else 3))
     results.append(_inspection(2 if quick else 5))
     return results
 
 
 def _iterations(client: Client, case: Case, turns: int) -> list[Result]:
     stages = stages_of(case, SCHEDULE)
-    split = [first for first, _ in stages[1:]]
+    numbers = [first for first, _ in stages[1:]]
+    names = [f"blocks.{number - 1}" for number in numbers]  # of the class: what is before the blocks is one child
     own, sequential, theirs = [], [], []
     with torch_peers(case, SCHEDULE, stages) as peers:
         ask(peers, 3)
         for turn in range(turns):
-            for entry, seconds in ((OWN_FORWARD[case.entry], own), (case.entry, sequential))[:: 1 if turn % 2 else -1]:
+            parties = (OWN_FORWARD[case.entry], own, names), (case.entry, sequential, numbers)
+            for entry, seconds, split in parties[:: 1 if turn % 2 else -1]:
                 seconds.append(_iteration(client, _spec(case, entry, case.iterations + WARM_ITERATIONS, split)))
             theirs.append(statistics.median(ask(peers, case.iterations)[0]))
     shape = ", ".join(f"{key} {value}" for key, value in case.args.items() if key != "samples")
@@ -82,7 +85,7 @@ def _iterations(client: Client, case: Case, turns: int) -> list[Result]:
     ]
 
 
-def _spec(case: Case, entry: str, steps: int, split: list[int]) -> JobSpec:
+def _spec(case: Case, entry: str, steps: int, split: Sequence[int | str]) -> JobSpec:
     job = {"entry": entry, "args": case.args, "steps": steps, "batch_size": 16, "seed": 1}
     strategy = {"schedule": SCHEDULE, "stages": 2, "microbatches": 8, "split": split}
     return JobSpec.parse({"job": job, "strategy": strategy, "directory": str(HERE)})
@@ -93,7 +96,8 @@ def _iteration(client: Client, spec: JobSpec) -> float:
     return statistics.median(row["seconds"] for row in rows[WARM_ITERATIONS:])
 
 
-def _prepare_peak(client: Client, turns: int) -> Result:
+def _prepare_peak(turns: int) -> Result:
+    """Of workers that had no other job: a worker keeps memory that was free."""
     args = {"layers": 12, "dim": 768, "heads": 4, "context": 32, "vocabulary": 512, "samples": 64}
     spec = _spec(dataclasses.replace(LARGE, args=args), OWN_FORWARD[LARGE.entry], 1_000_000, [7])
     spec = spec.model_copy(update={"job": spec.job.model_copy(update={"mode": "forward"})})
@@ -106,15 +110,17 @@ def _prepare_peak(client: Client, turns: int) -> Result:
     parameters, largest = json.loads(told.stdout)
     peaks = []
     for _ in range(turns):
-        while any(worker["job"] is not None for worker in client.status()["workers"]):
-            time.sleep(0.05)
-        idle = min(_status_bytes(worker["pid"], "VmRSS") for worker in client.status()["workers"])
-        job = client.submit(spec)["job"]
-        while not client.show(job)["step"]:
-            time.sleep(0.05)
-        held = [worker for worker in client.status()["workers"] if worker["worker"].startswith("cpu-")]
-        peaks.append(max(_status_bytes(worker["pid"], "VmHWM") for worker in held) - idle)
-        client.cancel(job)
+        runs_dir = tempfile.mkdtemp(prefix="weft-bench-")
+        with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=runs_dir) as client:
+            while not all(pids := [each["pid"] for each in client.status()["workers"] if each["kind"] == "cpu"]):
+                time.sleep(0.05)
+            time.sleep(1.0)  # until they have imported what they will
+            idle = min(_status_bytes(pid, "VmRSS") for pid in pids)
+            job = client.submit(spec)["job"]
+            while not client.show(job)["step"]:
+                time.sleep(0.05)
+            peaks.append(max(_status_bytes(pid, "VmHWM") for pid in pids) - idle)
+            client.cancel(job)
     return ratio_result(
         "prepare_peak_memory",
         peaks,

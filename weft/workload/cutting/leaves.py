@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
+from operator import is_
 from typing import Any
 
 import torch
@@ -32,6 +33,13 @@ def replaced(value: Any, by: Callable[[torch.Tensor], Any]) -> Any:
         return by(value)
     if value is None or isinstance(value, (int, float, str)):
         return value
+    kind = type(value)
+    if kind is tuple or kind is list:  # as pytree has these and dicts, in a fifth of its time
+        parts = [replaced(part, by) for part in value]
+        return value if all(map(is_, parts, value)) else kind(parts)
+    if kind is dict:
+        values = {key: replaced(part, by) for key, part in value.items()}
+        return value if all(map(is_, values.values(), value.values())) else values
     leaves, spec = tree_flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
         return _replaced_in_object(value, by)
