@@ -60,7 +60,7 @@ def digest_of(parameter: torch.Tensor) -> int | None:
         return None
     flat = parameter.detach().as_strided((parameter.numel(),), (1,)).view(torch.uint8)
     words = flat.view(torch.int32) if parameter.nbytes % 4 == 0 else flat
-    parts = words.split(SMALL_BYTES)  # torch sums by a copy of the wider dtype
+    parts = torch.split(words, SMALL_BYTES)  # torch sums by a copy of the wider dtype
     return sum(int(part.sum(dtype=torch.int64)) for part in parts) & (1 << 53) - 1  # what a float holds exactly
 
 
