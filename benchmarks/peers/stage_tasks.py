@@ -19,12 +19,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import pin
 
-from weft.plan.plan import Role
+from weft.plan.plan import Ring, Role
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import Arena, Layout
 from weft.workers.devices.host import HostDevice
 from weft.workers.lanes.attempt import Attempt
+from weft.workers.memory.parcels import ParcelRing
 from weft.workload.entry import load_workload
 
 
@@ -43,6 +44,14 @@ class PrivateDirectory:
         return Arena(self.block(name, layout.num_bytes), layout)
 
 
+def fill(directory: Any, ring: Ring, microbatches: int) -> None:
+    """What another stage would have sent, in every slot."""
+    made = ParcelRing(directory, ring, microbatches, HostDevice())
+    scale = 1.0 if ring.role is Role.ACTIVATION else 1e-4
+    for number in range(ring.depth):
+        made.write(0, number, [scale * torch.randn(max(value.shapes.values())) for value in ring.values])
+
+
 def main() -> None:
     config = json.loads(sys.argv[1])
     pin(config["core"])
@@ -56,9 +65,8 @@ def main() -> None:
     program = view.programs["compute"]
     operations = stage.operations("compute", program)
     for ring in view.rings:
-        if ring.crosses:
-            values = directory.blocks[ring.name].view(torch.float32)
-            values.normal_(std=1.0 if ring.role is Role.ACTIVATION else 1e-4)
+        if ring.crosses and ring.writer != view.stages[0].stage:
+            fill(directory, ring, stage.course.microbatches[0])
     iteration_number = 0
     for line in sys.stdin:
         seconds: defaultdict[int, list[float]] = defaultdict(list)
