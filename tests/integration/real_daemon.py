@@ -35,13 +35,9 @@ WORKERS = 3
 KEY = b"k" * 32  # of a directory that a test asks
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-# A job that is over in a moment, or held at a gate: a file at which it waits while it exists.
-# gate_at numbers the calls of the loss; an inspection makes 4.
-LINE = """
+# Holds a job at a gate: a file that is looked for until it is gone, since to open a FIFO that is going waits for ever.
+PASS_GATE = """
 import os, time
-import torch, weft
-
-calls = 0
 
 def pass_gate(gate, where):
     if gate and os.path.exists(gate):
@@ -49,6 +45,16 @@ def pass_gate(gate, where):
         while os.path.exists(gate):
             time.sleep(0.005)
         print("through the gate", where, flush=True)
+
+"""
+
+# A job that is over in a moment, or held at a gate. gate_at numbers the calls of the loss; an inspection makes 4.
+LINE = (
+    PASS_GATE
+    + """
+import torch, weft
+
+calls = 0
 
 def workload(width=8, gate="", gate_at=0, marker="unchanged", planning_gate="", learning_rate=0.05):
     pass_gate(planning_gate, "of planning")
@@ -68,6 +74,7 @@ def workload(width=8, gate="", gate_at=0, marker="unchanged", planning_gate="", 
                          validation=(inputs, inputs.sin()),
                          optimizer=lambda params: torch.optim.Adam(params, lr=learning_rate))
 """
+)
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:

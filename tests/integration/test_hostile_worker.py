@@ -24,7 +24,7 @@ NUM_CALLS = 8  # of the loss in two epochs, each of two steps and two batches of
 MOMENTS = {"inspecting": {"attack_now": True}, "training": {"attack_at": 6}, "ending": {"attack_at": NUM_CALLS}}
 
 HOSTILE = (
-    LINE.replace("import os, time", "import contextlib, os, socket, stat, struct, time")
+    LINE.replace("import os, time", "import contextlib, os, socket, stat, struct, time", 1)
     .replace("marker=", "kind='', attack_now=False, attack_at=0, other='', marker=")
     .replace("    def loss(", "    if attack_now:\n        attack(kind, other)\n\n    def loss(", 1)
     .replace(

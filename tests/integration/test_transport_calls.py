@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
-KnownKeyDaemon, SECONDS = _REAL["KnownKeyDaemon"], _REAL["SECONDS"]
+KnownKeyDaemon, PASS_GATE, SECONDS = (_REAL[name] for name in ("KnownKeyDaemon", "PASS_GATE", "SECONDS"))
 
 COUNTING = """
-import multiprocessing.reduction as reduction, os, pickle, time
+import multiprocessing.reduction as reduction, os, pickle
 import torch, weft
 
 counts = dict(calls=0, pickles=0, blocks=0)
@@ -61,9 +61,7 @@ def workload(steps, gate):
     def loss(output, target):
         say("last stage", {30, 8 * steps})
         if counts["calls"] == 8 * steps:
-            print("at the gate", flush=True)
-            while os.path.exists(gate):
-                time.sleep(0.005)
+            pass_gate(gate, "of the end")
         return torch.nn.functional.mse_loss(output, target)
 
     model = torch.nn.Sequential(Told({30, 8 * steps}), torch.nn.Linear(4, 1))
@@ -82,7 +80,7 @@ def counts_of(daemon: Any, strategy: dict[str, Any], steps: int) -> tuple[int, l
     gate = daemon.gate()
     job = daemon.submit(
         daemon.spec(
-            COUNTING,
+            PASS_GATE + COUNTING,
             args={"steps": steps, "gate": str(gate)},
             strategy=strategy,
             batch_size=16,

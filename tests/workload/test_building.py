@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from weft.workload.building import SMALL_BYTES, NeedsValuesError, Sink, digest_of, number_of, numbered
+from weft.workload.building import SMALL_BYTES, SUMMED_WORDS, NeedsValuesError, Sink, digest_of, number_of, numbered
 
 WIDTH = 160
 assert 4 * WIDTH * WIDTH > SMALL_BYTES
@@ -161,4 +161,6 @@ def test_a_digest_is_of_the_values_in_whatever_order_they_lie(dtype: torch.dtype
     assert digest == digest_of(torch.empty(5, 3, dtype=dtype).t().copy_(values))
     values[1, 2] += 1
     assert digest_of(values) != digest
+    half = torch.zeros(4 * SUMMED_WORDS, dtype=dtype)
+    assert digest_of(torch.cat([half, half + 1])) != digest_of(torch.cat([half + 1, half]))
     assert digest_of(torch.empty(2, device="meta")) is None

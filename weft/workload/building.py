@@ -28,6 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 _numbers: MutableMapping[nn.Parameter, int] = WeakIdKeyDictionary()  # of parameters that are built or being built
 
 LITTLE_BYTES = 32 << 20  # arbitrary: so much more than its own part a worker may have for a moment
+SUMMED_WORDS = 1 << 16  # at once: torch sums by a copy of the wider dtype
 SMALL_BYTES = 1 << 16  # arbitrary: a parameter of fewer is built where it is
 
 _FILLING = {"bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_"}
@@ -60,8 +61,9 @@ def digest_of(parameter: torch.Tensor) -> int | None:
         return None
     flat = parameter.detach().as_strided((parameter.numel(),), (1,)).view(torch.uint8)
     words = flat.view(torch.int32) if parameter.nbytes % 4 == 0 else flat
-    parts = torch.split(words, SMALL_BYTES)  # torch sums by a copy of the wider dtype
-    return sum(int(part.sum(dtype=torch.int64)) for part in parts) & (1 << 53) - 1  # what a float holds exactly
+    parts = torch.split(words, SUMMED_WORDS)
+    total = sum(number * int(part.sum(dtype=torch.int64)) for number, part in enumerate(parts, 1))
+    return total & (1 << 53) - 1  # what a float holds exactly
 
 
 @contextmanager

@@ -47,14 +47,6 @@ SHOWN = {
 }
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> Path:
-    (tmp_path / "digits.py").write_text("def workload(): ...\n")
-    path = tmp_path / "digits.toml"
-    path.write_text('[job]\nentry = "digits.py:workload"\nepochs = 3\nbatch_size = 4\n')
-    return path
-
-
 def trial(spec: Path, preset: str, strategy: str = "", *overrides: str) -> Trial:
     spec.write_text(spec.read_text() + f"[strategy]\n{strategy}\n")
     (made,) = make_trials(spec, overrides, [preset])

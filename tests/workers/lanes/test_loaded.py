@@ -15,7 +15,7 @@ from weft.plan.itinerary import Iteration
 from weft.plan.plan import ReplicaPlan, Role
 from weft.workers.lanes.loaded import LoadedPairs
 from weft.workload.data.batches import Batches
-from weft.workload.data.resident import ResidentData, whole_of
+from weft.workload.data.resident import ResidentData, can_be_resident
 from weft.workload.data.source import source_of
 from weft.workload.workload import Workload
 
@@ -110,17 +110,24 @@ class Items(torch.utils.data.TensorDataset):
 
 
 @pytest.mark.parametrize(
-    ("changes", "num_tensors"),
+    ("changes", "num_tensors", "resident"),
     [
-        ({}, 2),
-        ({"train": torch.utils.data.TensorDataset(X, X)}, 2),
-        ({"loss": None, "step": max, "train": {"x": X, "again": X, "y": Y}}, 2),
-        ({"collate": torch.stack}, None),
-        ({"train": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), sampler=[3, 1])}, None),
-        ({"train": Items(X, Y)}, None),
-        ({"train": [(X[0], Y[0])]}, None),
+        ({}, 2, True),
+        ({"train": torch.utils.data.TensorDataset(X, X)}, 2, True),
+        ({"loss": None, "step": max, "train": {"x": X, "again": X, "y": Y}}, 2, True),
+        ({"collate": torch.stack}, None, False),
+        (
+            {"train": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), sampler=[3, 1])},
+            2,
+            False,
+        ),
+        ({"train": Items(X, Y)}, None, False),
+        ({"train": [(X[0], Y[0])]}, None, False),
     ],
 )
-def test_what_is_rows_of_tensors_may_lie_on_a_device(changes: dict[str, Any], num_tensors: int | None) -> None:
-    whole = whole_of(source_of(workload(**changes), "train"))
-    assert (None if whole is None else len(whole[0])) == num_tensors
+def test_what_is_rows_of_tensors_may_lie_on_a_device(
+    changes: dict[str, Any], num_tensors: int | None, resident: bool
+) -> None:
+    source = source_of(workload(**changes), "train")
+    assert (None if source.whole is None else len(source.whole[0])) == num_tensors
+    assert can_be_resident(source) is resident

@@ -37,7 +37,7 @@ from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
 from weft.workload.building import LITTLE_BYTES, digest_of, number_of
 from weft.workload.data.batches import Batches
-from weft.workload.data.resident import whole_of
+from weft.workload.data.resident import can_be_resident
 from weft.workload.optimizer import make_optimizer
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError
@@ -113,10 +113,10 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
 
 
 def _data_bytes(batches: Batches) -> int | None:
-    found = [whole_of(source) for source in batches.sources().values()]
-    if any(whole is None for whole in found):
+    sources = list(batches.sources().values())
+    if not all(map(can_be_resident, sources)):
         return None
-    return sum(tensor.nbytes for whole in found if whole is not None for tensor in whole[0])
+    return sum(tensor.nbytes for source in sources if (whole := source.whole) for tensor in whole[0])
 
 
 def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:

@@ -46,8 +46,13 @@ class Batches:
         return {True: self._train} | ({} if self._validation is None else {False: self._validation})
 
     def order(self, iteration: Iteration) -> torch.Tensor:
-        """The samples of its epoch, by their numbers in the data."""
-        return self._source(iteration).order(iteration.epoch, self._seed)
+        """The samples of its epoch, by their numbers in the data; the same tensor for all of the epoch."""
+        source = self._source(iteration)
+        epoch, order = self._orders.get(source.field, (-1, torch.empty(0)))
+        if iteration.epoch != epoch:
+            order = source.order(iteration.epoch, self._seed)
+            self._orders[source.field] = iteration.epoch, order
+        return order
 
     def check_orders(self) -> None:
         """Raises WorkloadError for a sampler that would not tell every loader the same."""
@@ -64,7 +69,7 @@ class Batches:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(input, target) of one microbatch; written to `into`, whose shapes and dtypes must be theirs, if given."""
         source = self._source(iteration)
-        indices = self._indices(source, iteration, part)
+        indices = self._indices(iteration, part)
         dataset = source.dataset
         if type(dataset) is TensorDataset and len(dataset.tensors) == 2 and source.collate is None:  # items as they are
             if into is not None:
@@ -86,7 +91,7 @@ class Batches:
     def batch(self, iteration: Iteration, part: Part) -> tuple[list[torch.Tensor], Skeleton]:
         """Of a workload with a step: what one microbatch is built of, by `weft.workload.data.tree.build`."""
         source = self._source(iteration)
-        numbers = self._indices(source, iteration, part).tolist()
+        numbers = self._indices(iteration, part).tolist()
         seed_unit(self._seed, iteration.step, part.number, LOADING)
         tensors, skeleton = batch_of(source, numbers)
         told = difference(skeleton, self._first_structure(source, iteration, part, skeleton))
@@ -111,13 +116,8 @@ class Batches:
         assert source is not None
         return source
 
-    def _indices(self, source: DataSource, iteration: Iteration, part: Part) -> torch.Tensor:
-        start = iteration.start + part.start
-        epoch, order = self._orders.get(source.field, (-1, torch.empty(0)))
-        if iteration.epoch != epoch:
-            order = source.order(iteration.epoch, self._seed)
-            self._orders[source.field] = iteration.epoch, order
-        return order[start : start + part.size]
+    def _indices(self, iteration: Iteration, part: Part) -> torch.Tensor:
+        return run_of(self.order(iteration), iteration, part)
 
 
 def _check_fits(
@@ -133,7 +133,11 @@ def _check_fits(
 
 def sample_numbers(train: DataSource, seed: int, iteration: Iteration, part: Part) -> list[int]:
     """Which samples of the training data a microbatch has."""
-    order = train.order(iteration.epoch, seed)
-    start = iteration.start + part.start
-    numbers: list[int] = order[start : start + part.size].tolist()
+    numbers: list[int] = run_of(train.order(iteration.epoch, seed), iteration, part).tolist()
     return numbers
+
+
+def run_of(order: torch.Tensor, iteration: Iteration, part: Part) -> torch.Tensor:
+    """order: of the iteration's epoch. What of it a microbatch has."""
+    start = iteration.start + part.start
+    return order[start : start + part.size]

@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.utils.data import TensorDataset
 
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
-from weft.workload.data.batches import Batches
-from weft.workload.data.source import DataSource, Tensors
-from weft.workload.data.tree import Skeleton, flatten
-
-Whole = tuple[list[torch.Tensor], Skeleton]  # the samples along the first dimension of each
+from weft.workload.data.batches import Batches, run_of
+from weft.workload.data.source import DataSource, Whole
+from weft.workload.data.tree import Skeleton
 
 
-def whole_of(source: DataSource) -> Whole | None:
-    """What a source consists of, where items are rows of tensors and batches nothing else; None otherwise. A sampler of
-    the user's may draw by torch's generator, which computing draws by, too."""
-    if source.collate is not None or source.sampler is not None:
-        return None
-    if isinstance(source.dataset, Tensors):
-        return source.dataset.whole
-    if type(source.dataset) is TensorDataset:  # a subclass may change its items
-        return flatten([tensor.view_as(tensor) for tensor in source.dataset.tensors])
-    return None
+def can_be_resident(source: DataSource) -> bool:
+    """A sampler of the user's may draw by torch's generator, which computing draws by, too."""
+    return source.whole is not None and source.sampler is None
 
 
 class ResidentData:
@@ -34,9 +24,9 @@ class ResidentData:
     def __init__(self, batches: Batches, put: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """put: brings a tensor to the device."""
         self._batches, self._put = batches, put
-        self._whole = {training: whole_of(source) for training, source in batches.sources().items()}
+        self._whole = {training: source.whole for training, source in batches.sources().items()}
         self._tensors: dict[tuple[bool, int], torch.Tensor] = {}  # of training or not, by number
-        self._orders: dict[bool, tuple[int, torch.Tensor]] = {}  # likewise: an epoch, and the order of its samples
+        self._orders: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}  # likewise: of an epoch, here and there
 
     def fill(self, number: int, slot: torch.Tensor, iteration: Iteration, part: Part) -> None:
         """slot: the place of the microbatch's samples of one tensor."""
@@ -60,9 +50,9 @@ class ResidentData:
         return self._tensors[key]
 
     def _samples(self, iteration: Iteration, part: Part) -> torch.Tensor:
-        epoch, order = self._orders.get(iteration.training, (-1, torch.empty(0)))
-        if iteration.epoch != epoch:
-            order = self._put(self._batches.order(iteration))
-            self._orders[iteration.training] = iteration.epoch, order
-        start = iteration.start + part.start
-        return order[start : start + part.size]
+        order = self._batches.order(iteration)
+        before, there = self._orders.get(iteration.training, (None, order))
+        if before is not order:
+            there = self._put(order)
+            self._orders[iteration.training] = order, there
+        return run_of(there, iteration, part)

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset
 
 from weft.plan.error_places import samples_place, within
 from weft.workload.data.collating import collate_items
-from weft.workload.data.source import DataSource, Tensors
+from weft.workload.data.source import DataSource
 from weft.workload.data.tree import Skeleton, difference, flatten, ways
 from weft.workload.workload import WorkloadError, kind_of
 
@@ -48,11 +47,9 @@ def batch_of(source: DataSource, numbers: Sequence[int]) -> tuple[list[torch.Ten
 
     Errors are those of `pair_of`; WorkloadError for what no batch is made of, too.
     """
-    if isinstance(source.dataset, Tensors) and source.collate is None:
-        return flatten(source.dataset.rows(torch.tensor(numbers, dtype=torch.int64)))
-    if type(source.dataset) is TensorDataset and source.collate is None:  # a subclass may change its items
+    if (whole := source.whole) is not None:
         rows = torch.tensor(numbers, dtype=torch.int64)
-        return flatten([tensor.index_select(0, rows) for tensor in source.dataset.tensors])
+        return [tensor.index_select(0, rows) for tensor in whole[0]], whole[1]
     batch = _collated(source, numbers, _items(source, numbers), _check_items)
     with within(lambda: f"in a batch of {samples_place(source.field, numbers)}"):
         return flatten(batch)

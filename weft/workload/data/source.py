@@ -36,6 +36,7 @@ from weft.workload.data.tree import Skeleton, build, flatten
 from weft.workload.workload import CollateFunction, Workload, WorkloadError, kind_of
 
 Field = Literal["train", "validation"]
+Whole = tuple[list[torch.Tensor], Skeleton]  # the samples along the first dimension of each
 
 
 class Tensors(Dataset[Any]):
@@ -51,7 +52,7 @@ class Tensors(Dataset[Any]):
         return build(self._skeleton, [tensor[index] for tensor in self._tensors])
 
     @property
-    def whole(self) -> tuple[list[torch.Tensor], Skeleton]:
+    def whole(self) -> Whole:
         return list(self._tensors), self._skeleton
 
     def rows(self, indices: torch.Tensor) -> Any:
@@ -67,6 +68,17 @@ class DataSource:
     in_order: bool  # without a sampler: as the data stand
     num_items: int  # of an epoch in all
     size: int  # of them, those that are not dropped with a last, smaller batch
+
+    @property
+    def whole(self) -> Whole | None:
+        """All of the data, where items are rows of tensors and batches nothing else; None otherwise."""
+        if self.collate is not None:
+            return None
+        if isinstance(self.dataset, Tensors):
+            return self.dataset.whole
+        if type(self.dataset) is TensorDataset:  # a subclass may change its items
+            return flatten([tensor.view_as(tensor) for tensor in self.dataset.tensors])  # one that stands twice is two
+        return None
 
     def order(self, epoch: int, seed: int) -> torch.Tensor:
         """The samples of an epoch, by their numbers in the dataset."""
