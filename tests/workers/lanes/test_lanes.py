@@ -193,7 +193,10 @@ def test_what_a_side_lane_raises_is_told_and_the_main_lane_goes_on(stand: Stand)
     assert isinstance(stand.told.get(timeout=SOON), ZeroDivisionError)
     for index in (1, 2):
         stand.inboxes["compute"].put([(index, [0])])
-    assert sum(stand.reports.get(timeout=SOON)["count"] for _ in range(3)) == 3
+    over = 0
+    while over < 3:  # a report may be of several tasks
+        over += stand.reports.get(timeout=SOON)["count"]
+    assert over == 3
     assert stand.attempt.board.words[1 + 1] == -1, "a task that failed is not posted"
     stand.interrupt()
     assert stand.raised is None
