@@ -43,7 +43,7 @@ def test_a_removed_job_is_gone_with_its_directory_and_its_id_is_free(daemon: Rea
     assert (done.returncode, done.stdout, done.stderr) == (0, "mine\n", "")
     assert not Path(first["run_dir"]).exists()
     assert "mine" not in {job["job"] for job in daemon.client.jobs()}
-    for verb in ("show", "rm", "restart", "logs"):
+    for verb in ("show", "rm", "restart", "resume", "logs"):
         assert daemon.weft(verb, "mine").returncode == 4
     second = ended(daemon, job="mine")  # another directory, another spec
     assert page_of(daemon, "mine")["submitted_at"] == second["submitted_at"] != first["submitted_at"]
@@ -56,7 +56,7 @@ def test_a_job_that_runs_or_waits_is_neither_removed_nor_restarted(daemon: RealD
     job = daemon.submit(daemon.spec(args={"gate": str(gate), "gate_at": 6}))
     try:
         daemon.until_logged(job, "at the gate")
-        for verb in ("rm", "restart"):
+        for verb in ("rm", "restart", "resume"):
             done = daemon.weft(verb, job)
             assert (done.returncode, done.stdout) == (75, "")
             assert done.stderr == f"weft: {job} is running; end it first with `weft cancel {job}`, then try again\n"

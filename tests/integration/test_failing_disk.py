@@ -106,7 +106,7 @@ def test_a_daemon_that_stops_on_a_full_disk_says_which_ends_are_lost_and_those_j
     assert f"the newest states of {job} are lost; unfinished in the ledger, they run again" in daemon.log()
     daemon.start()
     assert states(daemon) == {job: "completed"}
-    assert "the daemon has restarted; the job starts again" in daemon.log_of(job)
+    assert "the daemon has restarted; the job runs again" in daemon.log_of(job)
 
 
 def ended_under_fault(daemon: Any, faults: Any, error: int, below: Path, **which: int) -> dict[str, str]:

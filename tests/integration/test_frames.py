@@ -58,8 +58,9 @@ def messages(ended: str, spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "record": {"job": ended},
         "follow": {"job": ended, "offset": 0, "live": True, "progress": True},
         "wait": {"job": ended, "timeout": 0.0},
-        "cancel": {"job": ended},
+        "cancel": {"job": ended, "discard": True},
         "restart": {"job": ended},
+        "resume": {"job": ended},
         "remove": {"job": "nobody"},
         "status": {},
     }

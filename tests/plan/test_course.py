@@ -145,3 +145,31 @@ def test_where_replicas_steal_a_position_has_the_microbatch_that_was_granted_for
     assert [course.loaded_part(first, 0, m).number for m in range(4)] == [0, 1, 2, 3]
     assert course.contributes(first, 0)
     assert course.contributes(first, 1)
+
+
+def test_each_snapshot_is_of_one_iteration_alone() -> None:
+    course = course_of(Itinerary(num_train=1, num_validation=0, batch_size=1, steps=9))
+
+    def places() -> list[int | None]:
+        return [course.snapshot_place(course.iteration(index)) for index in range(9)]
+
+    assert places() == [None] * 9
+    course.adjust(2, Adjustment(snapshot=0))
+    assert places() == [None, None, 0, *[None] * 6]
+    course.adjust(5, Adjustment(shares=(2.0,)))
+    assert places()[2] == 0, "other adjustments leave it"
+    course.adjust(6, Adjustment(snapshot=1))
+    assert places() == [None, None, 0, *[None] * 3, 1, None, None]
+    for index in (7, 4, 8):  # told ahead or not, the newest few
+        course.adjust(index, Adjustment(snapshot=2))
+    assert places() == [*[None] * 4, 2, None, 1, 2, 2]
+
+
+def test_a_course_may_begin_anywhere() -> None:
+    itinerary = Itinerary(num_train=1, num_validation=0, batch_size=1, steps=9)
+    plain = course_of(itinerary)
+    later = Course(
+        replace(VIEW, itinerary=itinerary, replicas=(ReplicaPlan(device="cpu", num_stages=1, microbatches=1),)), 5
+    )
+    assert (plain.begins, later.begins) == (0, 5)
+    assert later.iteration(5) == plain.iteration(5)

@@ -65,7 +65,9 @@ def test_a_task_in_no_lane_or_in_two_is_refused(programs: dict[Lane, tuple[int, 
 
 def test_tasks_and_lanes_are_written_as_people_write_them(plan_of: Callable[..., Plan]) -> None:
     made = plan_of(stages=1, microbatches=2).graph
-    assert made.describe(made.programs[A]) == "FORWARD(0,0) BACKWARD(0,0) FORWARD(0,1) BACKWARD(0,1) UPDATE(0)"
+    assert made.describe(made.programs[A]) == (
+        "FORWARD(0,0) BACKWARD(0,0) FORWARD(0,1) BACKWARD(0,1) UPDATE(0) SNAPSHOT(0)"
+    )
     assert [str(lane) for lane in made.programs] == ["1/load", "0/compute"]
 
 

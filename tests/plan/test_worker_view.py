@@ -18,7 +18,8 @@ def test_a_worker_is_told_whom_each_task_waits_for_and_whom_it_wakes(plan_of: Pl
     (stage,) = view.stages
     assert (stage.replica, stage.stage, stage.first, stage.last) == (0, 1, 1, 2)
     forward, backward, update = (names[name] for name in ("FORWARD(1,0)", "BACKWARD(1,0)", "UPDATE(1)"))
-    assert [task.id for task in view.programs["compute"]] == [forward, backward, update]
+    snapshot = names["SNAPSHOT(1)"]
+    assert [task.id for task in view.programs["compute"]] == [forward, backward, update, snapshot]
     assert {(edge.source, edge.distance, edge.cause) for edge in view.waits[forward]} == {
         (names["LOAD(0,0)"], 0, Cause.DATA),
         (names["FORWARD(0,0)"], 0, Cause.ACTIVATION),
@@ -26,6 +27,7 @@ def test_a_worker_is_told_whom_each_task_waits_for_and_whom_it_wakes(plan_of: Pl
     assert forward not in view.wakes, "its backward runs on the same lane"
     assert backward in view.wakes
     assert update not in view.waits
+    assert snapshot not in view.waits, "it stands behind the update"
 
 
 def test_the_last_update_of_the_first_stage_tells_the_learning_rate(plan_of: PlanOf) -> None:

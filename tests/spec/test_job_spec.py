@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from weft.spec.job_spec import MAX_ARGS_DEPTH, JobSection, JobSpec, ProfileSection, SpecError, Strategy
+from weft.spec.job_spec import (
+    MAX_ARGS_DEPTH,
+    CheckpointSection,
+    JobSection,
+    JobSpec,
+    ProfileSection,
+    SpecError,
+    Strategy,
+)
 from weft.transport.wire.frames import MAX_CLIENT_FRAME_BYTES, FrameReader, encode
 
 FULL = """
@@ -25,6 +33,7 @@ batch_size = 100
 seed = 7
 priority = -3
 mode = "forward"
+resume_from = "runs/digits-1"
 
 [strategy]
 schedule = "gpipe"
@@ -34,9 +43,15 @@ GOOD: dict[str, Any] = {
     "job": {"entry": "digits.py:workload", "args": {}, "epochs": 2, "batch_size": 100, "seed": 7, "priority": 0},
     "strategy": {"schedule": "1f1b", "stages": 1, "microbatches": 1, "recompute": False},
     "profile": {"first": 10, "iterations": 3},
+    "checkpoint": {"every": "500 steps", "keep": 2},
     "directory": "/jobs",
 }
-SECTIONS: dict[str, type[BaseModel]] = {"job": JobSection, "strategy": Strategy, "profile": ProfileSection}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "job": JobSection,
+    "strategy": Strategy,
+    "profile": ProfileSection,
+    "checkpoint": CheckpointSection,
+}
 
 
 def nested(depth: int) -> Any:
@@ -75,6 +90,7 @@ def test_every_field_of_a_toml_spec_reaches_the_spec(tmp_path: Path) -> None:
             "seed": 7,
             "priority": -3,
             "mode": "forward",
+            "resume_from": "runs/digits-1",
         },
         "strategy": Strategy(schedule="gpipe", microbatches=4).model_dump(exclude_none=True),
         "directory": str(tmp_path),
@@ -237,6 +253,7 @@ TAKEN = {  # what a field takes of the pool
     "job.args": {"table"},
     "job.seed": {"zero"},
     "job.priority": {"negative", "zero"},
+    "job.resume_from": {"text"},
     "strategy.recompute": {"true"},
     "strategy.split": {"list"},
     "strategy.staleness": {"zero"},
@@ -250,6 +267,7 @@ TAKEN = {  # what a field takes of the pool
     "job": {"table"},
     "strategy": {"table"},
     "profile": {"table"},
+    "checkpoint": {"table"},
 }
 FIELDS = [f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields]
 WRONG_VALUES = [
@@ -280,6 +298,19 @@ OUT_OF_RANGE = [
         "job.steps": [2**31],
         "job.batch_size": [2**31],
         "job.seed": [2**63],
+        "job.resume_from": ["", "a\0b", "\ud800"],
+        "checkpoint.every": [
+            "",
+            "5",
+            "steps",
+            "0 steps",
+            "-1 epoch",
+            "1.5 steps",
+            "nan s",
+            "inf h",
+            "2 weeks",
+        ],
+        "checkpoint.keep": [0, 1001],
         "job.priority": [-1001, 1001],
         "strategy.schedule": ["1F1B", "gpipe ", "zero-bubble"],
         "strategy.stages": [257],
@@ -332,7 +363,7 @@ def test_a_key_with_a_typing_error_is_refused_with_the_one_that_was_meant(path: 
 
 
 def test_a_key_like_no_other_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(SpecError, match=r"zzz: unknown key; known here: directory, job, profile, strategy"):
+    with pytest.raises(SpecError, match=r"zzz: unknown key; known here: checkpoint, directory, job, profile, strategy"):
         JobSpec.parse(changed("zzz", {}))
     with pytest.raises(SpecError, match=r"strategi: unknown key; did you mean strategy\?"):
         JobSpec.parse(changed("strategi", {}))

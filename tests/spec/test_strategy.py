@@ -36,6 +36,7 @@ bucket_mib = 0.5
 prefetch = { load = 3, transfer = 4 }
 precision = "bf16"
 clip_norm = 1
+recovery = "off"
 skip_nonfinite = true
 """
 DEFAULTS = {
@@ -59,6 +60,7 @@ DEFAULTS = {
     "prefetch": {"load": 2, "transfer": 2},
     "precision": "fp32",
     "clip_norm": None,
+    "recovery": "snapshot",
     "skip_nonfinite": False,
 }
 

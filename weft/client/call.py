@@ -48,6 +48,8 @@ def run(
     args: Mapping[str, Any] | None = None,
     stages: int | None = None,
     microbatches: int | None = None,
+    checkpoint_every: str | None = None,
+    resume_from: Path | str | None = None,
     job: str | None = None,
     socket: Path | str | None = None,
     daemon: Daemon | None = None,
@@ -57,9 +59,10 @@ def run(
 
     workload: a function at the top of a .py file, or one typed in a notebook that names nothing else defined there.
     batch_size, epochs, steps, seed: as in a spec's [job]; epochs or steps. stages, microbatches, strategy: axes of its
-    [strategy]. job: an id for it. It runs in the daemon whose socket is given, in the `weft.Daemon(...)` that is given
-    and started for it, else in the one that answers at the usual place, else in one of its own, with as many CPU
-    workers and loaders as the strategy needs.
+    [strategy]. checkpoint_every: such as "1 epoch". resume_from: a checkpoint to go on from, or the run directory of a
+    job, whose newest it is then; a relative path begins where the script runs. job: an id for it. It runs in the daemon
+    whose socket is given, in the `weft.Daemon(...)` that is given and started for it, else in the one that answers at
+    the usual place, else in one of its own, with as many CPU workers and loaders as the strategy needs.
 
     Errors: SpecError for arguments that make no job, JobFailed for one that fails or is cancelled, and those of Client.
     """
@@ -71,9 +74,11 @@ def run(
         "steps": steps,
         "seed": seed,
         "args": dict(args or {}),
+        "resume_from": None if resume_from is None else str(Path(resume_from).absolute()),
     }
+    axes = {axis: value for axis, value in given.items() if value is not None}
     with entry_of(workload) as (directory, entry):
-        spec = _spec_of(directory, table | {"entry": entry}, {axis: v for axis, v in given.items() if v is not None})
+        spec = _spec_of(directory, table | {"entry": entry}, axes, checkpoint_every)
         with _client(socket, daemon, spec.strategy) as client:
             result, shown = run_in_foreground(client, spec, job)
     if result["state"] != "completed":
@@ -81,8 +86,10 @@ def run(
     return Trained.of(result)
 
 
-def _spec_of(directory: str, job: Mapping[str, Any], strategy: Mapping[str, Any]) -> JobSpec:
-    spec = JobSpec.parse({"job": job, "strategy": strategy, "directory": directory}, source="weft.run")
+def _spec_of(directory: str, job: Mapping[str, Any], strategy: Mapping[str, Any], every: str | None) -> JobSpec:
+    tables = {"job": job, "strategy": strategy, "directory": directory}
+    tables |= {} if every is None else {"checkpoint": {"every": every}}
+    spec = JobSpec.parse(tables, source="weft.run")
     if (problem := problem_of_spec(spec)) is not None:
         raise SpecError(f"weft.run: {problem}")
     return spec

@@ -145,13 +145,17 @@ class Client:
         """The result, once the job is terminal; `RequestRefused` with code "timed-out" after `timeout` seconds."""
         return _reply(dict, self._conversation.wait(job, timeout))
 
-    def cancel(self, job: str) -> str:
-        """The job's state after the request."""
-        return _reply(str, self._conversation.cancel(job))
+    def cancel(self, job: str, *, discard: bool = False) -> str:
+        """The job's state after the request. What it had come to is written as a checkpoint, unless `discard`."""
+        return _reply(str, self._conversation.cancel(job, discard))
 
     def restart(self, job: str) -> Message:
         """{"job": id, "created": True} of a new job with the spec and the priority of one that has ended."""
         return _reply(dict, self._conversation.restart(job))
+
+    def resume(self, job: str) -> Message:
+        """As `restart`, from the newest checkpoint of the job that has ended."""
+        return _reply(dict, self._conversation.resume(job))
 
     def remove(self, job: str) -> str:
         """Forgets a job that has ended, and removes its run directory; returns its id."""
@@ -208,13 +212,17 @@ class AsyncClient:
         """See `Client.wait`."""
         return await _async_reply(dict, self._conversation.wait(job, timeout))
 
-    async def cancel(self, job: str) -> str:
+    async def cancel(self, job: str, *, discard: bool = False) -> str:
         """See `Client.cancel`."""
-        return await _async_reply(str, self._conversation.cancel(job))
+        return await _async_reply(str, self._conversation.cancel(job, discard))
 
     async def restart(self, job: str) -> Message:
         """See `Client.restart`."""
         return await _async_reply(dict, self._conversation.restart(job))
+
+    async def resume(self, job: str) -> Message:
+        """See `Client.resume`."""
+        return await _async_reply(dict, self._conversation.resume(job))
 
     async def remove(self, job: str) -> str:
         """See `Client.remove`."""

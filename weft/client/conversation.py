@@ -35,6 +35,7 @@ from weft.version import __version__
 SILENCE_SECONDS = 30.0  # of a follower: then it connects anew, which proves that the daemon still answers
 WAIT_SLICE_SECONDS = 30.0  # of one `wait` request, so that a daemon that hangs is noticed
 CANCEL_SECONDS = 30.0  # the daemon answers once the job has ended: its workers finish, or are killed
+SAVE_SECONDS = 60.0  # for a checkpoint that is still being written
 REMOVE_SECONDS = 900.0  # of one job's files, of which there may be millions, behind another job's
 RECONNECT_SECONDS = 60.0  # a daemon restarts in about a second; systemd waits longer between later attempts
 FIRST_PAUSE_SECONDS = 0.05
@@ -180,9 +181,12 @@ class Conversation:
         reply = yield from self._call("record", {"job": job})
         yield Deliver(reply["path"])
 
-    def cancel(self, job: str) -> Script:
-        reply = yield from self._call("cancel", {"job": job}, extra_seconds=CANCEL_SECONDS)
+    def cancel(self, job: str, discard: bool) -> Script:
+        reply = yield from self._call("cancel", {"job": job, "discard": discard}, extra_seconds=CANCEL_SECONDS)
         yield Deliver(reply["state"])
+
+    def resume(self, job: str) -> Script:
+        yield Deliver((yield from self._call("resume", {"job": job}, extra_seconds=SAVE_SECONDS)))
 
     def restart(self, job: str) -> Script:
         yield Deliver((yield from self._call("restart", {"job": job})))

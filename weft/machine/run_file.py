@@ -101,6 +101,12 @@ def append(path: Path, data: bytes, *, max_bytes: int, notice: bytes = b"", anew
         raise FileFull(errno.EFBIG, f"{path} is full: it has {max_bytes >> 20} MiB, the most that is kept")
 
 
+def cut(path: Path, num_bytes: int) -> None:
+    """What is behind so many bytes goes. Errors: FileNotFoundError, RunFileError."""
+    with _explained(path, "written"), _opened(path, os.O_WRONLY, os.geteuid()) as file:
+        os.ftruncate(file, num_bytes)
+
+
 def replace(path: Path, data: bytes) -> None:
     """Whole or not at all. The directory is made where it is gone. Errors: RunFileError."""
     partial = f".{path.name}.partial"

@@ -17,6 +17,7 @@ from weft.plan.plan import Plan
 from weft.plan.tables import NO_MORE, Adjustment, Grant, IterationTable
 from weft.plan.worker_view import WorkerView
 
+KEPT_SNAPSHOTS = 4  # that have been told, the newest: no more are under way
 _KEPT = 64  # answers of each kind; a lane asks for few different ones in a row
 _NOTHING = Part(-1, 0, 0)
 
@@ -24,8 +25,10 @@ _NOTHING = Part(-1, 0, 0)
 class Course:
     """One thread may adjust while lanes ask for the iterations whose tasks they have been sent."""
 
-    def __init__(self, plan: Plan | WorkerView) -> None:
+    def __init__(self, plan: Plan | WorkerView, begins: int = 0) -> None:
+        """begins: the first iteration of the attempt."""
         sync = plan.synchronisation
+        self.begins = begins
         self.itinerary = plan.itinerary
         self.microbatches = [replica.microbatches for replica in plan.replicas]
         self.steals = plan.share == "stealing"
@@ -35,6 +38,7 @@ class Course:
         self.shares = IterationTable((1.0,) if self.steals else plan.shares)
         self._divided = self.microbatches[:1] if self.steals else self.microbatches
         self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
+        self._snapshots: dict[int, int] = {}  # iteration -> place
         self._iterations: dict[int, Iteration] = {}
         self._parts: dict[tuple[int, tuple[float, ...]], list[list[Part]]] = {}
 
@@ -53,14 +57,18 @@ class Course:
         return iteration.learns and ends
 
     def adjust(self, first: int, adjustment: Adjustment) -> None:
-        """Shares and ways hold from iteration `first` on; of grants, the iterations before it are over. What it changes
-        has not been dispatched: of other ways, not even the training iteration before."""
+        """Shares and ways hold from iteration `first` on; of grants, the iterations before it are over; a snapshot is
+        of that iteration alone, and the one before it is whole. What it changes has not been dispatched: of other ways,
+        not even the training iteration before."""
         if adjustment.shares:
             self.shares.set(first, tuple(adjustment.shares))
         if adjustment.local is not None:
             self.local.set(first, frozenset(adjustment.local))
         if adjustment.grants:
             self._grant(first, adjustment.grants)
+        if adjustment.snapshot is not None:
+            told = (*self._snapshots.items(), (first, adjustment.snapshot))
+            self._snapshots = dict(told[-KEPT_SNAPSHOTS:])
 
     def _grant(self, first: int, grants: Sequence[Grant]) -> None:
         for past in [iteration for iteration in self._granted if iteration < first]:
@@ -69,6 +77,10 @@ class Course:
             granted = self._granted.setdefault(iteration, {})
             if number != NO_MORE:
                 granted[replica, position] = number
+
+    def snapshot_place(self, iteration: Iteration) -> int | None:
+        """Where the iteration's SNAPSHOTs go; None where it has none."""
+        return self._snapshots.get(iteration.index)
 
     # --- who has what
 
@@ -138,7 +150,4 @@ class Course:
 
     def update_of(self, version: int) -> int:
         """The iteration whose update makes the version; -1 for the first one."""
-        if version == 0:
-            return -1
-        epoch, within = divmod(version - 1, self.itinerary.steps_per_epoch)
-        return epoch * (self.itinerary.steps_per_epoch + self.itinerary.validations_per_epoch) + within
+        return self.itinerary.update_of(version)

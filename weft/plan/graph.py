@@ -17,6 +17,9 @@ For replica r, stage s, microbatch m, loader l, bucket b and owner o (who reduce
     last reader of a slot → the slot's next writer                          slot
 
 A job of one replica whose stages can update their own parameters has no buckets: BACKWARD(s,M-1) → UPDATE(s).
+
+SNAPSHOT(r,s) and SNAPSHOT(o) need no edges: each stands behind all that changes what it copies in a lane's order, and
+before all of the next iteration.
 """
 
 from __future__ import annotations
@@ -96,6 +99,13 @@ def own_update(r: int, s: int, b: int | None = None) -> Key:
 
 def validate(owner: int) -> Key:
     return Key(Kind.VALIDATE, owner=owner)
+
+
+snapshot = partial(Key, Kind.SNAPSHOT)  # r, s
+
+
+def owned_snapshot(owner: int) -> Key:
+    return Key(Kind.SNAPSHOT, owner=owner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

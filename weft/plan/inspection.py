@@ -119,6 +119,7 @@ class Inspection:
     varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
     data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
+    unsaved: str | None = None  # what of the optimizer's or the scheduler's state could not be put back, as a reason
 
     @property
     def is_cut_by_calls(self) -> bool:
@@ -161,6 +162,7 @@ class Inspection:
             streams=tuple(data.get("streams", ())),
             batch_modules=tuple(data.get("batch_modules", ())),  # as the one before and the next two
             data_bytes=data.get("data_bytes"),
+            unsaved=data.get("unsaved"),
             peer_access=data.get("peer_access", False),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(

@@ -91,6 +91,13 @@ class Itinerary:
             learns=training and not self.forward_only,
         )
 
+    def update_of(self, step: int) -> int:
+        """The iteration whose update is the `step`-th, counted from 1; -1 for none."""
+        if step == 0:
+            return -1
+        epoch, within = divmod(step - 1, self.steps_per_epoch)
+        return epoch * (self.steps_per_epoch + self.validations_per_epoch) + within
+
     def label(self, index: int) -> str:
         """For people, who count training steps from 1: `step 126`, `validation after step 63`. Of what is no iteration
         of the job its number. The page's JavaScript (`Timeline.label`) says the same."""

@@ -22,6 +22,7 @@ class Kind(enum.StrEnum):
     VALIDATE = "validate"  # of speculative updates, once the norm is known
     UP = "up"  # a bucket's parameters, or its summed gradient, to a device
     RELOAD = "reload"  # a bucket's parameters to a device once more, for the backward of a layer that had to make room
+    SNAPSHOT = "snapshot"  # of what training has come to, now and then: a copy that outlives its worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class KindFacts:
     of_position: bool = False  # in its replica's program: where replicas steal, without a microbatch unless granted one
     makes_gradient: bool = False  # of its stage's parameters; the last in a stage's program completes them
     is_milestone: bool = False  # it may be posted from inside another task
+    seldom: bool = False  # few iterations do it: an iteration's prediction and limit are without it
     moves: Literal["microbatch", "bucket"] | None = None  # between host and device, or to a replica's own parameters
     link: Literal["h2d", "d2h"] | None = None  # the way that this goes
 
@@ -51,6 +53,7 @@ KINDS: Final[Mapping[Kind, KindFacts]] = {
     Kind.VALIDATE: KindFacts(mode="update", letter="V", learns=True),
     Kind.UP: KindFacts(mode="transfer", letter="P", moves="bucket", link="h2d"),
     Kind.RELOAD: KindFacts(mode="transfer", letter="R", learns=True, moves="bucket", link="h2d"),
+    Kind.SNAPSHOT: KindFacts(mode="snapshot", letter="C", learns=True, seldom=True),
 }
 
 

@@ -183,6 +183,9 @@ class Plan:
     streams: bool = False  # one loader draws items one after another
     parameters: tuple[ParameterFacts, ...] = ()  # of the model, as they were inspected
     notes: tuple[str, ...] = ()  # what the job's user should know, a line each
+    recovers: bool = True  # where there are SNAPSHOT tasks, they run now and then, for an attempt after a lost worker
+    checkpoint_steps: int | None = None  # between two that are written to the disk
+    checkpoint_seconds: float | None = None  # the same
 
     @property
     def turns(self) -> Turns:
@@ -200,6 +203,10 @@ class Plan:
         """Those that hold the trained model, by name."""
         states = [f"state-0-{stage.stage}" for stage in self.stages if stage.replica == 0]
         return states if self.synchronisation is None else [*states, "parameters"]
+
+    def snapshot_tasks(self) -> tuple[str, ...]:
+        """By the names that their snapshots go by; none where the job has no snapshots."""
+        return tuple(snapshot_name(task) for task in self.graph.tasks if task.kind is Kind.SNAPSHOT)
 
     def summary(self, worker_names: Sequence[str]) -> str:
         """Where the model is, in a line."""
@@ -301,6 +308,10 @@ class Plan:
             }
             for bucket in self.synchronisation.buckets
         ]
+
+
+def snapshot_name(task: Task) -> str:
+    return f"owner-{task.owner}" if task.owner is not None else f"stage-{task.replica}-{task.stage}"
 
 
 def _units(first: int, last: int) -> str:

@@ -16,11 +16,12 @@ Value = TypeVar("Value")
 
 
 class Adjustment(NamedTuple):
-    """What is told of a running job's iterations: one of the three."""
+    """What is told of a running job's iterations: one of the four."""
 
     shares: Sequence[float] = ()  # of a batch, by replica
     local: Sequence[int] | None = None  # the buckets, of those that may go either way, that devices update themselves
     grants: Sequence[Grant] = ()  # of replicas that steal: the microbatches at their next positions
+    snapshot: int | None = None  # the place to which the iteration, which learns, copies what it has come to
 
 
 class IterationTable(Generic[Value]):

@@ -22,6 +22,14 @@ from weft.spec.strategy import MAX_COUNT, TRAINED_AXES, Section
 from weft.spec.strategy import Strategy as Strategy
 
 MAX_ARGS_INTEGER = 2**63  # what msgpack and SQLite carry
+MAX_KEPT = 1000  # checkpoints; arbitrary
+_UNITS = {  # names of units -> (how many, of which)
+    ("step", "steps"): (1.0, "steps"),
+    ("epoch", "epochs"): (1.0, "epochs"),
+    ("s", "sec", "second", "seconds"): (1.0, "seconds"),
+    ("min", "minute", "minutes"): (60.0, "seconds"),
+    ("h", "hour", "hours"): (3600.0, "seconds"),
+}
 MAX_PROFILED_ITERATIONS = 100  # each event of theirs is in a worker's memory until the last one is over
 
 
@@ -38,6 +46,11 @@ class JobSection(Section):
     steps: int | None = Field(default=None, ge=1, le=MAX_COUNT, description="training iterations; or give epochs")
     batch_size: int = Field(ge=1, le=MAX_COUNT, description="samples in one global batch", examples=[100])
     seed: int = Field(default=0, ge=0, lt=2**63, description="seed of the model, the data order and dropout")
+    resume_from: str | None = Field(
+        default=None,
+        description="a checkpoint to go on from, or a run directory, whose newest it is then; relative to the spec's "
+        "own directory",
+    )
     priority: int = Field(default=0, ge=-1000, le=1000, description="higher runs first; equal ones in submit order")
     mode: Literal["train", "forward"] = Field(
         default="train", description="forward only runs the model over the data: no gradients, no updates"
@@ -50,6 +63,13 @@ class JobSection(Section):
         plain = value.isprintable() and is_unicode(value)
         if not colon or not path.endswith(".py") or not function.isidentifier() or not plain:
             raise ValueError(f"{value!r} is not FILE.py:FUNCTION; write for example 'digits.py:workload'")
+        return value
+
+    @field_validator("resume_from")
+    @classmethod
+    def _resume_from_is_a_path(cls, value: str | None) -> str | None:
+        if value is not None and (not value or "\0" in value or not is_unicode(value)):
+            raise ValueError(f"{value!r:.80} is no path; give a checkpoint, or the run directory of a job that has one")
         return value
 
     @field_validator("args")
@@ -74,8 +94,43 @@ class ProfileSection(Section):
     iterations: int = Field(default=3, ge=1, le=MAX_PROFILED_ITERATIONS, description="how many")
 
 
+class CheckpointSection(Section):
+    """Checkpoints on the disk, written beside training into the run directory."""
+
+    every: str = Field(
+        description="the time between two: a number of steps, epochs, s, min or h", examples=["500 steps", "10 min"]
+    )
+    keep: int = Field(default=2, ge=1, le=MAX_KEPT, description="how many stay, the newest")
+
+    @field_validator("every")
+    @classmethod
+    def _every_is_an_interval(cls, value: str) -> str:
+        _interval(value)
+        return value
+
+    @property
+    def interval(self) -> tuple[float, str]:
+        """(how many, of "steps", "epochs" or "seconds")"""
+        return _interval(self.every)
+
+
+def _interval(text: str) -> tuple[float, str]:
+    number, _, unit = text.strip().partition(" ")
+    found = next((found for names, found in _UNITS.items() if unit.strip() in names), None)
+    try:
+        count = float(number)
+    except ValueError:
+        count = 0.0
+    if found is None or not 0 < count <= MAX_COUNT or (found[1] != "seconds" and count != int(count)):
+        raise ValueError(
+            f"{text!r:.80} is no interval; write for example '500 steps', '1 epoch', '30 s', '10 min' or '1 h'"
+        )
+    return count * found[0], found[1]
+
+
 class JobSpec(Section):
-    """One training run: tables `[job]`, `[strategy]`, `[profile]`, and the directory that `entry` is relative to.
+    """One training run: tables `[job]`, `[strategy]`, `[profile]`, `[checkpoint]`, and the directory that `entry` is
+    relative to.
 
     Errors: `SpecError`, from the constructor as from `load` and `parse`.
     """
@@ -83,6 +138,9 @@ class JobSpec(Section):
     job: JobSection
     strategy: Strategy = Field(default_factory=Strategy)
     profile: ProfileSection | None = Field(default=None, description="unset: nothing is profiled")
+    checkpoint: CheckpointSection | None = Field(
+        default=None, description="unset: none while the job runs; one when it is cancelled or the daemon stops"
+    )
     directory: str = Field(default_factory=lambda: str(Path.cwd()), description="absolute; set by load")
 
     @field_validator("directory")

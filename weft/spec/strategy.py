@@ -260,6 +260,11 @@ class Strategy(Section):
     clip_norm: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="greatest norm of all gradients together; unset: no limit"
     )
+    recovery: Literal["snapshot", "off"] = Field(
+        default="snapshot",
+        description="after a lost worker; snapshot: the job goes on from a copy of what it had come to; off: it begins "
+        "again",
+    )
     skip_nonfinite: bool = Field(
         default=False, description="skip the update of an iteration whose gradients are not all finite"
     )

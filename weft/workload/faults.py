@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import weft
+from weft.machine.checkpoint_files import CheckpointError
 from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.run_file import RunFileError
 from weft.plan.error_places import places_of, samples_place
@@ -48,6 +49,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("non-finite-loss", str(error), 1)
         case WorkloadError() | SpecError():
             return Fault("invalid-workload", encodable(_with_places(error)), 2)
+        case CheckpointError():
+            return Fault("invalid-plan", encodable(f"job.resume_from: {error}"), 2)
         case SharedMemoryFull():
             return Fault("shared-memory", encodable(str(error)), 1)
         case RunFileError():

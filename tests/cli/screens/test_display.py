@@ -126,6 +126,17 @@ def test_show_tells_the_partition_the_lanes_and_the_files() -> None:
     assert lines[-1] == "what went wrong"
 
 
+def test_show_tells_what_a_job_would_go_on_from() -> None:
+    shown = JOB | dict.fromkeys(("iteration_seconds", "limit_seconds", "model", "run_dir", "plan", "lanes", "error"))
+    shown |= {"validation": {}, "snapshot_step": 120, "checkpoint": "/runs/digits-1/checkpoints/step-00000100"}
+    told = {state: io.StringIO() for state in ("running", "cancelled")}
+    for state, stream in told.items():
+        show_page(make_console(stream), shown | {"state": state}, NOW)
+        assert "checkpoint" in stream.getvalue()
+    assert "after step 120: a lost worker costs what came since" in told["running"].getvalue()
+    assert "after step 120" not in told["cancelled"].getvalue()
+
+
 def test_show_of_a_job_that_has_not_been_planned_is_short() -> None:
     unknown = dict.fromkeys(("iteration_seconds", "limit_seconds", "model", "run_dir", "plan", "lanes", "error"))
     stream = io.StringIO()

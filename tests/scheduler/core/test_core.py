@@ -102,7 +102,8 @@ class Rehearsal:
 
 @pytest.fixture
 def plan(plan_of: Callable[..., Plan]) -> Plan:
-    return plan_of(stages=1, microbatches=2, steps=2, window=4)
+    """Without snapshots, of which test_core_snapshots.py tells."""
+    return plan_of(stages=1, microbatches=2, steps=2, window=4, recovery="off")
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 from weft.plan.plan import Plan
 from weft.scheduler.core.core import CANCEL_SECONDS, RELEASE_SECONDS, Core
 from weft.scheduler.core.events import (
+    Adjust,
     CancelRequested,
     Command,
     DirectoryLost,
@@ -41,10 +42,13 @@ from weft.scheduler.core.events import (
     PlanJob,
     Prepare,
     RecordIteration,
+    RecordSnapshot,
     RecordState,
     Release,
     ResultSaved,
     SaveResult,
+    Snapshot,
+    SnapshotDue,
     StartWorker,
     TasksFinished,
     Ticked,
@@ -61,12 +65,13 @@ from weft.spec.workers_needed import inspecting_worker, workers_needed
 TERMINAL = {"completed", "failed", "cancelled"}
 NEXT = {
     "": {"queued"},
-    "queued": {"planning", "cancelled", "failed"},
+    "queued": {"planning", "cancelled", "failed", "running", "recovering"},  # the last two of one that goes on
     "planning": {"running", "recovering"} | TERMINAL - {"completed"},
     "running": {"recovering"} | TERMINAL,
     "recovering": {"queued", "cancelled"},
 }
 NUM_CPUS = 3  # and as many GPUs and loaders
+STEPS = 5
 EXIT_CODES = [-9, -11, -6, 17, 0]
 KINDS = ("cpu", "gpu", "both")  # of replicas
 
@@ -103,6 +108,9 @@ class Model:
     cancelled: bool = False
     releasing: bool = False
     recovers: bool = False
+    snapshot: Snapshot | None = None  # the newest that is whole
+    begins: dict[int, int] = field(default_factory=dict)  # the first iteration of each attempt
+    furthest: int = 0
     losses: int = 0
     directory_losses: int = 0
 
@@ -110,12 +118,18 @@ class Model:
     def ended(self) -> bool:
         return bool(self.states) and self.states[-1][0] in TERMINAL
 
+    def lose_a_worker(self, attempt: int) -> None:
+        """Those before it came further than ever are forgotten."""
+        done = max(self.iterations.get(attempt, []), default=-1) + 1
+        self.losses = 1 if done > self.furthest else self.losses + 1
+        self.furthest = max(self.furthest, done)
+
 
 class Play(RuleBasedStateMachine):
     def __init__(self, plan_of: Callable[..., Plan], spec_of: Callable[..., JobSpec]) -> None:
         super().__init__()
         self._plans = {
-            (stages, kind, w): plan_of(**strategy_of(stages, kind), steps=2, window=w)
+            (stages, kind, w): plan_of(**strategy_of(stages, kind), steps=STEPS, window=w)
             for stages in (1, 2, 3)
             for kind in KINDS
             for w in (1, 3, 7)
@@ -127,7 +141,7 @@ class Play(RuleBasedStateMachine):
         self.draining = False
         self.workers = {name: Worker() for name in kinds}
         self.models: dict[str, Model] = {}
-        self.arenas: set[tuple[str, int]] = set()
+        self.arenas: set[tuple[str, int | None]] = set()  # None: of snapshots
         self.late: list[Any] = []  # what lost workers had begun to say: a plan is made in a thread of the daemon
 
     # --- the world
@@ -149,13 +163,18 @@ class Play(RuleBasedStateMachine):
                 model = self.models[command.job]
                 assert self.core.workers[command.worker].kind == ("cpu" if model.kind == "cpu" else "gpu")
                 assert self.core.workers[command.worker].job == command.job
+                assert model.snapshot is None or model.kind != "cpu", "it goes on with the plan that it has"
                 plan = self._plans[model.stages, model.kind, 1 + 2 * (command.attempt % 2)]
                 self.answer(command.worker, JobPlanned(job=command.job, attempt=command.attempt, plan=plan))
             case Prepare():
+                model = self.models[command.job]
+                assert command.snapshot == model.snapshot, "the newest that is whole, or none"
+                model.begins[command.attempt] = 0 if command.snapshot is None else command.snapshot.iteration + 1
                 self.arenas.add((command.job, command.attempt))
                 prepared = WorkerPrepared(job=command.job, attempt=command.attempt, worker=command.worker)
                 self.answer(command.worker, prepared)
             case Dispatch():
+                assert command.work[0][0] >= self.models[command.job].begins[command.attempt]
                 lanes = self.workers[command.worker].lanes
                 key = command.job, command.attempt, command.lane
                 lanes[key] = lanes.get(key, 0) + sum(len(tasks) for _, tasks in command.work)
@@ -165,6 +184,16 @@ class Play(RuleBasedStateMachine):
                 self.models[command.job].releasing = True
                 released = WorkerReleased(worker=command.worker, job=command.job, attempt=command.attempt, clean=True)
                 self.answer(command.worker, released)
+            case Adjust():
+                assert command.adjustment.snapshot is not None
+                assert self.core.jobs[command.job].plan is not None
+                whole = self.models[command.job].snapshot
+                assert whole is None or command.adjustment.snapshot != whole.place, "what is whole is not written over"
+                self.arenas.add((command.job, None))
+            case RecordSnapshot():
+                self.models[command.job].snapshot = command.snapshot
+            case DropArenas(attempt=None):
+                self.arenas.discard((command.job, None))
             case DropArenas():
                 self.arenas.discard((command.job, command.attempt))
                 self.models[command.job].releasing = False
@@ -188,14 +217,14 @@ class Play(RuleBasedStateMachine):
             assert command.state in model.possible, f"{command.job} {command.state}, and only {model.possible} could be"
             assert (command.reason is None) == (command.state == "completed")
             if command.state == "completed":
-                assert model.iterations[command.attempt] == list(range(2))
+                assert model.iterations[command.attempt] == list(range(model.begins[command.attempt], STEPS))
 
     def lose(self, name: str, exit_code: int | None) -> None:
         worker = self.workers[name]
         holder = self.core.workers[name].job
         if holder is not None and not self.models[holder].releasing:
             model = self.models[holder]
-            model.losses += 1
+            model.lose_a_worker(self.core.jobs[holder].attempt)
             if exit_code != -9 or model.losses > MAX_LOSSES:
                 model.possible = {"failed"}
         worker.alive = worker.starting = worker.doomed = False
@@ -298,6 +327,7 @@ class Play(RuleBasedStateMachine):
 
     def lose_for(self, job: str) -> None:
         model = self.models[job]
+        model.snapshot = None
         model.directory_losses += 1
         if model.directory_losses > MAX_DIRECTORY_LOSSES:
             model.possible = {"failed"}
@@ -333,9 +363,18 @@ class Play(RuleBasedStateMachine):
             if worker.doomed:
                 self.lose(name, -9)
 
+    @precondition(lambda self: any(job.phase is Phase.RUNNING for job in self.core.jobs.values()))
+    @rule(data=st.data())
+    def take_a_snapshot(self, data: Any) -> None:
+        running = [job.name for job in self.core.jobs.values() if job.phase is Phase.RUNNING]
+        name = data.draw(st.sampled_from(running))
+        self.tell(SnapshotDue(job=name, attempt=self.core.jobs[name].attempt))
+
     @rule()
     def lose_the_directory(self) -> None:
         self.arenas.clear()
+        for model in self.models.values():
+            model.snapshot = None
         for job in self.core.jobs.values():
             if job.phase in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
                 self.lose_for(job.name)
@@ -391,8 +430,9 @@ class Play(RuleBasedStateMachine):
     def a_job_is_known_to_the_core_until_its_end_is_recorded(self) -> None:
         assert {name for name, model in self.models.items() if not model.ended} == self.core.jobs.keys()
         for name, model in self.models.items():
-            for iterations in model.iterations.values():
-                assert iterations == list(range(len(iterations))), name
+            for attempt, iterations in model.iterations.items():
+                begins = model.begins[attempt]
+                assert iterations == list(range(begins, begins + len(iterations))), name
 
     @invariant()
     def the_first_in_the_queue_starts_as_soon_as_it_can(self) -> None:

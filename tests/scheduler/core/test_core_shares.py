@@ -159,7 +159,7 @@ def test_when_all_are_taken_the_rest_of_the_iteration_is_sent_and_the_next_one_b
     grant, dispatch = play.finish("cpu-0", "compute", 2)
     assert grant == granted(0, (0, 2, 4), (0, 3, NO_MORE))
     assert isinstance(dispatch, Dispatch)
-    assert tasks_of(play, dispatch)[-2:] == ["BACKWARD(0,4)", "GRAD(0,b0)"]
+    assert tasks_of(play, dispatch)[-3:] == ["BACKWARD(0,4)", "GRAD(0,b0)", "SNAPSHOT(0)"]
     grant, dispatch = play.finish("cpu-0", "compute", 2)
     assert grant == granted(0, (1, 0, 0))
     assert isinstance(dispatch, Dispatch)

@@ -87,6 +87,7 @@ INSPECTION = {
     "streams": [],
     "data_bytes": None,
     "batch_modules": [],
+    "unsaved": None,
     "copy_bytes_per_second": 5e9,
     "small_size": 0,
 }
@@ -123,6 +124,9 @@ class Answering:
 
     async def start_worker(self, worker: str) -> None:
         self.driver.hearing.said(worker, dict(JOINED))
+
+    async def start_saver(self, job: str, config: Any) -> None:
+        raise AssertionError("no job of these tests has a snapshot")
 
     def send(self, worker: str, message: Message) -> None:
         asyncio.get_running_loop().call_soon(self._answer, worker, message)

@@ -21,7 +21,8 @@ import pytest
 from weft.machine.crew import make_crew
 from weft.scheduler.core import back_off
 from weft.scheduler.daemon import pool
-from weft.scheduler.daemon.pool import DIRECTORY, MAX_LOOKS, Child, Link, Pool
+from weft.scheduler.daemon.link import Link
+from weft.scheduler.daemon.pool import DIRECTORY, MAX_LOOKS, Child, Pool
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import Message, encode
 
@@ -115,6 +116,7 @@ class Linked:
             lambda worker, problem: self.garbled.append(problem),
             lambda worker, what, at: None,
             lambda worker, code: None,
+            lambda job, answer: None,
             lambda: None,
             lambda: None,
         )

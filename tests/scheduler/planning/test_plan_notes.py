@@ -13,6 +13,7 @@ from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
 from weft.scheduler.planning.plan_notes import plan_notes
 from weft.scheduler.planning.planner import make_plan
+from weft.spec.job_spec import JobSpec
 
 MODULES = tuple(f"{number} (BatchNorm2d)" for number in (1, 4, 7, 10))
 UNEVEN = [{"microbatches": 1}, {"microbatches": 2}]
@@ -25,7 +26,7 @@ def noted(
     **settings: Any,
 ) -> list[str]:
     inspection = dataclasses.replace(inspection_of([unit_of(0)]), batch_modules=MODULES)
-    return list(plan_notes(spec_of(batch_size=8, **settings), inspection))
+    return list(plan_notes(spec_of(batch_size=8, **settings), inspection, None))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +69,10 @@ def test_a_line_names_what_computes_with_buffers_of_each_replica(
     inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., Any]
 ) -> None:
     units = [unit_of(0), unit_of(1, kind="Linear", carries_state=True), unit_of(2, kind="Conv2d", carries_state=True)]
-    (note,) = plan_notes(spec_of(replicas=2), inspection_of(units))
+    (note,) = plan_notes(spec_of(replicas=2), inspection_of(units), None)
     assert note.startswith("buffers: forward of 1 (Linear), 2 (Conv2d) computes with what the forward before has left")
-    assert list(plan_notes(spec_of(replicas=2), inspection_of(units[:1]))) == []
-    assert list(plan_notes(spec_of(microbatches=4), inspection_of(units))) == []
+    assert list(plan_notes(spec_of(replicas=2), inspection_of(units[:1]), None)) == []
+    assert list(plan_notes(spec_of(microbatches=4), inspection_of(units), None)) == []
 
 
 def test_the_note_stands_in_the_plan(
@@ -86,7 +87,7 @@ def test_a_line_says_that_batches_of_one_size_are_not_of_one_shape(
     inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., Any]
 ) -> None:
     inspection = dataclasses.replace(inspection_of([unit_of(0)]), varying_shapes=((8, 12), (8, 17), (8, 9)))
-    assert list(plan_notes(spec_of(batch_size=8), inspection)) == [
+    assert list(plan_notes(spec_of(batch_size=8), inspection, None)) == [
         "shapes: a tensor of the batch came as (8, 12), (8, 17) and (8, 9) in microbatches of one size; slots have "
         "room for the largest of the first batches, and grow where a larger one comes"
     ]
@@ -120,12 +121,23 @@ def test_small_data_of_tensors_are_resident_where_that_is_asked_for_and_else_the
     inspection = dataclasses.replace(inspection_of([unit_of(0)]), data_bytes=data_bytes, device_bytes=device_bytes)
     replicas = [{"device": "gpu"}, {"device": "cpu"}]
     spec = spec_of(replicas=replicas, resident=True)
-    assert list(plan_notes(spec, inspection)) == note
+    assert list(plan_notes(spec, inspection, None)) == note
     plan = make_plan(spec, inspection, shared_bytes_free=1 << 40)
     assert [replica.resident for replica in plan.replicas] == [not note, False]
     fetches = [plan.task_seconds[task.id] for task in plan.graph.tasks if task.kind is Kind.FETCH]
     assert (max(fetches) == 0.0) is not bool(note)
-    assert list(plan_notes(spec_of(replicas=replicas), inspection)) == []
+    assert list(plan_notes(spec_of(replicas=replicas), inspection, None)) == []
     assert not any(
         each.resident for each in make_plan(spec_of(replicas=replicas), inspection, shared_bytes_free=1 << 40).replicas
     )
+
+
+def test_a_line_says_why_nothing_is_copied_unless_somebody_wanted_it_so(
+    spec_of: Callable[..., JobSpec], inspection_of: Callable[..., Inspection]
+) -> None:
+    inspection = inspection_of([])
+    assert list(plan_notes(spec_of(), inspection, "Adam keeps a secret")) == [
+        "snapshots: none, since Adam keeps a secret; after a lost worker the job begins again"
+    ]
+    assert list(plan_notes(spec_of(recovery="off"), inspection, "strategy.recovery is 'off'")) == []
+    assert list(plan_notes(spec_of(mode="forward"), inspection, "Adam keeps a secret")) == []

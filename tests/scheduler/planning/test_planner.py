@@ -93,7 +93,7 @@ def test_a_plan_that_shared_memory_cannot_hold_is_refused_with_the_sum(
     inspection_of: InspectionOf, unit_of: UnitOf, spec_of: SpecOf
 ) -> None:
     inspection = inspection_of([unit_of(0, parameter_bytes=3 << 20), unit_of(1, buffer_bytes=1 << 20)])
-    spec = spec_of(stages=2, microbatches=2)
+    spec = spec_of(stages=2, microbatches=2, recovery="off")
     need = make_plan(spec, inspection, shared_bytes_free=1 << 40).shared_bytes
     make_plan(spec, inspection, shared_bytes_free=need)
     with pytest.raises(PlanError, match=r"needs 4 MiB of shared memory .* /dev/shm has 4 MiB free; use fewer"):
@@ -255,7 +255,7 @@ def test_fast_tasks_are_sent_further_ahead_within_bounds(
     def window(seconds: float) -> int:
         return plan_of(inspection_of([unit_of(0, forward=seconds, backward=seconds)])).window
 
-    longest = 3  # tasks of the compute lane: forward, backward, update
+    longest = 4  # tasks of the compute lane: forward, backward, update, snapshot
     assert window(1.0) == 2 * longest
     assert 2 * longest < window(0.001) < window(0.0001) <= 4096
     assert window(0.0) == 4096

@@ -102,7 +102,9 @@ def test_layers_come_up_twice_but_for_those_of_the_last_window(
     assert tasks["h2d"] == ("UP(1,b3) UP(0,b4) UP(2,b2) UP(3,b1) UP(4,b0) RELOAD(2,b2) RELOAD(1,b3) RELOAD(0,b4)")
     assert tasks["d2h"] == "DOWN(4,b0) DOWN(3,b1) DOWN(2,b2) DOWN(1,b3) DOWN(0,b4)"
     assert tasks["compute"].startswith("FORWARD(0,0) FORWARD(1,0)")
-    assert tasks["compute"].endswith("BACKWARD(1,0) GRAD(1,b3) BACKWARD(0,0) GRAD(0,b4)")
+    assert tasks["compute"].endswith(
+        "BACKWARD(1,0) GRAD(1,b3) BACKWARD(0,0) GRAD(0,b4) SNAPSHOT(0) SNAPSHOT(1) SNAPSHOT(2) SNAPSHOT(3) SNAPSHOT(4)"
+    )
 
 
 def test_a_plan_says_in_a_line_where_the_model_is(plan_of: PlanOf, layers_of: Callable[..., Inspection]) -> None:

@@ -35,6 +35,8 @@ def played(plan: Plan, durations: Durations) -> Pace:
         about, row = itinerary.at(index), [0] * len(order)
         ends.append(row)
         for task in order:
+            if graph.tasks[task].kind == "snapshot":
+                continue  # no iteration of these
             start = max((ends[index - d][source] for source, d in inputs[task] if d <= index), default=0)
             took = durations(task, index) if about.training or graph.tasks[task].kind in ("load", "forward") else 0
             row[task] = start + took
@@ -123,7 +125,7 @@ def test_both_are_medians_of_the_newest_steps(
     plan = plan_of(inspection_of([unit_of(0)]), steps=1000)
     times, pace = TaskTimes(replace(plan.itinerary, num_train=10**6)), IterationPace(plan)
     kinds = [str(task.kind) for task in plan.graph.tasks]
-    assert kinds == ["load", "forward", "backward", "update"]
+    assert kinds == ["load", "forward", "backward", "update", "snapshot"]
     for step in range(SAMPLE * 2):
         for task, each in enumerate((1, 2, 4, 1)):
             late = 100 if step < SAMPLE or step % 3 == 0 else 1
@@ -149,7 +151,7 @@ def test_there_is_no_limit_before_every_task_has_run(plan: Plan) -> None:
     times, pace = TaskTimes(plan.itinerary), IterationPace(plan)
     for step in range(LEAST):
         pace.add(step, step, 1.0)
-    for task in plan.graph.tasks:
+    for task in [task for task in plan.graph.tasks if task.kind != "snapshot"]:
         assert pace.of(times).limit_seconds is None
         for step in range(LEAST):
             times.add(task.id, step, MILLISECOND)
@@ -172,3 +174,16 @@ def test_a_task_that_passes_takes_nothing_and_a_step_that_a_newer_one_replaced_i
     assert times.of(3, (7, 5 + STEPS)) == [70, 51]
     times.add(4, 10**6, 1)
     assert not times.has(4), "no iteration of the job"
+
+
+def test_a_snapshot_is_of_few_iterations_and_so_of_no_limit(plan: Plan) -> None:
+    times, pace = TaskTimes(plan.itinerary), IterationPace(plan)
+    for step in range(LEAST + 1):
+        for task in plan.graph.tasks:
+            is_copied = task.kind == "snapshot"
+            if not is_copied or step == 3:
+                times.add(task.id, step, (500 if is_copied else 1) * MILLISECOND)
+        pace.add(step, step, 1.0)
+    limit = pace.of(times).limit_seconds
+    assert limit is not None
+    assert limit < 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from weft.plan.plan import Plan
 from weft.plan.rows import packed_rows
 from weft.plan.tables import NO_MORE, Adjustment
 from weft.scheduler.adapting.policy import Verdict
+from weft.scheduler.core.events import Snapshot
 from weft.scheduler.runs import run_directory
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.run import PlannedAttempt, Run
@@ -176,7 +178,7 @@ def test_the_plan_and_the_spec_stand_beside_the_metrics(run: Run, plan: Plan) ->
     assert json.loads((run.files.path / "spec.json").read_text()) == SPEC.to_wire()
     told = json.loads((run.files.path / "plan.json").read_text())
     assert told["workers"] == ["cpu-0", "loader-0"]
-    assert told["lanes"]["cpu-0/compute"] == ["FORWARD(0,0)", "BACKWARD(0,0)", "UPDATE(0)"]
+    assert told["lanes"]["cpu-0/compute"] == ["FORWARD(0,0)", "BACKWARD(0,0)", "UPDATE(0)", "SNAPSHOT(0)"]
     assert (told["steps"], told["iterations"]) == (4, 8)
     assert run.files.path.stat().st_mode & 0o777 == 0o700
 
@@ -355,3 +357,88 @@ def test_a_job_that_is_not_profiled_has_no_recording_of_profiled_iterations(run:
     report(run, 0, 0, 3, {"loss": 1.0})
     run.finish_iteration(0)
     assert not run.take_profiled()
+
+
+# --- going on from a snapshot
+
+
+def iterate(run: Run, first: int, last: int, *, start: int = 0, loss: float = 1.0) -> None:
+    for iteration in range(first, last):
+        report(run, iteration, start + iteration * MAX_SECONDS, 2, {"loss": loss + iteration}, lr=0.1)
+        run.finish_iteration(iteration)
+
+
+def go_on(run: Run, plan: Plan, begins: int, number: int = 2) -> PlannedAttempt:
+    return run.begin(plan, ("cpu-0", "loader-0"), number, begins=begins)
+
+
+def test_what_is_made_again_is_in_the_metrics_already(run: Run, plan: Plan) -> None:
+    """T T V V T T: killed behind the first step of the second epoch, and gone on from behind the first one."""
+    iterate(run, 0, 5)
+    before = lines(run)
+    assert [line["step"] for line in before] == [1, 2, 2, 3]
+    attempt = go_on(run, plan, 1)
+    assert lines(run) == before
+    iterate(run, 1, 5, start=1000)
+    assert lines(run) == before, "each of them is made again"
+    iterate(run, 5, 8, start=1000)
+    assert [line["step"] for line in lines(run)] == [1, 2, 2, 3, 4, 4]
+    assert attempt.progress.step == 4
+
+
+def test_an_attempt_that_goes_on_knows_where_it_is_and_what_was_last_known(run: Run, plan: Plan) -> None:
+    iterate(run, 0, 5)
+    known = attempt_of(run).progress
+    progress = go_on(run, plan, 4).progress
+    assert (progress.step, progress.finished_iterations) == (2, 4)
+    assert (progress.loss, progress.learning_rate, progress.validation) == (5.0, 0.1, known.validation)
+    assert known.validation is not None
+
+
+def test_the_history_has_each_step_once(run: Run, plan: Plan) -> None:
+    iterate(run, 0, 5)
+    history = attempt_of(run).progress.history
+    once = pickle.dumps(history)
+    assert go_on(run, plan, 1).progress.history is history
+    iterate(run, 1, 5, start=1000)
+    assert pickle.dumps(history) == once
+    iterate(run, 5, 6, start=1000)
+    assert pickle.dumps(history) != once
+
+
+def test_a_job_that_goes_on_twice_from_the_same_place_writes_each_line_once(run: Run, plan: Plan) -> None:
+    iterate(run, 0, 5)
+    for number in (2, 3):
+        go_on(run, plan, 1, number)
+        iterate(run, 1, 3 + number, start=1000 * number)
+    assert [line["step"] for line in lines(run)] == [1, 2, 2, 3, 4]
+
+
+def test_a_job_that_begins_again_after_it_went_on_starts_its_lines_over(run: Run, plan: Plan) -> None:
+    iterate(run, 0, 5)
+    go_on(run, plan, 1)
+    attempt = run.begin(plan, ("cpu-0", "loader-0"), 3)
+    assert (attempt.progress.step, attempt.progress.loss) == (0, None)
+    assert lines(run) == []
+    iterate(run, 0, 2, start=2000)
+    assert [line["step"] for line in lines(run)] == [1, 2]
+
+
+def test_the_first_iteration_of_an_attempt_that_goes_on_has_no_beginning(run: Run, plan: Plan) -> None:
+    """Nothing says when it began: the one before it was another attempt's."""
+    iterate(run, 0, 1)
+    go_on(run, plan, 1)
+    iterate(run, 1, 2, start=1000)
+    assert [line["seconds"] for line in lines(run)] == [None, None]
+
+
+def test_a_snapshot_is_due_again_by_what_it_took_the_busiest_lane(run: Run) -> None:
+    attempt = attempt_of(run)
+    made: list[int] = []
+    attempt.snapshots.made = lambda copied_ns, now: made.append(copied_ns)  # type: ignore[method-assign]
+    attempt.note_snapshot(Snapshot(iteration=0))
+    for worker, start in (("cpu-0", 0), ("cpu-0", 20)):
+        rows = packed_rows([(MODE_INDEX["snapshot"], 4, 0, -1, start * SECOND, (start + 3) * SECOND)])
+        attempt.add_report(worker, "compute", rows, [])
+        attempt.note_snapshot(Snapshot(iteration=0))
+    assert made == [0, 3 * SECOND, 6 * SECOND]

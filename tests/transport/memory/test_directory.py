@@ -117,15 +117,15 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 
 def write_byte(place: int) -> Callable[[Directory], int]:
     def body(directory: Directory) -> int:
-        block = directory.block("board", 64, 0xFF)
+        block = directory.block("board", 64, -1)
         block[place] = place
         return int(block.numel())
 
     return body
 
 
-def read(name: str = "board", num_bytes: int = 64, fill: int = 0xFF) -> Callable[[Directory], list[int]]:
-    return lambda directory: directory.block(name, num_bytes, fill).tolist()
+def read(name: str = "board", num_bytes: int = 64, word: int = -1) -> Callable[[Directory], list[int]]:
+    return lambda directory: directory.block(name, num_bytes, word).tolist()
 
 
 def test_what_one_process_writes_another_reads_after_it_has_gone(serving: Serving) -> None:
@@ -140,7 +140,7 @@ def test_processes_that_ask_for_a_block_at_the_same_time_get_the_same_memory(ser
     def body(place: int) -> Callable[[Directory], int]:
         def write(directory: Directory) -> int:
             start.wait(SOON)
-            block = directory.block("board", 64, 0xFF)
+            block = directory.block("board", 64, -1)
             block[place] = place
             start.wait(SOON)
             return int((block != 0xFF).sum())
@@ -158,17 +158,17 @@ def test_threads_that_ask_for_a_block_at_the_same_time_get_the_same_memory(monke
     both = threading.Barrier(2)
     make = directory_module._shared_block
 
-    def make_slowly(num_bytes: int, fill: int) -> torch.Tensor:
+    def make_slowly(num_bytes: int, word: int) -> torch.Tensor:
         made.append(num_bytes)
         try:
             both.wait(0.1)  # only a second thread that makes the block, too, ends this early
         except threading.BrokenBarrierError:
             pass
-        return make(num_bytes, fill)
+        return make(num_bytes, word)
 
     monkeypatch.setattr(directory_module, "_shared_block", make_slowly)
     opened: list[torch.Tensor] = []
-    threads = [threading.Thread(target=lambda: opened.append(blocks.open("a", "board", 64, 0xFF))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: opened.append(blocks.open("a", "board", 64, -1))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -178,10 +178,12 @@ def test_threads_that_ask_for_a_block_at_the_same_time_get_the_same_memory(monke
     assert len(opened) == 8
 
 
-def test_a_block_is_zero_or_filled_as_the_first_to_ask_says(serving: Serving) -> None:
+def test_a_block_is_zero_or_of_the_word_that_the_first_to_ask_says(serving: Serving) -> None:
+    """A board begins with the iteration before its first one, in every word."""
     assert serving.ask(read("zero", 128, 0)) == [0] * 128
-    assert serving.ask(read("ones", 128, 1)) == [1] * 128
-    assert serving.ask(read("ones", 128, 2)) == [1] * 128
+    assert serving.ask(read("ones", 128, 1)) == [1, 0, 0, 0] * 32
+    assert serving.ask(read("ones", 128, 2)) == [1, 0, 0, 0] * 32
+    assert serving.ask(read("many", 8, 0x01020304)) == [4, 3, 2, 1] * 2
 
 
 def test_a_block_of_another_size_than_it_has_is_refused(serving: Serving) -> None:
@@ -240,7 +242,7 @@ def test_memory_outlives_the_directory_in_those_who_use_it(serving: Serving) -> 
     told, tell = FORK.Pipe()
 
     def hold(directory: Directory) -> int:
-        block = directory.block("board", 64, 0xFF)
+        block = directory.block("board", 64, -1)
         tell.send("mapped")
         assert tell.poll(SOON)
         block[0] = 7
@@ -345,7 +347,7 @@ def test_what_a_worker_publishes_every_worker_of_the_job_finds_until_the_job_is_
 LAYOUT = Layout.of([("t", torch.empty(10))])
 CALLS: dict[str, Callable[[Directory], Any]] = {
     "block": lambda directory: directory.block("new", 64).numel(),
-    "known block": lambda directory: directory.block("board", 64, 0xFF).numel(),
+    "known block": lambda directory: directory.block("board", 64, -1).numel(),
     "create": lambda directory: directory.create("state-0", LAYOUT).block.numel(),
     "find": lambda directory: directory.find("state-1").block.numel(),
     "publish": lambda directory: directory.publish("activation-0", 7),
@@ -356,7 +358,7 @@ CALLS: dict[str, Callable[[Directory], Any]] = {
 
 def fill(directory: Directory) -> None:
     """What the calls above ask for."""
-    directory.block("board", 64, 0xFF)
+    directory.block("board", 64, -1)
     directory.create("state-1", LAYOUT)
     directory.publish("activation-1", 7)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -436,3 +438,122 @@ def test_where_lengths_differ_a_unit_takes_what_a_batch_between_the_shortest_and
     assert len(set(tried)) == 3, "lengths of 12 samples in a mixed order, four in a batch"
     assert [unit["forward_seconds"] for unit in told["units"]] == pytest.approx([sum(tried) / 3] * 2, rel=0.01)
     assert told["varying_shapes"] != []
+
+
+# --- what could not be put back after a lost worker
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps where no checkpoint of torch's has them."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__(given, lr=0.1)
+        self.count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        return super().step(closure)
+
+
+class CountingInItsGroup(Counting):
+    def __init__(self, given: Any) -> None:
+        super().__init__(given)
+        del self.count
+        self.param_groups[0]["count"] = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["count"] += 1
+        return torch.optim.SGD.step(self, closure)
+
+
+class CountingInItsState(Counting):
+    """Beside what it keeps of parameters."""
+
+    def __init__(self, given: Any, *, as_entry: bool) -> None:
+        super().__init__(given)
+        del self.count
+        self.as_entry = as_entry
+
+    def step(self, closure: Any = None) -> Any:
+        key: Any = "global"
+        self.state[key] = {"count": 1} if self.as_entry else 1
+        return torch.optim.SGD.step(self, closure)
+
+
+class Seeing(torch.optim.SGD):
+    """Keeps of a parameter what is no plain data."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["seen"] = frozenset({1})
+        return super().step(closure)
+
+
+class Secretive(torch.optim.lr_scheduler.LambdaLR):
+    def state_dict(self) -> Any:
+        raise NotImplementedError("not me")
+
+
+def unsaved_of(**changes: Any) -> str | None:
+    told: str | None = inspect(workload_of(nn.Linear(3, 2), **changes), spec_of())["unsaved"]
+    return told
+
+
+@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adafactor, torch.optim.NAdam])
+def test_torchs_optimizers_can_be_put_back(cls: Any) -> None:
+    assert unsaved_of(optimizer=lambda given: cls(given, lr=0.1)) is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda each: torch.optim.lr_scheduler.OneCycleLR(each, max_lr=0.1, total_steps=10, cycle_momentum=False),
+        lambda each: torch.optim.lr_scheduler.MultiStepLR(each, [3, 5]),
+        lambda each: torch.optim.lr_scheduler.LambdaLR(each, lambda step: 0.9**step),
+        lambda each: torch.optim.lr_scheduler.LambdaLR(each, lambda step: np.cos(step)),
+        lambda each: torch.optim.lr_scheduler.SequentialLR(
+            each,
+            [torch.optim.lr_scheduler.ConstantLR(each), torch.optim.lr_scheduler.ExponentialLR(each, 0.9)],
+            milestones=[2],
+        ),
+    ],
+    ids=["OneCycleLR", "MultiStepLR", "LambdaLR", "LambdaLR by numpy", "SequentialLR"],
+)
+def test_torchs_schedulers_can_be_put_back(make: Any) -> None:
+    assert unsaved_of(scheduler=make) is None
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (Counting, "Counting keeps more than its state and its groups' options"),
+        (CountingInItsGroup, None),
+        (
+            functools.partial(CountingInItsState, as_entry=True),
+            "CountingInItsState keeps state that is of no parameter",
+        ),
+        (
+            functools.partial(CountingInItsState, as_entry=False),
+            "CountingInItsState keeps state that is of no parameter",
+        ),
+        (
+            functools.partial(Seeing, lr=0.1),
+            "the state of Seeing cannot be put back "
+            "(ValueError: Unsupported global: GLOBAL frozenset was not an allowed global)",
+        ),
+    ],
+    ids=["in itself", "in its group", "an entry of its state", "a number in its state", "no plain data"],
+)
+def test_an_optimizer_that_keeps_what_could_not_be_put_back_is_named(optimizer: Any, reason: str | None) -> None:
+    """One that had a number among its state ended the inspection; an entry of no parameter's was lost."""
+    assert unsaved_of(optimizer=optimizer) == reason
+
+
+def test_a_scheduler_that_does_not_tell_its_state_is_named() -> None:
+    """It never had to, and ended the inspection."""
+    reason = "the state of Secretive cannot be put back (NotImplementedError: not me)"
+    assert unsaved_of(scheduler=lambda each: Secretive(each, lambda step: 1.0)) == reason
+
+
+def test_nothing_to_train_has_nothing_to_put_back() -> None:
+    assert unsaved_of(optimizer=lambda given: torch.optim.SGD(given, lr=0.1)) is None

@@ -8,6 +8,7 @@ import runpy
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,9 +38,11 @@ class Attempt:
     """Stands in for a worker's part of an attempt: a task in each of two lanes, the second waits for the first."""
 
     num_tasks = 2
+    course = SimpleNamespace(begins=0)
 
     def __init__(self, bodies: dict[int, Run], device: Device) -> None:
         self.device = device
+        self.course = SimpleNamespace(begins=0)
         self.milestones: dict[int, Callable[[int, int], None]] = {}
         self._to_abort: list[Board] = []
         words = torch.full((num_words(2),), -1, dtype=torch.int32)

@@ -82,6 +82,8 @@ def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
         "job": "digits",
         "attempt": 1,
         "arenas": "digits-1",
+        "snapshots": "digits-snapshots",
+        "snapshot": None,
         "run_dir": str(tmp_path),
         "spec": plan.spec.to_wire(),
         "plan": view,

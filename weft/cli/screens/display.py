@@ -179,6 +179,10 @@ def _history(shown: Message, now: float) -> dict[str, str]:
         if shown[key] is not None
     }
     facts["took"] = duration(_elapsed(shown, now))
+    if shown["state"] == "running" and shown.get("snapshot_step") is not None:
+        facts["snapshot"] = f"after step {shown['snapshot_step']}: a lost worker costs what came since"
+    if shown.get("checkpoint") is not None:
+        facts["checkpoint"] = shown["checkpoint"]
     return facts | _outcome(shown)
 
 

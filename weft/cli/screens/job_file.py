@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from weft.cli.screens.toml_text import toml
 from weft.client.console import size
-from weft.spec.job_spec import JobSection, ProfileSection
+from weft.spec.job_spec import CheckpointSection, JobSection, ProfileSection
 from weft.spec.strategy import Strategy
 from weft.transport.wire.frames import Message
 
@@ -34,6 +34,8 @@ EXAMPLES: Mapping[str, Any] = {
     "replicas": 2,
     "shares": [1.0, 1.0],
     "clip_norm": 1.0,
+    "resume_from": "runs/digits-1",
+    "every": "1 epoch",
 }
 
 
@@ -48,6 +50,7 @@ class JobFile:
         """The file. name: its own."""
         sections = [*self._head(name), "", *_section("job", JobSection, self.job(), self._examples())]
         sections += _section("strategy", Strategy, self.strategy(), self._examples())
+        sections += _section("checkpoint", CheckpointSection, None, EXAMPLES)
         return "\n".join([*sections, *_section("profile", ProfileSection, None, {})]).rstrip() + "\n"
 
     def job(self) -> dict[str, Any]:

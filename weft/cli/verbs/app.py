@@ -17,7 +17,7 @@ from weft.cli.exits import guarded, leave, of_result, sigterm_raises
 from weft.cli.screens.ledger_trouble import ledger_trouble
 from weft.cli.verbs.completion import complete_job, complete_live_job, completion
 from weft.cli.verbs.doctor import doctor
-from weft.cli.verbs.ended_jobs import restart, rm
+from weft.cli.verbs.ended_jobs import restart, resume, rm
 from weft.cli.verbs.init import init
 from weft.cli.verbs.job_list import list_jobs
 from weft.cli.verbs.options import (
@@ -233,9 +233,13 @@ def wait(
 
 @app.command(epilog="Example: weft cancel digits-1")
 @guarded
-def cancel(job: LiveJob, json: Json = False) -> None:
-    """Stop a job; what it has saved stays."""
-    state = Client().cancel(job)
+def cancel(
+    job: LiveJob,
+    discard: Annotated[bool, typer.Option("--discard", help="Keep nothing of what it had come to.")] = False,
+    json: Json = False,
+) -> None:
+    """Stop a job. What it had come to is written as a checkpoint, from which `weft resume` goes on."""
+    state = Client().cancel(job, discard=discard)
     _print_json({"job": job, "state": state}) if json else print(state)
 
 
@@ -255,6 +259,7 @@ def status(json: Json = False) -> None:
 
 
 app.command(epilog="Example: weft restart digits-1")(restart)
+app.command(epilog="Example: weft resume digits-1")(resume)
 app.command(epilog="Example: weft rm --older-than 30d --dry-run")(rm)
 app.command(epilog="Example: weft top digits-1 --interval 2")(top)
 app.command(epilog="Example: weft trace digits-1 -o trace.json --svg digits.svg")(trace)

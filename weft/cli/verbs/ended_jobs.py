@@ -1,4 +1,4 @@
-"""The verbs for jobs that have ended: `restart` and `rm`."""
+"""The verbs for jobs that have ended: `restart`, `resume` and `rm`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,21 @@ def restart(
     """
     restarted = Client().restart(job)
     print(to_json(restarted) if json else restarted["job"])
+
+
+@guarded
+def resume(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", autocompletion=complete_ended_job, help="The id of a job that has ended.")
+    ],
+    json: Json = False,
+) -> None:
+    """Go on with a job that has ended, from its newest checkpoint, as a new job, and print its id.
+
+    It has the spec and the priority of the old one, which stays as it is. Its code is read anew.
+    """
+    resumed = Client().resume(job)
+    print(to_json(resumed) if json else resumed["job"])
 
 
 @guarded

@@ -49,6 +49,14 @@ BatchSize = Annotated[int | None, typer.Option(metavar="N", min=1, help="Samples
 Epochs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Passes over the training data; or give --steps.")]
 Steps = Annotated[int | None, typer.Option(metavar="N", min=1, help="Training steps; or give --epochs.")]
 Seed = Annotated[int | None, typer.Option(metavar="N", min=0, help="Seed of the model, the data order and dropout.")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="A checkpoint to go on from, or a run directory: its newest."),
+]
+CheckpointEvery = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="EVERY", help="Write checkpoints: '500 steps', '1 epoch', '10 min'."),
+]
 Arg = Annotated[
     list[str] | None,
     typer.Option(
@@ -78,6 +86,8 @@ class JobOptions:
     epochs: Epochs = None
     steps: Steps = None
     seed: Seed = None
+    resume: Resume = None
+    checkpoint: CheckpointEvery = None
     arg: Arg = None
     stages: Stages = None
     microbatches: Microbatches = None
@@ -88,8 +98,10 @@ class JobOptions:
     def overrides(self, source: Path) -> list[str]:
         """As `JobSpec.load` takes them. Errors: SpecError for an --arg without a value, and for what nobody says."""
         job = {name: getattr(self, name) for name in ("batch_size", "epochs", "steps", "seed")}
+        job["resume_from"] = None if self.resume is None else self.resume.absolute()
         strategy = {name: getattr(self, name) for name in ("stages", "microbatches", "preset")}
         tables = {"job": job, "strategy": strategy, "profile": {"iterations": self.profile}}
+        tables["checkpoint"] = {"every": self.checkpoint}
         flags = [
             f"{table}.{key}={value}"
             for table, keys in tables.items()
@@ -109,9 +121,25 @@ class JobOptions:
         if replaced:
             print(f"weft: preset {spec.strategy.preset} replaces {', '.join(replaced)} of {source}", file=sys.stderr)
         spec.check_files()
+        _check_checkpoint(spec)
         if (problem := problem_of_spec(spec)) is not None:
             raise SpecError(f"{source}: {problem}")
         return spec
+
+
+def _check_checkpoint(spec: JobSpec) -> None:
+    """That there is what the job is to go on from; whether it is whole and of this training shows when it is read.
+    Errors: SpecError."""
+    from weft.machine.checkpoint_files import CheckpointError, checkpoints, read_manifest
+    from weft.spec.field_errors import SpecError
+
+    if spec.job.resume_from is None:
+        return
+    path = Path(spec.directory, spec.job.resume_from)
+    try:
+        read_manifest((checkpoints(path) or [path.resolve()])[-1])
+    except CheckpointError as error:
+        raise SpecError(f"job.resume_from: {error}") from None
 
 
 def takes_job_options(verb: Callable[..., None]) -> Callable[..., None]:

@@ -111,7 +111,7 @@ _SCRAPE = Panel(
 
 _SERIES = Panel(
     title="Series of a scrape",
-    text="A job's series go a minute after its end; at 32 jobs of 16 stages there are below 10,000.",
+    text="A job's series go a minute after its end; at 32 jobs of 16 stages there are below 12,000.",
     unit="short",
     queries=(Query(expression=f'scrape_samples_scraped{{job="weft",{INSTANCE}}}', legend="{{instance}}"),),
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_BUCKETS: Final = 12  # of a histogram, the one for +Inf counted: each is a series
-MAX_SERIES: Final = 10_000  # of one scrape; 32 running jobs of 16 stages are below it, whatever their strategy
+MAX_SERIES: Final = 12_000  # of one scrape; 32 running jobs of 16 stages are below it, whatever their strategy
 
 
 class MetricKind(enum.StrEnum):
@@ -185,6 +185,20 @@ METRICS: Final = (
         unit="recoveries",
         labels=("cause",),
         help="Attempts at running a job that were given up to start another, by why.",
+    ),
+    Metric(
+        name="weft_job_snapshot_step",
+        kind=MetricKind.GAUGE,
+        unit="step",
+        labels=("job",),
+        help="The training step that an attempt after a lost worker would go on after; absent before there is one.",
+    ),
+    Metric(
+        name="weft_checkpoints_total",
+        kind=MetricKind.COUNTER,
+        unit="checkpoints",
+        labels=("result",),
+        help="Checkpoints that were written, and those that could not be (failed).",
     ),
     Metric(
         name="weft_queue_wait_seconds",

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from weft.machine.run_file import read, size
+from weft.machine.run_file import cut, read, size
+from weft.plan.itinerary import Itinerary
 
 FILE: Final = "metrics.jsonl"
 MAX_LINE_BYTES: Final = 1 << 20  # a step has some 200, with a metric more or less
@@ -89,6 +90,30 @@ class StepLogReader:
         except (ValueError, KeyError, TypeError) as error:
             what = f"{type(error).__name__}: {str(error)[:100]}"
             raise StepLogError(f"{self._path}, line {self._num_lines}, is no line of a step log ({what})") from error
+
+
+def recorded_iterations(path: Path, itinerary: Itinerary) -> int:
+    """How many iterations of a job the log tells of, for who goes on with it; what is behind its last whole line goes.
+
+    Errors: OSError, StepLogError.
+    """
+    try:
+        num_bytes = size(path)
+    except FileNotFoundError:
+        return 0
+    start = max(0, num_bytes - MAX_LINE_BYTES)
+    data = read(path, MAX_LINE_BYTES, offset=start)
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        cut(path, start + len(whole))
+    if not whole:
+        return 0
+    try:
+        last = _entry(json.loads(whole.splitlines()[-1]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise StepLogError(f"{path}: its last line is no line of a step log ({type(error).__name__})") from error
+    behind = itinerary.validations_per_epoch if isinstance(last, Validation) else 0
+    return itinerary.update_of(last.step) + 1 + behind
 
 
 def read_step_log(path: Path) -> StepLog:

@@ -30,6 +30,7 @@ COLOURS: Final[Mapping[str, tuple[str, str]]] = {
     "update": ("#e69f00", "#f3cf80"),
     "transfer": ("#cc79a7", "#e6bcd3"),
     "load": ("#a0a0a0", "#d0d0d0"),
+    "snapshot": ("#d8a48f", "#ecd2c7"),
 }
 
 STALL: Final = "stall"  # the kind of a bar that is a wait

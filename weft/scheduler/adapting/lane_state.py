@@ -15,6 +15,11 @@ class LaneState:
     finished: int = 0
     allowed: int | None = None  # to be sent so far; None where the window alone says it
 
+    @property
+    def done(self) -> int:
+        """Iterations, of the job."""
+        return self.finished // len(self.program)
+
 
 def work_between(program: tuple[int, ...], first: int, last: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Positions first .. last - 1 of the lane's endless program, by iteration."""

@@ -95,14 +95,14 @@ class IterationPolicy(Policy[Measurement]):
 
     def begin(self, lanes: Mapping[Lane, LaneState]) -> None:
         self._others = [lane for lane in lanes.values() if not is_compute_lane(lane.name)]
-        self._done = 0  # iterations, of the lane that computes furthest ahead
+        self._done = max(lane.done for lane in lanes.values())  # iterations, of the lane that computes furthest ahead
         for lane in lanes.values():
-            self._allow(lane, 0)
+            self._allow(lane, lane.done)
 
     def come(self, lane: LaneState) -> tuple[Sequence[Grant], Sequence[LaneState]]:
         if not is_compute_lane(lane.name):
             return (), ()
-        done = lane.finished // len(lane.program)
+        done = lane.done
         self._allow(lane, done)
         if done <= self._done:
             return (), ()

@@ -116,7 +116,7 @@ class Stealing(Policy[ReplicaMeasurement]):
         taker.forget_ended()
         made: list[Grant] = []
         num_iterations = self._plan.itinerary.num_iterations
-        while taker.iteration < min(num_iterations, 2 + taker.last.finished // len(taker.last.program)):
+        while taker.iteration < min(num_iterations, 2 + taker.last.done):
             number = sum(self._granted.get(taker.iteration, ()))
             if number < self._count and len(taker.held) >= taker.ahead():
                 break
@@ -201,7 +201,8 @@ def _taker(plan: Plan, replica: int, lanes: Mapping[Lane, LaneState]) -> _Taker:
     ends = _indices(
         plan.graph.programs[last], tasks, lambda task: (task.kind, task.replica, task.stage) == (kind, replica, stage)
     )
-    return _Taker(gates=gates, last=lanes[last], ends=ends, fills=last_stage + 1)
+    begins = lanes[last].done
+    return _Taker(gates=gates, last=lanes[last], ends=ends, fills=last_stage + 1, iteration=begins)
 
 
 def _indices(program: tuple[int, ...], tasks: tuple[Task, ...], wanted: Callable[[Task], bool]) -> tuple[int, ...]:

@@ -21,38 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from weft.scheduler.core import dispatch, outcomes
+from weft.plan.plan import Plan
+from weft.scheduler.core import dispatch, events, outcomes
 from weft.scheduler.core.back_off import back_off
-from weft.scheduler.core.events import (
-    CancelRequested,
-    Command,
-    DirectoryLost,
-    DirectoryMissed,
-    DrainRequested,
-    DropArenas,
-    Event,
-    JobFaulted,
-    JobMeasured,
-    JobPlanned,
-    JobSubmitted,
-    KillWorker,
-    PlanJob,
-    Prepare,
-    RecordIteration,
-    RecordState,
-    Release,
-    ResultSaved,
-    SaveResult,
-    SetTimer,
-    StartWorker,
-    TasksFinished,
-    Ticked,
-    WorkerGarbled,
-    WorkerJoined,
-    WorkerLost,
-    WorkerPrepared,
-    WorkerReleased,
-)
+from weft.scheduler.core.events import Command, Event
 from weft.scheduler.core.job import MOVES, Job, Outcome, Phase, Worker
 
 RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
@@ -75,53 +47,61 @@ class Core:
         self._sequence = 0
 
     def start(self) -> list[Command]:
-        return [StartWorker(worker=w.name, kind=w.kind, delay_seconds=0.0) for w in self.workers.values()]
+        return [events.StartWorker(worker=w.name, kind=w.kind, delay_seconds=0.0) for w in self.workers.values()]
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """What to do about what happened. now: seconds on any clock that never goes back."""
         match event:
-            case TasksFinished():  # first: it is the only frequent one
+            case events.TasksFinished():  # first: it is the only frequent one
                 return self._tasks_finished(event)
-            case JobSubmitted():
+            case events.JobSubmitted():
                 return self._job_submitted(event)
-            case WorkerJoined():
+            case events.WorkerJoined():
                 return self._worker_joined(event)
-            case WorkerLost():
+            case events.WorkerLost():
                 return self._worker_lost(event, now)
-            case WorkerGarbled():
+            case events.WorkerGarbled():
                 return self._worker_garbled(event, now)
-            case JobPlanned():
+            case events.JobPlanned():
                 return self._job_planned(event)
-            case WorkerPrepared():
+            case events.WorkerPrepared():
                 return self._worker_prepared(event)
-            case JobMeasured():
+            case events.JobMeasured():
                 return self._measured(event)
-            case JobFaulted():
+            case events.JobFaulted():
                 return self._job_faulted(event, now)
-            case ResultSaved():
+            case events.ResultSaved():
                 return self._result_saved(event, now)
-            case WorkerReleased():
+            case events.WorkerReleased():
                 return self._worker_released(event)
-            case DirectoryLost():
+            case events.DirectoryLost():
                 return self._directory_lost(now)
-            case DirectoryMissed():
+            case events.DirectoryMissed():
                 return self._directory_missed(event, now)
-            case CancelRequested():
+            case events.SnapshotDue():
+                job = self._current(event.job, event.attempt, Phase.RUNNING)
+                return [] if job is None else dispatch.begin_snapshot(job)
+            case events.CheckpointDue():
+                job = self._current(event.job, event.attempt, Phase.RUNNING)
+                return [] if job is None else dispatch.begin_checkpoint_now(job)
+            case events.SnapshotSaved():
+                return self._snapshot_saved(event)
+            case events.CancelRequested():
                 return self._cancel_requested(event, now)
-            case DrainRequested():
+            case events.DrainRequested():
                 return self._drain_requested(event, now)
-            case Ticked():
+            case events.Ticked():
                 return self._ticked(now)
         assert_never(event)
 
     # --- jobs come, start, end
 
-    def _job_submitted(self, event: JobSubmitted) -> list[Command]:
+    def _job_submitted(self, event: events.JobSubmitted) -> list[Command]:
         assert event.job not in self.jobs, event.job
         self._sequence += 1
         job = Job(event.job, event.needs, event.inspector, event.priority, self._sequence, event.attempt)
         self.jobs[event.job] = job
-        return [RecordState(job=job.name, state="queued", attempt=job.attempt), *self._start_jobs()]
+        return [events.RecordState(job=job.name, state="queued", attempt=job.attempt), *self._start_jobs()]
 
     def _start_jobs(self) -> list[Command]:
         commands: list[Command] = []
@@ -138,24 +118,39 @@ class Core:
             job.workers = tuple(name for kind, count in job.needs.items() for name in free[kind][:count])
             for name in job.workers:
                 self.workers[name].job = job.name
+            commands.append(events.RecordState(job=job.name, state="planning", attempt=job.attempt))
+            if job.plan is not None:
+                commands += self._prepare(job, f"holds {', '.join(job.workers)} and goes on", job.plan)
+                continue
             self._move(job, Phase.PLANNING, f"holds {', '.join(job.workers)}")
-            commands.append(RecordState(job=job.name, state="planning", attempt=job.attempt))
-            commands.append(PlanJob(job=job.name, attempt=job.attempt, worker=job.workers[job.inspector]))
+            commands.append(events.PlanJob(job=job.name, attempt=job.attempt, worker=job.workers[job.inspector]))
         return commands
 
-    def _job_planned(self, event: JobPlanned) -> list[Command]:
+    def _job_planned(self, event: events.JobPlanned) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.PLANNING)
         if job is None:
             return []
-        self._move(job, Phase.PREPARING, f"planned: {event.plan.limit_seconds * 1e3:.3g} ms an iteration at best")
-        job.plan, job.policies = event.plan, dispatch.policies_of(event.plan)
+        if job.snapshot is None:
+            job.snapshot = event.checkpoint
+        return self._prepare(job, f"planned: {event.plan.limit_seconds * 1e3:.3g} ms an iteration at best", event.plan)
+
+    def _prepare(self, job: Job, cause: str, plan: Plan) -> list[Command]:
+        self._move(job, Phase.PREPARING, cause)
+        job.plan, job.policies = plan, dispatch.policies_of(plan)
         job.waiting_for = set(job.workers)
         return [
-            Prepare(job=job.name, attempt=job.attempt, worker=worker, position=position, plan=event.plan)
+            events.Prepare(
+                job=job.name,
+                attempt=job.attempt,
+                worker=worker,
+                position=position,
+                plan=plan,
+                snapshot=job.snapshot,
+            )
             for position, worker in enumerate(job.workers)
         ]
 
-    def _worker_prepared(self, event: WorkerPrepared) -> list[Command]:
+    def _worker_prepared(self, event: events.WorkerPrepared) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.PREPARING)
         if job is None:
             return []
@@ -163,43 +158,50 @@ class Core:
         if job.waiting_for:
             return []
         self._move(job, Phase.RUNNING, "every worker is prepared")
-        return [RecordState(job=job.name, state="running", attempt=job.attempt), *dispatch.begin(job)]
+        return [events.RecordState(job=job.name, state="running", attempt=job.attempt), *dispatch.begin(job)]
 
-    def _tasks_finished(self, event: TasksFinished) -> list[Command]:
+    def _tasks_finished(self, event: events.TasksFinished) -> list[Command]:
         job = self.jobs.get(event.job)
         if job is None or job.attempt != event.attempt or job.phase is not Phase.RUNNING:
             return []
         lane = job.lanes[event.worker, event.lane]
-        before = lane.finished // len(lane.program)
+        before = lane.done
         lane.finished += event.count
         if lane.finished > lane.sent:
             raise IllegalMove(self._story(job, f"{lane} finished more than it was sent"))
         commands = dispatch.lane_finished(job, lane)
-        if lane.finished // len(lane.program) > before:
+        if lane.done > before:
             commands += self._iterations_finished(job)
         return commands
 
     def _iterations_finished(self, job: Job) -> list[Command]:
-        done = min(lane.finished // len(lane.program) for lane in job.lanes.values())
+        done = min(lane.done for lane in job.lanes.values())
         commands: list[Command] = [
-            RecordIteration(job.name, job.attempt, iteration) for iteration in range(job.iterations_done, done)
+            events.RecordIteration(job.name, job.attempt, iteration) for iteration in range(job.iterations_done, done)
         ]
         job.iterations_done = done
+        commands += dispatch.take_snapshots(job)
         assert job.plan is not None
         if done == job.plan.itinerary.num_iterations:
             self._move(job, Phase.SAVING, "every iteration is done")
-            commands.append(SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0]))
+            commands.append(events.SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0]))
         return commands
 
-    def _measured(self, event: JobMeasured) -> list[Command]:
+    def _measured(self, event: events.JobMeasured) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.RUNNING)
         return [] if job is None else dispatch.measured(job, event)
 
-    def _result_saved(self, event: ResultSaved, now: float) -> list[Command]:
-        job = self._current(event.job, event.attempt, Phase.SAVING)
-        return [] if job is None else self._release(job, Outcome("completed", exit_code=0), now)
+    def _snapshot_saved(self, event: events.SnapshotSaved) -> list[Command]:
+        if (job := self.jobs.get(event.job)) is None:
+            return []
+        job.saving, job.on_disk = None, job.on_disk if event.path is not None else -1
+        return dispatch.begin_checkpoint(job) if job.phase is Phase.RUNNING else []
 
-    def _job_faulted(self, event: JobFaulted, now: float) -> list[Command]:
+    def _result_saved(self, event: events.ResultSaved, now: float) -> list[Command]:
+        job = self._current(event.job, event.attempt, Phase.SAVING)
+        return [] if job is None else self._release(job, Outcome("completed", exit_code=0, keeps=False), now)
+
+    def _job_faulted(self, event: events.JobFaulted, now: float) -> list[Command]:
         job = self.jobs.get(event.job)
         if job is None or job.attempt != event.attempt or job.phase is Phase.RELEASING:
             return []
@@ -209,18 +211,18 @@ class Core:
             return [*self._end(job), *self._start_jobs()]
         return self._release(job, outcome, now)
 
-    def _cancel_requested(self, event: CancelRequested, now: float) -> list[Command]:
-        job = self.jobs.get(event.job)
-        if job is None:
+    def _cancel_requested(self, event: events.CancelRequested, now: float) -> list[Command]:
+        if (job := self.jobs.get(event.job)) is None:
             return []
+        outcome = outcomes.DISCARDED if event.discard else outcomes.CANCELLED
         if job.phase is Phase.QUEUED:
-            job.outcome = outcomes.CANCELLED
+            job.outcome = outcome
             return [*self._end(job), *self._start_jobs()]
         commands: list[Command] = []
         if job.phase is not Phase.RELEASING:
-            commands = self._release(job, outcomes.CANCELLED, now)
+            commands = self._release(job, outcome, now)
         elif job.outcome is not None and job.outcome.state == "":  # on its way to another attempt; a success stands
-            job.outcome = outcomes.CANCELLED
+            job.outcome = outcome
             commands = self._start_jobs()  # it held back those behind it; no longer
         return commands + self._hurry(job, now)
 
@@ -229,50 +231,57 @@ class Core:
         if job.phase is not Phase.RELEASING or job.deadline is None or job.deadline <= now + CANCEL_SECONDS:
             return []
         job.deadline = now + CANCEL_SECONDS
-        return [SetTimer(seconds=CANCEL_SECONDS)]
+        return [events.SetTimer(seconds=CANCEL_SECONDS)]
 
     def _directory_lost(self, now: float) -> list[Command]:
-        """A job that is being planned has nothing in it yet."""
+        """A job that is being planned has nothing in it yet, unless it is to go on from a snapshot."""
+        for job in self.jobs.values():
+            job.snapshot = None
+            if job.phase is Phase.QUEUED:
+                job.plan = None
         losers = [job for job in self._active() if job.phase is not Phase.PLANNING]
         return [command for job in losers for command in self._start_again(job, DIRECTORY_LOST, now)]
 
-    def _directory_missed(self, event: DirectoryMissed, now: float) -> list[Command]:
+    def _directory_missed(self, event: events.DirectoryMissed, now: float) -> list[Command]:
         losers = [job for job in self._active() if (job.name, job.attempt) == (event.job, event.attempt)]
         return [command for job in losers for command in self._start_again(job, event.message, now)]
 
     def _start_again(self, job: Job, message: str, now: float) -> list[Command]:
+        """Its snapshots are gone with the directory."""
+        job.snapshot = None
         job.directory_losses += 1
         return self._release(job, outcomes.of_lost_directory(message, job), now)
 
     # --- workers come and go
 
-    def _worker_joined(self, event: WorkerJoined) -> list[Command]:
+    def _worker_joined(self, event: events.WorkerJoined) -> list[Command]:
         self.workers[event.worker].up = True
         return self._start_jobs()
 
-    def _worker_lost(self, event: WorkerLost, now: float) -> list[Command]:
+    def _worker_lost(self, event: events.WorkerLost, now: float) -> list[Command]:
         worker = self.workers[event.worker]
         worker.up, name, worker.job = False, worker.job, None
         worker.failures += 1
         commands: list[Command] = []
         if not self.draining:
             delay = back_off(worker.failures)
-            commands.append(StartWorker(worker=worker.name, kind=worker.kind, delay_seconds=delay))
+            commands.append(events.StartWorker(worker=worker.name, kind=worker.kind, delay_seconds=delay))
         if name is None:
             return commands
         job = self.jobs[name]
         if job.phase is Phase.RELEASING:
             return commands + self._let_go(job, event.worker)
         job.workers = tuple(w for w in job.workers if w != event.worker)
-        job.losses += 1
+        job.losses = 1 if job.iterations_done > job.furthest else job.losses + 1
+        job.furthest = max(job.furthest, job.iterations_done)
         return commands + self._release(job, outcomes.of_lost_worker(event, job), now)
 
-    def _worker_garbled(self, event: WorkerGarbled, now: float) -> list[Command]:
+    def _worker_garbled(self, event: events.WorkerGarbled, now: float) -> list[Command]:
         """The job holds the worker until that is lost, which is soon."""
         worker = self.workers[event.worker]
         worker.up = False
         commands: list[Command] = [
-            KillWorker(worker=worker.name, cause=f"it sent what no worker sends: {event.message}")
+            events.KillWorker(worker=worker.name, cause=f"it sent what no worker sends: {event.message}")
         ]
         job = self.jobs[worker.job] if worker.job is not None else None
         if job is None or job.phase is Phase.RELEASING:
@@ -280,7 +289,7 @@ class Core:
         worker.failures = 0  # the job's doing: those behind it need not wait longer for the next start
         return commands + self._release(job, outcomes.of_garbled_worker(event), now)
 
-    def _worker_released(self, event: WorkerReleased) -> list[Command]:
+    def _worker_released(self, event: events.WorkerReleased) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.RELEASING)
         worker = self.workers[event.worker]
         if job is None or worker.job != event.job:
@@ -290,7 +299,7 @@ class Core:
         commands: list[Command] = []
         if not event.clean:
             worker.up = False
-            commands.append(KillWorker(worker=worker.name, cause=f"{event.job} left it unclean"))
+            commands.append(events.KillWorker(worker=worker.name, cause=f"{event.job} left it unclean"))
         return commands + self._let_go(job, event.worker)
 
     def _release(self, job: Job, outcome: Outcome, now: float) -> list[Command]:
@@ -303,7 +312,7 @@ class Core:
             commands.append(outcomes.record_of(outcome, job))
         if not job.waiting_for:
             return commands + self._released(job)
-        return commands + [Release(worker=worker, job=job.name, attempt=job.attempt) for worker in job.workers]
+        return commands + [events.Release(worker=worker, job=job.name, attempt=job.attempt) for worker in job.workers]
 
     def _let_go(self, job: Job, worker: str) -> list[Command]:
         job.waiting_for.discard(worker)
@@ -313,15 +322,16 @@ class Core:
         return self._start_jobs() if job.outcome.state else []  # a job that starts again keeps its place before others
 
     def _released(self, job: Job) -> list[Command]:
-        commands: list[Command] = [DropArenas(job=job.name, attempt=job.attempt)]
-        job.workers, job.lanes, job.plan, job.deadline, job.iterations_done = (), {}, None, None, 0
-        job.policies = ()
+        commands: list[Command] = [events.DropArenas(job=job.name, attempt=job.attempt)]
+        job.workers, job.lanes, job.deadline, job.iterations_done = (), {}, None, 0
+        job.policies, job.copying = (), []
         assert job.outcome is not None
+        job.plan = dispatch.plan_to_go_on_with(job)
         if job.outcome.state == "":
             job.attempt += 1
             job.outcome = None
             self._move(job, Phase.QUEUED, f"attempt {job.attempt}")
-            commands.append(RecordState(job=job.name, state="queued", attempt=job.attempt))
+            commands.append(events.RecordState(job=job.name, state="queued", attempt=job.attempt))
         else:
             commands += self._end(job)
         return commands + self._start_jobs()
@@ -330,15 +340,19 @@ class Core:
         self._move(job, Phase.ENDED, "")
         assert job.outcome is not None
         del self.jobs[job.name]
-        return [outcomes.record_of(job.outcome, job)]
+        saved = dispatch.save(job) if job.outcome.keeps else []
+        dropped = [events.DropArenas(job=job.name, attempt=None)] if job.copies else []
+        return [*saved, *dropped, outcomes.record_of(job.outcome, job)]
 
     # --- time and shutdown
 
-    def _drain_requested(self, event: DrainRequested, now: float) -> list[Command]:
+    def _drain_requested(self, event: events.DrainRequested, now: float) -> list[Command]:
         self.draining = True
+        if not event.now:
+            return []
         again = Outcome("", "shutdown", "the daemon is shutting down")
-        stopping = self._active() if event.now else []
-        return [command for job in stopping for command in self._release(job, again, now)]
+        saved = [command for job in self.jobs.values() for command in dispatch.save(job)]
+        return [*saved, *(command for job in self._active() for command in self._release(job, again, now))]
 
     def _ticked(self, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -346,7 +360,7 @@ class Core:
             if job.deadline is not None and now >= job.deadline:
                 job.deadline = None  # a killed worker is lost soon, and never answers otherwise
                 cause = f"did not let go of {job.name} in time"
-                commands += [KillWorker(worker=worker, cause=cause) for worker in sorted(job.waiting_for)]
+                commands += [events.KillWorker(worker=worker, cause=cause) for worker in sorted(job.waiting_for)]
         return commands
 
     # --- shared

@@ -7,6 +7,7 @@ that need it: those of positions that are granted, and those of the first iterat
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from weft.plan.plan import Plan
@@ -16,7 +17,16 @@ from weft.scheduler.adapting.policy import Policy
 from weft.scheduler.adapting.routes import BalancedRoutes
 from weft.scheduler.adapting.shares import AdaptiveShares
 from weft.scheduler.adapting.stealing import Stealing
-from weft.scheduler.core.events import Adjust, Command, Dispatch, JobMeasured, RecordVerdict
+from weft.scheduler.core.events import (
+    Adjust,
+    Command,
+    Dispatch,
+    JobMeasured,
+    RecordSnapshot,
+    RecordVerdict,
+    SaveSnapshot,
+    Snapshot,
+)
 from weft.scheduler.core.job import Job
 
 POLICIES = (AdaptiveShares, Stealing, BalancedRoutes)
@@ -30,15 +40,29 @@ def policies_of(plan: Plan) -> tuple[Policy[Any], ...]:
 def begin(job: Job) -> list[Command]:
     """Every worker is prepared: the first work of every lane."""
     assert job.plan is not None
-    iterations = job.plan.itinerary.num_iterations
+    iterations, begins = job.plan.itinerary.num_iterations, first_iteration(job)
     lanes = {
-        lane: LaneState(job.workers[lane.worker], lane.name, program, iterations * len(program))
+        lane: LaneState(
+            job.workers[lane.worker],
+            lane.name,
+            program,
+            total=iterations * len(program),
+            sent=begins * len(program),
+            finished=begins * len(program),
+        )
         for lane, program in job.plan.graph.programs.items()
     }
+    job.iterations_done = begins
     job.lanes = {(state.worker, state.name): state for state in lanes.values()}
     for policy in job.policies:
         policy.begin(lanes)
-    return [command for state in lanes.values() for command in lane_finished(job, state)]
+    checkpoint = begin_checkpoint(job)
+    return [*checkpoint, *(command for state in lanes.values() for command in lane_finished(job, state))]
+
+
+def first_iteration(job: Job) -> int:
+    """Of the attempt."""
+    return 0 if job.snapshot is None else job.snapshot.iteration + 1
 
 
 def lane_finished(job: Job, lane: LaneState) -> list[Command]:
@@ -78,9 +102,104 @@ def measured(job: Job, event: JobMeasured) -> list[Command]:
     commands: list[Command] = []
     if adjustment is not None:
         commands.append(Adjust(job.name, job.attempt, job.workers, first, adjustment))
+        job.adjusted = _adjusted(job.adjusted or job.plan, adjustment)
     if verdict is not None:
         commands.append(RecordVerdict(job=job.name, attempt=job.attempt, verdict=verdict, first_iteration=first))
     return commands
+
+
+def _adjusted(plan: Plan | None, adjustment: Adjustment) -> Plan | None:
+    """The plan as it would be if it had begun so."""
+    assert plan is not None
+    if adjustment.shares:
+        plan = dataclasses.replace(plan, shares=tuple(adjustment.shares))
+    if adjustment.local is not None and plan.synchronisation is not None:
+        sync = dataclasses.replace(plan.synchronisation, local=tuple(adjustment.local))
+        plan = dataclasses.replace(plan, synchronisation=sync)
+    return plan
+
+
+def plan_to_go_on_with(job: Job) -> Plan | None:
+    """Of the next attempt; None where there has to be another: it begins again, or other GPUs may be free by then."""
+    goes_on = job.snapshot is not None and job.outcome is not None and not job.outcome.state
+    plan, job.adjusted = job.adjusted or job.plan, None
+    return plan if goes_on and "gpu" not in job.needs else None
+
+
+def begin_snapshot(job: Job) -> list[Command]:
+    """For an attempt after a lost worker: of the first iteration that can have one; nothing where none can."""
+    assert job.plan is not None
+    if not job.plan.recovers or any(not each.to_disk for each in job.copying):
+        return []
+    return _copy(job, _next_to_learn(job), to_disk=False)
+
+
+def begin_checkpoint(job: Job) -> list[Command]:
+    """The next one after a number of steps, told ahead; nothing while one is under way or being written."""
+    assert job.plan is not None
+    every, itinerary = job.plan.checkpoint_steps, job.plan.itinerary
+    if every is None or not _may_save(job):
+        return []
+    first = _first_unsent(job)
+    done = itinerary.at(first).step if first < itinerary.num_iterations else itinerary.steps
+    return _copy(job, itinerary.update_of((done // every + 1) * every), to_disk=True)
+
+
+def begin_checkpoint_now(job: Job) -> list[Command]:
+    """The next one after a time."""
+    return _copy(job, _next_to_learn(job), to_disk=True) if _may_save(job) else []
+
+
+def _may_save(job: Job) -> bool:
+    return job.saving is None and not any(each.to_disk for each in job.copying)
+
+
+def _copy(job: Job, iteration: int, *, to_disk: bool) -> list[Command]:
+    """Nothing where a place or an iteration is missing: after the last one there is the result."""
+    assert job.plan is not None
+    tasks, taken = job.plan.snapshot_tasks(), [*job.copying, *(each for each in (job.snapshot, job.saving) if each)]
+    places = 2 if job.plan.checkpoint_steps is None and job.plan.checkpoint_seconds is None else 3
+    free = set(range(places)) - {each.place for each in taken if each.path is None}
+    told = next((each for each in job.copying if each.iteration == iteration), None)
+    if told is not None:  # one copy serves both
+        job.copying[job.copying.index(told)] = dataclasses.replace(told, to_disk=told.to_disk or to_disk)
+    if told is not None or not tasks or not free or iteration + 1 >= job.plan.itinerary.num_iterations:
+        return []
+    place = min(free)
+    job.copying.append(Snapshot(iteration=iteration, place=place, tasks=tasks, to_disk=to_disk))
+    job.copies = True
+    return [Adjust(job.name, job.attempt, job.workers, iteration, Adjustment(snapshot=place))]
+
+
+def _next_to_learn(job: Job) -> int:
+    """Of the iterations of which no lane has been sent anything; behind the last one where none of them learns."""
+    assert job.plan is not None
+    itinerary, first = job.plan.itinerary, _first_unsent(job)
+    if first >= itinerary.num_iterations or itinerary.forward_only:
+        return itinerary.num_iterations
+    iteration = itinerary.at(first)
+    return first if iteration.learns else itinerary.update_of(iteration.step + 1)
+
+
+def take_snapshots(job: Job) -> list[Command]:
+    """Those that were under way, once all lanes are through their iterations."""
+    commands: list[Command] = []
+    for copied in sorted(job.copying, key=lambda each: each.iteration):
+        if copied.iteration < job.iterations_done:
+            job.copying.remove(copied)
+            job.snapshot = copied
+            commands.append(RecordSnapshot(job=job.name, attempt=job.attempt, snapshot=copied))
+            commands += save(job) if copied.to_disk else []
+    return commands
+
+
+def save(job: Job) -> list[Command]:
+    """The newest snapshot, unless it is on the disk."""
+    newest = job.snapshot
+    if newest is None or newest.iteration <= job.on_disk or newest.path is not None:
+        return []
+    job.saving, job.on_disk = newest, newest.iteration
+    return [SaveSnapshot(job=job.name, snapshot=newest)]
 
 
 def _first_unsent(job: Job) -> int:

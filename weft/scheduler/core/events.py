@@ -15,6 +15,18 @@ from weft.scheduler.adapting.policy import Verdict
 from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
 from weft.scheduler.adapting.routes import RouteMeasurement
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A copy of what the job had come to, in memory that outlives its workers."""
+
+    iteration: int  # after which it was
+    place: int = 0
+    tasks: tuple[str, ...] = ()  # by which its parts are found, see `Plan.snapshot_tasks`
+    to_disk: bool = False  # it was made to become a checkpoint
+    path: str | None = None  # it is a checkpoint, and in no memory
+
+
 # --- events
 
 
@@ -52,6 +64,7 @@ class JobPlanned:
     job: str
     attempt: int
     plan: Plan
+    checkpoint: Snapshot | None = None  # what it goes on from, unless there is something newer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +138,31 @@ class DirectoryMissed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDue:
+    """Enough time has passed since the last one for another one to cost little."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDue:
+    """As much time has passed since the last one as the job's spec says."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSaved:
+    job: str
+    path: str | None  # None: it is not on the disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
     job: str
+    discard: bool = False  # what it had come to is not wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +189,9 @@ Event = (
     | WorkerReleased
     | DirectoryLost
     | DirectoryMissed
+    | SnapshotDue
+    | CheckpointDue
+    | SnapshotSaved
     | CancelRequested
     | DrainRequested
     | Ticked
@@ -203,6 +242,7 @@ class Prepare:
     worker: str
     position: int
     plan: Plan
+    snapshot: Snapshot | None = None  # what it goes on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +298,7 @@ class Release:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropArenas:
     job: str
-    attempt: int
+    attempt: int | None  # None: of no attempt, the job's snapshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +312,23 @@ class RecordState:
     message: str | None = None
     exit_code: int | None = None
     cause: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordSnapshot:
+    """Every lane has copied its part of it."""
+
+    job: str
+    attempt: int
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSnapshot:
+    """Write it to the disk, beside whatever the job does. Answered by SnapshotSaved."""
+
+    job: str
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,5 +353,7 @@ Command = (
     | Release
     | DropArenas
     | RecordState
+    | RecordSnapshot
+    | SaveSnapshot
     | RecordIteration
 )

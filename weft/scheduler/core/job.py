@@ -10,6 +10,7 @@ from typing import Any
 from weft.plan.plan import Plan
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.adapting.policy import Policy
+from weft.scheduler.core.events import Snapshot
 
 
 class Phase(enum.StrEnum):
@@ -23,7 +24,7 @@ class Phase(enum.StrEnum):
 
 
 MOVES = {
-    Phase.QUEUED: {Phase.PLANNING, Phase.ENDED},
+    Phase.QUEUED: {Phase.PLANNING, Phase.PREPARING, Phase.ENDED},
     Phase.PLANNING: {Phase.PREPARING, Phase.RELEASING},
     Phase.PREPARING: {Phase.RUNNING, Phase.RELEASING},
     Phase.RUNNING: {Phase.SAVING, Phase.RELEASING},
@@ -39,6 +40,7 @@ class Outcome:
     reason: str | None = None
     message: str | None = None
     exit_code: int | None = None
+    keeps: bool = True  # of an end: the newest snapshot goes to the disk
 
 
 @dataclass(slots=True)
@@ -55,10 +57,17 @@ class Job:
     plan: Plan | None = None
     lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
     policies: tuple[Policy[Any], ...] = ()  # what adjusts it as it runs, once it is planned
+    adjusted: Plan | None = None  # the plan with the shares and ways that it has been adjusted to
     iterations_done: int = 0
     outcome: Outcome | None = None
     deadline: float | None = None
-    losses: int = 0  # of workers, in all its attempts
+    snapshot: Snapshot | None = None  # the newest that is whole: what another attempt goes on from
+    copying: list[Snapshot] = field(default_factory=list)  # those that lanes have been told of, until they are whole
+    saving: Snapshot | None = None  # the one that is being written to the disk
+    on_disk: int = -1  # the iteration of the newest that is there, or is being written
+    copies: bool = False  # memory for snapshots may have been made
+    losses: int = 0  # of workers, since it came further than ever before
+    furthest: int = 0  # iterations that it had done when it last lost one
     directory_losses: int = 0  # the same of the directory
     story: list[str] = field(default_factory=list)
 

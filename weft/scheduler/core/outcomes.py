@@ -6,6 +6,7 @@ look like it and come back with every attempt.
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 from weft.scheduler.core.events import RecordState, WorkerGarbled, WorkerLost
@@ -19,13 +20,14 @@ LINK_REMEDY = "the job's code must leave Weft's descriptors alone"
 EXIT_SOFTWARE = 70  # sysexits.h: the fault is ours, not the job's
 
 CANCELLED = Outcome("cancelled", "cancelled", "cancelled on request", 143)
+DISCARDED = dataclasses.replace(CANCELLED, keeps=False)
 
 
 def of_lost_worker(event: WorkerLost, job: Job) -> Outcome:
     """SIGKILL comes from outside (the OOM killer, an operator): try again. Anything else the job's code did."""
     code = event.exit_code
     if code == SIGKILL_EXIT and job.losses <= MAX_LOSSES:
-        message = f"{event.worker} was killed; the job starts again (attempt {job.attempt + 1})"
+        message = f"{event.worker} was killed; the job {_again(job)}"
         return Outcome("", "worker-lost", message)
     if code is not None and code < 0:
         message = (
@@ -44,6 +46,13 @@ def of_garbled_worker(event: WorkerGarbled) -> Outcome:
     return Outcome("failed", "worker-lost", message, 1)
 
 
+def _again(job: Job) -> str:
+    attempt = f"(attempt {job.attempt + 1})"
+    if job.snapshot is None or job.plan is None:
+        return f"starts again {attempt}"
+    return f"goes on after {job.plan.itinerary.label(job.snapshot.iteration)} {attempt}"
+
+
 def _signal(number: int) -> str:
     try:
         return f"signal {number} ({signal.Signals(number).name})"
@@ -60,7 +69,7 @@ def _remedy(code: int) -> str:
 def of_lost_directory(message: str, job: Job) -> Outcome:
     """message: what was lost, as whoever missed it tells."""
     if job.directory_losses <= MAX_DIRECTORY_LOSSES:
-        return Outcome("", "directory-lost", f"{message}; the job starts again (attempt {job.attempt + 1})")
+        return Outcome("", "directory-lost", f"{message}; the job {_again(job)}")
     remedy = "see workers.log in the daemon's state directory"
     message = f"{message}, for the {job.directory_losses}th time in this job; {remedy}"
     return Outcome("failed", "directory-lost", message, EXIT_SOFTWARE)

@@ -46,6 +46,7 @@ TICK_SECONDS = 1.0
 LAG_PROBE_SECONDS = 0.25  # between looks at how late the loop is
 BACKLOG = 1024  # clients that connect while the loop is busy; where it is full, the kernel refuses the next
 STOP_SECONDS = 12.0  # for running jobs to let go once they are told to: above the core's RELEASE_SECONDS
+SAVE_SECONDS = 60.0  # for checkpoints of the jobs that were stopped
 EXIT_UNAVAILABLE = 1
 
 _log = logging.getLogger("weft.daemon")
@@ -134,6 +135,7 @@ class _Daemon:
             lambda worker, problem: driver.hearing.garbled(worker, problem),
             lambda worker, what, at: driver.hearing.stopped(worker, what, at),
             lambda worker, code: driver.hearing.lost(worker, code),
+            lambda job, answer: driver.savers.answered(job, answer),
             lambda: restart_directory(),
             self._server_lost,
         )
@@ -175,6 +177,7 @@ class _Daemon:
             _log.info("weft %s serves %s with %s", __version__, runtime.path, crew)
             await self._stop.wait()
             await self._drain(driver)
+            await self._until_saved(driver)
             server.close()
             service.close()
             driver.close()
@@ -240,6 +243,13 @@ class _Daemon:
                 async with asyncio.timeout(0.05):
                     await driver.any_change.wait()
         return True
+
+    async def _until_saved(self, driver: Driver) -> None:
+        """What running jobs had come to is on the disk, or takes too long for whoever stops us."""
+        deadline = asyncio.get_running_loop().time() + SAVE_SECONDS
+        while driver.savers.num_active and not self._failure and asyncio.get_running_loop().time() < deadline:
+            notify.notify_extend(self._environment, 2 * TICK_SECONDS)
+            await asyncio.sleep(0.05)
 
 
 def _spawner(group: asyncio.TaskGroup) -> Spawn:

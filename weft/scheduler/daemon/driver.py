@@ -23,6 +23,7 @@ from weft.plan.plan import Plan
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import (
     Adjust,
+    CheckpointDue,
     Command,
     Dispatch,
     DropArenas,
@@ -35,11 +36,16 @@ from weft.scheduler.core.events import (
     PlanJob,
     Prepare,
     RecordIteration,
+    RecordSnapshot,
     RecordState,
     RecordVerdict,
     Release,
     SaveResult,
+    SaveSnapshot,
     SetTimer,
+    Snapshot,
+    SnapshotDue,
+    SnapshotSaved,
     StartWorker,
     Ticked,
 )
@@ -49,10 +55,12 @@ from weft.scheduler.daemon.guard import Guard, Spawn
 from weft.scheduler.daemon.hearing import Hearing
 from weft.scheduler.daemon.orders import arenas_name, order_of
 from weft.scheduler.daemon.pool import DIRECTORY, Pool
+from weft.scheduler.daemon.savers import Savers
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.plan_notes import lines_of_plan
 from weft.scheduler.planning.planner import make_plan
+from weft.scheduler.runs.checkpoints import find_checkpoint, saver_config
 from weft.scheduler.runs.recording import keep_profiled
 from weft.scheduler.runs.result import conclude, could_not_begin, details_of
 from weft.scheduler.runs.run import Changed, Run
@@ -84,6 +92,7 @@ class Driver:
         self.writer = writer
         self._starting: set[asyncio.Task[None]] = set()
         self.guard = Guard()
+        self.savers = Savers(pool.start_saver, spawn)
         self._failing: set[str] = set()  # jobs that are being failed for a bug of ours
         self.hearing = Hearing(
             self.core,
@@ -136,7 +145,7 @@ class Driver:
         self._begin_task("directory", row.job, self._make_directory(run))
         if attempt > 1:
             self._exporter.add("weft_recoveries_total", cause="daemon-restart")
-            files.log(f"the daemon has restarted; the job starts again (attempt {attempt})")
+            files.log(f"the daemon has restarted; the job runs again (attempt {attempt})")
         needs, inspector = workers_needed(spec.strategy), inspecting_worker(spec.strategy)
         self.feed(JobSubmitted(job=row.job, needs=needs, inspector=inspector, priority=row.priority, attempt=attempt))
         problem = problem_of_crew(spec, self.crew.kinds().values())
@@ -162,10 +171,24 @@ class Driver:
             plan = await asyncio.to_thread(
                 make_plan, self.runs[name].spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
             )
+            checkpoint = await self._checkpoint_of(self.runs[name], plan)
         except PlanError as error:
             self._fail(name, attempt, "invalid-plan", error, exit_code=2)
         else:
-            self.feed(JobPlanned(job=name, attempt=attempt, plan=plan))
+            self.feed(JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint))
+
+    async def _checkpoint_of(self, run: Run, plan: Plan) -> Snapshot | None:
+        """What the job goes on from, if there is anything on the disk, and nothing newer. Errors: PlanError."""
+        if self.core.jobs[run.job].snapshot is not None:
+            return None
+        await self.savers.wait(run.job)
+        found = await asyncio.to_thread(find_checkpoint, run, plan)
+        for line in found.refused:
+            run.files.log(line)
+        if found.checkpoint is not None:
+            run.recorded = max(run.recorded, found.recorded)
+            run.files.log(f"goes on from {found.checkpoint.path}")
+        return found.checkpoint
 
     def _fail(self, job: str, attempt: int, reason: str, error: Exception | str, *, exit_code: int) -> None:
         self.feed(JobFaulted(job=job, attempt=attempt, reason=reason, message=str(error), exit_code=exit_code))
@@ -217,6 +240,15 @@ class Driver:
                 self.runs[command.job].judge(command.verdict, command.first_iteration)
             case RecordIteration():
                 self._record_iteration(command)
+            case RecordSnapshot():
+                attempt = self.runs[command.job].attempt
+                assert attempt is not None
+                attempt.note_snapshot(command.snapshot)
+                self._exporter.set("weft_job_snapshot_step", attempt.snapshot_step or 0, job=command.job)
+            case SaveSnapshot():
+                run = self.runs[command.job]
+                run.files.flush()  # who goes on from it finds the lines of all steps before
+                self.savers.save(run.job, saver_config(command.snapshot, run), partial(self._saved, run))
             case StartWorker():
                 task = self._spawn(self._start_worker(command), f"start {command.worker}")
                 self._starting.add(task)
@@ -227,14 +259,34 @@ class Driver:
                 asyncio.get_running_loop().call_later(command.seconds, self.feed, Ticked())
             case PlanJob() | Prepare() | SaveResult() | Release():
                 if isinstance(command, Prepare) and command.position == 0:
-                    self._begin(command.job, command.plan)
+                    self._begin(command)
                 self._pool.send(command.worker, order_of(command, self.runs[command.job]))
+            case DropArenas(attempt=None):
+                self.savers.after(command.job, partial(self._drop, command))
             case DropArenas():
-                self._pool.send(DIRECTORY, {"arenas": arenas_name(command.job, command.attempt)})
+                self._drop(command)
             case RecordState():
                 self._record_state(command)
             case _:
                 assert_never(command)
+
+    def _drop(self, command: DropArenas) -> None:
+        self._pool.send(DIRECTORY, {"arenas": arenas_name(command.job, command.attempt)})
+
+    def _saved(self, run: Run, answer: Message) -> None:
+        """The job may have ended meanwhile."""
+        with self.guard.around(f"the checkpoint of {run.job}"):
+            self._note_checkpoint(run, answer)
+        self.feed(SnapshotSaved(job=run.job, path=answer.get("path")))
+
+    def _note_checkpoint(self, run: Run, answer: Message) -> None:
+        if "error" in answer:
+            run.files.log(f"no checkpoint: {answer['error']}")
+        else:
+            run.files.log(f"checkpoint {answer['path']}")
+        self._exporter.add("weft_checkpoints_total", result="failed" if "error" in answer else "written")
+        if run.attempt is not None:
+            run.attempt.note_checkpoint()
 
     def _measure(self, name: str, *, ticked: bool) -> None:
         """Tells the core how fast the job has been, where that is newly known and may change something."""
@@ -244,12 +296,13 @@ class Driver:
                 assert job is not None
                 self.feed(JobMeasured(job=name, attempt=job.attempt, policy=number, measured=measured))
 
-    def _begin(self, name: str, plan: Plan) -> None:
-        run, job = self.runs[name], self.core.jobs[name]
+    def _begin(self, command: Prepare) -> None:
+        run, job, plan = self.runs[command.job], self.core.jobs[command.job], command.plan
         if run.attempt is not None:
             self._metrics.publish(run.attempt)  # what the attempt before has left
-        self._metrics.begin(run.begin(plan, job.workers, job.attempt, job.policies))
-        for line in lines_of_plan(plan, job.workers):
+        begins = 0 if command.snapshot is None else command.snapshot.iteration + 1
+        self._metrics.begin(run.begin(plan, job.workers, job.attempt, job.policies, begins))
+        for line in lines_of_plan(plan, job.workers) if begins == 0 else ():
             run.files.log(line)
 
     async def _start_worker(self, command: StartWorker) -> None:
@@ -265,6 +318,11 @@ class Driver:
         if run.take_profiled():
             self._begin_task("profile", run.job, keep_profiled(run))
         self._measure(command.job, ticked=False)
+        now = time.monotonic()
+        if attempt.snapshots.take_due(now):
+            self.feed(SnapshotDue(job=command.job, attempt=command.attempt))
+        if attempt.take_checkpoint_due(now):
+            self.feed(CheckpointDue(job=command.job, attempt=command.attempt))
 
     def _record_state(self, command: RecordState) -> None:
         name, run, now = command.job, self.runs[command.job], time.time()

@@ -35,6 +35,11 @@ def notify_watchdog(environment: Mapping[str, str]) -> bool:
     return notify(environment, WATCHDOG="1")
 
 
+def notify_extend(environment: Mapping[str, str], seconds: float) -> bool:
+    """Stopping takes this much longer: at least so many seconds from now."""
+    return notify(environment, EXTEND_TIMEOUT_USEC=str(round(seconds * 1e6)))
+
+
 def notify(environment: Mapping[str, str], **fields: str) -> bool:
     """Sends fields to NOTIFY_SOCKET in one datagram; False, and nothing sent, where there is none.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from weft.plan.worker_view import WorkerView
-from weft.scheduler.core.events import PlanJob, Prepare, Release, SaveResult
+from weft.scheduler.core.events import PlanJob, Prepare, Release, SaveResult, Snapshot
 from weft.scheduler.runs.run import MODEL, Run
 from weft.transport.wire.frames import Message
 
@@ -22,7 +22,10 @@ def order_of(command: PlanJob | Prepare | SaveResult | Release, run: Run) -> Mes
         case PlanJob():
             return {"type": "inspect", **about}
         case Prepare():
-            return {"type": "prepare", **about, "plan": WorkerView.of(command.plan, command.position).to_wire()}
+            view, snapshot = WorkerView.of(command.plan, command.position).to_wire(), command.snapshot
+            goes_on = None if snapshot is None else [*about_snapshot(snapshot), snapshot.path]
+            snapshots = arenas_name(command.job, None)
+            return {"type": "prepare", **about, "plan": view, "snapshots": snapshots, "snapshot": goes_on}
         case SaveResult():
             assert run.attempt is not None
             arenas = run.attempt.plan.arenas_to_save()
@@ -32,6 +35,11 @@ def order_of(command: PlanJob | Prepare | SaveResult | Release, run: Run) -> Mes
     assert_never(command)
 
 
-def arenas_name(job: str, attempt: int) -> str:
-    """A job's name in the directory: an attempt never meets the blocks of the one before."""
-    return f"{job}@{attempt}"
+def about_snapshot(snapshot: Snapshot) -> list[Any]:
+    return [snapshot.iteration, snapshot.place, list(snapshot.tasks)]
+
+
+def arenas_name(job: str, attempt: int | None) -> str:
+    """A job's name in the directory: an attempt never meets the blocks of the one before. None: of its snapshots, which
+    outlive an attempt."""
+    return f"{job}@{'snapshots' if attempt is None else attempt}"

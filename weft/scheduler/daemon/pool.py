@@ -18,18 +18,18 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from weft.machine.crew import Crew
 from weft.scheduler.core.back_off import back_off
+from weft.scheduler.daemon.link import Link
 from weft.spec.settings import Settings
-from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
+from weft.transport.wire.frames import Message, encode
 
 # A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
 SPIN_SECONDS = 4e-3
-DIRECTORY = "directory"
+DIRECTORY, WORKER, SAVER = "directory", "worker", "saver"  # roles of children
 RETRY_SECONDS = 0.1  # the least between two tries to get a pair of sockets
-RECEIVE_BYTES = 1 << 16
 MAX_LOOKS = 10  # a second apart, at a link on which nothing goes on: a frame of 64 MiB takes one on a busy machine
 
 # Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
@@ -62,93 +62,6 @@ def _opened(log: Path) -> IO[bytes]:
         ) from error
 
 
-class Link(asyncio.Protocol):
-    """The daemon's end of one child's socket: `connection`, of which the event loop makes the transport.
-
-    on_broken: told once, of what is no frame; nothing is heard after it. An exception in here would only be logged by
-    the loop, and the child would look alive.
-    """
-
-    def __init__(
-        self,
-        connection: socket.socket,
-        on_message: Callable[[Message], None],
-        on_closed: Callable[[], None],
-        on_broken: Callable[[str], None],
-    ) -> None:
-        self._connection = connection
-        self._reader = FrameReader(MAX_WORKER_FRAME_BYTES)
-        self._on_message = on_message
-        self._on_closed = on_closed
-        self._on_broken = on_broken
-        self._is_deaf = False
-        self._has_told = False  # a whole frame has come since the last look
-        self._transport: asyncio.WriteTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is none by inheritance
-
-    def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
-            return
-        messages, error = self._reader.take(data)
-        self._has_told = self._has_told or bool(messages)
-        for message in messages:
-            if not self._is_deaf:
-                self._on_message(message)
-        if error is not None and not self._is_deaf:
-            self.deafen()
-            self._on_broken(error.message)
-
-    def deafen(self) -> None:
-        """What the child still says is not heard: it is being killed."""
-        self._is_deaf = True
-
-    def is_stuck(self) -> bool:
-        """Since the last look no frame has ended, and one has begun. One that never ends would swallow all others."""
-        has_told, self._has_told = self._has_told, False
-        return self._reader.holds_part and not has_told and not self._is_deaf
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._on_closed()
-
-    def send(self, message: Message) -> None:
-        """At once, where the socket takes it: a lane may be waiting, and the loop writes only after the callback.
-
-        Nothing if the child is gone: its end is reported otherwise.
-        """
-        if self._transport is None:
-            return
-        data = encode(message)
-        sent = 0
-        if self._transport.get_write_buffer_size() == 0:
-            try:
-                sent = self._connection.send(data)
-            except OSError:  # full, or closed at the other end: the transport waits, or finds it out
-                pass
-        if sent < len(data):
-            self._transport.write(data[sent:])
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def finish(self) -> None:
-        """The child has been reaped: hears what it has still said, and closes.
-
-        The end of its stream may never come: a process that the job's code has forked has the socket, too.
-        """
-        with contextlib.suppress(OSError):
-            while self._transport is not None and (data := self._connection.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)):
-                self.data_received(data)
-        self.abort()  # nobody takes what is still to be written
-
-
 @dataclass(slots=True)
 class Child:
     """It has ended once it has an exit code and its link is closed."""
@@ -161,6 +74,7 @@ class Child:
     exited: bool = False
     closed: bool = False
     is_stopped: bool = False
+    answer: Message | None = None  # a saver's
     num_looks: int = 0  # in a row that found nothing going on at its link
 
 
@@ -178,6 +92,7 @@ class Pool:
         on_garbled: Callable[[str, str], None],
         on_stop: Callable[[str, str, int], None],
         on_lost: Callable[[str, int | None], None],
+        on_saved: Callable[[str, Message], None],
         on_directory_lost: Callable[[], None],
         on_server_lost: Callable[[], None],
     ) -> None:
@@ -187,6 +102,7 @@ class Pool:
         self._on_garbled = on_garbled
         self._on_stop = on_stop
         self._on_lost = on_lost
+        self._on_saved = on_saved
         self._on_directory_lost = on_directory_lost
         self._on_server_lost = on_server_lost
         self._authkey = secrets.token_bytes(32)
@@ -248,7 +164,7 @@ class Pool:
         loads = member.kind == "loader"
         await self._fork(
             worker,
-            "worker",
+            WORKER,
             {
                 "worker": worker,
                 "lane": member.lane,
@@ -261,6 +177,11 @@ class Pool:
                 "authkey": self._authkey,
             },
         )
+
+    async def start_saver(self, job: str, config: Mapping[str, Any]) -> None:
+        """Its answer comes to on_saved(job, answer), with an error where it has ended without one."""
+        address = str(self.directory_address)
+        await self._fork(f"{SAVER} of {job}", SAVER, {"directory": address, "authkey": self._authkey, **config})
 
     def send(self, worker: str, message: Message) -> None:
         child = self._children.get(worker)
@@ -331,7 +252,7 @@ class Pool:
             if child.link is not None:
                 child.link.finish()
             self._ended(child)
-        elif what != "forked" and child.role != DIRECTORY:
+        elif what != "forked" and child.role == WORKER:
             self._on_stop(child.name, what, message["at"])
 
     def _server_broken(self, problem: str) -> None:
@@ -357,12 +278,16 @@ class Pool:
     def _broken(self, child: Child, problem: str) -> None:
         if child.role == DIRECTORY:  # a new one is started once it is gone
             self.kill(DIRECTORY, f"it sent what no directory sends: {problem}")
+        elif child.role == SAVER:
+            self.kill(child.name, f"it sent what no saver sends: {problem}")
         else:
             self._on_garbled(child.name, problem)
 
     def _child_said(self, child: Child, message: Message) -> None:
-        if child.role != DIRECTORY:
+        if child.role == WORKER:
             self._on_message(child.name, message)
+        elif child.role == SAVER:
+            child.answer = message
 
     def _child_closed(self, child: Child) -> None:
         child.closed = True
@@ -375,6 +300,9 @@ class Pool:
                 was_killed = child.exit_code == -signal.SIGKILL  # from outside, which says nothing of the next one
                 self._directory_failures = 0 if was_killed else self._directory_failures + 1
                 self._on_directory_lost()
+            elif child.role == SAVER:
+                gone = {"error": f"the process that wrote it ended with exit code {child.exit_code}"}
+                self._on_saved(child.name.removeprefix(f"{SAVER} of "), child.answer or gone)
             else:
                 self._on_lost(child.name, child.exit_code)
 

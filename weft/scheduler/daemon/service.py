@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from weft.machine.checkpoint_files import checkpoints
 from weft.machine.descriptors import are_short
 from weft.machine.run_file import RunFileError, size
 from weft.metrics.prometheus.exporter import Exporter
@@ -59,6 +60,7 @@ class Service:
             "wait": self._wait,
             "cancel": self._cancel,
             "restart": self._restart,
+            "resume": self._resume,
             "remove": self._remove,
             "status": self._status,
         }
@@ -95,6 +97,19 @@ class Service:
         self._check_room()
         row = await self._ended_row(request, caller)
         return await self._admit(row.spec, None, row.priority)
+
+    async def _resume(self, request: Message, caller: Caller) -> Message:
+        """As `_restart`, from the newest checkpoint of the old one."""
+        self._check_room()
+        row = await self._ended_row(request, caller)
+        await self._driver.savers.wait(row.job)
+        if not await asyncio.to_thread(checkpoints, Path(row.run_dir)):
+            raise WireError(
+                ErrorCode.INVALID_SPEC,
+                f"{row.job} has no checkpoint; run it from the beginning with `weft restart {row.job}`",
+            )
+        job = row.spec["job"] | {"resume_from": row.run_dir}
+        return await self._admit(row.spec | {"job": job}, None, row.priority)
 
     def _check_room(self) -> None:
         if self._core.draining:
@@ -147,6 +162,7 @@ class Service:
         stop = threading.Event()
         async with self._removing:
             row = await self._ended_row(request, caller)
+            await self._driver.savers.wait(row.job)
             try:
                 await asyncio.to_thread(remove, Path(row.run_dir), row.job, self._settings.runs_path, stop)
             except NotRemoved as error:
@@ -180,6 +196,7 @@ class Service:
             "spec": row.spec,
             "run_dir": row.run_dir,
             "model": await model_of(row),
+            "checkpoint": await asyncio.to_thread(_newest_checkpoint, Path(row.run_dir)),
             "error": row.error,
         }
 
@@ -246,7 +263,7 @@ class Service:
     async def _cancel(self, request: Message, caller: Caller) -> Message:
         row = await self._row(request)
         if row.job in self._core.jobs:
-            self._driver.feed(CancelRequested(job=row.job))
+            self._driver.feed(CancelRequested(job=row.job, discard=field(request, "discard", bool, False)))
             await self._until_ended(row.job, caller)
         return {"state": (await self._row(request)).state}
 
@@ -302,6 +319,10 @@ def _told_of_the_ledger(verb: Verb) -> Verb:
             raise WireError(ErrorCode.LEDGER_UNAVAILABLE, str(error)) from None
 
     return told
+
+
+def _newest_checkpoint(run: Path) -> str | None:
+    return next((str(path) for path in reversed(checkpoints(run))), None)
 
 
 def _checked_spec(tables: Message) -> JobSpec:

@@ -76,7 +76,9 @@ class MeasuredCosts:
         }
         modelled = [self._model(job, task) for task in job.plan.graph.tasks]
         self._known = {
-            task.key: (seconds[task.id], modelled[task.id]) for task in job.plan.graph.tasks if task.id in seconds
+            task.key: (seconds[task.id], modelled[task.id])
+            for task in job.plan.graph.tasks
+            if task.id in seconds and not KINDS[task.kind].seldom
         }
         self._corrections = {kind: self._corrected(kind) for kind in UNIT_SECONDS}
         self._ratios, self._means = self._of_others()

@@ -10,6 +10,13 @@ from weft.plan.inspection import Inspection
 from weft.plan.placement import Placement
 from weft.plan.plan import Ring
 from weft.scheduler.planning.rings import shared_bytes
+from weft.spec.job_spec import JobSpec
+
+SNAPSHOTS = 2  # one is whole while the other is written; and one that goes to the disk
+SNAPSHOT_SHARE = (
+    0.8  # of the free memory that a plan with snapshots may take: arbitrary; batches and activations come too
+)
+UNKNOWN_STATE = 2  # times a parameter's bytes, of an optimizer whose state nobody could look into
 
 
 def state_bytes(inspection: Inspection, placement: Placement) -> int:
@@ -37,6 +44,41 @@ def _state_bytes(inspection: Inspection, bucket: Bucket) -> int:
         for entry in inspection.parameters[place.parameter].state or ()
         if entry.kind == "elements"
     )
+
+
+def why_not_snapshots(spec: JobSpec, inspection: Inspection, other_bytes: int, *, bytes_free: float) -> str | None:
+    """Why what training comes to is not copied; None where it is. other_bytes: of the plan. bytes_free: of shared
+    memory, and of any of the host's."""
+    if spec.job.mode != "train":
+        return "nothing is trained (job.mode)"
+    if spec.strategy.recovery == "off" and spec.checkpoint is None:
+        return "strategy.recovery is 'off'"
+    if any(spec.strategy.staleness_list):
+        return "replicas compute with parameters of several ages (strategy.staleness)"
+    if inspection.unsaved is not None:
+        return inspection.unsaved
+    needed = (SNAPSHOTS if spec.checkpoint is None else SNAPSHOTS + 1) * _snapshot_bytes(inspection)
+    if other_bytes + needed > bytes_free * SNAPSHOT_SHARE:
+        return (
+            f"they take {needed / 2**20:.0f} MiB of memory beside the plan's {other_bytes / 2**20:.0f}, and "
+            f"{bytes_free / 2**20:.0f} MiB are free"
+        )
+    return None
+
+
+def _snapshot_bytes(inspection: Inspection) -> int:
+    """Of one: parameters, buffers, and the optimizer's state, as far as it is known."""
+    trained = [parameter for parameter in inspection.parameters if parameter.trained]
+    values = sum(parameter.num_bytes for parameter in inspection.parameters)
+    state = sum(
+        entry.itemsize * parameter.num_elements
+        for parameter in trained
+        for entry in parameter.state or ()
+        if entry.kind == "elements"
+    )
+    unknown = sum(UNKNOWN_STATE * parameter.num_bytes for parameter in trained if parameter.state is None)
+    buffers = sum(unit.buffer_bytes for unit in inspection.units)
+    return values + state + unknown + buffers
 
 
 def plan_bytes(inspection: Inspection, placement: Placement, rings: Sequence[Ring], num_tasks: int) -> int:

@@ -14,13 +14,15 @@ from weft.spec.job_spec import JobSpec
 NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a line
 
 
-def plan_notes(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
+def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | None) -> Iterator[str]:
     if inspection.varying_shapes:
         yield _shapes_note(inspection)
     if spec.strategy.resident and (why := why_not_resident(inspection)) is not None:
         yield f"data: not resident on GPUs, since {why}"
     if spec.job.mode != "train":
         return
+    if why_no_snapshots is not None and spec.strategy.recovery == "snapshot":
+        yield f"snapshots: none, since {why_no_snapshots}; after a lost worker the job begins again"
     if inspection.batch_modules:
         yield from _batch_note(spec, inspection)
     if len(spec.strategy.replica_list) > 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from weft.plan.buckets import Holder
 from weft.plan.graph import Graph, GraphError
@@ -22,7 +23,7 @@ from weft.scheduler.adapting.balance import local_buckets
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.limit import speed_limit
-from weft.scheduler.planning.memory import plan_bytes, speculation_bytes
+from weft.scheduler.planning.memory import plan_bytes, speculation_bytes, why_not_snapshots
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place
 from weft.scheduler.planning.plan_notes import plan_notes
@@ -76,13 +77,23 @@ def _plan(
         raise PlanError(str(error)) from error
     if speculation_bytes(inspection, placement, rings) > host_bytes_free:
         placement = _without_speculation(placement)
+    why_no_snapshots = why_not_snapshots(
+        spec,
+        inspection,
+        plan_bytes(inspection, placement, rings, 0),
+        bytes_free=min(shared_bytes_free, host_bytes_free),
+    )
     graph = build_graph(
         strategy,
         placement,
         rings,
         has_buffers=any(unit.buffer_bytes for unit in inspection.units),
         weighted=inspection.weighted,
+        snapshots=why_no_snapshots is None,
     )
+    if spec.checkpoint is not None and why_no_snapshots is not None:
+        raise PlanError(f"[checkpoint]: there can be none, since {why_no_snapshots}; leave the table out")
+    itinerary = _itinerary(spec, inspection)
     shared = plan_bytes(inspection, placement, rings, len(graph.tasks))
     if shared > shared_bytes_free:
         raise PlanError(
@@ -94,7 +105,7 @@ def _plan(
         microbatches=strategy.microbatches,
         recompute=strategy.recompute,
         window=strategy.window or 0,
-        itinerary=_itinerary(spec, inspection),
+        itinerary=itinerary,
         replicas=placement.replicas,
         shares=tuple(strategy.share_list),
         stages=_stage_plans(inspection, placement, rings),
@@ -106,7 +117,9 @@ def _plan(
         synchronisation=placement.synchronisation,
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
         skipped_calls=inspection.skipped_calls,
-        notes=tuple(plan_notes(spec, inspection)),
+        notes=tuple(plan_notes(spec, inspection, why_no_snapshots)),
+        recovers=strategy.recovery == "snapshot",
+        **_checkpoints(spec, itinerary),
         streams=bool(inspection.streams),
         parameters=inspection.parameters,
     )
@@ -130,6 +143,15 @@ def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:
             f"job.{field} makes {itinerary.num_iterations} iterations, a board counts to {MAX_ITERATIONS}; give fewer"
         )
     return itinerary
+
+
+def _checkpoints(spec: JobSpec, itinerary: Itinerary) -> dict[str, Any]:
+    if spec.checkpoint is None:
+        return {}
+    count, unit = spec.checkpoint.interval
+    if unit == "seconds":
+        return {"checkpoint_seconds": count}
+    return {"checkpoint_steps": int(count) * (itinerary.steps_per_epoch if unit == "epochs" else 1)}
 
 
 def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:

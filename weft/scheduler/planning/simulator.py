@@ -133,7 +133,7 @@ class _Run:
                 self._start_ready()
                 continue
             self._busy[lane] = False
-            for _, policy in self._policies:
+            for _, policy in self._policies if not self._is_seldom(task) else ():
                 policy.add(_rows(self._spans[lane][-1]))
             self._feed(TasksFinished(_JOB, 1, *self._names[lane], 1))
         if len(self._iteration_ends) < self._plan.itinerary.num_iterations:
@@ -198,7 +198,8 @@ class _Run:
             seconds = self._seconds_of(task, iteration)
             end = start + seconds
             self._busy[lane] = True
-            self._spans[lane].append(Span(task=task, iteration=iteration, start=start, end=end))
+            if not self._is_seldom(task):
+                self._spans[lane].append(Span(task=task, iteration=iteration, start=start, end=end))
             self._happens(end, lane, task, iteration)
             for milestone, part in self._milestones.get(task, {}).items():
                 self._happens(start + part * seconds, None, milestone, iteration)
@@ -217,6 +218,9 @@ class _Run:
             if part.number < 0:
                 return 0.0
         return self._seconds[task]
+
+    def _is_seldom(self, task: int) -> bool:
+        return KINDS[self._plan.graph.tasks[task].kind].seldom
 
     def _loads(self, task: Task, iteration: int) -> bool:
         position = self._positions[task.replica, task.microbatch]

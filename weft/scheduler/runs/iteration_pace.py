@@ -84,7 +84,7 @@ class IterationPace:
         middle = statistics.fmean if self._plan.share == "stealing" else statistics.median
         seconds = [0.0] * len(graph.tasks)
         for task in graph.tasks:
-            if task.passes(local):
+            if task.passes(local) or KINDS[task.kind].seldom:
                 continue
             if times.has(task.id):
                 seconds[task.id] = middle(times.of(task.id, steps)) / 1e9

@@ -27,15 +27,17 @@ class _Values:
 
 
 class Progress:
-    def __init__(self, plan: Plan) -> None:
-        self.finished_iterations = 0
+    def __init__(self, plan: Plan, begins: int = 0, before: Progress | None = None) -> None:
+        """begins: the first iteration. before: of the attempt that this one goes on from."""
+        self.finished_iterations = begins
         self.ended_ns: int | None = None  # when the newest of them ended, by its stamps
-        self.step = 0  # training steps that are done
-        self.loss: float | None = None  # of the newest one, as the next
-        self.learning_rate: float | None = None
-        self.validation: dict[str, float] | None = None  # the means of the newest whole one
+        self.step = plan.itinerary.at(begins).step if begins else 0  # training steps that are done
+        self.loss: float | None = before.loss if before else None  # of the newest one, as the next
+        self.learning_rate: float | None = before.learning_rate if before else None
+        self.validation: dict[str, float] | None = before.validation if before else None  # means of the newest whole
         self.pace = IterationPace(plan)
-        self.history = History()
+        self.history: History = before.history if before else History()
+        self._told: int = before._told if before else -1  # the last iteration that the history has
         self._itinerary = plan.itinerary
         self._speed = SpeedAccount(plan.itinerary.steps)
         self._grad_norm: float | None = None  # of the newest step
@@ -77,7 +79,9 @@ class Progress:
             self.pace.add(iteration.index, iteration.step, seconds)
         if self.ended_ns is not None:
             self._speed.add(self.step, self._samples, self.ended_ns / 1e9)
-        self.history.add_step(self.step, self.loss, iteration.size, seconds)
+        if iteration.index > self._told:
+            self._told = iteration.index
+            self.history.add_step(self.step, self.loss, iteration.size, seconds)
         return {
             "step": self.step,
             "epoch": iteration.epoch,
@@ -102,7 +106,9 @@ class Progress:
         total = 1.0 if weight is None else self._weighed or 1.0
         self.validation = {name: value / total for name, value in self._validating.items()}
         self._validating, self._weighed = {}, 0.0
-        self.history.add_validation(self.step, self.validation.get("loss"))
+        if iteration.index > self._told:
+            self._told = iteration.index
+            self.history.add_validation(self.step, self.validation.get("loss"))
         return {"step": self.step, "epoch": iteration.epoch, "validation": self.validation}
 
     def take_news(self) -> dict[str, Any] | None:

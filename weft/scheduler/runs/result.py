@@ -21,10 +21,10 @@ from weft.transport.wire.frames import Message
 
 DETAILS = (
     *("plan", "lanes", "overlap", "time", "peak_bytes", "device_peak_bytes", "validation", "seconds"),
-    *("first_iteration_seconds", "iteration_seconds", "limit_seconds"),
+    *("first_iteration_seconds", "iteration_seconds", "limit_seconds", "snapshot_step"),
 )
 
-_NO_NUMBERS = ("plan", "steps", "time", "iteration_seconds", "limit_seconds")  # before it has a plan
+_NO_NUMBERS = ("plan", "steps", "time", "iteration_seconds", "limit_seconds", "snapshot_step")  # before it has a plan
 _NO_PARTS = ("lanes", "overlap", "peak_bytes", "device_peak_bytes", "validation")
 _SHOWN_OF_PLAN = (
     *("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds"),
@@ -55,6 +55,7 @@ def details_of(run: Run, *, seconds: float | None = None, pace: Pace | None = No
         "validation": run.attempt.progress.validation or {},
         "iteration_seconds": pace.iteration_seconds,
         "limit_seconds": pace.limit_seconds,
+        "snapshot_step": run.attempt.snapshot_step,
     }
 
 

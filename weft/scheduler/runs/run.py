@@ -25,19 +25,22 @@ from typing import Any
 from weft.metrics.recording.recording import PlannedSpan
 from weft.plan.course import Course
 from weft.plan.itinerary import Iteration
-from weft.plan.kinds import FIRST_STALL
+from weft.plan.kinds import FIRST_STALL, MODE_INDEX
 from weft.plan.plan import Plan
 from weft.plan.rows import unpack
 from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.policy import Policy, Verdict
+from weft.scheduler.core.events import Snapshot
 from weft.scheduler.runs.books import Books
 from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.progress import Progress
 from weft.scheduler.runs.run_directory import RunDirectory
+from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, SnapshotPace
 from weft.spec.job_spec import JobSpec
 from weft.spec.job_state import JobState
 
 MODEL = "model.safetensors"
+_SNAPSHOT = MODE_INDEX["snapshot"]
 
 
 class Changed:
@@ -63,18 +66,32 @@ class PlannedAttempt:
     """An attempt from its plan on; its numbers and accounts begin with it, since training does."""
 
     def __init__(
-        self, job: str, number: int, plan: Plan, workers: tuple[str, ...], policies: Sequence[Policy[Any]] = ()
+        self,
+        job: str,
+        number: int,
+        plan: Plan,
+        workers: tuple[str, ...],
+        policies: Sequence[Policy[Any]] = (),
+        *,
+        begins: int = 0,
+        before: Progress | None = None,
     ) -> None:
+        """begins, before: see Progress."""
         self.job = job
         self.number = number
         self.plan = plan
         self.workers = workers  # by their position in the plan
-        self.progress = Progress(plan)
+        self.begins = begins
+        self.progress = Progress(plan, begins, before)
         self.books = Books(plan, workers)
-        self.course = Course(plan)
+        self.course = Course(plan, begins)
         self.verdicts: list[str] = []  # in words, in the order in which they came
         self.planned: tuple[PlannedSpan, ...] | None = None  # simulated when somebody first looks
         self.unprofiled: set[str] | None = {workers[lane.worker] for lane in plan.graph.programs}  # None: all have been
+        self.snapshots = SnapshotPace(time.monotonic())
+        self.snapshot: Snapshot | None = None  # the newest
+        self._checkpoint_due = math.inf
+        self.note_checkpoint()
         self._policies = policies
         self._samples: list[int] = []  # of each replica, in the newest iteration that is over
 
@@ -95,6 +112,31 @@ class PlannedAttempt:
             policy.finish(iteration, samples, seconds)
         self.books.transfers.finish(iteration, samples)
         return self.progress.finish(iteration, seconds, samples)
+
+    def take_checkpoint_due(self, now: float) -> bool:
+        """Whether one is to be made, by the clock; again after a while, where none was."""
+        if now < self._checkpoint_due:
+            return False
+        self._checkpoint_due = now + LEAST_SECONDS
+        return True
+
+    def note_checkpoint(self) -> None:
+        """One has been written, or could not be."""
+        self._checkpoint_due = time.monotonic() + (self.plan.checkpoint_seconds or math.inf)
+
+    @property
+    def snapshot_step(self) -> int | None:
+        """After which another attempt would go on."""
+        return None if self.snapshot is None else self.plan.itinerary.at(self.snapshot.iteration).step + 1
+
+    def note_snapshot(self, snapshot: Snapshot) -> None:
+        """One has been made."""
+        self.snapshot = snapshot
+        if snapshot.to_disk and not self.plan.recovers:
+            return
+        account = self.books.account
+        copied = (account.mode_ns(lane)[_SNAPSHOT] for lane in account.lane_seconds())
+        self.snapshots.made(max(copied, default=0), time.monotonic())
 
     def shares(self) -> list[float]:
         """Where replicas steal, those of the newest iteration; else the newest that are set."""
@@ -135,17 +177,27 @@ class Run:
     news: dict[str, Any] | None = None  # of its progress, the newest
     changed: Changed = field(default_factory=Changed)  # on its state, log or progress
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who writes the recording
+    recorded: int = 0  # iterations whose lines are written
 
     def __post_init__(self) -> None:
         self.files.keep("spec.json", json.dumps(self.spec.to_wire(), indent=2) + "\n")
 
     def begin(
-        self, plan: Plan, workers: tuple[str, ...], number: int = 1, policies: Sequence[Policy[Any]] = ()
+        self,
+        plan: Plan,
+        workers: tuple[str, ...],
+        number: int = 1,
+        policies: Sequence[Policy[Any]] = (),
+        begins: int = 0,
     ) -> PlannedAttempt:
-        """A new attempt: metrics.jsonl starts over, as its numbers do. policies: those of the job."""
-        self.files.start_over()
+        """A new attempt, from iteration `begins` on. Where it begins again metrics.jsonl starts over, as its numbers
+        do; where it goes on, what is made again is in there. policies: those of the job."""
+        before = self.attempt.progress if begins and self.attempt is not None else None
+        if begins == 0:
+            self.files.start_over()
+            self.recorded = 0
         self.files.keep("plan.json", json.dumps(plan.describe(workers), indent=1) + "\n")
-        self.attempt = PlannedAttempt(self.job, number, plan, workers, policies)
+        self.attempt = PlannedAttempt(self.job, number, plan, workers, policies, begins=begins, before=before)
         return self.attempt
 
     def adjust(self, first: int, adjustment: Adjustment) -> None:
@@ -173,6 +225,9 @@ class Run:
         line = attempt.finish(iteration)
         if self.first_iteration_seconds is None and attempt.progress.ended_ns is not None:
             self.first_iteration_seconds = (attempt.progress.ended_ns - self.taken_ns) / 1e9
+        if index < self.recorded:
+            return iteration
+        self.recorded = index + 1
         if line:
             self.files.step(json.dumps(_finite(line)) + "\n")
         if "validation" in line:

@@ -1,7 +1,7 @@
 """The board: one shared int32 word per task, the last iteration that the task finished; and how lanes wait on it.
 
-    word 0: epoch, -1 while the attempt runs, 0 once it is aborted
-    word 1 + t: the last finished iteration of task t, -1 at first
+    word 0: epoch, ABORTED once the attempt is aborted, anything else while it runs
+    word 1 + t: the last finished iteration of task t; at first the one before the attempt's first, so -1 mostly
 
 Posting is a store and, where a lane of another process may wait, a futex wake. Waiting is a bounded spin, then a futex
 wait on the word itself. Words only grow, so a wait is for "at least", and a missed change is impossible: the kernel
@@ -26,8 +26,7 @@ _SPINS_PER_CLOCK = 32  # reading the clock costs as much as a read of the word
 SLEEP_SECONDS = 0.05  # the longest sleep before the epoch word is looked at again
 PREEMPTED_NS = 500_000  # a look takes 2 µs, a hypervisor's interruption some 10, a scheduler's slice 1 ms or more
 WAITS_WITHOUT_SPIN = 32  # arbitrary: about an iteration of a small pipeline
-EPOCH, RUNNING, ABORTED = 0, -1, 0
-INITIAL_BYTE = 0xFF  # a new board's bytes: every word -1
+EPOCH, ABORTED = 0, -2
 
 _libc_sleeping = ctypes.CDLL(None, use_errno=True)  # releases the GIL: for waits
 _libc_quick = ctypes.PyDLL(None)  # keeps it: a wake is shorter than giving the GIL away
@@ -87,7 +86,7 @@ class Board:
         if self._spin(word, iteration):
             return
         while (seen := words[word]) < iteration:
-            if words[EPOCH] != RUNNING:
+            if words[EPOCH] == ABORTED:
                 raise Aborted
             futex_wait(self._address + 4 * word, seen, SLEEP_SECONDS)
 
@@ -130,4 +129,4 @@ class Board:
 
     @property
     def aborted(self) -> bool:
-        return self.words[EPOCH] != RUNNING
+        return self.words[EPOCH] == ABORTED

@@ -10,6 +10,7 @@ block too.
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing
 import os
 import shutil
@@ -49,21 +50,21 @@ class Blocks:
         self._blocks: dict[str, dict[str, torch.Tensor]] = {}
         self._calls: Calls = {}
 
-    def open(self, job: str, name: str, num_bytes: int, fill: int) -> torch.Tensor:
-        """The block, made on the first call with every byte set to `fill`. ValueError if its size is another."""
+    def open(self, job: str, name: str, num_bytes: int, word: int) -> torch.Tensor:
+        """The block, made on the first call with every int32 of it `word`. ValueError if its size is another."""
         with self._lock:
             self._calls[job] = self._calls.get(job, 0) + 1
             blocks = self._blocks.setdefault(job, {})
             if name not in blocks:
-                blocks[name] = self._make(job, name, num_bytes, fill)
+                blocks[name] = self._make(job, name, num_bytes, word)
             block = blocks[name]
         if block.numel() != num_bytes:
             raise ValueError(f"{job}/{name} has {block.numel()} bytes, not {num_bytes}")
         return block
 
-    def _make(self, job: str, name: str, num_bytes: int, fill: int) -> torch.Tensor:
+    def _make(self, job: str, name: str, num_bytes: int, word: int) -> torch.Tensor:
         try:
-            return _shared_block(num_bytes, fill)
+            return _shared_block(num_bytes, word)
         except RuntimeError as error:  # torch reserves the pages at once: later, nobody's store can fail
             _forget_names()
             held = sum(block.numel() for block in self._blocks[job].values())
@@ -94,11 +95,13 @@ class Blocks:
             return dict(self._calls)
 
 
-def _shared_block(num_bytes: int, fill: int) -> torch.Tensor:
-    """Zeroed by the kernel, and so touched first by the lane that uses it; unless another fill is asked for."""
+def _shared_block(num_bytes: int, word: int) -> torch.Tensor:
+    """Zeroed by the kernel, and so touched first by the lane that uses it; unless another word is asked for."""
     storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
     block = torch.empty(0, dtype=torch.uint8).set_(storage)
-    return block.fill_(fill) if fill else block
+    if word:
+        block.view(torch.int32).fill_(word)
+    return block
 
 
 def _forget_names() -> None:
@@ -184,6 +187,12 @@ class Directory:
             self._layouts = manager.layouts()
             self._handles = manager.handles()
 
+    def of(self, job: str) -> Directory:
+        """The same directory's client for another name that blocks go by."""
+        other = copy.copy(self)
+        other._job = job
+        return other
+
     def create(self, name: str, layout: Layout) -> Arena:
         """The owner's call: makes the arena and publishes its layout."""
         block = self.block(name, layout.num_bytes)
@@ -197,10 +206,10 @@ class Directory:
             layout = self._layouts[f"{self._job}/{name}"]
         return Arena(self.block(name, layout.num_bytes), layout)
 
-    def block(self, name: str, num_bytes: int, fill: int = 0) -> torch.Tensor:
-        """A block whose size every user knows from the plan; the first to ask makes it."""
+    def block(self, name: str, num_bytes: int, word: int = 0) -> torch.Tensor:
+        """A block whose size every user knows from the plan; the first to ask makes it, every int32 of it `word`."""
         with _asking(name):
-            block: torch.Tensor = self._blocks.open(self._job, name, num_bytes, fill)
+            block: torch.Tensor = self._blocks.open(self._job, name, num_bytes, word)
         self._opened(block)
         return block
 

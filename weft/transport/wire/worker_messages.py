@@ -135,6 +135,7 @@ class _Inspection(TypedDict):
     streams: list[str]
     data_bytes: _Whole | None
     batch_modules: list[str]
+    unsaved: str | None
     copy_bytes_per_second: _Rate
     small_size: _Whole
     device_units: NotRequired[list[_Unit]]

@@ -21,6 +21,9 @@ class ModelPart(Protocol):
     def named_state(self) -> list[tuple[str, torch.Tensor]]:
         """As they are now; by their names in the whole model's state dict."""
 
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """As they are now, those too that no state dict has; by their names in the whole model."""
+
     def parameters(self) -> list[nn.Parameter]:
         """Each once, in the order of the model."""
 
@@ -62,6 +65,9 @@ class UnitPart(ModelPart):
     def named_state(self) -> list[tuple[str, torch.Tensor]]:
         return named_state(self.units)
 
+    def buffers(self) -> dict[str, torch.Tensor]:
+        return {unit.prefix + name: buffer for unit in self.units for name, buffer in unit.module.named_buffers()}
+
     def parameters(self) -> list[nn.Parameter]:
         return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
 
@@ -89,6 +95,9 @@ class CallPart(ModelPart):
     def named_state(self) -> list[tuple[str, torch.Tensor]]:
         now = dict(whole_state(self.model))
         return [(name, now[name]) for name in self._state_names if name in now]
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        return {name: each for name, each in self.model.named_buffers() if not isinstance(each, Placeholder)}
 
     def parameters(self) -> list[nn.Parameter]:
         return self._parameters

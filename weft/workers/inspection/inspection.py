@@ -32,7 +32,7 @@ from weft.workers.inspection.cut_facts import inspect_batches
 from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.state_facts import state_facts
 from weft.workers.inspection.unit_facts import TIMED_RUNS
-from weft.workers.inspection.update_times import GradientSample, UpdateTimes, device_update, host_update
+from weft.workers.inspection.update_times import GradientSample, UpdateTimes, device_update, host_update, unsaved
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
 from weft.workload.building import LITTLE_BYTES, digest_of, number_of
@@ -107,6 +107,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         "streams": batches.streams,
         "data_bytes": _data_bytes(batches),
         "batch_modules": _batch_modules(workload.model),
+        "unsaved": None if optimizer is None else unsaved(workload, optimizer, update),
         "copy_bytes_per_second": _copy_bytes_per_second(),
         "small_size": ran.small_size,
     }

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from weft.plan.error_places import step_place, within
 from weft.workers.devices.device import Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.state_facts import optimizer_memory, sort_of
 from weft.workers.inspection.unit_facts import TIMED_RUNS
+from weft.workers.snapshots.plain import why_not_plain
+from weft.workers.updates.optimizer_state import options
 from weft.workload.optimizer import make_optimizer
-from weft.workload.workload import Workload
+from weft.workload.workload import Workload, make_scheduler
 
 SAMPLE_BYTES = 256 << 20  # of parameters: far beyond any cache, and tens of milliseconds a step
 
@@ -91,6 +94,7 @@ class UpdateTimes:
     seconds: float  # of one step on the whole model
     optimizer: torch.optim.Optimizer  # has stepped, on the sample
     moves: bool  # whatever a step changes beside the parameters stands in `optimizer.state`
+    hides: bool  # it changes what stands neither there nor among the options of its groups
 
 
 def host_update(optimizer: torch.optim.Optimizer, sample: GradientSample) -> UpdateTimes:
@@ -123,4 +127,34 @@ def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: 
         optimizer.step()  # makes the optimizer's state
     before = optimizer_memory(optimizer)
     seconds = min(device.timed(optimizer.step)[0] for _ in range(TIMED_RUNS))
-    return UpdateTimes(seconds * scale, optimizer, optimizer_memory(optimizer) == before)
+    after = optimizer_memory(optimizer)
+    return UpdateTimes(seconds * scale, optimizer, moves=after == before, hides=after[-1] != before[-1])
+
+
+def unsaved(workload: Workload, optimizer: torch.optim.Optimizer, update: UpdateTimes | None) -> str | None:
+    """What could not be put back into another process, as a reason; None where all can. optimizer: of all parameters;
+    update: of one that has stepped."""
+    stepped = optimizer if update is None else update.optimizer
+    if update is not None and update.hides:
+        return f"{type(stepped).__name__} keeps more than its state and its groups' options"
+    own = {id(parameter) for group in stepped.param_groups for parameter in group["params"]}
+    if any(id(key) not in own or not isinstance(of_one, dict) for key, of_one in stepped.state.items()):
+        return f"{type(stepped).__name__} keeps state that is of no parameter"
+    state = [
+        {name: value for name, value in of_one.items() if not isinstance(value, torch.Tensor)}
+        for of_one in stepped.state.values()
+    ]
+    if why := why_not_plain({"state": state, "options": [options(group) for group in stepped.param_groups]}):
+        return f"the state of {type(stepped).__name__} cannot be put back ({why})"
+    scheduler = make_scheduler(workload.scheduler, optimizer)
+    if scheduler is not None and (why := _why_not_saved(scheduler)):
+        return f"the state of {type(scheduler).__name__} cannot be put back ({why})"
+    return None
+
+
+def _why_not_saved(scheduler: LRScheduler) -> str | None:
+    try:
+        state = scheduler.state_dict()
+    except Exception as error:  # a scheduler of the user's may refuse in any way
+        return f"{type(error).__name__}: {error}"
+    return why_not_plain(state)

@@ -7,16 +7,19 @@ when each runs, they only do the work. Where each kind is:
     FORWARD, BACKWARD, GRAD    weft.workers.compute.stage_tasks, weft.workers.compute.gradients
     DOWN, UP, RELOAD           weft.workers.updates.bucket_updates, weft.workers.memory.replica_memory
     SYNC, UPDATE, VALIDATE     weft.workers.updates.owner
+    SNAPSHOT                   weft.workers.snapshots
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
+from weft.machine.free_memory import SharedMemoryFull
 from weft.plan.buckets import Holder
 from weft.plan.course import Course
 from weft.plan.division import Turns
@@ -24,11 +27,11 @@ from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, MODE_INDEX, Kind, Way
 from weft.plan.placement import COMPUTE
-from weft.plan.plan import Ring
+from weft.plan.plan import Ring, snapshot_name
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSection, JobSpec
 from weft.spec.strategy import Strategy
-from weft.transport.memory.board import INITIAL_BYTE, Board, num_words
+from weft.transport.memory.board import Board, num_words
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.measured import Measured
 from weft.workers.compute.weights import Weights
@@ -40,6 +43,8 @@ from weft.workers.memory.batch_slots import BatchSlots
 from weft.workers.memory.growing import Growing
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.slots import SlotRing
+from weft.workers.snapshots.place import SnapshotPlaces
+from weft.workers.snapshots.saved import Saved
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import ResidentData
 from weft.workload.units import is_cut_by_calls
@@ -59,14 +64,19 @@ class Attempt:
         directory: Directory,
         spin_seconds: float,
         device: Device,
+        *,
+        begins: int = 0,
+        snapshots: Directory | None = None,
+        saved: Saved | None = None,
     ) -> None:
+        """begins: the first iteration. snapshots: where they go. saved: what training goes on from."""
         self.device = device
-        self.course = Course(view)
+        self.course = Course(view, begins)
         self.num_tasks = view.num_tasks
         self._waits, self._wakes = view.waits, view.wakes
         self._turns = Turns.of(spec.strategy)
         self.measured = {lane: Measured() for lane in view.programs}
-        words = directory.block("board", 4 * num_words(self.num_tasks), INITIAL_BYTE)
+        words = directory.block("board", 4 * num_words(self.num_tasks), begins - 1)
         shares_core = len(view.programs) > 1
         self.boards = {  # of all lanes of a worker the compute lane may spin: others would take its core
             lane: Board(words.view(torch.int32), spin_seconds if lane == COMPUTE else 0.0, shares_core=shares_core)
@@ -106,7 +116,13 @@ class Attempt:
             self._loaded,
             parcels,
             self._post_gradient,
+            saved,
         )
+        self._places = {
+            task.id: SnapshotPlaces(snapshots or directory, snapshot_name(task), device)
+            for task in tasks
+            if task.kind is Kind.SNAPSHOT
+        }
 
     def grown(self) -> str | None:
         """Which slots have had to grow, for people. What grows is told by who writes it."""
@@ -162,6 +178,8 @@ class Attempt:
         }
 
     def _takes(self, task: Task) -> Callable[[Iteration], bool] | None:
+        if task.kind is Kind.SNAPSHOT:
+            return lambda iteration: self.course.snapshot_place(iteration) is not None
         if task.kind is Kind.LOAD and self._turns.takers > 1:
             turns, loader = self._turns, task.holder.stage
             position = turns.order().index((task.holder.replica, _given(task.microbatch)))
@@ -195,12 +213,20 @@ class Attempt:
             case Kind.GRAD:
                 stage, b = parts.stages[task.holder], _given(task.bucket)
                 return lambda iteration: stage.finish_gradient(iteration, b)
+            case Kind.SNAPSHOT:
+                return lambda iteration: self._snapshot(task, iteration)
             case Kind.UPDATE if updates is None:
                 own = parts.own_updates[task.holder.stage]
                 return lambda iteration: own.run(iteration, measured)
             case _:
                 assert updates is not None
                 return updates.bind(task, measured)
+
+    def _snapshot(self, task: Task, iteration: Iteration) -> None:
+        place = self.course.snapshot_place(iteration)
+        assert place is not None
+        with contextlib.suppress(SharedMemoryFull):  # whoever would go on from it finds another iteration there
+            self._places[task.id].write(place, iteration.index, self._parts.hold(task, iteration))
 
     def _backward(self, iteration: Iteration, holder: Holder, microbatch: int) -> None:
         self._now[holder] = iteration.index  # what the hooks post

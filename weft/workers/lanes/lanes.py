@@ -76,7 +76,8 @@ def _make_lanes(
     operations = {name: attempt.operations(name, program) for name, program in programs.items()}
     make: Callable[..., LaneLoop] = HostLane
     if isinstance(attempt.device, Accelerator):
-        launched = Launched(attempt.num_tasks, frozenset(task for own in operations.values() for task in own))
+        own_tasks = frozenset(task for own in operations.values() for task in own)
+        launched = Launched(attempt.num_tasks, own_tasks, attempt.course.begins)
         attempt.abort_with(launched.board)
         make = functools.partial(StreamLane, device=attempt.device, launched=launched)
     return {

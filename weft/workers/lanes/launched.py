@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.transport.memory.board import RUNNING, Board, num_words
+from weft.transport.memory.board import Board, num_words
 from weft.workers.devices.device import Event
 
 
@@ -15,10 +15,10 @@ class Launched:
     it, and not before the one that the reader asks for.
     """
 
-    def __init__(self, num_tasks: int, tasks: frozenset[int]) -> None:
-        """tasks: those of this device's lanes."""
+    def __init__(self, num_tasks: int, tasks: frozenset[int], begins: int = 0) -> None:
+        """tasks: those of this device's lanes. begins: the first iteration."""
         self.tasks = tasks
-        self.board = Board(torch.full((num_words(num_tasks),), RUNNING, dtype=torch.int32))
+        self.board = Board(torch.full((num_words(num_tasks),), begins - 1, dtype=torch.int32))
         self._events: dict[int, Event] = {}
 
     def post(self, task: int, iteration: int, event: Event | None) -> None:

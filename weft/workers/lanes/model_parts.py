@@ -7,7 +7,7 @@ lie in the shared memory of all, stages have arenas for the rest of their state 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import nn
 
 from weft.plan.buckets import Holder
 from weft.plan.course import Course
-from weft.plan.error_places import step_place, within
 from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import Kind
@@ -26,7 +25,6 @@ from weft.transport.memory.arena import Arena, Layout
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.cut_stage import CutStage
 from weft.workers.compute.gradients import StageGradients
-from weft.workers.compute.measured import Measured
 from weft.workers.compute.model_part import CallPart, ModelPart, UnitPart, check_built, part_of, whole_state
 from weft.workers.compute.stage import Stage
 from weft.workers.compute.stage_parcels import StageParcels
@@ -35,47 +33,24 @@ from weft.workers.compute.unit_stage import UnitStage
 from weft.workers.compute.unit_state import copy_buffer, keep_state, move_state
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
+from weft.workers.devices.host import HostDevice
 from weft.workers.lanes.loaded import Loaded
 from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
 from weft.workers.memory.layer_window import LayerWindow
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.replica_memory import ReplicaMemory
+from weft.workers.snapshots.held import Held, Name
+from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.bucket_updates import BucketUpdates
 from weft.workers.updates.moving_state import Moves
-from weft.workers.updates.updates import step_scheduler
+from weft.workers.updates.stage_update import StageUpdate
 from weft.workload.cutting.cut_step import CutStep
 from weft.workload.cutting.skipped import SkippedCalls, unpickled
 from weft.workload.data.batches import sample_numbers
 from weft.workload.data.source import source_of
-from weft.workload.optimizer import make_optimizer
-from weft.workload.workload import Workload, make_scheduler
+from weft.workload.workload import Workload
 
 PostGradient = Callable[[Holder, int], None]
-
-
-class StageUpdate:
-    """UPDATE(s) of a stage that owns its state."""
-
-    def __init__(self, workload: Workload, parameters: list[nn.Parameter], *, reports: bool) -> None:
-        model = workload.model.parameters()
-        self._optimizer = make_optimizer(workload.optimizer, parameters, model=model)
-        self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
-        self._stepping = within(step_place(self._optimizer))
-        self._reports = reports
-
-    def run(self, iteration: Iteration, measured: Measured) -> None:
-        rate = 0.0
-        if self._optimizer is not None:
-            rate = float(self._optimizer.param_groups[0].get("lr", 0.0))
-            with self._stepping:
-                self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
-        if self._scheduler is not None:
-            step_scheduler(self._scheduler)
-        if self._reports:
-            fragment = measured.of(iteration.index)
-            fragment.facts["lr"] = rate
-            fragment.complete = True
 
 
 class ModelParts:
@@ -91,7 +66,9 @@ class ModelParts:
         loaded: Loaded,
         parcels: Sequence[tuple[Ring, ParcelRing]],
         post_gradient: PostGradient,
+        saved: Saved | None,
     ) -> None:
+        """saved: what training goes on from; None where it begins."""
         self._spec, self._view, self._workload = spec, view, workload
         self._directory, self._device = directory, device
         self._course, self._weights = course, weights
@@ -100,7 +77,12 @@ class ModelParts:
         check_built(workload.model, view.first_stages)
         self._state = whole_state(workload.model)
         self._taken: set[int] = set()  # ids of parameters that a stage of this worker has
-        self._parameters = list(workload.model.parameters())
+        named = dict(workload.model.named_parameters())
+        self._parameters, self._names = list(named.values()), list(named)
+        self._saved = saved
+        self._parts: dict[Holder, ModelPart] = {}
+        # By stage of the first replica, as in Held: what nobody trains, and the names of all.
+        self._shown: dict[int, tuple[dict[str, torch.Tensor], list[Name]]] = {}
         job = spec.job
         self._train = source_of(workload, "train", batch_size=job.batch_size, steps=job.steps)
         self.stages: dict[Holder, StageTasks] = {}
@@ -126,14 +108,20 @@ class ModelParts:
             )
             if self.stages or self.updates.owners:
                 self._memory.publish_layout(self._state, self._parameters)
+            if saved is not None:
+                self.updates.restore(saved, self._names, course.iteration(course.begins))
         for cut in self._cuts:
             cut.install()
-        del self._parameters, self._state, self._workload  # the other stages' parts of the model go with them
+        # the other stages' parts of the model go with them
+        del self._parameters, self._state, self._workload, self._saved
 
     # --- stages
 
     def _add_stage(self, plan: StagePlan, own: ModelPart, parameters: list[nn.Parameter]) -> None:
         holder = plan.holder
+        self._parts[holder] = own
+        if self._saved is not None:
+            self._restore(holder, own, parameters, self._saved)
         own.adopt(self._device)
         for module in self._functions_with_state():
             self._device.adopt(module)
@@ -164,7 +152,14 @@ class ModelParts:
             samples_of=functools.partial(sample_numbers, self._train, self._spec.job.seed),
         )
         if self._memory is None and not self._course.itinerary.forward_only:
-            self.own_updates[holder[1]] = StageUpdate(self._workload, own.parameters(), reports=is_last)
+            names = dict(zip(map(id, parameters), self._names, strict=True))
+            update = StageUpdate(self._workload, own.parameters(), names, reports=is_last)
+            if self._saved is not None:
+                update.restore(self._saved)
+            self.own_updates[holder[1]] = update
+        if holder.replica == 0:
+            own_update = self.own_updates.get(holder.stage)
+            self._show(holder.stage, own, parameters, self._in_buckets if own_update is None else own_update.trained())
 
     def _stage(self, plan: StagePlan, own: ModelPart, parcels: StageParcels) -> Stage:
         how: Any = {
@@ -215,6 +210,51 @@ class ModelParts:
                 parameter = self._parameters[place.parameter]
                 if id(parameter) not in placed:
                     parameter.data = shaped_like(parameter, self._memory.parameters(bucket), place.offset)
+
+    def _restore(self, holder: Holder, own: ModelPart, parameters: list[nn.Parameter], saved: Saved) -> None:
+        """Before anything of it has moved."""
+        held = {id(p) for p in own.parameters()}
+        with torch.no_grad():
+            for name, parameter in zip(self._names, parameters, strict=True):
+                if id(parameter) in held and (values := saved.values(name, parameter)) is not None:
+                    parameter.copy_(values)
+            now = own.buffers()
+            for name, value in saved.buffers(holder.replica).items():
+                if name in now:
+                    copy_buffer(name, now[name], value, HostDevice())
+
+    def _show(self, stage: int, own: ModelPart, parameters: list[nn.Parameter], trained: Collection[int]) -> None:
+        """trained: ids of those that are."""
+        names = dict(zip(map(id, parameters), self._names, strict=True))
+        names |= {id(buffer): name for name, buffer in own.buffers().items()}
+        state = own.named_state()
+        fixed: dict[str, torch.Tensor] = {
+            names[id(tensor)]: tensor
+            for _, tensor in state
+            if isinstance(tensor, nn.Parameter) and id(tensor) not in trained
+        }
+        shown = [
+            Name(name, names[id(tensor)], tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride())
+            for name, tensor in state
+        ]
+        self._shown[stage] = fixed, shown
+
+    def hold(self, task: Task, iteration: Iteration) -> Held:
+        """What a SNAPSHOT copies, as it is now."""
+        held = Held()
+        if task.owner is not None:
+            assert self.updates is not None
+            self.updates.hold_owned(task.owner, held, self._names, iteration)
+            return held
+        held.replica = task.holder.replica
+        held.buffers = self._parts[task.holder].buffers()
+        if task.holder.replica == 0:
+            held.fixed, held.names = self._shown[task.holder.stage]
+        if self.updates is not None:
+            self.updates.hold_own(task.holder, held, self._names, iteration)
+        else:
+            self.own_updates[task.holder.stage].hold(held)
+        return held
 
     def _functions_with_state(self) -> list[nn.Module]:
         functions = self._workload.functions.values() if self._workload.step is None else ()

@@ -49,7 +49,7 @@ class BucketMemory:
         # A stale holder marks steps that owners come to later; any other one may mark the next step while the last
         # update of this one is still made.
         depth = 1 + max(self._depths)
-        missing = directory.block("missing", 4 * max(1, depth * words), 0xFF)
+        missing = directory.block("missing", 4 * max(1, depth * words), -1)
         self.missing = missing.view(torch.int32).view(depth, len(self.holders), -1)
         self._gradients: dict[Holder, torch.Tensor] = {}
         self._gradient_offsets = {holder: _offsets(self.with_gradient(holder)) for holder in self.holders}

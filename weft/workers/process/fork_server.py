@@ -3,7 +3,8 @@
 A process of its own, started by the daemon as `python -m weft.workers`. It has one thread, runs no OpenMP region and
 makes no CUDA context, so its children are whole. Over the inherited socket:
 
-    daemon → {"fork": name, "role": "worker" | "directory", "config": {...}}   with the child's socket as a descriptor
+    daemon → {"fork": name, "role": ROLE, "config": {...}}    with the child's socket as a descriptor
+             ROLE: "worker", "directory" or "saver"
     server → {"forked": name, "pid": ...}, {"exited": name, "pid": ..., "code": ...}    a pid of 0: it was never forked
              {"stopped": name, "pid": ..., "at": ns of CLOCK_MONOTONIC}, and the same with "continued"
 
@@ -32,6 +33,7 @@ import torch._dynamo  # noqa: F401  (what the first optimizer of a process impor
 from weft.plan.worker_view import WorkerView
 from weft.transport.memory.directory import SHARED_MEMORY, DirectoryServer
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
+from weft.workers.process.saver import run_saver
 from weft.workers.process.tether import tie_to, untie
 from weft.workers.process.worker import WorkerConfig, run_worker
 
@@ -161,6 +163,8 @@ def _run_child(message: Message, server: int, inherited: list[int], descriptor: 
         config = message["config"]
         if message["role"] == "directory":
             _run_directory(connection, config)
+        elif message["role"] == "saver":
+            run_saver(connection, config)
         else:
             run_worker(connection, WorkerConfig(**{**config, "cores": tuple(config["cores"])}))
         code = 0

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
 from weft.machine.run_file import replace_by
 from weft.transport.memory.directory import Directory
+from weft.workers.snapshots.tensor_file import as_saved, write_tensors
 
 
 def save_state(directory: Directory, arenas: Iterable[str], path: Path) -> None:
     """The tensors of every arena, whole or not at all. Errors: RunFileError, and the directory's."""
     state = {name: tensor for arena in arenas for name, tensor in directory.find(arena).items().items()}
-    replace_by(path, partial(_write, as_saved(state)))
-
-
-def as_saved(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors themselves, written from where they lie, and copies of what safetensors does not write: a tensor's
-    second name, and another order in memory."""
-    places: set[int] = set()
-    saved = {}
-    for name, tensor in state.items():
-        is_again = tensor.data_ptr() in places
-        places.add(tensor.data_ptr())
-        saved[name] = tensor.clone(memory_format=torch.contiguous_format) if is_again else tensor.contiguous()
-    return saved
-
-
-def _write(state: dict[str, torch.Tensor], path: Path) -> None:
-    """Errors: OSError."""
-    try:
-        save_file(state, path)
-    except SafetensorError as error:  # what the system said is in its text alone
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(
-            int(number[1]) if number else None, os.strerror(int(number[1])) if number else str(error)
-        ) from error
+    replace_by(path, partial(write_tensors, as_saved(state)))

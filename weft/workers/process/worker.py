@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from weft.machine.checkpoint_files import read_manifest
 from weft.machine.run_file import make_directory
 from weft.plan.tables import Adjustment
 from weft.plan.worker_view import WorkerView
@@ -46,6 +47,9 @@ from weft.workers.process.job_output import job_output
 from weft.workers.process.saving import save_state
 from weft.workers.process.torch_settings import TorchSettings
 from weft.workers.profiling.profiler import profiling
+from weft.workers.snapshots.checkpoint import OpenCheckpoint
+from weft.workers.snapshots.place import read_place
+from weft.workers.snapshots.saved import Saved
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import encodable, fault_of
 from weft.workload.workload import Workload
@@ -196,9 +200,28 @@ class _Worker:
             self._send({"type": "prepared", **self._job})
             return
         directory = self._directory(message["arenas"])
+        snapshots, begins, saved = directory.of(message["snapshots"]), 0, None
+        if message["snapshot"] is not None:
+            iteration, place, tasks, path = message["snapshot"]
+            begins = iteration + 1
+            saved = (
+                OpenCheckpoint(read_manifest(Path(path)))
+                if path is not None
+                else Saved(read_place(snapshots, place, task, iteration) for task in tasks)
+            )
         with built(spec, view.unneeded, self._baseline.modules) as workload, self._device.computing():
-            self._attempt = Attempt(spec, view, workload, directory, self._config.spin_seconds, self._device)
-            del workload  # the other stages' units go with it
+            self._attempt = Attempt(
+                spec,
+                view,
+                workload,
+                directory,
+                self._config.spin_seconds,
+                self._device,
+                begins=begins,
+                snapshots=snapshots,
+                saved=saved,
+            )
+            del workload, saved  # the other stages' units go with it
         if notice := self._device.notice():
             self._send_output(f"{self._config.worker}: {notice}\n")
         job = self._job

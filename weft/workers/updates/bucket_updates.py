@@ -25,6 +25,8 @@ from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.memory.replica_memory import ReplicaMemory
+from weft.workers.snapshots.held import Held
+from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.norm import DeviceNorm, Norm
 from weft.workers.updates.owner import Owner, missing_parameters
@@ -57,6 +59,7 @@ class BucketUpdates:
         self._of_devices: dict[Holder, Updates] = {}
         self._of_owners: dict[int, Updates | None] = {}
         self._of_buckets: dict[tuple[Holder, int], Updates] = {}  # of a device's own parameters
+        self._publishing: set[Holder] = set()  # whose own parameters nobody else has to show
         for number, lane in enumerate(self._sync.owners):
             if lane.worker == view.position:
                 self._add_owner(number, workload, parameters)
@@ -76,14 +79,10 @@ class BucketUpdates:
         bounds = {bucket.index: (0, bucket.num_elements) for bucket in summed}
         alone = not any(self._is_cpu(r) for bucket in summed for r, _ in bucket.holders)
         own = {bucket.index: self._memories[holder] for bucket in summed}
+        publishes = alone and holder == summed[0].holders[0]
+        self._publishing |= {holder} if publishes else set()
         self._of_devices[holder] = self._updates(
-            workload,
-            parameters,
-            summed,
-            bounds,
-            own,
-            speculative=False,
-            publishes=alone and holder == summed[0].holders[0],
+            workload, parameters, summed, bounds, own, speculative=False, publishes=publishes
         )
         self._of_buckets |= {(holder, bucket.index): self._of_devices[holder] for bucket in summed}
 
@@ -173,6 +172,24 @@ class BucketUpdates:
         if self._launches and (not skips or can_skip_on_device(template)):
             return DeviceNorm(memory, self._course, clip_norm, skips_nonfinite=skips, device=device)
         return Norm(memory, self._course, clip_norm, skips_nonfinite=skips)
+
+    # --- what training has come to
+
+    def hold_owned(self, owner: int, held: Held, names: Sequence[str], iteration: Iteration) -> None:
+        """What an owner updates. names: of the parameters."""
+        if (updates := self._of_owners[owner]) is not None:
+            updates.hold(held, names, iteration)
+
+    def hold_own(self, holder: Holder, held: Held, names: Sequence[str], iteration: Iteration) -> None:
+        """What a device updates with sums, unless others have the same to show."""
+        if holder in self._publishing:
+            self._of_devices[holder].hold(held, names, iteration)
+
+    def restore(self, saved: Saved, names: Sequence[str], first: Iteration) -> None:
+        """first: the iteration that training goes on with."""
+        for updates in [*self._of_owners.values(), *self._of_devices.values()]:
+            if updates is not None:
+                updates.restore(saved, names, first)
 
     # --- tasks
 

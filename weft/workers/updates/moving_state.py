@@ -145,7 +145,8 @@ class Moves:
     def done(self, updates: Updates, bucket: Bucket, iteration: Iteration) -> None:
         """Once an owner's update stands."""
         if self._goes_up(bucket, iteration):
-            self._write(updates, bucket, keeps=self._on_cpu[bucket.index])
+            is_copied = self._course.snapshot_place(iteration) is not None  # by a task that is still to come
+            self._write(updates, bucket, keeps=self._on_cpu[bucket.index] or is_copied)
 
     # --- a device's side
 

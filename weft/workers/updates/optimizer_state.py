@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.workers.snapshots.saved import Saved, shaped
+
 # Exact types: a subclass may do anything. Here each element is updated by its own gradient and state alone.
 _ELEMENTWISE = frozenset(
     {
@@ -151,7 +153,9 @@ def are_alike(one: State, other: State) -> bool:
 def joined_state(part: ShardPart, states: Sequence[State], group: Mapping[str, Any]) -> State:
     """A part's state of those of its segments, which are alike; a copy, where the part is. group: the part's."""
     return {
-        name: _joined(part, [state[name] for state in states]) if _is_flat(value) else _placed(name, value, part, group)
+        name: _joined(part, [state[name] for state in states])
+        if _is_flat(value)
+        else _placed(name, value, part.parameter, group)
         for name, value in states[0].items()
     }
 
@@ -165,12 +169,39 @@ def _joined(part: ShardPart, pieces: Sequence[Tensor]) -> Tensor:
     return joined
 
 
-def _placed(name: str, value: object, part: ShardPart, group: Mapping[str, Any]) -> Any:
+def _placed(name: str, value: object, parameter: Tensor, group: Mapping[str, Any]) -> Any:
     """A copy, where torch's load_state_dict would put it: only some kernels take the count of steps on the device."""
     counts_on_host = name == "step" and not (group.get("fused") or group.get("capturable"))
     if not isinstance(value, Tensor) or counts_on_host:
         return copy.deepcopy(value)
-    return value.to(part.parameter.device, copy=True)
+    return value.to(parameter.device, copy=True)
+
+
+def parted_state(parameter: Tensor, state: State) -> tuple[dict[str, Tensor], State]:
+    """(what there is for each element, the rest); of a parameter without dimensions, all but the count of steps"""
+    elements = {
+        name: value
+        for name, value in state.items()
+        if _is_per_element(value, parameter) and (parameter.dim() or name != "step")
+    }
+    return elements, {name: value for name, value in state.items() if name not in elements}
+
+
+def restored_state(saved: Saved, name: str, own: Tensor, like: Tensor, group: Mapping[str, Any]) -> State:
+    """What was kept of a parameter, for an optimizer that has it whole, as `own`; like: the model's. {} of nothing."""
+    state = {entry: _placed(entry, value, own, group) for entry, value in saved.rest(name).items()}
+    for entry, flat in saved.elements(name, like).items():
+        state[entry] = torch.empty_like(own.data, dtype=flat.dtype)
+        state[entry].copy_(shaped(flat, like))
+    return state
+
+
+def restored_options(saved: Saved, names: Iterable[str]) -> dict[str, Any]:
+    """Of a group: a copy of those that were saved of the first of its parameters of which there are any. How the steps
+    are computed is for the machine to say that computes them."""
+    found = next((options for name in names if (options := saved.options(name)) is not None), {})
+    kept = {name: value for name, value in found.items() if name not in ("fused", "foreach", "capturable")}
+    return copy.deepcopy(kept)
 
 
 def flat_twin(
@@ -250,7 +281,7 @@ def _gathered(template: torch.optim.Optimizer, part: ShardPart, parameters: Sequ
     state: dict[str, Any] = {}
     for name, value in first.items():
         if not _is_per_element(value, parameters[part.segments[0].parameter]):
-            state[name] = _placed(name, value, part, template.param_groups[part.group])
+            state[name] = _placed(name, value, part.parameter, template.param_groups[part.group])
             continue
         state[name] = torch.empty_like(part.parameter.data, dtype=value.dtype)
         for segment in part.segments:

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from weft.plan.error_places import step_place, within
+from weft.workers.snapshots.held import VALUES, Extent, Held, Piece
+from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.optimizer_state import (
     Segment,
     Shard,
@@ -36,6 +38,9 @@ from weft.workers.updates.optimizer_state import (
     is_elementwise,
     joined_state,
     options,
+    parted_state,
+    restored_options,
+    restored_state,
     split,
     states_of_segments,
     whole_parts,
@@ -126,6 +131,15 @@ class ShardedOptimizer:
         """Goes on with what another optimizer like this one has come to. What `state_of` answers is copied."""
         self._buckets[bucket].give_state(state_of)
 
+    def hold(self, bucket: int, held: Held, names: Sequence[str]) -> None:
+        """Adds the shard's values and what is kept of them. names: of the parameters."""
+        self._buckets[bucket].hold(held, names)
+
+    @torch.no_grad()
+    def restore(self, bucket: int, saved: Saved, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
+        """Goes on with the state and the options that were saved; values are where they have to be already."""
+        self._buckets[bucket].restore(saved, names, parameters)
+
     def read_hyperparameters(self) -> None:
         """Takes over what has changed in the template's groups since last time, such as lr after a scheduler's step.
 
@@ -150,7 +164,7 @@ class _Bucket:
     def __init__(
         self, template: torch.optim.Optimizer, shard: Shard, parameters: Sequence[Tensor], *, speculative: bool
     ) -> None:
-        flat = is_elementwise(template)
+        self._is_flat = flat = is_elementwise(template)
         self._shard = shard
         self._parts = flat_parts(shard) if flat else whole_parts(shard, parameters)
         self._groups = group_indices(self._parts)
@@ -195,6 +209,59 @@ class _Bucket:
             group = self._twin.param_groups[self._groups.index(part.group)]
             if state := joined_state(part, [state_of(segment) for segment in part.segments], group):
                 self._twin.state[part.parameter] = state
+
+    def hold(self, held: Held, names: Sequence[str]) -> None:
+        self.update.confirm()
+        if self._is_flat:
+            spans = [Extent(names[s.parameter], s.offset, s.start, s.stop) for s in self._shard.segments]
+            held.pieces.append(Piece(VALUES, spans, self._shard.values))
+        for part in self._parts:
+            if not self._is_flat:
+                held.add_whole(names[part.segments[0].parameter], VALUES, part.parameter.data)
+            self._hold_state(part, held, names)
+            group = self._twin.param_groups[self._groups.index(part.group)]
+            held.options |= {names[segment.parameter]: options(group) for segment in part.segments}
+
+    def _hold_state(self, part: ShardPart, held: Held, names: Sequence[str]) -> None:
+        elements, rest = parted_state(part.parameter, self._twin.state.get(part.parameter, {}))
+        own = [names[segment.parameter] for segment in part.segments]
+        if rest:
+            held.states |= dict.fromkeys(own, rest)
+        for entry, value in elements.items():
+            if self._is_flat:
+                start = part.range.start
+                spans = [
+                    Extent(name, segment.offset, segment.start - start, segment.stop - start)
+                    for name, segment in zip(own, part.segments, strict=True)
+                ]
+                held.pieces.append(Piece(entry, spans, value))
+            else:
+                held.add_whole(own[0], entry, value)
+
+    def restore(self, saved: Saved, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
+        for part in self._parts:
+            self.set_options(part.group, restored_options(saved, [names[s.parameter] for s in part.segments]))
+        if self._is_flat:
+            self._restore_segments(saved, names, parameters)
+            return
+        for part in self._parts:
+            number, group = part.segments[0].parameter, self._twin.param_groups[self._groups.index(part.group)]
+            if state := restored_state(saved, names[number], part.parameter, parameters[number], group):
+                self._twin.state[part.parameter] = state
+
+    def _restore_segments(self, saved: Saved, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
+        numbers = [segment.parameter for segment in self._shard.segments]
+        rest = {number: saved.rest(names[number]) for number in numbers}
+        elements = {number: saved.elements(names[number], parameters[number]) for number in numbers}
+
+        def state_of(segment: Segment) -> State:
+            within = slice(segment.offset, segment.offset + segment.stop - segment.start)
+            return rest[segment.parameter] | {
+                entry: flat[within] for entry, flat in elements[segment.parameter].items()
+            }
+
+        if any(rest.values()) or any(elements.values()):
+            self.give_state(state_of)
 
     def set_options(self, index: int, changed: Mapping[str, Any]) -> None:
         """index: the template's group."""

@@ -12,6 +12,7 @@ The norm is known once every owner has done its last SYNC of the iteration; unti
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -24,8 +25,10 @@ from weft.plan.itinerary import Iteration
 from weft.plan.kinds import Kind
 from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Accelerator, Device
+from weft.workers.snapshots.held import Held
+from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.norm import Bound, DeviceNorm, Norm
-from weft.workers.updates.optimizer_state import State
+from weft.workers.updates.optimizer_state import State, options, restored_options
 from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
 from weft.workload.workload import Workload, make_scheduler
 
@@ -57,6 +60,7 @@ class Updates:
         reports: bool,
     ) -> None:
         self._template = template
+        self._parameters = parameters
         self._scheduler = make_scheduler(workload.scheduler, template)
         self._device = device
         self._chooses = speculative and not isinstance(device, Accelerator)
@@ -106,6 +110,32 @@ class Updates:
     def give_state(self, bucket: Bucket, state_of: Callable[[Segment], State]) -> None:
         self._optimizer.give_state(bucket.index, state_of)
 
+    def hold(self, held: Held, names: Sequence[str], iteration: Iteration) -> None:
+        """What is updated here in the iteration, as it is then. names: of the parameters."""
+        for bucket in self._buckets:
+            if self._takes(bucket, iteration):
+                self._optimizer.hold(bucket.index, held, names)
+        self._hold_frozen(held, names)
+        held.scheduler = None if self._scheduler is None else self._scheduler.state_dict()
+
+    def _hold_frozen(self, held: Held, names: Sequence[str]) -> None:
+        """The options of parameters that no bucket has: a scheduler goes on with the rate of their group, too."""
+        frozen = {id(each): name for each, name in zip(self._parameters, names, strict=True) if not each.requires_grad}
+        for group in self._template.param_groups:
+            own = options(group)
+            held.options |= {frozen[id(each)]: own for each in group["params"] if id(each) in frozen}
+
+    def restore(self, saved: Saved, names: Sequence[str], first: Iteration) -> None:
+        """Goes on from what was saved with what is updated here from the iteration on; the parameters have their values
+        already."""
+        restore_template(
+            self._template, self._scheduler, saved, dict(zip(map(id, self._parameters), names, strict=True))
+        )
+        self._optimizer.read_hyperparameters()
+        for bucket in self._buckets:
+            if self._takes(bucket, first):
+                self._optimizer.restore(bucket.index, saved, names, self._parameters)
+
     def validate(self, iteration: Iteration, measured: Measured) -> None:
         """All updates of the iteration have been made; the norm is known."""
         assert self._norm is not None
@@ -154,6 +184,20 @@ class Updates:
             self._device.tell(norm, complete)
         else:
             self._device.after(lambda: complete(norm))
+
+
+def restore_template(
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    saved: Saved,
+    names: Mapping[int, str],
+) -> None:
+    """The options of the user's optimizer, and its scheduler. names: by the id of each parameter."""
+    for group in optimizer.param_groups:
+        group.update(restored_options(saved, [names[id(each)] for each in group["params"] if id(each) in names]))
+    if scheduler is not None and saved.scheduler is not None:
+        with within("in the load_state_dict of Workload.scheduler's"):
+            scheduler.load_state_dict(copy.deepcopy(saved.scheduler))  # each has its own: it may be changed in place
 
 
 def step_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.plan.buckets import Bucket, Holder, Route
-from weft.plan.graph import Key, backward, down, forward, grad, own_update, sync, up, update, validate
+from weft.plan.graph import Key, backward, down, forward, grad, own_update, owned_snapshot, sync, up, update, validate
 from weft.plan.kinds import Cause, Way
 from weft.plan.placement import DOWN, UP
 from weft.plan.plan import Synchronisation
@@ -125,6 +125,12 @@ class BucketGraph:
             if self._comes_up_summed(part):
                 way = Way.DEVICE if part.route is Route.EITHER else None
                 self._builder.add(own_update(r, s, part.index), self._builder.lane(r, s), way)
+
+    def snapshot_tasks(self) -> None:
+        """Of owners, behind their updates. A device's own updates are in its stage's lane, and in its snapshot."""
+        for owner, lane in enumerate(self._plan.owners):
+            if self._updated(owner):
+                self._builder.add(owned_snapshot(owner), lane)
 
     # --- edges
 

@@ -20,18 +20,24 @@ def build_graph(
     *,
     has_buffers: bool = False,
     weighted: bool = False,
+    snapshots: bool = False,
 ) -> Graph:
     """has_buffers: replicas share those of the first one. weighted: what a microbatch counts is known once its whole
-    batch is loaded."""
+    batch is loaded. snapshots: what training comes to is copied now and then."""
     builder = GraphBuilder(strategy, placement, all_read=any(ring.role is Role.BATCH for ring in rings))
     builder.load_tasks()
     builder.compute_tasks()
     if placement.synchronisation is not None:
         synchronise = BucketGraph(builder, placement.synchronisation)
         synchronise.tasks()
+        if snapshots:
+            builder.snapshot_tasks()
+            synchronise.snapshot_tasks()
         builder.flow_edges()
         synchronise.edges()
     else:
+        if snapshots and placement.learns:
+            builder.snapshot_tasks()
         builder.flow_edges()
         if placement.learns:
             builder.update_edges()

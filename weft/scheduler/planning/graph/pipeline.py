@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from weft.plan.buckets import Holder
 from weft.plan.division import Turns
-from weft.plan.graph import Edge, Graph, Key, Lane, Task, backward, fetch, forward, load, own_update
+from weft.plan.graph import Edge, Graph, Key, Lane, Task, backward, fetch, forward, load, own_update, snapshot
 from weft.plan.kinds import KINDS, Cause, Kind, Way
 from weft.plan.placement import FETCH, LOAD, Placement
 from weft.plan.plan import Ring
@@ -93,6 +93,11 @@ class GraphBuilder:
         for m in range(replica.microbatches) if self.is_device(r) else ():
             for s in self._data_stages(r):
                 self.add(fetch(r, s, m), self.lane(r, s, FETCH))
+
+    def snapshot_tasks(self) -> None:
+        """Last in the lanes in which stages compute."""
+        for r, s in self.placement.holders():
+            self.add(snapshot(r, s), self.lane(r, s))
 
     # --- edges of the pipelines
 

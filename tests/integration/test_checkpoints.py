@@ -1,0 +1,254 @@
+"""Checkpoints on the disk: written beside training, whole or absent, and gone on from under another plan with the same
+bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from weft.client.client import RequestRefused
+from weft.machine.checkpoint_files import checkpoints, newest_whole
+
+_RECOVERY = runpy.run_path(str(Path(__file__).with_name("test_recovery.py")))
+SOURCE, STEPS, SECONDS, PIPELINE = (_RECOVERY[name] for name in ("SOURCE", "STEPS", "SECONDS", "PIPELINE"))
+held_behind_a_snapshot, lines_of, check_is_undisturbed, until = (
+    _RECOVERY[name] for name in ("held_behind_a_snapshot", "lines_of", "check_is_undisturbed", "until")
+)
+StartDaemon = Callable[..., Any]
+
+
+def ran(daemon: Any, strategy: dict[str, Any] | None = None, **job: Any) -> dict[str, Any]:
+    result: dict[str, Any] = daemon.run(daemon.spec(SOURCE, strategy={"window": 16} | (strategy or {}), **job))
+    assert result["state"] == "completed", result["error"]
+    return result
+
+
+def with_checkpoints(daemon: Any, every: str, strategy: dict[str, Any], **table: Any) -> Any:
+    spec = daemon.spec(SOURCE, strategy={"window": 16} | strategy, steps=STEPS)
+    return type(spec).parse(spec.to_wire() | {"checkpoint": {"every": every, **table}})
+
+
+def ran_with_checkpoints(daemon: Any, every: str, strategy: dict[str, Any], **table: Any) -> dict[str, Any]:
+    """Its last checkpoint may be written when it has ended."""
+    result: dict[str, Any] = daemon.run(with_checkpoints(daemon, every, strategy, **table))
+    assert result["state"] == "completed", result["error"]
+    until(lambda: checkpoints(Path(result["run_dir"])), "a checkpoint")
+    return result
+
+
+def differing(ours: str, theirs: str) -> list[str]:
+    one, other = load_file(ours), load_file(theirs)
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(PIPELINE, {"microbatches": 2}, id="two stages, then one"),
+        pytest.param({"microbatches": 2}, PIPELINE | {"schedule": "gpipe"}, id="one stage, then two"),
+        pytest.param({"microbatches": 2}, {"microbatches": 2, "clip_norm": 1e6}, id="no buckets, then buckets"),
+        pytest.param({"microbatches": 2, "clip_norm": 1e6}, PIPELINE, id="buckets, then none"),
+    ],
+)
+def test_a_job_goes_on_under_another_plan_with_the_same_bits(
+    daemon: Any, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    whole = ran_with_checkpoints(daemon, "40 steps", before, keep=3)
+    run = Path(whole["run_dir"])
+    steps = [int(path.name.removeprefix("step-")) for path in checkpoints(run)]
+    assert steps, "at least one"
+    assert all(step % 40 == 0 for step in steps)
+    assert os.readlink(run / "checkpoints" / "latest").startswith("step-")
+    oldest = checkpoints(run)[0]
+    on = ran(daemon, after, steps=STEPS, resume_from=str(oldest))
+    assert differing(whole["model"], on["model"]) == []
+    assert (on["loss"], on["validation"]) == (whole["loss"], whole["validation"])
+    ours, theirs = ([line | {"grad_norm": None} for line in lines_of(daemon, each["job"])] for each in (on, whole))
+    assert ours == theirs[-len(ours) :]
+    assert ours[0]["step"] in (steps[0], steps[0] + 1), "the validation of the step, or the next step"
+
+
+@pytest.mark.slow
+def test_plain_torch_reads_a_checkpoint(daemon: Any) -> None:
+    """As the page on checkpoints has it."""
+    result = ran_with_checkpoints(daemon, "40 steps", PIPELINE)
+    path = checkpoints(Path(result["run_dir"]))[-1]
+    layers = [nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 8), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.load_state_dict(load_file(path / "model.safetensors"))
+    training = torch.load(path / "training.pt", weights_only=True)
+    kept = load_file(path / "optimizer.safetensors")
+    for name, parameter in model.named_parameters():
+        own = {key.partition("/")[0]: value for key, value in kept.items() if key.partition("/")[2] == name}
+        optimizer.state[parameter] = own | training["states"].get(name, {})
+    model(torch.zeros(2, 1)).sum().backward()
+    optimizer.step()
+    assert {float(state["step"]) for state in optimizer.state.values()} == {float(path.name[5:]) + 1}
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_leaves_what_it_had_come_to_and_is_resumed(daemon: Any) -> None:
+    with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, _):
+        assert daemon.client.cancel(job) == "cancelled"
+    resumed = daemon.client.resume(job)["job"]
+    result = daemon.client.wait(resumed, SECONDS)
+    assert result["state"] == "completed", result["error"]
+    undisturbed = daemon.run(spec)
+    assert differing(result["model"], undisturbed["model"]) == []
+    first = lines_of(daemon, resumed)[0]["step"]
+    assert first > 1
+    assert lines_of(daemon, undisturbed["job"])[-1] == lines_of(daemon, resumed)[-1]
+    assert "goes on from" in daemon.log_of(resumed)
+
+
+@pytest.mark.slow
+def test_a_discarded_job_leaves_nothing(daemon: Any) -> None:
+    with held_behind_a_snapshot(daemon, PIPELINE) as (job, _, _):
+        assert daemon.client.cancel(job, discard=True) == "cancelled"
+    assert checkpoints(Path(daemon.client.show(job)["run_dir"])) == []
+    with pytest.raises(RequestRefused, match=f"no checkpoint; run it from the beginning with `weft restart {job}`"):
+        daemon.client.resume(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_job_goes_on_after_a_restart_of_the_daemon(own_daemon: StartDaemon, end: str) -> None:
+    """Stopped, the daemon writes what it had come to; killed, there is what was written before."""
+    daemon = own_daemon(drain_seconds=0.1)
+    strategy = PIPELINE
+    with held_behind_a_snapshot(daemon, strategy) as (job, spec, gate):
+        if end == "kill":
+            assert daemon.client.show(job)["checkpoint"] is None
+            daemon.kill()
+        else:
+            assert daemon.stop() == 0
+        daemon.until_nothing_lives()
+        gate.open()
+    daemon.start()
+    result = daemon.client.wait(job, SECONDS)
+    assert result["state"] == "completed", result["error"]
+    assert ("goes on from" in daemon.log_of(job)) is (end == "stop")
+    check_is_undisturbed(daemon, job, spec)
+
+
+@pytest.mark.slow
+def test_a_job_with_checkpoints_goes_on_after_the_daemon_was_killed(own_daemon: StartDaemon) -> None:
+    daemon = own_daemon()
+    spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2})
+    spec = type(spec).parse(spec.to_wire() | {"job": {**spec.to_wire()["job"], "steps": 4000}})
+    job = daemon.submit(spec)
+    until(lambda: daemon.client.show(job)["checkpoint"], "a checkpoint")
+    daemon.kill()
+    daemon.until_nothing_lives()
+    daemon.start()
+    result = daemon.client.wait(job, SECONDS)
+    assert result["state"] == "completed", result["error"]
+    assert "goes on from" in daemon.log_of(job)
+    check_is_undisturbed(daemon, job, spec)
+
+
+def damage(path: Path, how: str) -> None:
+    match how:
+        case "truncated":
+            os.truncate(path, path.stat().st_size // 2)
+        case "flipped":
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(bytes(data))
+        case "gone":
+            path.unlink()
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_refused_and_of_a_run_the_one_before_is_used(daemon: Any) -> None:
+    result = ran_with_checkpoints(daemon, "40 steps", {"microbatches": 2}, keep=9)
+    run = Path(result["run_dir"])
+    shutil.copytree(checkpoints(run)[-1], run / "checkpoints" / "step-99999999")  # a newer one, as whole
+    for file in sorted(os.listdir(checkpoints(run)[-1])):
+        for how in ("truncated", "flipped", "gone"):
+            copy = run.parent / f"{file}-{how}"
+            shutil.copytree(run, copy, symlinks=True)
+            damage(checkpoints(copy)[-1] / file, how)
+            if file != "manifest.json" or how != "flipped":  # a bit of it may stand in a blank
+                found, refused = newest_whole(copy)
+                assert found is not None
+                assert (found.path, len(refused)) == (checkpoints(copy)[-2], 1), (file, how)
+                assert file in str(refused[0]) or "is no checkpoint" in str(refused[0])
+            shutil.rmtree(copy)
+    path = checkpoints(run)[-1]
+    damage(path / "model.safetensors", "flipped")
+    ended = daemon.run(daemon.spec(SOURCE, strategy={"microbatches": 2}, steps=STEPS, resume_from=str(path)))
+    assert (ended["state"], ended["reason"]) == ("failed", "invalid-plan")
+    assert "model.safetensors is damaged" in ended["error"]
+    on = ran(daemon, {"microbatches": 2}, steps=STEPS, resume_from=str(run))  # whose newest is not whole
+    assert differing(result["model"], on["model"]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"resume_from": "nowhere"}, "nowhere is no checkpoint, nor a run that has one"),
+        ({"batch_size": 12}, "was trained with batch_size = 24, and this job has 12; use the same"),
+        ({"seed": 4}, "was trained with seed = 3, and this job has 4"),
+        ({"steps": 20}, "steps, and this job has 20 in all; give more steps or epochs"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_refused_with_the_remedy(daemon: Any, change: dict[str, Any], told: str) -> None:
+    result = ran_with_checkpoints(daemon, "40 steps", {"microbatches": 2})
+    job = {"steps": STEPS, "resume_from": str(Path(result["run_dir"], "checkpoints", "latest")), **change}
+    ended = daemon.run(daemon.spec(SOURCE, strategy={"microbatches": 2}, **job))
+    assert (ended["state"], ended["reason"], ended["exit_code"]) == ("failed", "invalid-plan", 2)
+    assert told in ended["error"], ended["error"]
+
+
+@pytest.mark.slow
+def test_where_there_can_be_none_a_job_that_asks_for_them_is_refused(daemon: Any) -> None:
+    spec = with_checkpoints(daemon, "1 epoch", {"replicas": 2, "staleness": 1})
+    ended = daemon.run(spec)
+    assert (ended["state"], ended["reason"]) == ("failed", "invalid-plan")
+    assert "[checkpoint]: there can be none, since replicas compute with parameters of several ages" in ended["error"]
+
+
+@pytest.mark.slow
+def test_by_the_clock_too(daemon: Any) -> None:
+    spec = with_checkpoints(daemon, "0.3 s", {"microbatches": 2})
+    spec = type(spec).parse(spec.to_wire() | {"job": {**spec.to_wire()["job"], "steps": 3000}})
+    result = daemon.run(spec)
+    assert result["state"] == "completed", result["error"]
+    until(lambda: checkpoints(Path(result["run_dir"])), "a checkpoint")
+    manifest = json.loads((checkpoints(Path(result["run_dir"]))[-1] / "manifest.json").read_text())
+    assert manifest["step"] > 0
+
+
+@pytest.mark.slow
+def test_a_saver_that_is_killed_costs_its_checkpoint_alone(own_daemon: StartDaemon) -> None:
+    daemon = own_daemon()
+    spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2})
+    spec = type(spec).parse(spec.to_wire() | {"job": {**spec.to_wire()["job"], "steps": 4000}})
+    job = daemon.submit(spec)
+    known = {daemon.directory().pid, *daemon.worker_pids().values()} if daemon.process else set()
+
+    def saver() -> Any:
+        return next((child for child in daemon.fork_server().children() if child.pid not in known), None)
+
+    os.kill(until(saver, "a saver").pid, signal.SIGKILL)
+    result = daemon.client.wait(job, SECONDS)
+    assert result["state"] == "completed", result["error"]
+    found, refused = newest_whole(Path(result["run_dir"]))
+    assert found is not None
+    assert refused == []

@@ -1,0 +1,203 @@
+"""What a killed worker, directory or daemon costs: time, and no result.
+
+A job is held at a first gate until a snapshot is due, then at a second one behind it; there something is killed. The
+undisturbed run of the same spec has to have the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS
+
+_REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
+RealDaemon, Gate, until, SECONDS, PASS_GATE = (
+    _REAL[name] for name in ("RealDaemon", "Gate", "until", "SECONDS", "PASS_GATE")
+)
+StartDaemon = Callable[..., Any]
+
+# Calls of the loss: the first behind those of an inspection, the second further behind it than a lane is sent ahead,
+# which is 0.05 s of work where the job adapts.
+FIRST_CALL, SECOND_CALL = 60, 500
+STEPS = 300
+
+# Buffers that training changes, dropout, an optimizer with state, a scheduler with state, a validation.
+SOURCE = (
+    PASS_GATE
+    + """
+import torch, weft
+
+calls = 0
+
+def workload(gates=("", ""), calls_at=(0, 0)):
+    torch.manual_seed(5)
+
+    def loss(output, target):
+        global calls
+        calls += 1
+        for gate, at in zip(gates, calls_at):
+            if calls == at:
+                pass_gate(gate, f"of call {at}")
+        return torch.nn.functional.mse_loss(output, target)
+
+    inputs = torch.linspace(-1, 1, 48).reshape(48, 1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(1, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Dropout(0.1),
+        torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    return weft.Workload(
+        model=model, loss=loss, train=(inputs, inputs.sin()), validation=(inputs, inputs.sin()),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=100_000))
+"""
+)
+
+PIPELINE = {"stages": 2, "microbatches": 2, "window": 16}
+STRATEGIES = {
+    "one stage": {"microbatches": 2},
+    "pipeline": PIPELINE,
+    "recompute": PIPELINE | {"recompute": True, "schedule": "gpipe"},
+    "replicas": {"replicas": 2, "microbatches": 2, "bucket_mib": 1e-4},
+    "clipped replicas": {"replicas": 2, "microbatches": 2, "clip_norm": 0.1},
+    "clipped pipeline": PIPELINE | {"clip_norm": 0.1},
+}
+ON_STAND_INS = {
+    "offload": {"preset": "zero-offload", "microbatches": 2},
+    "balanced": {"preset": "cotrain", "microbatches": 2},
+    "streamed": {"preset": "stronghold", "microbatches": 2},
+    "a pipeline of devices": {"replicas": [{"device": "gpu", "stages": 2}], "microbatches": 2},
+    "a replica on each side": {
+        "replicas": [{"device": "gpu"}, {"device": "cpu"}],
+        "microbatches": 2,
+        "update": "balanced",
+        "share": "fixed",
+    },
+}
+
+
+@contextmanager
+def held_behind_a_snapshot(daemon: Any, strategy: dict[str, Any], **tables: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(job, its spec, the gate at which it stands)"""
+    first, second = daemon.gate(), daemon.gate()
+    arguments = {"gates": [str(first), str(second)], "calls_at": [FIRST_CALL, SECOND_CALL]}
+    spec = daemon.spec(SOURCE, strategy={"window": 16} | strategy, steps=STEPS, args=arguments, **tables)
+    job = daemon.submit(spec)
+    try:
+        daemon.until_logged(job, f"at the gate of call {FIRST_CALL}")
+        due = time.monotonic() + LEAST_SECONDS
+        until(lambda: time.monotonic() > due, "the time of a snapshot")
+        first.open()
+        daemon.until_logged(job, f"at the gate of call {SECOND_CALL}")
+        until(lambda: daemon.client.show(job)["snapshot_step"], "a snapshot")
+        yield job, spec, second
+    finally:
+        first.open()
+        second.open()
+
+
+def lines_of(daemon: Any, job: str) -> list[dict[str, Any]]:
+    """Of metrics.jsonl, without times."""
+    text = Path(daemon.client.show(job)["run_dir"], "metrics.jsonl").read_text()
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in text.splitlines()]
+
+
+def check_is_undisturbed(daemon: Any, job: str, spec: Any) -> None:
+    """The gates are open: run again, nothing holds it."""
+    result = daemon.client.wait(job, SECONDS)
+    assert result["state"] == "completed", daemon.log_of(job)
+    again = daemon.submit(spec)
+    other = daemon.client.wait(again, SECONDS)
+    ours, theirs = load_file(result["model"]), load_file(other["model"])
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert lines_of(daemon, job) == lines_of(daemon, again)
+
+
+def kill_worker(daemon: Any, job: str, kind: str) -> None:
+    workers = [each for each in daemon.client.status()["workers"] if each["job"] == job and each["kind"] == kind]
+    os.kill(workers[-1]["pid"], signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["cpu", "loader"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(daemon: Any, strategy: str, victim: str) -> None:
+    with held_behind_a_snapshot(daemon, STRATEGIES[strategy]) as (job, spec, gate):
+        kill_worker(daemon, job, victim)
+        daemon.until_logged(job, "goes on after step")
+        gate.open()
+        check_is_undisturbed(daemon, job, spec)
+    assert "starts again" not in daemon.log_of(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ON_STAND_INS)
+def test_so_does_a_job_on_devices(own_daemon: StartDaemon, strategy: str) -> None:
+    daemon = own_daemon(workers=2, stand_ins=2)
+    with held_behind_a_snapshot(daemon, ON_STAND_INS[strategy]) as (job, spec, gate):
+        kill_worker(daemon, job, "gpu")
+        daemon.until_logged(job, "recovering")
+        gate.open()
+        check_is_undisturbed(daemon, job, spec)
+    assert "starts again" not in daemon.log_of(job)
+
+
+@pytest.mark.slow
+def test_one_that_is_killed_again_and_again_goes_on_each_time(daemon: Any) -> None:
+    """Each time from where it was: only a job that comes no further is given up."""
+    with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
+        for attempt in range(2, 5):
+            kill_worker(daemon, job, "cpu")
+            daemon.until_logged(job, f"(attempt {attempt})")
+            until(lambda: daemon.client.show(job)["state"] == "running", "the next attempt")
+        gate.open()
+        check_is_undisturbed(daemon, job, spec)
+
+
+@pytest.mark.slow
+def test_without_recovery_nothing_is_copied_and_a_job_begins_again(daemon: Any) -> None:
+    gate = daemon.gate()
+    arguments = {"gates": [str(gate), ""], "calls_at": [SECOND_CALL, 0]}
+    spec = daemon.spec(SOURCE, strategy=PIPELINE | {"recovery": "off"}, steps=STEPS, args=arguments)
+    job = daemon.submit(spec)
+    daemon.until_logged(job, "at the gate")
+    kill_worker(daemon, job, "cpu")
+    daemon.until_logged(job, "starts again")
+    gate.open()
+    check_is_undisturbed(daemon, job, spec)
+    assert daemon.client.show(job)["snapshot_step"] is None
+
+
+@pytest.mark.slow
+def test_a_directory_that_is_killed_takes_the_snapshots_along_and_the_result_is_the_same(
+    own_daemon: StartDaemon,
+) -> None:
+    daemon = own_daemon()
+    with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
+        daemon.directory().kill()
+        daemon.until_logged(job, "starts again")
+        gate.open()
+        check_is_undisturbed(daemon, job, spec)
+
+
+@pytest.mark.slow
+def test_snapshots_leave_no_memory_behind(own_daemon: StartDaemon) -> None:
+    daemon = own_daemon()
+    before = psutil.virtual_memory().shared
+    with held_behind_a_snapshot(daemon, PIPELINE) as (job, _, gate):
+        gate.open()
+        daemon.client.wait(job, SECONDS)
+    daemon.until_idle()
+    assert psutil.virtual_memory().shared - before < 64 << 20

@@ -1,0 +1,204 @@
+"""A checkpoint is there whole or not at all, whatever ends its writer at whatever moment; and what is not whole is not
+used."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.machine import checkpoint_files
+from weft.machine.checkpoint_files import (
+    CheckpointError,
+    check_digests,
+    checkpoints,
+    newest_whole,
+    read_manifest,
+    resolved,
+    write_checkpoint,
+)
+
+TRAINING = {"batch_size": 8, "seed": 1}
+CALLS = ((os, "rename"), (os, "fsync"), (os, "symlink"), (os, "mkdir"), (os, "unlink"), (shutil, "rmtree"))
+
+
+def write(run: Path, step: int, *, keep: int = 2) -> Path:
+    def files(directory: Path) -> None:
+        (directory / "model.safetensors").write_bytes(bytes([step]) * 1000)
+        (directory / "training.pt").write_bytes(b"plain")
+
+    return write_checkpoint(run, step, TRAINING, files, keep=keep)
+
+
+def check_is_whole(run: Path, steps: tuple[int, ...]) -> None:
+    """Its newest is one of these steps, and `latest` leads to one that is whole."""
+    found, refused = newest_whole(run)
+    assert found is not None
+    assert refused == []
+    assert found.step in steps
+    assert (found.path / "model.safetensors").read_bytes() == bytes([found.step]) * 1000
+    check_digests(read_manifest((run / "checkpoints" / "latest").resolve()))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> list[str]:
+    """The names of the calls that change the disk; `act` is called with the number of each before it is made."""
+    made: list[str] = []
+    for module, name in CALLS:
+        original = getattr(module, name)
+
+        def call(*arguments: Any, _original: Any = original, _name: str = name, **options: Any) -> Any:
+            made.append(_name)
+            act(len(made))
+            return _original(*arguments, **options)
+
+        monkeypatch.setattr(module, name, call)
+    return made
+
+
+def test_the_newest_stay_and_latest_leads_to_the_last(tmp_path: Path) -> None:
+    for step in (5, 10, 15, 20):
+        assert write(tmp_path, step, keep=3) == tmp_path / "checkpoints" / f"step-{step:08d}"
+    assert [read_manifest(path).step for path in checkpoints(tmp_path)] == [10, 15, 20]
+    assert os.readlink(tmp_path / "checkpoints" / "latest") == "step-00000020"
+    check_is_whole(tmp_path, (20,))
+    assert resolved(tmp_path) == checkpoints(tmp_path)[-1]
+    assert resolved(checkpoints(tmp_path)[0]) == checkpoints(tmp_path)[0]
+
+
+def test_one_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    path = write(tmp_path, 5)
+    before = (path / "manifest.json").stat().st_mtime_ns
+    assert write(tmp_path, 5) == path
+    assert (path / "manifest.json").stat().st_mtime_ns == before
+
+
+def num_calls(tmp_path: Path) -> int:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        made = counted(monkeypatch, lambda number: None)
+        for step in (1, 2, 3):
+            write(tmp_path, step)
+        return len(made)
+
+
+def test_a_writer_that_is_killed_at_any_moment_leaves_the_one_before(tmp_path: Path) -> None:
+    for step in (1, 2):
+        write(tmp_path / "before", step)
+    for moment in range(1, num_calls(tmp_path / "counted") + 1):
+        run = tmp_path / str(moment)
+        shutil.copytree(tmp_path / "before", run, symlinks=True)
+        child = os.fork()
+        if child == 0:
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                counted(monkeypatch, lambda number, last=moment: os._exit(9) if number == last else None)
+                write(run, 3)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        check_is_whole(run, (2, 3))
+        if os.waitstatus_to_exitcode(status) == 0:
+            return
+        write(run, 4)
+        check_is_whole(run, (4,))
+        assert not list((run / "checkpoints").glob(".step-*")), "what it left goes with the next"
+    raise AssertionError("no writer came to its end")
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EMFILE])
+def test_a_disk_that_fails_at_any_moment_leaves_the_one_before(tmp_path: Path, error: int) -> None:
+    for step in (1, 2):
+        write(tmp_path / "before", step)
+    for moment in range(1, 100):
+        run = tmp_path / str(moment)
+        shutil.copytree(tmp_path / "before", run, symlinks=True)
+
+        def fail(number: int, last: int = moment) -> None:
+            if number == last:
+                raise OSError(error, os.strerror(error))
+
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            counted(monkeypatch, fail)
+            try:
+                write(run, 3)
+                came_to_its_end = True
+            except OSError:
+                came_to_its_end = False
+        check_is_whole(run, (2, 3))
+        if came_to_its_end:
+            return
+    raise AssertionError("no writer came to its end")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"\xff\xfe",
+        b'{"format": 1}',
+        b'{"format": 2, "step": 1, "training": {}, "files": {}}',
+        b'{"format": 1, "step": -1, "training": {}, "files": {}}',
+        b'{"format": 1, "step": "x", "training": {}, "files": {}}',
+        b'{"format": 1, "step": 1, "training": 3, "files": {}}',
+        b'{"format": 1, "step": 1, "training": {}, "files": {"../secret": [1, ""]}}',
+        b'{"format": 1, "step": 1, "training": {}, "files": {"/etc/passwd": [1, ""]}}',
+        b'{"format": 1, "step": 1, "training": {}, "files": {".hidden": [1, ""]}}',
+        b'{"format": 1, "step": 1, "training": {}, "files": {"a": 1}}',
+        b'{"format": 1, "step": 1, "training": {}, "files": [["a", 1, ""]]}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(tmp_path: Path, told: bytes) -> None:
+    path = write(tmp_path, 7)
+    (path / "manifest.json").write_bytes(told)
+    with pytest.raises(CheckpointError, match=r"; use the (checkpoint before it|one that wrote it)$"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("place", ["a FIFO", "a directory", "a link"])
+def test_what_stands_in_a_files_place_is_not_followed(tmp_path: Path, place: str) -> None:
+    path = write(tmp_path, 7)
+    for name in ("model.safetensors", "manifest.json"):
+        (path / name).rename(tmp_path / name)
+        match place:
+            case "a FIFO":
+                os.mkfifo(path / name)
+            case "a directory":
+                (path / name).mkdir()
+            case "a link":
+                (path / name).symlink_to(tmp_path / name)
+        with pytest.raises(CheckpointError, match=name):
+            check_digests(read_manifest(path))
+        found, refused = newest_whole(tmp_path)
+        assert found is None
+        assert len(refused) == 1
+        (path / name).rmdir() if place == "a directory" else (path / name).unlink()
+        (tmp_path / name).rename(path / name)
+
+
+def test_other_names_are_no_checkpoints(tmp_path: Path) -> None:
+    path = write(tmp_path, 7)
+    for name in ("step-", "step-x", "step--1", "other"):
+        shutil.copytree(path, path.parent / name)
+    (path.parent / "step-00000009").write_text("a file")
+    assert checkpoints(tmp_path) == [path]
+    with pytest.raises(CheckpointError, match="is no checkpoint, nor a run that has one; give a directory"):
+        read_manifest(tmp_path)
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="has no checkpoint that can be used"):
+        resolved(tmp_path / "empty")
+
+
+def test_the_manifest_tells_what_a_reader_needs(tmp_path: Path) -> None:
+    path = write(tmp_path, 7)
+    told = json.loads((path / "manifest.json").read_text())
+    assert told.keys() == {"format", "step", "training", "files"}
+    assert (told["step"], told["training"]) == (7, TRAINING)
+    assert told["files"]["training.pt"][0] == 5
+    assert told["format"] == checkpoint_files.FORMAT

@@ -1,0 +1,456 @@
+"""Transcripts of the core with snapshots: when one is begun, when it counts, and what goes on from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weft.plan.inspection import Inspection, UnitFacts
+from weft.plan.plan import Plan
+from weft.plan.tables import Adjustment
+from weft.scheduler.adapting.policy import AHEAD_ITERATIONS
+from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
+from weft.scheduler.core.core import Core
+from weft.scheduler.core.events import (
+    Adjust,
+    CancelRequested,
+    Command,
+    DirectoryLost,
+    DirectoryMissed,
+    Dispatch,
+    DropArenas,
+    Event,
+    JobFaulted,
+    JobMeasured,
+    JobPlanned,
+    JobSubmitted,
+    PlanJob,
+    Prepare,
+    RecordIteration,
+    RecordSnapshot,
+    RecordState,
+    ResultSaved,
+    SaveResult,
+    Snapshot,
+    SnapshotDue,
+    TasksFinished,
+    WorkerJoined,
+    WorkerLost,
+    WorkerPrepared,
+    WorkerReleased,
+)
+from weft.scheduler.core.job import Job, Phase
+from weft.scheduler.core.outcomes import MAX_LOSSES
+
+STAGE = ("stage-0-0",)
+
+
+class Rehearsal:
+    """A core that runs job "a" on workers that all come back at once; `commands` are all of it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.needs: dict[str, int] = {}
+        for kind in plan.workers:
+            self.needs[kind] = self.needs.get(kind, 0) + 1
+        self.core = Core({f"{kind}-{n}": kind for kind, count in self.needs.items() for n in range(count)})
+        self.commands: list[Command] = []
+        for worker in self.core.workers.values():
+            self.tell(WorkerJoined(worker=worker.name, kind=worker.kind))
+        self.tell(JobSubmitted(job="a", needs=self.needs))
+        self.prepare()
+
+    @property
+    def job(self) -> Job:
+        return self.core.jobs["a"]
+
+    def tell(self, event: Event) -> list[Command]:
+        commands = self.core.handle(event, 0.0)
+        self.commands += commands
+        return commands
+
+    def prepare(self) -> None:
+        """From planning, where the job is planned, to running."""
+        if self.job.phase is Phase.PLANNING:
+            self.tell(JobPlanned(job="a", attempt=self.job.attempt, plan=self.plan))
+        for worker in self.job.workers:
+            self.tell(WorkerPrepared(job="a", attempt=self.job.attempt, worker=worker))
+        assert self.job.phase is Phase.RUNNING
+
+    def due(self) -> list[Command]:
+        return self.tell(SnapshotDue(job="a", attempt=self.job.attempt))
+
+    def run_to(self, iterations: int) -> None:
+        """Every lane, a task at a time, until as many iterations of the job are done."""
+        while self.job.phase is Phase.RUNNING and self.job.iterations_done < iterations:
+            lanes = [lane for lane in self.job.lanes.values() if lane.finished < iterations * len(lane.program)]
+            for lane in [lane for lane in lanes if lane.sent > lane.finished]:
+                if self.job.phase is Phase.RUNNING:
+                    self.tell(TasksFinished("a", self.job.attempt, lane.worker, lane.name, 1))
+
+    def lose(self, worker: str = "cpu-0", exit_code: int = -9) -> list[Command]:
+        """The others let go, and it comes back; commands from then on."""
+        self.tell(WorkerLost(worker=worker, exit_code=exit_code))
+        return self.release() + self.tell(WorkerJoined(worker=worker, kind=self.core.workers[worker].kind))
+
+    def release(self) -> list[Command]:
+        commands = []
+        for worker in sorted(self.job.waiting_for) if self.job.phase is Phase.RELEASING else ():
+            commands += self.tell(WorkerReleased(worker=worker, job="a", attempt=self.job.attempt, clean=True))
+        return commands
+
+    def found(self, kind: type, attempt: int | None = None) -> list[Any]:
+        found = [command for command in self.commands if isinstance(command, kind)]
+        return [each for each in found if attempt is None or each.attempt == attempt]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def plan(plan_of: Callable[..., Plan]) -> Plan:
+    return plan_of(stages=1, microbatches=2, steps=16, window=4)
+
+
+@pytest.fixture
+def rehearsal(plan: Plan) -> Rehearsal:
+    return Rehearsal(plan)
+
+
+def snapshot(iteration: int, place: int = 0, tasks: tuple[str, ...] = STAGE) -> Snapshot:
+    return Snapshot(iteration=iteration, place=place, tasks=tasks)
+
+
+# --- taking one
+
+
+def test_a_snapshot_is_of_the_first_iteration_of_which_nobody_has_been_sent_anything(rehearsal: Rehearsal) -> None:
+    sent = max(iteration for command in rehearsal.found(Dispatch) for iteration, _ in command.work)
+    assert rehearsal.due() == [Adjust("a", 1, ("cpu-0", "loader-0"), sent + 1, Adjustment(snapshot=0))]
+    rehearsal.run_to(sent + 1)
+    assert rehearsal.found(RecordSnapshot) == [], "it is of the iteration after"
+    rehearsal.run_to(sent + 2)
+    assert rehearsal.found(RecordSnapshot) == [RecordSnapshot(job="a", attempt=1, snapshot=snapshot(sent + 1))]
+    assert rehearsal.job.copying == []
+
+
+def test_no_lane_is_sent_work_of_it_before_it_is_told(rehearsal: Rehearsal) -> None:
+    rehearsal.run_to(3)
+    rehearsal.due()
+    (told,) = rehearsal.found(Adjust)
+    earlier = rehearsal.commands[: rehearsal.commands.index(told)]
+    assert all(
+        iteration < told.first_iteration for each in earlier if isinstance(each, Dispatch) for iteration, _ in each.work
+    )
+
+
+def test_only_one_is_on_its_way(rehearsal: Rehearsal) -> None:
+    rehearsal.due()
+    assert rehearsal.due() == []
+
+
+def test_two_places_take_turns(rehearsal: Rehearsal) -> None:
+    for _ in range(4):
+        taken(rehearsal, 0)
+    assert [each.snapshot.place for each in rehearsal.found(RecordSnapshot)] == [0, 1, 0, 1]
+    assert rehearsal.found(RecordSnapshot)[-1].snapshot == rehearsal.job.snapshot
+
+
+def test_one_of_the_last_iteration_would_be_for_nothing(rehearsal: Rehearsal) -> None:
+    rehearsal.run_to(15)
+    assert rehearsal.due() == []
+
+
+def test_one_that_comes_due_late_or_of_an_attempt_that_is_over_is_none(rehearsal: Rehearsal) -> None:
+    assert rehearsal.tell(SnapshotDue(job="a", attempt=2)) == []
+    assert rehearsal.tell(SnapshotDue(job="b", attempt=1)) == []
+    rehearsal.run_to(16)
+    assert rehearsal.job.phase is Phase.SAVING
+    assert rehearsal.due() == []
+
+
+def test_a_plan_without_snapshots_takes_none(plan_of: Callable[..., Plan]) -> None:
+    rehearsal = Rehearsal(plan_of(stages=1, steps=16, recovery="off"))
+    assert rehearsal.due() == []
+    assert rehearsal.job.copying == []
+
+
+def test_an_iteration_that_only_validates_comes_to_nothing_new(
+    plan_of: Callable[..., Plan], inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts]
+) -> None:
+    """T V V T V V ...: the next that learns is taken."""
+    inspection = inspection_of([unit_of(0)], num_train=8, num_validation=10)
+    rehearsal = Rehearsal(plan_of(inspection, batch_size=8, steps=4, window=1))
+    rehearsal.run_to(2)
+    (told,) = rehearsal.due()
+    assert isinstance(told, Adjust)
+    assert told.first_iteration == 3
+    rehearsal.run_to(9)
+    assert rehearsal.due() == [], "behind the last step nothing learns"
+
+
+# --- going on
+
+
+def taken(rehearsal: Rehearsal, iteration: int = 5) -> Snapshot:
+    """One after the iteration, or a later one, that is whole."""
+    rehearsal.run_to(iteration - 1)
+    rehearsal.due()
+    assert rehearsal.job.copying
+    rehearsal.run_to(rehearsal.job.copying[-1].iteration + 2)
+    assert rehearsal.job.snapshot is not None
+    return rehearsal.job.snapshot
+
+
+def test_a_killed_workers_job_goes_on_with_the_same_plan(rehearsal: Rehearsal, plan: Plan) -> None:
+    whole = taken(rehearsal)
+    message = f"cpu-0 was killed; the job goes on after step {whole.iteration + 1} (attempt 2)"
+    assert RecordState(job="a", state="recovering", attempt=1, reason="worker-lost", message=message) in rehearsal.tell(
+        WorkerLost(worker="cpu-0", exit_code=-9)
+    )
+    assert rehearsal.release() == [DropArenas(job="a", attempt=1), RecordState(job="a", state="queued", attempt=2)]
+    assert rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu")) == [
+        RecordState(job="a", state="planning", attempt=2),
+        *(
+            Prepare(job="a", attempt=2, worker=worker, position=position, plan=plan, snapshot=whole)
+            for position, worker in enumerate(("cpu-0", "loader-0"))
+        ),
+    ]
+    assert rehearsal.job.phase is Phase.PREPARING
+
+
+def test_it_begins_with_the_iteration_behind_the_snapshot_and_ends_as_any_other(rehearsal: Rehearsal) -> None:
+    whole = taken(rehearsal)
+    rehearsal.lose()
+    rehearsal.prepare()
+    assert rehearsal.job.iterations_done == whole.iteration + 1
+    work = [each.work[0] for each in rehearsal.found(Dispatch, attempt=2)]
+    assert {iteration for iteration, _ in work} == {whole.iteration + 1}
+    programs = rehearsal.plan.graph.programs.values()
+    assert all(any(program[: len(tasks)] == tasks for program in programs) for _, tasks in work)
+    rehearsal.run_to(16)
+    done = [each.iteration for each in rehearsal.found(RecordIteration, attempt=2)]
+    assert done == list(range(whole.iteration + 1, 16))
+    assert isinstance(rehearsal.commands[-1], SaveResult)
+
+
+def test_the_next_snapshot_of_a_job_that_went_on_spares_the_one_that_it_went_on_from(rehearsal: Rehearsal) -> None:
+    whole = taken(rehearsal)
+    rehearsal.lose()
+    rehearsal.prepare()
+    rehearsal.due()
+    assert rehearsal.job.copying
+    assert rehearsal.job.copying[-1].place == 1 - whole.place
+    rehearsal.lose()
+    assert rehearsal.found(Prepare, attempt=3)[0].snapshot == whole, "the newer one was not whole"
+
+
+def test_one_that_was_still_being_copied_is_not_gone_on_from(rehearsal: Rehearsal) -> None:
+    whole = taken(rehearsal)
+    rehearsal.due()
+    assert rehearsal.job.copying
+    rehearsal.run_to(rehearsal.job.copying[-1].iteration)
+    assert rehearsal.job.copying
+    rehearsal.lose()
+    assert rehearsal.job.copying == []
+    assert rehearsal.found(Prepare, attempt=2)[0].snapshot == whole
+
+
+def test_without_a_whole_one_the_job_begins_again(rehearsal: Rehearsal) -> None:
+    rehearsal.due()
+    commands = rehearsal.lose()
+    assert commands[-1] == PlanJob(job="a", attempt=2, worker="cpu-0")
+    assert "starts again" in rehearsal.found(RecordState)[-3].message
+    rehearsal.prepare()
+    assert rehearsal.job.iterations_done == 0
+    assert rehearsal.found(Prepare, attempt=2)[0].snapshot is None
+
+
+def test_a_job_goes_on_with_the_shares_that_it_has_come_to(plan_of: Callable[..., Plan]) -> None:
+    rehearsal = Rehearsal(plan_of(replicas=2, microbatches=4, steps=30, share="adaptive"))
+    rehearsal.run_to(2 * AHEAD_ITERATIONS)
+    measured = ReplicaMeasurement(unit_seconds=(1.0, 3.0), iteration_seconds=1.0, fixed_seconds=0.0)
+    rehearsal.tell(JobMeasured(job="a", attempt=1, policy=0, measured=measured))
+    (adjusted,) = rehearsal.found(Adjust)
+    assert adjusted.adjustment.shares
+    taken(rehearsal, 10)
+    rehearsal.lose("cpu-1")
+    again = rehearsal.found(Prepare, attempt=2)[0].plan
+    assert again.shares == tuple(adjusted.adjustment.shares)
+    assert again.graph is rehearsal.plan.graph
+    rehearsal.prepare()
+    rehearsal.run_to(30)
+    assert rehearsal.job.phase is Phase.SAVING
+
+
+def test_a_job_that_goes_on_while_replicas_steal_is_granted_what_is_left(plan_of: Callable[..., Plan]) -> None:
+    rehearsal = Rehearsal(plan_of(replicas=2, microbatches=4, steps=16, share="stealing", window=4))
+    whole = taken(rehearsal)
+    rehearsal.lose("cpu-1")
+    rehearsal.prepare()
+    granted = [each for each in rehearsal.found(Adjust, attempt=2) if each.adjustment.grants]
+    assert min(each.first_iteration for each in granted) == whole.iteration + 1
+    rehearsal.run_to(16)
+    assert rehearsal.job.phase is Phase.SAVING
+
+
+def test_a_job_of_gpus_is_planned_again_and_goes_on_all_the_same(plan_of: Callable[..., Plan]) -> None:
+    """Others may be free by then; a snapshot knows no plan."""
+    rehearsal = Rehearsal(plan_of(replicas=[{"device": "gpu"}], steps=16, window=4))
+    whole = taken(rehearsal)
+    commands = rehearsal.lose("gpu-0")
+    assert isinstance(commands[-1], PlanJob)
+    rehearsal.prepare()
+    assert {each.snapshot for each in rehearsal.found(Prepare, attempt=2)} == {whole}
+    assert rehearsal.job.iterations_done == whole.iteration + 1
+
+
+# --- when snapshots are gone
+
+
+def test_a_lost_directory_takes_snapshots_with_it(rehearsal: Rehearsal) -> None:
+    taken(rehearsal)
+    rehearsal.tell(DirectoryLost())
+    assert "starts again" in rehearsal.found(RecordState)[-1].message
+    assert rehearsal.release()[-1] == PlanJob(job="a", attempt=2, worker="cpu-0")
+    rehearsal.prepare()
+    assert rehearsal.job.iterations_done == 0
+
+
+def test_so_does_a_worker_that_does_not_find_one(rehearsal: Rehearsal) -> None:
+    taken(rehearsal)
+    rehearsal.lose()
+    assert rehearsal.job.phase is Phase.PREPARING
+    rehearsal.tell(DirectoryMissed(job="a", attempt=2, message="snapshot-0-stage-0-0 is not there"))
+    assert rehearsal.release()[-1] == PlanJob(job="a", attempt=3, worker="cpu-0")
+    assert rehearsal.job.snapshot is None
+
+
+def lose_the_directory_while_it_lets_go(rehearsal: Rehearsal) -> None:
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    rehearsal.tell(DirectoryLost())
+    rehearsal.release()
+
+
+def lose_the_directory_while_it_waits(rehearsal: Rehearsal) -> None:
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    rehearsal.release()
+    assert rehearsal.job.phase is Phase.QUEUED
+    rehearsal.tell(DirectoryLost())
+
+
+@pytest.mark.parametrize("lose", [lose_the_directory_while_it_lets_go, lose_the_directory_while_it_waits])
+def test_a_directory_that_is_lost_between_two_attempts_takes_them_too(
+    rehearsal: Rehearsal, lose: Callable[[Rehearsal], None]
+) -> None:
+    """The job was prepared with a snapshot that was gone, and lost an attempt to that."""
+    taken(rehearsal)
+    lose(rehearsal)
+    assert rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))[-1] == PlanJob(job="a", attempt=2, worker="cpu-0")
+    rehearsal.prepare()
+    assert rehearsal.found(Prepare, attempt=2)[0].snapshot is None
+    assert rehearsal.job.iterations_done == 0
+
+
+def test_a_directory_that_is_lost_while_a_job_of_gpus_is_planned_again_takes_them_too(
+    plan_of: Callable[..., Plan],
+) -> None:
+    rehearsal = Rehearsal(plan_of(replicas=[{"device": "gpu"}], steps=16, window=4))
+    taken(rehearsal)
+    rehearsal.lose("gpu-0")
+    assert rehearsal.tell(DirectoryLost()) == []
+    rehearsal.prepare()
+    assert rehearsal.found(Prepare, attempt=2)[0].snapshot is None
+
+
+def complete(rehearsal: Rehearsal) -> None:
+    rehearsal.run_to(16)
+    rehearsal.tell(ResultSaved(job="a", attempt=1))
+    rehearsal.release()
+
+
+def cancel(rehearsal: Rehearsal) -> None:
+    rehearsal.tell(CancelRequested(job="a"))
+    rehearsal.release()
+
+
+def cancel_while_it_waits(rehearsal: Rehearsal) -> None:
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    rehearsal.release()
+    rehearsal.tell(CancelRequested(job="a"))
+
+
+def fail_while_it_waits(rehearsal: Rehearsal) -> None:
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    rehearsal.release()
+    rehearsal.tell(JobFaulted(job="a", attempt=2, reason="run-directory", message="", exit_code=1))
+
+
+def fail(rehearsal: Rehearsal) -> None:
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-11))
+    rehearsal.release()
+
+
+@pytest.mark.parametrize("end", [complete, cancel, cancel_while_it_waits, fail_while_it_waits, fail])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "still being copied"])
+def test_a_jobs_snapshots_go_with_its_end_and_not_before(
+    rehearsal: Rehearsal, end: Callable[[Rehearsal], None], whole: bool
+) -> None:
+    """Those of a job that ended while it waited for another attempt stayed for as long as the directory did."""
+    if whole:
+        taken(rehearsal)
+    else:
+        rehearsal.due()
+    of_snapshots = DropArenas(job="a", attempt=None)
+    assert of_snapshots not in rehearsal.commands
+    end(rehearsal)
+    assert rehearsal.core.jobs == {}
+    assert rehearsal.commands.count(of_snapshots) == 1
+
+
+def test_a_job_that_never_took_one_has_none_to_drop(rehearsal: Rehearsal) -> None:
+    complete(rehearsal)
+    assert rehearsal.found(DropArenas) == [DropArenas(job="a", attempt=1)]
+
+
+def test_snapshots_stay_from_attempt_to_attempt(rehearsal: Rehearsal) -> None:
+    taken(rehearsal)
+    rehearsal.lose()
+    assert rehearsal.found(DropArenas) == [DropArenas(job="a", attempt=1)]
+
+
+# --- how often
+
+
+def test_losses_are_counted_anew_where_the_job_has_come_further(rehearsal: Rehearsal) -> None:
+    for done in range(1, 9):
+        rehearsal.run_to(done)
+        rehearsal.due()
+        rehearsal.run_to(done + 1)
+        rehearsal.lose()
+        assert rehearsal.job.losses == 1
+        rehearsal.prepare()
+    rehearsal.run_to(16)
+    assert rehearsal.job.phase is Phase.SAVING
+
+
+def test_a_job_that_is_killed_again_and_again_at_the_same_iteration_fails(rehearsal: Rehearsal) -> None:
+    taken(rehearsal)
+    done = rehearsal.job.iterations_done
+    for _ in range(MAX_LOSSES):
+        rehearsal.run_to(done)
+        rehearsal.lose()
+        rehearsal.prepare()
+    rehearsal.run_to(done)
+    rehearsal.lose()
+    (failed,) = [each for each in rehearsal.found(RecordState) if each.state == "failed"]
+    assert failed.reason == "worker-lost"
+
+
+@pytest.mark.parametrize("mode", ["train", "forward"])
+def test_a_job_of_two_thousand_million_iterations_is_answered_at_once(plan_of: Callable[..., Plan], mode: str) -> None:
+    """Nobody looks through them for one that learns."""
+    plan = plan_of(stages=1, steps=4, mode=mode)
+    endless = dataclasses.replace(plan.itinerary, steps=2**31 - 2)
+    rehearsal = Rehearsal(dataclasses.replace(plan, itinerary=endless))
+    assert len(rehearsal.due()) == (1 if mode == "train" else 0)

@@ -1,0 +1,204 @@
+"""Whole attempts in one thread, broken off in the midst of an iteration: those who go on from the newest whole snapshot
+come to the same bits as if nothing had happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import runpy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from weft.plan.tables import Adjustment
+from weft.transport.memory.directory import Directory
+from weft.workers.devices.host import HostDevice
+from weft.workers.devices.stand_in import StandIn
+from weft.workers.lanes.attempt import Attempt
+from weft.workers.snapshots.place import read_place
+from weft.workers.snapshots.saved import Saved
+from weft.workload.entry import load_workload
+
+_TURNS = runpy.run_path(str(Path(__file__).with_name("test_attempt.py")))
+Turns: Any = _TURNS["Turns"]
+PLACE = 1
+STRATEGIES: dict[str, dict[str, Any]] = {
+    name: strategy for name, strategy in _TURNS["STRATEGIES"].items() if "staleness" not in strategy
+}
+
+
+class Attempted(Turns):  # type: ignore[misc]  # a class that runpy has loaded
+    """One attempt. goes_on: the iteration of which `snapshots` has what every task has copied; None where it begins."""
+
+    def __init__(self, planned: Any, snapshots: Directory, goes_on: int | None = None, tasks: Any = ()) -> None:
+        """tasks: by which parts of the snapshot are found, as the plan names them that made it."""
+        self.plan = planned.plan
+        self._directory = planned.new_directory()
+        self.begins = 0 if goes_on is None else goes_on + 1
+        self._lanes, self._attempts = [], []
+        for kind, view in zip(planned.plan.workers, planned.views, strict=True):
+            if view.programs:
+                saved = None
+                if goes_on is not None:
+                    saved = Saved(read_place(snapshots, PLACE, task, goes_on) for task in tasks)
+                self._attempts.append(self._attempt(planned, view, kind, snapshots, saved))
+        self._done = [len(operations) * self.begins for _, operations in self._lanes]
+
+    def _attempt(self, planned: Any, view: Any, kind: str, snapshots: Directory, saved: Saved | None) -> Attempt:
+        device = StandIn() if kind == "gpu" else HostDevice()
+        workload = load_workload(planned.spec)
+        attempt = Attempt(
+            planned.spec,
+            view,
+            workload,
+            self._directory,
+            0.0,
+            device,
+            begins=self.begins,
+            snapshots=snapshots,
+            saved=saved,
+        )
+        for lane, program in view.programs.items():
+            operations = attempt.operations(lane, program)
+            self._lanes.append((attempt, [operations[task.id] for task in program]))
+        return attempt
+
+    def copy_after(self, iteration: int) -> None:
+        for attempt in self._attempts:
+            attempt.course.adjust(iteration, Adjustment(snapshot=PLACE))
+
+    def set_ways(self, ways: Sequence[frozenset[int]], first: int = 1) -> None:
+        for index in range(first, len(ways)):
+            for attempt in self._attempts:
+                attempt.course.adjust(index, Adjustment(local=sorted(ways[index])))
+
+    def go(self, choose: Callable[[list[int]], int], *, until: int, and_turns: int = 0) -> None:
+        """Until all lanes are through so many iterations; then so many turns of any lane."""
+        ends = [len(operations) * self.plan.itinerary.num_iterations for _, operations in self._lanes]
+        while (behind := self._behind(until)) or and_turns:
+            ready = [n for n in range(len(ends)) if self._done[n] < ends[n] and self._can(n, self._done)]
+            assert ready, "nobody can go on"
+            number = choose(ready)
+            self._run(number, self._done[number])
+            self._done[number] += 1
+            and_turns -= not behind
+
+    def _behind(self, until: int) -> bool:
+        return any(
+            done < until * len(operations) for done, (_, operations) in zip(self._done, self._lanes, strict=True)
+        )
+
+    def values(self) -> tuple[Any, Any]:
+        """(means, facts) of the iterations from the first on, and as plain as they can be compared."""
+        means, facts = self.measured()
+        return {each: dict(told) for each, told in means.items()}, {each: dict(told) for each, told in facts.items()}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.state().items()}
+
+
+@pytest.fixture
+def plan_with(planned: Any, tmp_path: Path) -> Callable[..., Any]:
+    def build(source: str = _TURNS["SOURCE"], **strategy: Any) -> Any:
+        (tmp_path / "job.py").write_text(source)
+        probe = _TURNS["planned_workload"](tmp_path)
+        return planned(probe, steps=5, directory=str(tmp_path), **{"batch_size": 9} | strategy)
+
+    return build
+
+
+def assert_same(ours: Attempted, expected: tuple[Any, Any], state: dict[str, torch.Tensor]) -> None:
+    for found, other in zip(ours.values(), expected, strict=True):
+        assert found == {index: told for index, told in other.items() if index >= ours.begins}
+    assert ours.state().keys() == state.keys()
+    for name, tensor in ours.state().items():
+        assert torch.equal(tensor, state[name]), name
+
+
+def train(plan: Any, snapshots: Directory) -> tuple[tuple[Any, Any], dict[str, torch.Tensor]]:
+    whole = Attempted(plan, snapshots)
+    whole.go(min, until=plan.plan.itinerary.num_iterations)
+    return whole.values(), whole.tensors()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_a_job_that_is_broken_off_and_goes_on_comes_to_the_bits_of_one_that_is_not(
+    plan_with: Callable[..., Any], strategy: dict[str, Any]
+) -> None:
+    plan, dice = plan_with(**strategy), random.Random(1)
+    itinerary = plan.plan.itinerary
+    tasks = plan.plan.snapshot_tasks()
+    assert tasks
+    expected, state = train(plan, plan.new_directory())
+    learning = [index for index in range(itinerary.num_iterations - 1) if itinerary.at(index).learns]
+    for copied in learning:
+        snapshots = plan.new_directory()
+        broken = Attempted(plan, snapshots)
+        broken.copy_after(copied)
+        broken.go(dice.choice, until=copied + 1, and_turns=0 if copied == learning[-1] else 5)
+        again = Attempted(plan, snapshots, copied, tasks)
+        again.go(dice.choice, until=itinerary.num_iterations)
+        assert_same(again, expected, state)
+
+
+CUTS: dict[str, dict[str, Any]] = {
+    "one worker": {},
+    "stages": {"stages": 3, "split": [2, 4]},
+    "clipped in stages": {"stages": 2, "split": [3], "clip_norm": 1e9},
+    "device": {"replicas": [{"device": "gpu"}], "update": "local"},
+    "device updated by the host": {"replicas": [{"device": "gpu"}], "update": "cpu"},
+    "device in stages": {"replicas": [{"device": "gpu", "stages": 2, "split": [3]}]},
+}
+
+
+@pytest.mark.pairs(before=CUTS, after=CUTS)
+def test_a_snapshot_knows_no_plan(plan_with: Callable[..., Any], before: str, after: str) -> None:
+    """What one plan's workers copied is gone on from by another's, as of a job whose GPUs others have taken."""
+    one, other = (plan_with(microbatches=3, **CUTS[name]) for name in (before, after))
+    _, state = train(other, other.new_directory())
+    snapshots = one.new_directory()
+    broken = Attempted(one, snapshots)
+    broken.copy_after(1)
+    broken.go(max, until=2)
+    again = Attempted(other, snapshots, 1, one.plan.snapshot_tasks())
+    again.go(min, until=other.plan.itinerary.num_iterations)
+    for name, tensor in again.state().items():
+        torch.testing.assert_close(tensor, state[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.pairs(name=_TURNS["TWO_WAYS"], optimizer=_TURNS["OPTIMIZERS"])
+def test_buckets_that_go_another_way_at_any_step_go_on_from_wherever_they_were(
+    plan_with: Callable[..., Any], name: str, optimizer: str
+) -> None:
+    """What is kept of a bucket is copied where its update was made, even if it is on its way to the other side. As the
+    core has it, the next attempt's first step goes the ways that it begins with: a step before it moves nothing."""
+    plan = plan_with(_TURNS["two_way_source"](optimizer), update="balanced", **_TURNS["TWO_WAYS"][name])
+    itinerary, dice = plan.plan.itinerary, random.Random(2)
+    whole = Attempted(plan, plan.new_directory())
+    ways = whole.set_routes(random.Random(1))
+    whole.go(min, until=itinerary.num_iterations)
+    expected, state = whole.values(), whole.tensors()
+    learning = [index for index in range(itinerary.num_iterations - 1) if itinerary.at(index).learns]
+    for copied in learning:
+        snapshots = plan.new_directory()
+        broken = Attempted(plan, snapshots)
+        broken.set_ways(ways)
+        broken.copy_after(copied)
+        broken.go(dice.choice, until=copied + 1)
+        step = next(index for index in [*learning, len(ways) - 1] if index > copied)
+        again = Attempted(beginning_with(plan, ways[step]), snapshots, copied, plan.plan.snapshot_tasks())
+        again.set_ways(ways, step + 1)
+        again.go(dice.choice, until=itinerary.num_iterations)
+        assert_same(again, expected, state)
+
+
+def beginning_with(plan: Any, way: frozenset[int]) -> Any:
+    """As the core has it: the plan with what it has been adjusted to."""
+    views = [
+        dataclasses.replace(view, synchronisation=dataclasses.replace(view.synchronisation, local=tuple(sorted(way))))
+        for view in plan.views
+    ]
+    return dataclasses.replace(plan, views=views)

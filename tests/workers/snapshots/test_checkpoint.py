@@ -1,0 +1,154 @@
+"""Files of a checkpoint: what is read is what was held, in however many files; what is none of ours is refused, and
+nothing in it is run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from weft.machine.checkpoint_files import CheckpointError, read_manifest, write_checkpoint
+from weft.workers.snapshots import checkpoint
+from weft.workers.snapshots.checkpoint import OpenCheckpoint, write_files
+from weft.workers.snapshots.held import VALUES, Extent, Held, Name, Piece
+from weft.workers.snapshots.saved import Saved
+
+WEIGHT = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+FROZEN = torch.randn(5)
+RAN: list[str] = []
+
+
+def name_of(name: str, tensor: torch.Tensor, first: str = "") -> Name:
+    return Name(name, first or name, tuple(tensor.shape), tensor.stride())
+
+
+@pytest.fixture
+def saved() -> Saved:
+    """A weight in two ranges, held by two owners, with a second name; a frozen one; buffers of two replicas."""
+    flat = WEIGHT.permute(0, 2, 3, 1).reshape(-1)
+    owners = [
+        Held(pieces=[Piece(entry, [Extent("weight", 0, 0, 40)], scale * flat[:40])])
+        for entry, scale in ((VALUES, 1.0), ("exp_avg", 2.0))
+    ] + [
+        Held(pieces=[Piece(entry, [Extent("weight", 40, 3, 59)], torch.cat([torch.zeros(3), scale * flat[40:]]))])
+        for entry, scale in ((VALUES, 1.0), ("exp_avg", 2.0))
+    ]
+    owners[0].states = {"weight": {"step": torch.tensor(7.0), "factor": 0.5}}
+    owners[0].options = {"weight": {"lr": 0.1, "betas": (0.9, 0.99)}}
+    owners[0].scheduler = {"last_epoch": 7}
+    first = Held(
+        replica=0,
+        buffers={"mean": torch.ones(3), "hidden": torch.full((2,), 5.0)},
+        fixed={"frozen": FROZEN},
+        names=[
+            name_of("weight", WEIGHT),
+            name_of("again", WEIGHT, "weight"),
+            name_of("frozen", FROZEN),
+            name_of("mean", torch.ones(3)),
+        ],
+    )
+    return Saved([*owners, first, Held(replica=1, buffers={"mean": torch.zeros(3)})])
+
+
+@pytest.fixture
+def path(saved: Saved, tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path, 7, {}, lambda directory: write_files(saved, directory), keep=1)
+
+
+def opened(path: Path) -> OpenCheckpoint:
+    return OpenCheckpoint(read_manifest(path))
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 1])
+def test_what_is_read_is_what_was_held(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int
+) -> None:
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", shard_bytes)
+    path = write_checkpoint(tmp_path, 7, {}, lambda directory: write_files(saved, directory), keep=1)
+    assert len(list(path.glob("model*.safetensors"))) == (1 if shard_bytes > 1 else 4)
+    found, like = opened(path), nn.Parameter(WEIGHT)
+    values = found.values("weight", like)
+    assert values is not None
+    assert torch.equal(values, WEIGHT)
+    assert values.stride() == WEIGHT.stride()
+    (exp_avg,) = found.elements("weight", like).values()
+    assert torch.equal(exp_avg, (2 * WEIGHT).permute(0, 2, 3, 1).reshape(-1)), "in the order of memory"
+    assert found.rest("weight") == {"step": torch.tensor(7.0), "factor": 0.5}
+    assert found.options("weight") == {"lr": 0.1, "betas": (0.9, 0.99)}
+    assert found.scheduler == {"last_epoch": 7}
+    assert torch.equal(dict(found.buffers(0))["hidden"], torch.full((2,), 5.0))
+    assert torch.equal(found.buffers(1)["mean"], torch.zeros(3))
+    assert torch.equal(found.buffers(7)["mean"], torch.ones(3)), "the first one's, of a replica that was not there"
+
+
+def test_plain_torch_reads_it(path: Path) -> None:
+    model = load_file(path / "model.safetensors")
+    assert model.keys() == {"weight", "again", "frozen", "mean"}
+    assert torch.equal(model["weight"], WEIGHT)
+    assert torch.equal(model["again"], WEIGHT)
+    training = torch.load(path / "training.pt", weights_only=True)
+    assert torch.equal(training["states"]["weight"]["step"], torch.tensor(7.0))
+    assert load_file(path / "optimizer.safetensors").keys() == {"exp_avg/weight"}
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return RAN.append, ("it was run",)
+
+
+def header(table: object, behind: bytes = b"") -> bytes:
+    text = json.dumps(table).encode()
+    return struct.pack("<Q", len(text)) + text + behind
+
+
+FLOATS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+HOSTILE = {
+    "training.pt": [
+        b"",
+        b"PK\x03\x04",
+        pickle.dumps(Hostile()),
+        pickle.dumps({"states": Hostile(), "options": {}, "scheduler": None}),
+        b"\x80\x04." * 10,
+        b"\0" * 1000,
+    ],
+    "model.safetensors": [
+        b"",
+        struct.pack("<Q", 1 << 63),
+        struct.pack("<Q", 1 << 40) + b"{}",
+        header([]),
+        header({"weight": FLOATS}),
+        header({"weight": FLOATS | {"data_offsets": [8, 0]}}, b"\0" * 8),
+        header({"weight": FLOATS | {"shape": [1 << 62, 1 << 62]}}, b"\0" * 8),
+        header({"weight": FLOATS | {"dtype": "PICKLE"}}, b"\0" * 8),
+        header({"weight": FLOATS, "other": FLOATS}, b"\0" * 8),
+        pickle.dumps(Hostile()),
+        b"\0" * 1000,
+    ],
+    "optimizer.safetensors": [b"", header({"x": None}), pickle.dumps(Hostile())],
+    "buffers.safetensors": [b"", header({"x": 3}), pickle.dumps(Hostile())],
+}
+
+
+@pytest.mark.parametrize(("name", "number"), [(name, n) for name, many in HOSTILE.items() for n in range(len(many))])
+def test_a_hostile_file_with_the_right_digest_is_refused_and_nothing_is_run(path: Path, name: str, number: int) -> None:
+    data = HOSTILE[name][number]
+    (path / name).write_bytes(data)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = [len(data), hashlib.sha256(data).hexdigest()]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=name):
+        opened(path)
+    assert RAN == []
+
+
+def test_a_model_of_another_shape_is_refused(path: Path) -> None:
+    with pytest.raises(Exception, match=r"'weight' has the shape \(3, 3\), and had the shape \(2, 3, 4, 4\)"):
+        opened(path).values("weight", torch.empty(3, 3))

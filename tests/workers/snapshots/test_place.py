@@ -1,0 +1,162 @@
+"""The places of a task's snapshots: two that take turns, made anew where what is copied has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from weft.transport.memory.directory import Directory, SharedMemoryGone
+from weft.workers.devices.host import HostDevice
+from weft.workers.snapshots.held import VALUES, Extent, Held, Piece
+from weft.workers.snapshots.place import SnapshotPlaces, arena_name, read_place
+
+TASK = "stage-0-0"
+
+
+def held_of(*shape: int, number: float = 0.0, **changes: Any) -> Held:
+    held = Held(replica=0, buffers={"mean": torch.full((3,), float(number))}, **changes)
+    held.add_whole("weight", VALUES, torch.full(shape, float(number)))
+    return held
+
+
+def values_of(held: Held) -> list[float]:
+    return [float(tensor.unique().item()) for tensor in held.tensors()]
+
+
+@pytest.fixture
+def places(directory: Directory) -> SnapshotPlaces:
+    return SnapshotPlaces(directory, TASK, HostDevice())
+
+
+def test_what_was_held_comes_back_whole(directory: Directory, places: SnapshotPlaces) -> None:
+    flat = torch.arange(10.0)
+    matrix = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    held = Held(
+        replica=1,
+        buffers={"mean": torch.ones(2), "count": torch.tensor(7)},
+        states={"weight": {"step": torch.tensor(3.0), "rows": torch.ones(2, 1)}},
+        options={"weight": {"lr": 0.1, "betas": (0.9, 0.99)}},
+        scheduler={"last_epoch": 3},
+    )
+    held.pieces.append(Piece(VALUES, [Extent("a", 0, 0, 4), Extent("b", 2, 4, 10)], flat))
+    held.add_whole("weight", "exp_avg", matrix)
+    places.write(0, 5, held)
+    found = read_place(directory, 0, TASK, 5)
+    assert found.replica == 1
+    assert [(piece.entry, list(piece.spans)) for piece in found.pieces] == [
+        (VALUES, [Extent("a", 0, 0, 4), Extent("b", 2, 4, 10)]),
+        ("exp_avg", [Extent("weight", 0, 0, 0)]),
+    ]
+    assert all(map(torch.equal, found.tensors(), held.tensors()))
+    assert found.pieces[1].tensor.stride() == matrix.stride(), "kernels sum in the order of memory"
+    assert list(found.buffers) == ["mean", "count"]
+    assert found.options == held.options
+    assert found.scheduler == held.scheduler
+    assert float(found.states["weight"]["step"]) == 3.0
+    assert torch.equal(found.states["weight"]["rows"], torch.ones(2, 1))
+
+
+def test_it_is_a_copy(directory: Directory, places: SnapshotPlaces) -> None:
+    held = held_of(4, number=1.0)
+    places.write(0, 5, held)
+    for tensor in held.tensors():
+        tensor.fill_(2.0)
+    assert values_of(read_place(directory, 0, TASK, 5)) == [1.0, 1.0]
+
+
+def test_two_places_take_turns(directory: Directory, places: SnapshotPlaces) -> None:
+    for iteration in range(5):
+        places.write(iteration % 2, iteration, held_of(4, number=iteration))
+        found = [read_place(directory, each % 2, TASK, each) for each in range(max(0, iteration - 1), iteration + 1)]
+        assert [values_of(each)[0] for each in found] == [
+            float(each) for each in range(max(0, iteration - 1), iteration + 1)
+        ]
+
+
+def test_a_place_is_made_once_for_as_long_as_nothing_changes(directory: Directory, places: SnapshotPlaces) -> None:
+    places.write(0, 0, held_of(4, options={"weight": {"lr": 0.1}}))
+    block = directory.find(arena_name(0, TASK)).block
+    for iteration in range(1, 4):
+        places.write(0, iteration, held_of(4, number=iteration, options={"weight": {"lr": 0.1 / iteration}}))
+    again = directory.find(arena_name(0, TASK)).block
+    assert again.data_ptr() == block.data_ptr()
+    assert values_of(read_place(directory, 0, TASK, 3)) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        held_of(5, number=2.0),
+        held_of(2, 2, number=2.0),
+        held_of(4, number=2.0, options={"weight": {"text": "x" * 9999}}),
+    ],
+    ids=["larger", "of another shape", "with more facts"],
+)
+def test_a_place_is_made_anew_where_what_is_copied_has_changed(
+    directory: Directory, places: SnapshotPlaces, changed: Held
+) -> None:
+    for place in (0, 1):
+        places.write(place, place, held_of(4, number=1.0))
+    places.write(0, 2, changed)
+    found = read_place(directory, 0, TASK, 2)
+    assert [each.shape for each in found.tensors()] == [each.shape for each in changed.tensors()]
+    assert values_of(found) == [2.0, 2.0]
+    assert found.options == changed.options
+    assert values_of(read_place(directory, 1, TASK, 1)) == [1.0, 1.0], "the other one stays"
+
+
+def test_an_optimizer_that_has_not_stepped_yet_needs_more_room_later(
+    directory: Directory, places: SnapshotPlaces
+) -> None:
+    places.write(0, 0, held_of(4))
+    held = held_of(4, number=1.0, states={"weight": {"step": torch.tensor(1.0)}})
+    held.add_whole("weight", "exp_avg", torch.full((4,), 1.0))
+    places.write(0, 2, held)
+    assert values_of(read_place(directory, 0, TASK, 2)) == [1.0, 1.0, 1.0]
+
+
+def test_another_attempts_task_writes_where_the_one_before_has_left_its_own(
+    directory: Directory, places: SnapshotPlaces
+) -> None:
+    """Its worker maps what the last one has left; the one that the attempt goes on from is not touched."""
+    places.write(0, 0, held_of(4, number=1.0))
+    places.write(1, 3, held_of(4, number=2.0))
+    goes_on = read_place(directory, 1, TASK, 3)
+    again = SnapshotPlaces(directory, TASK, HostDevice())
+    again.write(0, 6, held_of(4, number=3.0))
+    assert values_of(goes_on) == values_of(read_place(directory, 1, TASK, 3)) == [2.0, 2.0]
+    assert values_of(read_place(directory, 0, TASK, 6)) == [3.0, 3.0]
+
+
+def test_one_of_another_iteration_is_as_good_as_none(directory: Directory, places: SnapshotPlaces) -> None:
+    places.write(0, 4, held_of(4))
+    with pytest.raises(SharedMemoryGone, match=r"snapshot-0-stage-0-0 is of iteration 4, not 6"):
+        read_place(directory, 0, TASK, 6)
+
+
+def test_one_that_was_never_made_is_gone(directory: Directory) -> None:
+    with pytest.raises(SharedMemoryGone):
+        read_place(directory, 0, TASK, 6)
+
+
+@pytest.mark.parametrize(
+    ("damage", "byte"),
+    [(slice(None), 0), (slice(None), 255), (slice(0, 8), 0), (slice(8, 24), 0), (slice(8, 24), 255)],
+    ids=str,
+)
+def test_one_that_is_not_as_it_was_written_is_gone(
+    directory: Directory, places: SnapshotPlaces, damage: slice, byte: int
+) -> None:
+    """The job can begin again; a ValueError would end it."""
+    places.write(0, 4, held_of(4))
+    directory.find(arena_name(0, TASK))["facts"][damage] = byte
+    with pytest.raises(SharedMemoryGone):
+        read_place(directory, 0, TASK, 4)
+
+
+def test_nothing_has_to_be_held() -> None:
+    """A stage of nothing but functions has neither parameters nor buffers."""
+    assert Held().tensors() == []
+    assert Held.of(Held().facts(), []) == Held()

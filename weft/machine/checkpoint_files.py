@@ -1,0 +1,196 @@
+"""Checkpoint files: directories that are there whole or not at all, and which of them is the newest that is.
+
+    RUN/checkpoints/step-00000500/    manifest.json, and the files that it names with their sizes and SHA-256
+    RUN/checkpoints/latest            a link to the newest
+    RUN/checkpoints/.step-…           one that is being written
+
+A checkpoint is written beside its place, every file brought to the disk, and renamed; then the link is replaced by a
+rename as well. So whoever is killed at whatever moment leaves the one before, and nothing that looks like another.
+Nothing here knows what is in the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from weft.machine.run_file import RunFileError, load, make_directory
+
+FOLDER: Final = "checkpoints"
+LATEST: Final = "latest"
+MANIFEST: Final = "manifest.json"
+FORMAT: Final = 1  # of the manifest, and of the files that it names
+MAX_MANIFEST_BYTES: Final = 16 << 20
+MAX_REASON_CHARS: Final = 200
+_HASHED_BYTES: Final = 1 << 22  # at a time
+_PREFIX: Final = "step-"
+
+
+class CheckpointError(Exception):
+    """It cannot be used. The text names the file and says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One that has a manifest."""
+
+    path: Path
+    step: int  # training steps that are done
+    training: Mapping[str, Any]  # what its bits depend on: batch size, seed, number of samples
+    files: Mapping[str, tuple[int, str]]  # by name: bytes, SHA-256
+
+
+def name_of(step: int) -> str:
+    return f"{_PREFIX}{step:08d}"
+
+
+def read_manifest(path: Path) -> Checkpoint:
+    """path: of the checkpoint's directory. Errors: CheckpointError."""
+    try:
+        told = json.loads(load(path / MANIFEST, MAX_MANIFEST_BYTES))
+        if told["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path} has the format {told['format']!r:.80}, and this Weft reads {FORMAT}; use the one that wrote it"
+            )
+        files = {str(name): (int(size), str(digest)) for name, (size, digest) in told["files"].items()}
+        step, training = int(told["step"]), dict(told["training"])
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is no checkpoint, nor a run that has one; give a directory of RUN/checkpoints, such as "
+            "RUN/checkpoints/latest"
+        ) from None
+    except RunFileError as error:
+        raise CheckpointError(str(error)) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
+    if step < 0 or any(Path(name).name != name or name.startswith(".") for name in files):
+        raise _damaged(path / MANIFEST, "it names what is no file of a checkpoint")
+    return Checkpoint(path=path, step=step, training=training, files=files)
+
+
+def check_digests(checkpoint: Checkpoint) -> None:
+    """That every file is as it was written. Errors: CheckpointError."""
+    for name, (num_bytes, digest) in checkpoint.files.items():
+        file = checkpoint.path / name
+        try:
+            found = file.stat(follow_symlinks=False).st_size
+            if found != num_bytes:
+                raise _damaged(file, f"it has {found} bytes, not {num_bytes}")
+            if _digest(file) != digest:
+                raise _damaged(file, "its SHA-256 is not the manifest's")
+        except OSError as error:
+            raise _damaged(file, str(error.strerror)) from error
+
+
+def newest_whole(run: Path) -> tuple[Checkpoint | None, list[CheckpointError]]:
+    """(the newest checkpoint of a run directory whose digests are right, why newer ones are not)"""
+    refused: list[CheckpointError] = []
+    for path in reversed(checkpoints(run)):
+        try:
+            checkpoint = read_manifest(path)
+            check_digests(checkpoint)
+            return checkpoint, refused
+        except CheckpointError as error:
+            refused.append(error)
+    return None, refused
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Of a run directory, oldest first."""
+    try:
+        names = [entry.name for entry in os.scandir(run / FOLDER) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    numbered = (name for name in names if name.startswith(_PREFIX) and name[len(_PREFIX) :].isdigit())
+    return [run / FOLDER / name for name in sorted(numbered, key=lambda name: int(name[len(_PREFIX) :]))]
+
+
+def resolved(path: Path) -> Path:
+    """A checkpoint's directory, from that of a run, too, whose newest it then is. Errors: CheckpointError."""
+    if (path / MANIFEST).exists() or not (path / FOLDER).is_dir():
+        return path
+    newest, refused = newest_whole(path)
+    if newest is None:
+        why = "; ".join(map(str, refused)) or f"{path / FOLDER} is empty"
+        raise CheckpointError(f"{path} has no checkpoint that can be used: {why}")
+    return newest.path
+
+
+def write_checkpoint(
+    run: Path, step: int, training: Mapping[str, Any], write: Callable[[Path], None], *, keep: int
+) -> Path:
+    """Makes the checkpoint of a step whose files `write` puts into the directory that it is given; nothing where there
+    is one already. keep: how many stay. Errors: OSError, after which all is as it was before."""
+    folder = run / FOLDER
+    place, partial = folder / name_of(step), folder / f".{name_of(step)}"
+    make_directory(folder)
+    if not (place / MANIFEST).exists():
+        for left in folder.glob(f".{_PREFIX}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            partial.mkdir(0o700)
+            write(partial)
+            _seal(partial, step, training)
+            shutil.rmtree(place, ignore_errors=True)
+            os.rename(partial, place)
+            _sync(folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    _point(folder / LATEST, place.name)
+    for old in checkpoints(run)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return place
+
+
+def _seal(partial: Path, step: int, training: Mapping[str, Any]) -> None:
+    """The manifest comes last: what has none is no checkpoint."""
+    files = {path.name: (path.stat().st_size, _digest(path)) for path in sorted(partial.iterdir())}
+    for name in files:
+        _sync(partial / name)
+    manifest = {"format": FORMAT, "step": step, "training": dict(training), "files": files}
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    _sync(partial / MANIFEST)
+    _sync(partial)
+
+
+def _point(link: Path, target: str) -> None:
+    fresh = link.with_name(f".{link.name}")
+    with suppress(FileNotFoundError):
+        fresh.unlink()
+    fresh.symlink_to(target)
+    os.rename(fresh, link)
+    _sync(link.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    sums = hashlib.sha256()
+    for data in _chunks(path):
+        sums.update(data)
+    return sums.hexdigest()
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        while data := file.read(_HASHED_BYTES):
+            yield data
+
+
+def _damaged(file: Path, why: str) -> CheckpointError:
+    return CheckpointError(f"{file} is damaged ({why:.{MAX_REASON_CHARS}}); use the checkpoint before it")

@@ -1,0 +1,97 @@
+"""A job's checkpoints: what it goes on from, and what is told to whoever writes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.machine.checkpoint_files import (
+    Checkpoint,
+    CheckpointError,
+    check_digests,
+    newest_whole,
+    read_manifest,
+    resolved,
+)
+from weft.metrics.recording.step_log import FILE as METRICS
+from weft.metrics.recording.step_log import StepLogError, recorded_iterations
+from weft.plan.plan import Plan
+from weft.scheduler.core.events import Snapshot
+from weft.scheduler.planning.partition import PlanError
+from weft.scheduler.runs.run import Run
+
+KEPT = 2  # of a job whose spec does not say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    checkpoint: Snapshot | None  # the job's own newest, or the one that its spec names
+    recorded: int = 0  # iterations whose lines are in the step log
+    refused: list[str]  # why newer ones are not used
+
+
+def find_checkpoint(run: Run, plan: Plan) -> Found:
+    """Reads all of its bytes. Errors: PlanError, where the one that the spec names cannot be used."""
+    newest, refused = newest_whole(run.files.path)
+    told = [str(error) for error in refused]
+    if newest is None:
+        newest = _named(run)
+        if newest is not None:
+            _check_is_of(newest, run, plan)
+    if newest is None:
+        return Found(checkpoint=None, refused=told)
+    checkpoint = Snapshot(iteration=plan.itinerary.update_of(newest.step), path=str(newest.path))
+    try:
+        recorded = recorded_iterations(run.files.path / METRICS, plan.itinerary)
+    except (OSError, StepLogError) as error:
+        told.append(f"{error}; the log of steps goes on behind it")
+        recorded = 0
+    return Found(checkpoint=checkpoint, recorded=recorded, refused=told)
+
+
+def saver_config(snapshot: Snapshot, run: Run) -> dict[str, Any]:
+    """See weft.workers.process.saver."""
+    assert run.attempt is not None
+    checkpoint, itinerary = run.spec.checkpoint, run.attempt.plan.itinerary
+    return {
+        "arenas": f"{run.job}@snapshots",
+        "snapshot": [snapshot.iteration, snapshot.place, list(snapshot.tasks)],
+        "run_dir": str(run.files.path),
+        "step": itinerary.at(snapshot.iteration).step + 1,
+        "training": _training(run, run.attempt.plan),
+        "keep": KEPT if checkpoint is None else checkpoint.keep,
+    }
+
+
+def _named(run: Run) -> Checkpoint | None:
+    given = run.spec.job.resume_from
+    if given is None:
+        return None
+    try:
+        checkpoint = read_manifest(resolved(Path(run.spec.directory, given).resolve()))
+        check_digests(checkpoint)
+    except CheckpointError as error:
+        raise PlanError(f"job.resume_from: {error}") from error
+    return checkpoint
+
+
+def _check_is_of(checkpoint: Checkpoint, run: Run, plan: Plan) -> None:
+    """Its steps are those of this job."""
+    for name, value in _training(run, plan).items():
+        if checkpoint.training.get(name) != value:
+            raise PlanError(
+                f"job.resume_from: {checkpoint.path} was trained with {name} = {checkpoint.training.get(name)!r:.80}, "
+                f"and this job has {value!r}; use the same, or begin with its weights (Workload.start)"
+            )
+    if checkpoint.step >= plan.itinerary.steps:
+        raise PlanError(
+            f"job.resume_from: {checkpoint.path} has {checkpoint.step} steps, and this job has {plan.itinerary.steps} "
+            "in all; give more steps or epochs"
+        )
+
+
+def _training(run: Run, plan: Plan) -> dict[str, Any]:
+    """What decides which samples a step has."""
+    job = run.spec.job
+    return {"batch_size": job.batch_size, "seed": job.seed, "num_train": plan.itinerary.num_train}

@@ -1,0 +1,31 @@
+"""Snapshot pace: when the next snapshot of an attempt is due. Pure; seconds are those of one clock.
+
+What a fault costs is the work since the newest snapshot, and what a snapshot costs is known once one has been made. So
+the next is due when the time between two of them is COST_SHARE⁻¹ times what the last one took its lanes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+COST_SHARE: Final = 0.005  # of the time, that copying takes; the first ones, to memory that is new, take more
+LEAST_SECONDS: Final = 0.5  # between two: beginning again takes about as long
+
+
+class SnapshotPace:
+    def __init__(self, now: float) -> None:
+        self._due = now + LEAST_SECONDS
+        self._copied_ns = 0  # by the busiest lane, so far
+
+    def take_due(self, now: float) -> bool:
+        """Whether one is to be made; again after a while, where none was."""
+        if now < self._due:
+            return False
+        self._due = now + LEAST_SECONDS
+        return True
+
+    def made(self, copied_ns: int, now: float) -> None:
+        """copied_ns: what copying has taken the busiest lane since the attempt began."""
+        seconds = (copied_ns - self._copied_ns) / 1e9
+        self._copied_ns = copied_ns
+        self._due = now + max(LEAST_SECONDS, seconds / COST_SHARE)

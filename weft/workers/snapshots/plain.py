@@ -1,0 +1,73 @@
+"""Plain data: what optimizers and schedulers keep beside tensors of elements, as bytes that are read without running
+anything: torch's own format, by its loader that takes plain data alone."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.transport.memory.arena import dtype_name, dtype_of
+
+_NUMBER = "weft: a tensor without dimensions"  # torch's format has a file for each tensor, and counts of steps are many
+_REFUSED = re.compile(r"WeightsUnpickler error:\s*(.+?)( by default)?(\. Please|\n|$)")
+
+
+def encoded(value: Any, *, numbers: bool = True) -> bytes:
+    """Of numbers, text, tensors, and lists, tuples and mappings of them. A number of numpy's comes back as Python's: a
+    learning rate is one where a lambda calls numpy. numbers: tensors without dimensions are written as such, which
+    takes a small part of the time, and others than `decoded` cannot read them."""
+    file = io.BytesIO()
+    torch.save(_written(value, numbers=numbers), file)
+    return file.getvalue()
+
+
+def decoded(data: bytes) -> Any:
+    """Raises ValueError for what is no plain data."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about formats of other versions: nothing reads them
+            return _with_numbers(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+    except Exception as error:  # of damaged bytes torch's loader raises whatever it stumbles over
+        raise ValueError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """A line. Of torch's refusal it is what was refused, without advice on how to load it all the same."""
+    refused = _REFUSED.search(str(error))
+    return refused[1] if refused else str(error).partition("\n")[0] or type(error).__name__
+
+
+def why_not_plain(value: Any) -> str | None:
+    """Why it would not come back; None where it would."""
+    try:
+        decoded(encoded(value))
+    except Exception as error:  # an object of the user's may refuse in any way
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _written(value: Any, *, numbers: bool) -> Any:
+    if numbers and isinstance(value, torch.Tensor) and value.dim() == 0 and type(value) is torch.Tensor:
+        return (_NUMBER, dtype_name(value.dtype), value.item())
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) is dict:
+        return {key: _written(part, numbers=numbers) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_written(part, numbers=numbers) for part in value)
+    return value
+
+
+def _with_numbers(value: Any) -> Any:
+    if isinstance(value, tuple) and len(value) == 3 and value[0] == _NUMBER:
+        return torch.tensor(value[2], dtype=dtype_of(value[1]))
+    if type(value) is dict:
+        return {key: _with_numbers(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_numbers(part) for part in value)
+    return value

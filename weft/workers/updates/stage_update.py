@@ -1,0 +1,74 @@
+"""Stage update: UPDATE(s) of a stage that owns its state, by the user's optimizer itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from weft.plan.error_places import step_place, within
+from weft.plan.itinerary import Iteration
+from weft.workers.compute.measured import Measured
+from weft.workers.snapshots.held import VALUES, Held
+from weft.workers.snapshots.saved import Saved
+from weft.workers.updates.optimizer_state import options, parted_state, restored_state
+from weft.workers.updates.updates import restore_template, step_scheduler
+from weft.workload.optimizer import make_optimizer
+from weft.workload.workload import Workload, make_scheduler
+
+
+class StageUpdate:
+    def __init__(
+        self, workload: Workload, parameters: list[nn.Parameter], names: Mapping[int, str], *, reports: bool
+    ) -> None:
+        """names: of the model's parameters, by their ids. reports: it tells the learning rate of each step."""
+        model = workload.model.parameters()
+        self._optimizer = make_optimizer(workload.optimizer, parameters, model=model)
+        self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
+        self._stepping = within(step_place(self._optimizer))
+        self._names = names
+        self._reports = reports
+
+    def trained(self) -> set[int]:
+        """The ids of the parameters that it updates."""
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
+    def hold(self, held: Held) -> None:
+        if self._optimizer is None:
+            return
+        for group in self._optimizer.param_groups:
+            own = options(group)
+            for parameter in group["params"]:
+                name = self._names[id(parameter)]
+                elements, rest = parted_state(parameter, self._optimizer.state.get(parameter, {}))
+                for entry, value in {VALUES: parameter.data, **elements}.items():
+                    held.add_whole(name, entry, value)
+                held.options[name] = own
+                if rest:
+                    held.states[name] = rest
+        held.scheduler = None if self._scheduler is None else self._scheduler.state_dict()
+
+    def restore(self, saved: Saved) -> None:
+        """Goes on from what was saved; the parameters have their values already."""
+        if self._optimizer is None:
+            return
+        restore_template(self._optimizer, self._scheduler, saved, self._names)
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if state := restored_state(saved, self._names[id(parameter)], parameter, parameter, group):
+                    self._optimizer.state[parameter] = state
+
+    def run(self, iteration: Iteration, measured: Measured) -> None:
+        rate = 0.0
+        if self._optimizer is not None:
+            rate = float(self._optimizer.param_groups[0].get("lr", 0.0))
+            with self._stepping:
+                self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+        if self._scheduler is not None:
+            step_scheduler(self._scheduler)
+        if self._reports:
+            fragment = measured.of(iteration.index)
+            fragment.facts["lr"] = rate
+            fragment.complete = True
