@@ -44,11 +44,18 @@ class Samples:
     def of(self, step: int) -> list[torch.Tensor]:
         epoch, batch = divmod(step, self._batches_per_epoch)
         if batch == 0:
-            generator = torch.Generator().manual_seed(self._seed + epoch)
-            self._order = torch.randperm(len(self._train[0]), generator=generator)
+            self._shuffle(epoch)
         indices = self._order[batch * self._batch_size : (batch + 1) * self._batch_size]
         own = indices.tensor_split(self._num_ranks)[self._rank]
         return [part.index_select(0, own) for part in self._train]
+
+    def skip(self, steps: int) -> None:
+        """The next step is number `steps`."""
+        self._shuffle(steps // self._batches_per_epoch)
+
+    def _shuffle(self, epoch: int) -> None:
+        generator = torch.Generator().manual_seed(self._seed + epoch)
+        self._order = torch.randperm(len(self._train[0]), generator=generator)
 
 
 def main() -> None:

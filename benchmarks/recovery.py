@@ -1,0 +1,389 @@
+"""What snapshots and checkpoints cost while all goes well, and what they save when a worker is killed.
+
+iteration_cost             a job's time over a fixed number of steps, snapshots in it ÷ with recovery = "off"
+snapshot_cost              1 + the share of the busiest lane's time in mode snapshot
+checkpoint_exposed         the same job's time with a checkpoint each 50 iterations ÷ without, less 1
+checkpoint_vs_dcp          what a checkpoint adds to the iterations beside it, by torch.distributed.checkpoint's
+                           async_save in the plain loop ÷ ours
+after_kill                 seconds from SIGKILL of a worker to the end of the next iteration, less three iterations
+lost_work                  iterations that were done again, beside snapshot_interval
+recovery_vs_torchrun       the same seconds of torchrun, whose script goes on from its own checkpoint ÷ ours
+resume_under_another_plan  seconds from submit, on a checkpoint of two stages, to the first iteration of one stage
+
+All parties of a row take turns on the same cores, with the same model, batch, optimizer and threads. Kills come at
+random moments from SEED on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from job_steps import rows_of
+from killed_jobs import Killed, kill_ours, kill_torchruns
+from measure import Result, interleave, make_parser, ratio_result, report, text_table, value_result
+from party import Party, party
+
+import weft.client.embedded
+from weft.client.client import Client
+from weft.spec.job_spec import JobSpec
+
+HERE = Path(__file__).resolve().parent
+SEED = 1107
+EVERY = 50  # iterations from one checkpoint to the next
+BESIDE = 30  # iterations, from its own on, by which a checkpoint is over
+KINDS = ("thread", "staged", "process")  # of async_save, see peers/async_checkpoints.py
+ENDLESS = 1_000_000
+OFF = {"recovery": "off"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """goal: of iteration_cost. steps: of one turn."""
+
+    name: str
+    entry: str
+    args: dict[str, int]
+    batch_size: int
+    steps: int
+    goal: str | None = None
+    strategy: dict[str, Any] = field(default_factory=dict)
+
+    def spec(self, *, steps: int = 0, strategy: dict[str, Any] | None = None, **tables: Any) -> JobSpec:
+        """tables: others than of the job itself, whose keys go into that one."""
+        checkpoint = {"checkpoint": tables.pop("checkpoint")} if "checkpoint" in tables else {}
+        job = {"entry": self.entry, "args": self.args, "batch_size": self.batch_size, "seed": 1}
+        return JobSpec.parse(
+            {
+                "job": job | {"steps": steps or self.steps} | tables,
+                "strategy": self.strategy | (strategy or {}),
+                "directory": str(HERE),
+                **checkpoint,
+            }
+        )
+
+    @property
+    def what(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in self.args.items() if key != "samples")
+
+
+GPT = Case(
+    name="gpt",
+    entry="gpt_job.py:workload",
+    args={"layers": 12, "dim": 256, "heads": 4, "context": 128, "vocabulary": 8192, "samples": 64},
+    batch_size=16,
+    steps=25,
+    goal="<= 1.03",
+    strategy={"stages": 2, "microbatches": 8},
+)
+MLP = Case(
+    name="mlp",
+    entry="wide_mlp_job.py:workload",
+    args={"layers": 3, "width": 4096, "samples": 1024},
+    batch_size=64,
+    steps=2 * EVERY + 40,
+    goal="<= 1.10",
+)
+SMALL_GPT = replace(
+    GPT,
+    name="small_gpt",
+    args={"layers": 4, "dim": 128, "heads": 4, "context": 64, "vocabulary": 2048, "samples": 256},
+    steps=60,
+    goal=None,
+)
+QUICK = {
+    "gpt": replace(SMALL_GPT, name="gpt", goal=GPT.goal),
+    "mlp": replace(MLP, args={"layers": 3, "width": 1024, "samples": 1024}),
+}
+PARTS = ("gpt", "mlp", "kills", "torchrun", "resume")
+
+
+def collect(quick: bool, only: Sequence[str]) -> list[Result]:
+    gpt, mlp = (QUICK["gpt"], QUICK["mlp"]) if quick else (GPT, MLP)
+    with (
+        tempfile.TemporaryDirectory(prefix="weft-bench-") as runs,
+        weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=runs) as client,
+    ):
+        parts: dict[str, Callable[[], list[Result]]] = {
+            "gpt": lambda: cost(client, gpt, 1 if quick else 3),
+            "mlp": lambda: checkpoints(client, mlp, 1 if quick else 3),
+            "kills": lambda: [row for case in (gpt, mlp) for row in kills(client, case, 2 if quick else 5)],
+            "torchrun": lambda: against_torchrun(client, SMALL_GPT, 1 if quick else 5),
+            "resume": lambda: resume(client, mlp, 1 if quick else 5),
+        }
+        return [row for name in PARTS if name in only for row in parts[name]()]
+
+
+# --- while all goes well
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    seconds: list[float]  # of each iteration but the first
+    snapshot_share: float  # of the busiest lane's time
+    snapshot_seconds: float  # of that lane
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds)
+
+
+def run(client: Client, spec: JobSpec) -> Ran:
+    """To its end. What it leaves on the disk goes."""
+    job = client.submit(spec)["job"]
+    rows = rows_of(client, job)
+    lanes = client.show(job)["lanes"].values()
+    client.remove(job)
+    shares = [(lane.get("snapshot", 0.0) / sum(lane.values()), lane.get("snapshot", 0.0)) for lane in lanes]
+    return Ran([row["seconds"] for row in rows[1:]], *max(shares))
+
+
+def take_turns(turns: int, *parties: Callable[[], Ran]) -> list[list[Ran]]:
+    """As `interleave`, of runs."""
+    runs: list[list[Ran]] = [[] for _ in parties]
+
+    def total(number: int) -> float:
+        runs[number].append(parties[number]())
+        return runs[number][-1].total
+
+    interleave(turns, *(partial(total, number) for number in range(len(parties))))
+    return runs
+
+
+def cost(client: Client, case: Case, turns: int) -> list[Result]:
+    parties = (partial(run, client, spec) for spec in (case.spec(), case.spec(strategy=OFF)))
+    return cost_results(case, *take_turns(turns, *parties))
+
+
+def cost_results(case: Case, ours: Sequence[Ran], without: Sequence[Ran]) -> list[Result]:
+    how = f"{case.entry.partition(':')[0]} with {case.what}, batch {case.batch_size}, AdamW, {case.steps} steps"
+    return [
+        ratio_result(
+            f"{case.name}_iteration_cost",
+            [each.total for each in ours],
+            [each.total for each in without],
+            goal=case.goal,
+            how=f"seconds of all iterations but the first, snapshots in them ÷ with recovery = 'off'; {how}",
+        ),
+        value_result(
+            f"{case.name}_snapshot_cost",
+            [1 + each.snapshot_share for each in ours],
+            "x",
+            goal="<= 1.01",
+            how="1 + the share of the busiest lane's time in mode snapshot, of the same jobs, as the account has it",
+        ),
+    ]
+
+
+def checkpoints(client: Client, case: Case, turns: int) -> list[Result]:
+    """The job with snapshots, without them, and with checkpoints as well; and async_save's loop in every round."""
+    theirs: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with _async_save(case) as peers:
+        for kind in KINDS:
+            _ask(peers, kind)  # warm-up: what is copied to is touched for the first time
+
+        def all_kinds() -> Ran:
+            for kind in KINDS:
+                theirs[kind].append(exposed(_ask(peers, kind), [0]))
+            return Ran([], 0.0, 0.0)
+
+        specs = (case.spec(), case.spec(strategy=OFF), case.spec(checkpoint={"every": f"{EVERY} steps"}))
+        parties = [partial(run, client, spec) for spec in specs]
+        ours, without, written, _ = take_turns(turns, *parties, all_kinds)
+    return [*cost_results(case, ours, without), *_checkpoint_results(case, ours, written, theirs)]
+
+
+def _checkpoint_results(
+    case: Case, plain: Sequence[Ran], written: Sequence[Ran], theirs: dict[str, list[float]]
+) -> list[Result]:
+    begins = range(EVERY - 2, case.steps - BESIDE, EVERY)  # the iteration that is copied, among those but the first
+    copied = [
+        each.snapshot_seconds / (len(begins) + 1) for each in written
+    ]  # and one when the job is half a second old
+    ours = [max(least, exposed(each.seconds, begins)) for each, least in zip(written, copied, strict=True)]
+    best = min(theirs, key=lambda kind: statistics.median(theirs[kind]))
+    return [
+        value_result(
+            f"{case.name}_checkpoint_exposed",
+            [mine.total / other.total - 1 for mine, other in zip(written, plain, strict=True)],
+            "of the time",
+            goal="<= 0.02",
+            how=f"all iterations but the first, with a checkpoint each {EVERY} ÷ without, less 1; snapshots in both",
+        ),
+        ratio_result(
+            f"{case.name}_checkpoint_vs_dcp",
+            theirs[best],
+            ours,
+            goal=">= 5",
+            how=f"what a checkpoint adds to the {BESIDE} iterations from its own on, by async_save in the plain loop, "
+            f"one process of one thread, the best of {', '.join(KINDS)}: {best} ÷ ours, which is no less than the "
+            "lane's own seconds in mode snapshot",
+        ),
+        value_result(f"{case.name}_checkpoint", ours, "ms", scale=1e3, how="ours of the row above"),
+        value_result(f"{case.name}_snapshot", copied, "ms", scale=1e3, how="of those, the copy in the lane"),
+        *(
+            value_result(f"{case.name}_async_save_{kind}", theirs[kind], "ms", scale=1e3, how="async_save's")
+            for kind in KINDS
+        ),
+    ]
+
+
+def exposed(seconds: Sequence[float], begins: Sequence[int]) -> float:
+    """What a checkpoint adds to the iterations beside it, where the mean of all others is what they take without."""
+    beside = {number for begin in begins for number in range(begin, begin + BESIDE)}
+    quiet = statistics.mean(each for number, each in enumerate(seconds) if number not in beside)
+    return sum(seconds[number] - quiet for number in beside) / len(begins)
+
+
+@contextmanager
+def _async_save(case: Case) -> Iterator[Party]:
+    config = {"spec": case.spec().to_wire(), "cores": sorted(os.sched_getaffinity(0)), "threads": 1}
+    with party("async_checkpoints.py", [config], environment={"GLOO_SOCKET_IFNAME": "lo"}) as peers:
+        yield peers
+
+
+def _ask(peers: Party, kind: str) -> list[float]:
+    (process,) = peers
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"run {2 * BESIDE} {kind}\n")
+    process.stdin.flush()
+    seconds: list[float] = json.loads(process.stdout.readline())["seconds"]
+    return seconds
+
+
+# --- when a worker is killed
+
+
+def kills(client: Client, case: Case, turns: int) -> list[Result]:
+    moments = random.Random(SEED)
+    killed = [kill_ours(client, case.spec(steps=ENDLESS), moments) for _ in range(turns)]
+    how = f"{case.entry.partition(':')[0]} with {case.what}; a compute worker, at moments from seed {SEED}"
+    return [
+        value_result(
+            f"{case.name}_after_kill",
+            [each.next_seconds - 3 * each.iteration_seconds for each in killed],
+            "s",
+            goal="<= 0.5",
+            how=f"from SIGKILL to the end of the next iteration, less 3 iterations; {how}",
+        ),
+        value_result(f"{case.name}_to_next_iteration", [each.next_seconds for each in killed], "s", how="all of it"),
+        value_result(
+            f"{case.name}_to_new_iteration",
+            [each.back_seconds for each in killed],
+            "s",
+            how="from SIGKILL to the end of the first iteration that had not been over before",
+        ),
+        value_result(f"{case.name}_iteration", [each.iteration_seconds for each in killed], "s", how="before the kill"),
+        value_result(f"{case.name}_lost_work", [each.lost for each in killed], "iterations", how="done again"),
+        value_result(
+            f"{case.name}_snapshot_interval",
+            [each.between for each in killed],
+            "iterations",
+            how="from one snapshot to the next, by what the newest one took",
+        ),
+    ]
+
+
+def against_torchrun(client: Client, case: Case, turns: int) -> list[Result]:
+    moments = random.Random(SEED)
+    spec = replace(case, strategy={"preset": "ddp", "replicas": 2}).spec(steps=ENDLESS)
+    ours, theirs = [], []
+    for _ in range(turns):
+        ours.append(kill_ours(client, spec, moments))
+        between = ours[-1].between
+        with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+            seconds = between * ours[-1].iteration_seconds
+            theirs.append(kill_torchruns(spec, max(1, round(between)), seconds, Path(folder), moments))
+    return [*_versus_torchrun(case, ours, theirs), *_seconds_after_kill(ours, theirs)]
+
+
+def _versus_torchrun(case: Case, ours: Sequence[Killed], theirs: Sequence[Killed]) -> list[Result]:
+    return [
+        ratio_result(
+            "recovery_vs_torchrun",
+            [each.next_seconds for each in theirs],
+            [each.next_seconds for each in ours],
+            goal=">= 20",
+            how="from SIGKILL of a process to the end of the next iteration, two replicas of one thread: torchrun with "
+            "a monitor interval of 0.1 s and DistributedDataParallel over Gloo, whose script writes a checkpoint as "
+            f"often as ours makes a snapshot and goes on from it ÷ ours; gpt_job.py with {case.what}, seed {SEED}",
+        ),
+        ratio_result(
+            "back_vs_torchrun",
+            [each.back_seconds for each in theirs],
+            [each.back_seconds for each in ours],
+            how="the same to the end of the first iteration that had not been over before",
+        ),
+    ]
+
+
+def _seconds_after_kill(ours: Sequence[Killed], theirs: Sequence[Killed]) -> list[Result]:
+    rows = []
+    for name, killed in (("ddp", ours), ("torchrun", theirs)):
+        rows += [
+            value_result(f"{name}_to_next_iteration", [each.next_seconds for each in killed], "s", how="of that ratio"),
+            value_result(f"{name}_lost_work", [each.lost for each in killed], "iterations", how="done again"),
+        ]
+    return rows
+
+
+# --- on a checkpoint, under another plan
+
+
+def resume(client: Client, case: Case, turns: int) -> list[Result]:
+    spec = case.spec(steps=8, strategy={"stages": 2}, checkpoint={"every": "4 steps"})
+    saved = client.submit(spec)["job"]
+    run_dir = Path(client.wait(saved, timeout=600)["run_dir"])
+    latest = run_dir / "checkpoints" / "latest"
+    while not latest.exists():  # a job may end while it is written
+        time.sleep(0.05)
+    resumed, fresh = interleave(
+        turns,
+        lambda: _start_seconds(client, case.spec(steps=8, resume_from=str(latest.resolve()))),
+        lambda: _start_seconds(client, case.spec(steps=8)),
+    )
+    client.remove(saved)
+    return [
+        value_result(
+            "resume_under_another_plan",
+            resumed,
+            "s",
+            how="from submit to the end of the first iteration of one stage, on a checkpoint of two stages; "
+            f"{case.entry.partition(':')[0]} with {case.what}",
+        ),
+        ratio_result("resume_over_start", resumed, fresh, how="the same ÷ of a job that begins at its beginning"),
+    ]
+
+
+def _start_seconds(client: Client, spec: JobSpec) -> float:
+    """As in warm_start.py."""
+    started = time.monotonic()
+    job = client.submit(spec)["job"]
+    submitted = time.monotonic() - started
+    rows_of(client, job)
+    first = client.show(job)["first_iteration_seconds"]
+    client.remove(job)
+    return float(submitted + first)
+
+
+def main() -> None:
+    parser = make_parser("recovery")
+    parser.add_argument("--only", action="append", choices=PARTS, help="one part; may be given again; default: all")
+    arguments = parser.parse_args()
+    results = collect(arguments.quick, arguments.only or PARTS)
+    print(json.dumps(report("recovery", results), indent=1) if arguments.json else text_table(results))
+
+
+if __name__ == "__main__":
+    main()
