@@ -48,18 +48,18 @@ def test_costs_are_ratios_of_whole_runs() -> None:
     assert (snapshots.value, snapshots.is_reached()) == (1.02, False)
 
 
+ROWS = {
+    "resume": {"resume_under_another_plan", "resume_over_start"},
+    "torchrun": {"recovery_vs_torchrun", "back_vs_torchrun"},
+    "mlp": {"mlp_iteration_cost", "mlp_snapshot_cost", "mlp_checkpoint_exposed", "mlp_checkpoint_vs_dcp"},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # ten times as long beside eight busy loops
-@pytest.mark.parametrize(
-    ("part", "rows"),
-    [
-        ("resume", {"resume_under_another_plan", "resume_over_start"}),
-        ("torchrun", {"recovery_vs_torchrun", "back_vs_torchrun"}),
-        ("mlp", {"mlp_iteration_cost", "mlp_snapshot_cost", "mlp_checkpoint_exposed", "mlp_checkpoint_vs_dcp"}),
-    ],
-)
-def test_a_part_goes_through_all_steps(part: str, rows: set[str]) -> None:
+@pytest.mark.pairs(part=tuple(ROWS))  # one a day
+def test_a_part_goes_through_all_steps(part: str) -> None:
     command = [sys.executable, str(SCRIPT), "--quick", "--json", "--only", part]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-    assert rows <= {row["name"] for row in json.loads(finished.stdout)["results"]}
+    assert ROWS[part] <= {row["name"] for row in json.loads(finished.stdout)["results"]}

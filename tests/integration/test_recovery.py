@@ -131,8 +131,7 @@ def kill_worker(daemon: Any, job: str, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["cpu", "loader"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.pairs(strategy=tuple(STRATEGIES), victim=("cpu", "loader"))
 def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(daemon: Any, strategy: str, victim: str) -> None:
     with held_behind_a_snapshot(daemon, STRATEGIES[strategy]) as (job, spec, gate):
         kill_worker(daemon, job, victim)
