@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -26,6 +27,7 @@ held_behind_a_snapshot, lines_of, check_is_undisturbed, until = (
     _RECOVERY[name] for name in ("held_behind_a_snapshot", "lines_of", "check_is_undisturbed", "until")
 )
 StartDaemon = Callable[..., Any]
+PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
 
 def ran(daemon: Any, strategy: dict[str, Any] | None = None, **job: Any) -> dict[str, Any]:
@@ -82,22 +84,23 @@ def test_a_job_goes_on_under_another_plan_with_the_same_bits(
 
 
 @pytest.mark.slow
-def test_plain_torch_reads_a_checkpoint(daemon: Any) -> None:
-    """As the page on checkpoints has it."""
+def test_plain_torch_goes_on_from_a_checkpoint_as_the_page_has_it(daemon: Any) -> None:
     result = ran_with_checkpoints(daemon, "40 steps", PIPELINE)
     path = checkpoints(Path(result["run_dir"]))[-1]
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    page: dict[str, Any] = {}
+    exec(code, page)  # the page's own
     layers = [nn.Linear(1, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 8), nn.Tanh()]
     model = nn.Sequential(*layers, nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model.load_state_dict(load_file(path / "model.safetensors"))
-    training = torch.load(path / "training.pt", weights_only=True)
-    kept = load_file(path / "optimizer.safetensors")
-    for name, parameter in model.named_parameters():
-        own = {key.partition("/")[0]: value for key, value in kept.items() if key.partition("/")[2] == name}
-        optimizer.state[parameter] = own | training["states"].get(name, {})
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=100_000)
+    page["load_checkpoint"](path, model, optimizer, scheduler)
+    saved, step = load_file(path / "model.safetensors"), int(path.name.removeprefix("step-"))
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
+    assert scheduler.last_epoch == step
     model(torch.zeros(2, 1)).sum().backward()
     optimizer.step()
-    assert {float(state["step"]) for state in optimizer.state.values()} == {float(path.name[5:]) + 1}
+    assert {float(state["step"]) for state in optimizer.state.values()} == {step + 1.0}
 
 
 @pytest.mark.slow

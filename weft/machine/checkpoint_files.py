@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from weft.machine.run_file import RunFileError, load, make_directory
+from weft.machine.run_file import RunFileError, load, make_directory, sync
 
 FOLDER: Final = "checkpoints"
 LATEST: Final = "latest"
@@ -140,7 +140,7 @@ def write_checkpoint(
             _seal(partial, step, training)
             shutil.rmtree(place, ignore_errors=True)
             os.rename(partial, place)
-            _sync(folder)
+            sync(folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -154,11 +154,11 @@ def _seal(partial: Path, step: int, training: Mapping[str, Any]) -> None:
     """The manifest comes last: what has none is no checkpoint."""
     files = {path.name: (path.stat().st_size, _digest(path)) for path in sorted(partial.iterdir())}
     for name in files:
-        _sync(partial / name)
+        sync(partial / name)
     manifest = {"format": FORMAT, "step": step, "training": dict(training), "files": files}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    _sync(partial / MANIFEST)
-    _sync(partial)
+    sync(partial / MANIFEST)
+    sync(partial)
 
 
 def _point(link: Path, target: str) -> None:
@@ -167,15 +167,7 @@ def _point(link: Path, target: str) -> None:
         fresh.unlink()
     fresh.symlink_to(target)
     os.rename(fresh, link)
-    _sync(link.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(link.parent)
 
 
 def _digest(path: Path) -> str:

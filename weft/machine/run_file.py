@@ -175,6 +175,15 @@ def check_room(runs: Path) -> None:
             os.rmdir(probe)
 
 
+def sync(path: Path) -> None:
+    """A file, or the names in a directory, are on the disk on return. Errors: OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def is_regular(path: Path) -> bool:
     """Whether a file stands there, and no link to one or to a directory with one."""
     try:

@@ -204,6 +204,11 @@ class Plan:
         states = [f"state-0-{stage.stage}" for stage in self.stages if stage.replica == 0]
         return states if self.synchronisation is None else [*states, "parameters"]
 
+    @property
+    def snapshot_places(self) -> int:
+        checkpoints = self.checkpoint_steps is not None or self.checkpoint_seconds is not None
+        return num_snapshot_places(checkpoints=checkpoints)
+
     def snapshot_tasks(self) -> tuple[str, ...]:
         """By the names that their snapshots go by; none where the job has no snapshots."""
         return tuple(snapshot_name(task) for task in self.graph.tasks if task.kind is Kind.SNAPSHOT)
@@ -308,6 +313,11 @@ class Plan:
             }
             for bucket in self.synchronisation.buckets
         ]
+
+
+def num_snapshot_places(*, checkpoints: bool) -> int:
+    """One is whole while another is written; and one that goes to the disk."""
+    return 3 if checkpoints else 2
 
 
 def snapshot_name(task: Task) -> str:

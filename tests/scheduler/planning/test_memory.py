@@ -10,7 +10,7 @@ import pytest
 from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, UnitFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
-from weft.scheduler.planning.memory import SNAPSHOT_SHARE, SNAPSHOTS, UNKNOWN_STATE, why_not_snapshots
+from weft.scheduler.planning.memory import SNAPSHOT_SHARE, UNKNOWN_STATE, why_not_snapshots
 from weft.spec.job_spec import JobSpec
 
 MIB = 1 << 20
@@ -46,11 +46,11 @@ def test_two_snapshots_have_to_fit_beside_the_plan(
     of_a_mib: Callable[..., Inspection], spec_of: Callable[..., JobSpec], state: Any, trained: bool, mib: int
 ) -> None:
     inspection, spec, other = of_a_mib(state, trained=trained), spec_of(), 3 * MIB
-    need = (other + SNAPSHOTS * mib * MIB) / SNAPSHOT_SHARE
+    need = (other + 2 * mib * MIB) / SNAPSHOT_SHARE
     assert why_not_snapshots(spec, inspection, other, bytes_free=need + 1) is None
     told = why_not_snapshots(spec, inspection, other, bytes_free=need * 0.99)
     assert told is not None
-    assert told.startswith(f"they take {SNAPSHOTS * mib} MiB of memory beside the plan's 3, and ")
+    assert told.startswith(f"they take {2 * mib} MiB of memory beside the plan's 3, and ")
 
 
 def test_each_reason_is_told(of_a_mib: Callable[..., Inspection], spec_of: Callable[..., JobSpec]) -> None:

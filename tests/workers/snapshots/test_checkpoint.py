@@ -55,7 +55,9 @@ def saved() -> Saved:
             name_of("mean", torch.ones(3)),
         ],
     )
-    return Saved([*owners, first, Held(replica=1, buffers={"mean": torch.zeros(3)})])
+    return Saved(
+        [*owners, first, *(Held(replica=r, buffers={"mean": torch.full((3,), float(r))}) for r in (11, 2, 22))]
+    )
 
 
 @pytest.fixture
@@ -85,7 +87,9 @@ def test_what_is_read_is_what_was_held(
     assert found.options("weight") == {"lr": 0.1, "betas": (0.9, 0.99)}
     assert found.scheduler == {"last_epoch": 7}
     assert torch.equal(dict(found.buffers(0))["hidden"], torch.full((2,), 5.0))
-    assert torch.equal(found.buffers(1)["mean"], torch.zeros(3))
+    for replica in (2, 11, 22):
+        assert torch.equal(found.buffers(replica)["mean"], torch.full((3,), float(replica)))
+    assert torch.equal(found.buffers(1)["mean"], torch.ones(3)), "what begins with another's number is not its own"
     assert torch.equal(found.buffers(7)["mean"], torch.ones(3)), "the first one's, of a replica that was not there"
 
 

@@ -45,7 +45,7 @@ def test_what_was_held_comes_back_whole(directory: Directory, places: SnapshotPl
     places.write(0, 5, held)
     found = read_place(directory, 0, TASK, 5)
     assert found.replica == 1
-    assert [(piece.entry, list(piece.spans)) for piece in found.pieces] == [
+    assert [(piece.entry, list(piece.extents)) for piece in found.pieces] == [
         (VALUES, [Extent("a", 0, 0, 4), Extent("b", 2, 4, 10)]),
         ("exp_avg", [Extent("weight", 0, 0, 0)]),
     ]

@@ -31,8 +31,8 @@ def held_in_ranges(tensor: Tensor, cuts: Sequence[int], entry: str = VALUES) -> 
     helds = []
     for start, stop in zip([0, *cuts], [*cuts, tensor.numel()], strict=True):
         piece = torch.cat([torch.zeros(3), flat[start:stop]])
-        spans = [Extent("bias", 0, 0, 3), Extent("weight", start, 3, 3 + stop - start)]
-        helds.append(Held(pieces=[Piece(entry, spans, piece)]))
+        extents = [Extent("bias", 0, 0, 3), Extent("weight", start, 3, 3 + stop - start)]
+        helds.append(Held(pieces=[Piece(entry, extents, piece)]))
     return helds
 
 

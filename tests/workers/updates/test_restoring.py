@@ -361,6 +361,17 @@ def no_warnings_of_schedulers() -> Iterator[None]:
         yield
 
 
+def assert_goes_on(
+    saved_of: Callable[[Trainer, int], Saved], begun: Trainer, unbroken: Trainer, again: Trainer
+) -> None:
+    """`again`, that goes on from what `begun` has come to, is at the end where `unbroken` is."""
+    train(unbroken, 0, 2 * STEPS)
+    train(begun, 0, STEPS)
+    go_on(again, saved_of(begun, STEPS - 1))
+    train(again, STEPS, 2 * STEPS)
+    assert_same(again, unbroken)
+
+
 # --- every optimizer, into every layout
 
 
@@ -376,11 +387,7 @@ def test_training_goes_on_as_if_it_had_never_been_broken_off(
     build = functools.partial(workload_with, OPTIMIZERS[name], channels_last=channels_last)
     begun, unbroken = LAYOUTS[before](build()), LAYOUTS[after](build())
     again = LAYOUTS[after](build(seed=1))
-    train(unbroken, 0, 2 * STEPS)
-    train(begun, 0, STEPS)
-    go_on(again, saved_of(begun, STEPS - 1))
-    train(again, STEPS, 2 * STEPS)
-    assert_same(again, unbroken)
+    assert_goes_on(saved_of, begun, unbroken, again)
 
 
 def every_gradient_of(step: int, given: Sequence[Tensor]) -> list[Tensor | None]:
@@ -399,11 +406,7 @@ def test_an_optimizer_that_counts_its_steps_in_the_group_goes_on_counting(
     monkeypatch.setitem(globals(), "gradients_of", every_gradient_of)
     build = functools.partial(workload_with, factory(PerTensor, counts=True))
     begun, unbroken, again = LAYOUTS[before](build()), LAYOUTS[after](build()), LAYOUTS[after](build(seed=1))
-    train(unbroken, 0, 2 * STEPS)
-    train(begun, 0, STEPS)
-    go_on(again, saved_of(begun, STEPS - 1))
-    train(again, STEPS, 2 * STEPS)
-    assert_same(again, unbroken)
+    assert_goes_on(saved_of, begun, unbroken, again)
 
 
 @pytest.mark.pairs(name=("Adam", "Adamax", "SGD with momentum"), layout=LAYOUTS)
@@ -420,11 +423,7 @@ def test_a_learning_rate_in_a_tensor_goes_on(
 
     given = functools.partial(workload_with, build, scheduler=SCHEDULERS["MultiStepLR"])
     begun, unbroken, again = LAYOUTS[layout](given()), LAYOUTS[layout](given()), LAYOUTS[layout](given(seed=1))
-    train(unbroken, 0, 2 * STEPS)
-    train(begun, 0, STEPS)
-    go_on(again, saved_of(begun, STEPS - 1))
-    train(again, STEPS, 2 * STEPS)
-    assert_same(again, unbroken)
+    assert_goes_on(saved_of, begun, unbroken, again)
 
 
 # --- schedulers
@@ -441,11 +440,7 @@ def test_learning_rates_go_on_where_they_were(
 ) -> None:
     build = functools.partial(workload_with, OPTIMIZERS[name], scheduler=SCHEDULERS[scheduler])
     begun, unbroken, again = LAYOUTS[before](build()), LAYOUTS[after](build()), LAYOUTS[after](build(seed=1))
-    train(unbroken, 0, 2 * STEPS)
-    train(begun, 0, STEPS)
-    go_on(again, saved_of(begun, STEPS - 1))
-    train(again, STEPS, 2 * STEPS)
-    assert_same(again, unbroken)
+    assert_goes_on(saved_of, begun, unbroken, again)
 
 
 class Remembers(lr_scheduler.LRScheduler):
@@ -467,11 +462,7 @@ def test_a_scheduler_that_changes_its_state_in_place_is_not_everybodys(
     """The schedulers of a worker's owners went on with one list, to which each of them added."""
     build = functools.partial(workload_with, OPTIMIZERS["SGD"], scheduler=Remembers)
     begun, unbroken, again = (LAYOUTS[layout](build()) for _ in range(3))
-    train(unbroken, 0, 2 * STEPS)
-    train(begun, 0, STEPS)
-    go_on(again, saved_of(begun, STEPS - 1))
-    train(again, STEPS, 2 * STEPS)
-    assert_same(again, unbroken)
+    assert_goes_on(saved_of, begun, unbroken, again)
 
 
 def frozen_first(given: Any) -> torch.optim.Optimizer:
@@ -614,9 +605,9 @@ def test_owners_of_other_ranges_hold_each_element_once(workload_with: Callable[.
     counts: dict[tuple[str, str], int] = {}
     for held in begun.hold(0):
         for piece in held.pieces:
-            for span in piece.spans:
-                key = span.parameter, piece.entry
-                counts[key] = counts.get(key, 0) + span.stop - span.start
+            for extent in piece.extents:
+                key = extent.parameter, piece.entry
+                counts[key] = counts.get(key, 0) + extent.stop - extent.start
     sizes = {name: each.numel() for name, each in begun.given.items()}
     assert {name: counts[name, VALUES] for name in sizes} == sizes
     assert counts["p5", "exp_avg"] == sizes["p5"]

@@ -17,16 +17,14 @@ from weft.client.result import to_json
 from weft.transport.wire.frames import ErrorCode
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+EndedJob = Annotated[
+    str, typer.Argument(metavar="JOB", autocompletion=complete_ended_job, help="The id of a job that has ended.")
+]
 OF_ONE_JOB = (ErrorCode.NO_SUCH_JOB, ErrorCode.NOT_ENDED, ErrorCode.NOT_REMOVED)  # the next one may go all the same
 
 
 @guarded
-def restart(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", autocompletion=complete_ended_job, help="The id of a job that has ended.")
-    ],
-    json: Json = False,
-) -> None:
+def restart(job: EndedJob, json: Json = False) -> None:
     """Run a job that has ended once more, as a new job, and print its id.
 
     It has the spec and the priority of the old one, which stays as it is. Its code is read anew.
@@ -36,12 +34,7 @@ def restart(
 
 
 @guarded
-def resume(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", autocompletion=complete_ended_job, help="The id of a job that has ended.")
-    ],
-    json: Json = False,
-) -> None:
+def resume(job: EndedJob, json: Json = False) -> None:
     """Go on with a job that has ended, from its newest checkpoint, as a new job, and print its id.
 
     It has the spec and the priority of the old one, which stays as it is. Its code is read anew.

@@ -158,8 +158,7 @@ def _copy(job: Job, iteration: int, *, to_disk: bool) -> list[Command]:
     """Nothing where a place or an iteration is missing: after the last one there is the result."""
     assert job.plan is not None
     tasks, taken = job.plan.snapshot_tasks(), [*job.copying, *(each for each in (job.snapshot, job.saving) if each)]
-    places = 2 if job.plan.checkpoint_steps is None and job.plan.checkpoint_seconds is None else 3
-    free = set(range(places)) - {each.place for each in taken if each.path is None}
+    free = set(range(job.plan.snapshot_places)) - {each.place for each in taken if each.path is None}
     told = next((each for each in job.copying if each.iteration == iteration), None)
     if told is not None:  # one copy serves both
         job.copying[job.copying.index(told)] = dataclasses.replace(told, to_disk=told.to_disk or to_disk)

@@ -53,14 +53,14 @@ from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import EXIT_SOFTWARE
 from weft.scheduler.daemon.guard import Guard, Spawn
 from weft.scheduler.daemon.hearing import Hearing
-from weft.scheduler.daemon.orders import arenas_name, order_of
+from weft.scheduler.daemon.orders import arenas_name, order_of, saver_order
 from weft.scheduler.daemon.pool import DIRECTORY, Pool
 from weft.scheduler.daemon.savers import Savers
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.plan_notes import lines_of_plan
 from weft.scheduler.planning.planner import make_plan
-from weft.scheduler.runs.checkpoints import find_checkpoint, saver_config
+from weft.scheduler.runs.checkpoints import find_checkpoint
 from weft.scheduler.runs.recording import keep_profiled
 from weft.scheduler.runs.result import conclude, could_not_begin, details_of
 from weft.scheduler.runs.run import Changed, Run
@@ -92,7 +92,7 @@ class Driver:
         self.writer = writer
         self._starting: set[asyncio.Task[None]] = set()
         self.guard = Guard()
-        self.savers = Savers(pool.start_saver, spawn)
+        self.savers = Savers(pool.start_saver, spawn, self.guard)
         self._failing: set[str] = set()  # jobs that are being failed for a bug of ours
         self.hearing = Hearing(
             self.core,
@@ -248,7 +248,7 @@ class Driver:
             case SaveSnapshot():
                 run = self.runs[command.job]
                 run.files.flush()  # who goes on from it finds the lines of all steps before
-                self.savers.save(run.job, saver_config(command.snapshot, run), partial(self._saved, run))
+                self.savers.save(run.job, saver_order(command.snapshot, run), partial(self._saved, run))
             case StartWorker():
                 task = self._spawn(self._start_worker(command), f"start {command.worker}")
                 self._starting.add(task)

@@ -6,8 +6,11 @@ from typing import Any, assert_never
 
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.core.events import PlanJob, Prepare, Release, SaveResult, Snapshot
+from weft.scheduler.runs.checkpoints import training_of
 from weft.scheduler.runs.run import MODEL, Run
 from weft.transport.wire.frames import Message
+
+KEPT = 2  # checkpoints, of a job whose spec does not say
 
 
 def order_of(command: PlanJob | Prepare | SaveResult | Release, run: Run) -> Message:
@@ -23,7 +26,7 @@ def order_of(command: PlanJob | Prepare | SaveResult | Release, run: Run) -> Mes
             return {"type": "inspect", **about}
         case Prepare():
             view, snapshot = WorkerView.of(command.plan, command.position).to_wire(), command.snapshot
-            goes_on = None if snapshot is None else [*about_snapshot(snapshot), snapshot.path]
+            goes_on = None if snapshot is None else [*_about(snapshot), snapshot.path]
             snapshots = arenas_name(command.job, None)
             return {"type": "prepare", **about, "plan": view, "snapshots": snapshots, "snapshot": goes_on}
         case SaveResult():
@@ -35,7 +38,21 @@ def order_of(command: PlanJob | Prepare | SaveResult | Release, run: Run) -> Mes
     assert_never(command)
 
 
-def about_snapshot(snapshot: Snapshot) -> list[Any]:
+def saver_order(snapshot: Snapshot, run: Run) -> dict[str, Any]:
+    """Of a process that writes one, see weft.workers.process.saver."""
+    assert run.attempt is not None
+    plan, checkpoint = run.attempt.plan, run.spec.checkpoint
+    return {
+        "arenas": arenas_name(run.job, None),
+        "snapshot": _about(snapshot),
+        "run_dir": str(run.files.path),
+        "step": plan.itinerary.at(snapshot.iteration).step + 1,
+        "training": training_of(run.spec, plan),
+        "keep": KEPT if checkpoint is None else checkpoint.keep,
+    }
+
+
+def _about(snapshot: Snapshot) -> list[Any]:
     return [snapshot.iteration, snapshot.place, list(snapshot.tasks)]
 
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from weft.scheduler.daemon.guard import Spawn
+from weft.scheduler.daemon.guard import Guard, Spawn
 from weft.transport.wire.frames import Message
 
 Start = Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, None]]
@@ -18,9 +18,10 @@ Start = Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, None]]
 class Savers:
     """start: of a job's saver, see Pool.start_saver; what it answers comes to `answered`."""
 
-    def __init__(self, start: Start, spawn: Spawn) -> None:
+    def __init__(self, start: Start, spawn: Spawn, guard: Guard) -> None:
         self._start = start
         self._spawn = spawn
+        self._guard = guard
         self._done: dict[str, Callable[[Message], None]] = {}  # by job, for those that are being written
         self._next: dict[str, tuple[Mapping[str, Any], Callable[[Message], None]]] = {}  # the newest that waits
         self._after: dict[str, Callable[[], None]] = {}
@@ -36,7 +37,12 @@ class Savers:
             self._next[job] = config, done
             return
         self._done[job] = done
-        self._spawn(self._start(job, config), f"checkpoint of {job}")
+        self._spawn(self._begin(job, config), f"checkpoint of {job}")
+
+    async def _begin(self, job: str, config: Mapping[str, Any]) -> None:
+        what = f"the start of the saver of {job}"
+        with self._guard.around(what, lambda bug: self.answered(job, {"error": f"{what}: {bug}"})):
+            await self._start(job, config)
 
     def answered(self, job: str, answer: Message) -> None:
         """Its process has ended."""

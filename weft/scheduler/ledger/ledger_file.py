@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from weft.machine.run_file import sync
+
 SCHEMA_VERSION = 1
 _SCHEMA = f"""
 CREATE TABLE jobs (
@@ -247,17 +249,9 @@ def _mark(path: Path, text: bytes) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-    _sync_directory(path.parent)
+    sync(path.parent)
 
 
 def _unmark(path: Path) -> None:
     _mark_of(path).unlink(missing_ok=True)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync(path.parent)

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from weft.plan.buckets import Bucket
 from weft.plan.inspection import Inspection
 from weft.plan.placement import Placement
-from weft.plan.plan import Ring
+from weft.plan.plan import Ring, num_snapshot_places
 from weft.scheduler.planning.rings import shared_bytes
 from weft.spec.job_spec import JobSpec
 
-SNAPSHOTS = 2  # one is whole while the other is written; and one that goes to the disk
 SNAPSHOT_SHARE = (
     0.8  # of the free memory that a plan with snapshots may take: arbitrary; batches and activations come too
 )
@@ -57,7 +56,7 @@ def why_not_snapshots(spec: JobSpec, inspection: Inspection, other_bytes: int, *
         return "replicas compute with parameters of several ages (strategy.staleness)"
     if inspection.unsaved is not None:
         return inspection.unsaved
-    needed = (SNAPSHOTS if spec.checkpoint is None else SNAPSHOTS + 1) * _snapshot_bytes(inspection)
+    needed = num_snapshot_places(checkpoints=spec.checkpoint is not None) * _snapshot_bytes(inspection)
     if other_bytes + needed > bytes_free * SNAPSHOT_SHARE:
         return (
             f"they take {needed / 2**20:.0f} MiB of memory beside the plan's {other_bytes / 2**20:.0f}, and "

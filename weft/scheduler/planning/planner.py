@@ -77,11 +77,9 @@ def _plan(
         raise PlanError(str(error)) from error
     if speculation_bytes(inspection, placement, rings) > host_bytes_free:
         placement = _without_speculation(placement)
+    bytes_free = min(shared_bytes_free, host_bytes_free)
     why_no_snapshots = why_not_snapshots(
-        spec,
-        inspection,
-        plan_bytes(inspection, placement, rings, 0),
-        bytes_free=min(shared_bytes_free, host_bytes_free),
+        spec, inspection, plan_bytes(inspection, placement, rings, 0), bytes_free=bytes_free
     )
     graph = build_graph(
         strategy,
@@ -91,15 +89,9 @@ def _plan(
         weighted=inspection.weighted,
         snapshots=why_no_snapshots is None,
     )
-    if spec.checkpoint is not None and why_no_snapshots is not None:
-        raise PlanError(f"[checkpoint]: there can be none, since {why_no_snapshots}; leave the table out")
-    itinerary = _itinerary(spec, inspection)
     shared = plan_bytes(inspection, placement, rings, len(graph.tasks))
-    if shared > shared_bytes_free:
-        raise PlanError(
-            f"the plan needs {shared / 2**20:.0f} MiB of shared memory (parameters and slots) and /dev/shm has "
-            f"{shared_bytes_free / 2**20:.0f} MiB free; use fewer microbatches, a smaller batch, or a larger /dev/shm"
-        )
+    _check_memory(spec, shared, shared_bytes_free, why_no_snapshots)
+    itinerary = _itinerary(spec, inspection)
     plan = Plan(
         schedule=strategy.schedule,
         microbatches=strategy.microbatches,
@@ -126,6 +118,16 @@ def _plan(
     seconds = planned_seconds(PlannedJob(spec, plan), inspection)
     window = strategy.window or _default_window(graph, seconds)
     return _checked(dataclasses.replace(plan, task_seconds=seconds, window=window))
+
+
+def _check_memory(spec: JobSpec, shared: int, shared_bytes_free: int, why_no_snapshots: str | None) -> None:
+    if spec.checkpoint is not None and why_no_snapshots is not None:
+        raise PlanError(f"[checkpoint]: there can be none, since {why_no_snapshots}; leave the table out")
+    if shared > shared_bytes_free:
+        raise PlanError(
+            f"the plan needs {shared / 2**20:.0f} MiB of shared memory (parameters and slots) and /dev/shm has "
+            f"{shared_bytes_free / 2**20:.0f} MiB free; use fewer microbatches, a smaller batch, or a larger /dev/shm"
+        )
 
 
 def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:

@@ -1,4 +1,4 @@
-"""A job's checkpoints: what it goes on from, and what is told to whoever writes one."""
+"""A job's checkpoints: what it goes on from."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from weft.plan.plan import Plan
 from weft.scheduler.core.events import Snapshot
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.runs.run import Run
-
-KEPT = 2  # of a job whose spec does not say
+from weft.spec.job_spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,20 +49,6 @@ def find_checkpoint(run: Run, plan: Plan) -> Found:
     return Found(checkpoint=checkpoint, recorded=recorded, refused=told)
 
 
-def saver_config(snapshot: Snapshot, run: Run) -> dict[str, Any]:
-    """See weft.workers.process.saver."""
-    assert run.attempt is not None
-    checkpoint, itinerary = run.spec.checkpoint, run.attempt.plan.itinerary
-    return {
-        "arenas": f"{run.job}@snapshots",
-        "snapshot": [snapshot.iteration, snapshot.place, list(snapshot.tasks)],
-        "run_dir": str(run.files.path),
-        "step": itinerary.at(snapshot.iteration).step + 1,
-        "training": _training(run, run.attempt.plan),
-        "keep": KEPT if checkpoint is None else checkpoint.keep,
-    }
-
-
 def _named(run: Run) -> Checkpoint | None:
     given = run.spec.job.resume_from
     if given is None:
@@ -78,20 +63,20 @@ def _named(run: Run) -> Checkpoint | None:
 
 def _check_is_of(checkpoint: Checkpoint, run: Run, plan: Plan) -> None:
     """Its steps are those of this job."""
-    for name, value in _training(run, plan).items():
+    for name, value in training_of(run.spec, plan).items():
         if checkpoint.training.get(name) != value:
             raise PlanError(
                 f"job.resume_from: {checkpoint.path} was trained with {name} = {checkpoint.training.get(name)!r:.80}, "
                 f"and this job has {value!r}; use the same, or begin with its weights (Workload.start)"
             )
-    if checkpoint.step >= plan.itinerary.steps:
+    itinerary = plan.itinerary
+    if checkpoint.step > itinerary.steps or itinerary.update_of(checkpoint.step) + 1 == itinerary.num_iterations:
         raise PlanError(
-            f"job.resume_from: {checkpoint.path} has {checkpoint.step} steps, and this job has {plan.itinerary.steps} "
+            f"job.resume_from: {checkpoint.path} has {checkpoint.step} steps, and this job has {itinerary.steps} "
             "in all; give more steps or epochs"
         )
 
 
-def _training(run: Run, plan: Plan) -> dict[str, Any]:
+def training_of(spec: JobSpec, plan: Plan) -> dict[str, Any]:
     """What decides which samples a step has."""
-    job = run.spec.job
-    return {"batch_size": job.batch_size, "seed": job.seed, "num_train": plan.itinerary.num_train}
+    return {"batch_size": spec.job.batch_size, "seed": spec.job.seed, "num_train": plan.itinerary.num_train}

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from weft.plan.error_places import step_place, within
 from weft.workers.devices.device import Device
@@ -144,17 +143,9 @@ def unsaved(workload: Workload, optimizer: torch.optim.Optimizer, update: Update
         {name: value for name, value in of_one.items() if not isinstance(value, torch.Tensor)}
         for of_one in stepped.state.values()
     ]
-    if why := why_not_plain({"state": state, "options": [options(group) for group in stepped.param_groups]}):
+    if why := why_not_plain(lambda: {"state": state, "options": [options(group) for group in stepped.param_groups]}):
         return f"the state of {type(stepped).__name__} cannot be put back ({why})"
     scheduler = make_scheduler(workload.scheduler, optimizer)
-    if scheduler is not None and (why := _why_not_saved(scheduler)):
+    if scheduler is not None and (why := why_not_plain(scheduler.state_dict)):
         return f"the state of {type(scheduler).__name__} cannot be put back ({why})"
     return None
-
-
-def _why_not_saved(scheduler: LRScheduler) -> str | None:
-    try:
-        state = scheduler.state_dict()
-    except Exception as error:  # a scheduler of the user's may refuse in any way
-        return f"{type(error).__name__}: {error}"
-    return why_not_plain(state)

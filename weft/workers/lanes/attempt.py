@@ -12,8 +12,7 @@ when each runs, they only do the work. Where each kind is:
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -76,12 +75,7 @@ class Attempt:
         self._waits, self._wakes = view.waits, view.wakes
         self._turns = Turns.of(spec.strategy)
         self.measured = {lane: Measured() for lane in view.programs}
-        words = directory.block("board", 4 * num_words(self.num_tasks), begins - 1)
-        shares_core = len(view.programs) > 1
-        self.boards = {  # of all lanes of a worker the compute lane may spin: others would take its core
-            lane: Board(words.view(torch.int32), spin_seconds if lane == COMPUTE else 0.0, shares_core=shares_core)
-            for lane in view.programs
-        }
+        self.boards = _boards(directory, view, begins, spin_seconds)
         self.board = next(iter(self.boards.values()))
         places = _Places(directory, view, self.course, device)
         self._loaded, growing = places.loaded(workload, spec.job)
@@ -95,10 +89,7 @@ class Attempt:
         )
         tasks = [task for program in view.programs.values() for task in program]
         loads = any(task.kind is Kind.LOAD for task in tasks)
-        self._batches: Batches | None = None
-        if loads:
-            job = spec.job
-            self._batches = Batches(workload, seed=job.seed, batch_size=job.batch_size, steps=job.steps)
+        self._batches = _batches_of(workload, spec.job) if loads else None
         self._post = {(task.holder, _given(task.bucket)): task.id for task in tasks if KINDS[task.kind].is_milestone}
         # By milestone: who posts it from inside another task.
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
@@ -118,22 +109,22 @@ class Attempt:
             self._post_gradient,
             saved,
         )
-        self._places = {
-            task.id: SnapshotPlaces(snapshots or directory, snapshot_name(task), device)
-            for task in tasks
-            if task.kind is Kind.SNAPSHOT
-        }
+        copying = [task for task in tasks if task.kind is Kind.SNAPSHOT]
+        self._snapshots = {t.id: SnapshotPlaces(snapshots or directory, snapshot_name(t), device) for t in copying}
+        self._uncopied: str | None = None  # why a snapshot could not be made, the last time
 
-    def grown(self) -> str | None:
-        """Which slots have had to grow, for people. What grows is told by who writes it."""
+    def notices(self) -> Iterator[str]:
+        """What people should know of how it went: which slots have had to grow (told by who writes them), and what was
+        not copied."""
         rings = [each for each in self._growing if each.count]
-        if not rings:
-            return None
-        count = sum(each.count for each in rings)
-        return (
-            f"slots have grown {count} time{'s' * (count > 1)}, for batches larger than those inspected: "
-            + ", ".join(each.told() for each in rings)
-        )
+        if rings:
+            count = sum(each.count for each in rings)
+            yield (
+                f"slots have grown {count} time{'s' * (count > 1)}, for batches larger than those inspected: "
+                + ", ".join(each.told() for each in rings)
+            )
+        if self._uncopied is not None:
+            yield f"a snapshot could not be made: {self._uncopied}"
 
     def iteration(self, index: int) -> Iteration:
         return self.course.iteration(index)
@@ -225,8 +216,10 @@ class Attempt:
     def _snapshot(self, task: Task, iteration: Iteration) -> None:
         place = self.course.snapshot_place(iteration)
         assert place is not None
-        with contextlib.suppress(SharedMemoryFull):  # whoever would go on from it finds another iteration there
-            self._places[task.id].write(place, iteration.index, self._parts.hold(task, iteration))
+        try:
+            self._snapshots[task.id].write(place, iteration.index, self._parts.hold(task, iteration))
+        except SharedMemoryFull as error:  # whoever would go on from it finds another iteration there
+            self._uncopied = str(error)
 
     def _backward(self, iteration: Iteration, holder: Holder, microbatch: int) -> None:
         self._now[holder] = iteration.index  # what the hooks post
@@ -263,8 +256,21 @@ class _Places:
         """The data, where this worker's device has them."""
         if not any(self.view.replicas[stage.replica].resident for stage in self.view.stages):
             return None
-        batches = Batches(workload, seed=job.seed, batch_size=job.batch_size, steps=job.steps)
-        return ResidentData(batches, self.device.put)
+        return ResidentData(_batches_of(workload, job), self.device.put)
+
+
+def _boards(directory: Directory, view: WorkerView, begins: int, spin_seconds: float) -> dict[str, Board]:
+    """The job's board as each lane sees it. Of all lanes of a worker the compute lane may spin: others would take its
+    core."""
+    words = directory.block("board", 4 * num_words(view.num_tasks), begins - 1).view(torch.int32)
+    shares_core = len(view.programs) > 1
+    return {
+        lane: Board(words, spin_seconds if lane == COMPUTE else 0.0, shares_core=shares_core) for lane in view.programs
+    }
+
+
+def _batches_of(workload: Workload, job: JobSection) -> Batches:
+    return Batches(workload, seed=job.seed, batch_size=job.batch_size, steps=job.steps)
 
 
 def _given(number: int | None) -> int:

@@ -200,15 +200,8 @@ class _Worker:
             self._send({"type": "prepared", **self._job})
             return
         directory = self._directory(message["arenas"])
-        snapshots, begins, saved = directory.of(message["snapshots"]), 0, None
-        if message["snapshot"] is not None:
-            iteration, place, tasks, path = message["snapshot"]
-            begins = iteration + 1
-            saved = (
-                OpenCheckpoint(read_manifest(Path(path)))
-                if path is not None
-                else Saved(read_place(snapshots, place, task, iteration) for task in tasks)
-            )
+        snapshots = directory.of(message["snapshots"])
+        begins, saved = _begin_of(message["snapshot"], snapshots)
         with built(spec, view.unneeded, self._baseline.modules) as workload, self._device.computing():
             self._attempt = Attempt(
                 spec,
@@ -248,7 +241,7 @@ class _Worker:
                     reach=reach,
                 )
             finally:
-                if told := self._attempt.grown():
+                for told in self._attempt.notices():
                     self._send_output(f"{self._config.worker}: {told}\n")
 
     def _save(self, message: Message) -> None:
@@ -288,6 +281,17 @@ class _Worker:
 def _leave_without_link() -> NoReturn:
     """The job's code has closed the socket, put something else in its place or read from it."""
     os._exit(LINK_GONE_EXIT)
+
+
+def _begin_of(snapshot: Any, directory: Directory) -> tuple[int, Saved | None]:
+    """(the first iteration of an attempt, what it goes on from). snapshot: as the daemon says, None for the beginning.
+    directory: of snapshots."""
+    if snapshot is None:
+        return 0, None
+    iteration, place, tasks, path = snapshot
+    if path is not None:
+        return iteration + 1, OpenCheckpoint(read_manifest(Path(path)))
+    return iteration + 1, Saved(read_place(directory, place, task, iteration) for task in tasks)
 
 
 def _enter_job(message: Message) -> JobSpec:

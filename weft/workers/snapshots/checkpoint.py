@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from weft.machine.checkpoint_files import Checkpoint, CheckpointError, check_digests, read_manifest
+from weft.machine.checkpoint_files import Checkpoint, CheckpointError
 from weft.workers.snapshots.held import VALUES
 from weft.workers.snapshots.plain import decoded, encoded
 from weft.workers.snapshots.saved import Saved, in_memory_order
@@ -76,16 +76,9 @@ def _file(stem: str, number: int) -> str:
     return f"{stem}{SUFFIX}" if number == 0 else f"{stem}-{number + 1:05d}{SUFFIX}"
 
 
-def open_checkpoint(path: Path) -> OpenCheckpoint:
-    """Errors: CheckpointError, also where a file is not as it was written."""
-    checkpoint = read_manifest(path)
-    check_digests(checkpoint)
-    return OpenCheckpoint(checkpoint)
-
-
 class OpenCheckpoint(Saved):
-    """One on the disk; each tensor is read when it is asked for. Errors: CheckpointError for files that are not what
-    they should be, and those of Saved."""
+    """One on the disk, whose digests have been checked; each tensor is read when it is asked for. Errors:
+    CheckpointError for files that are not what they should be, and those of Saved."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(())
@@ -118,7 +111,8 @@ class OpenCheckpoint(Saved):
     def buffers(self, replica: int) -> Mapping[str, Tensor]:
         """The first one's where the checkpoint has none of the replica's."""
         others = self._files.get(BUFFERS, {})
-        own = {key.partition("/")[2]: file.get_tensor(key) for key, file in others.items() if key[0] == str(replica)}
+        begin = f"{replica}/"
+        own = {key.removeprefix(begin): file.get_tensor(key) for key, file in others.items() if key.startswith(begin)}
         return _Buffers(self._files[MODEL], own)
 
     def flat(self, parameter: str, entry: str, like: Tensor) -> Tensor:

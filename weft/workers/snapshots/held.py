@@ -1,6 +1,6 @@
 """Held: what one worker's task has of what training has come to. Gathered for a SNAPSHOT, and read again from it.
 
-piece       a tensor of elements: of one parameter in its shape, or flat, with the spans of those it is made of
+piece       a tensor of elements: of one parameter in its shape, or flat, with the extents of those it is made of
 buffer      of one replica, by its name in the model
 fixed       of the first replica: parameters that nobody trains, by name
 names       of the first replica: what its stage has in the model's state dict
@@ -40,7 +40,7 @@ class Extent(NamedTuple):
 
 class Piece(NamedTuple):
     entry: str
-    spans: Sequence[Extent]  # one of no length, where the tensor has the parameter's shape
+    extents: Sequence[Extent]  # one of no length, where the tensor has the parameter's shape
     tensor: Tensor
 
 
@@ -70,7 +70,7 @@ class Held:
         """All but the tensors: plain data."""
         return {
             "replica": self.replica,
-            "pieces": [(piece.entry, [tuple(span) for span in piece.spans]) for piece in self.pieces],
+            "pieces": [(piece.entry, [tuple(extent) for extent in piece.extents]) for piece in self.pieces],
             "buffers": list(self.buffers),
             "fixed": list(self.fixed),
             "names": [tuple(name) for name in self.names],
@@ -83,8 +83,8 @@ class Held:
     def of(cls, facts: dict[str, Any], tensors: Sequence[Tensor]) -> Held:
         """As `facts` and `tensors` told."""
         pieces = [
-            Piece(entry, [Extent(*span) for span in spans], tensor)
-            for (entry, spans), tensor in zip(facts["pieces"], tensors, strict=False)
+            Piece(entry, [Extent(*extent) for extent in extents], tensor)
+            for (entry, extents), tensor in zip(facts["pieces"], tensors, strict=False)
         ]
         count = len(pieces) + len(facts["buffers"])
         return cls(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,10 @@ def _reason(error: Exception) -> str:
     return refused[1] if refused else str(error).partition("\n")[0] or type(error).__name__
 
 
-def why_not_plain(value: Any) -> str | None:
-    """Why it would not come back; None where it would."""
+def why_not_plain(make: Callable[[], Any]) -> str | None:
+    """Why what it makes would not come back; None where it would."""
     try:
-        decoded(encoded(value))
+        decoded(encoded(make()))
     except Exception as error:  # an object of the user's may refuse in any way
         return f"{type(error).__name__}: {error}"
     return None

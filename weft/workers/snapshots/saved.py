@@ -32,9 +32,9 @@ class Saved:
 
     def _add(self, held: Held) -> None:
         for piece in held.pieces:
-            for span in piece.spans:
-                tensor = piece.tensor[span.start : span.stop] if span.stop else piece.tensor
-                self._pieces.setdefault(span.parameter, {}).setdefault(piece.entry, []).append((span, tensor))
+            for extent in piece.extents:
+                tensor = piece.tensor[extent.start : extent.stop] if extent.stop else piece.tensor
+                self._pieces.setdefault(extent.parameter, {}).setdefault(piece.entry, []).append((extent, tensor))
         self.fixed |= held.fixed
         self.names += held.names
         if held.replica is not None:
@@ -83,11 +83,11 @@ class Saved:
         if not pieces[0][0].stop:
             return in_memory_order(parameter, pieces[0][1], like)
         flat = torch.empty(like.numel(), dtype=pieces[0][1].dtype)
-        ends = [span.offset + tensor.numel() for span, tensor in pieces]
+        ends = [extent.offset + tensor.numel() for extent, tensor in pieces]
         if max(ends) != like.numel() or sum(tensor.numel() for _, tensor in pieces) < like.numel():
             raise _of_another_shape(parameter, f"{max(ends)} elements", like)
-        for (span, tensor), end in zip(pieces, ends, strict=True):
-            flat[span.offset : end].copy_(tensor)
+        for (extent, tensor), end in zip(pieces, ends, strict=True):
+            flat[extent.offset : end].copy_(tensor)
         return flat
 
 

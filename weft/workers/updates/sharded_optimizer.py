@@ -213,8 +213,8 @@ class _Bucket:
     def hold(self, held: Held, names: Sequence[str]) -> None:
         self.update.confirm()
         if self._is_flat:
-            spans = [Extent(names[s.parameter], s.offset, s.start, s.stop) for s in self._shard.segments]
-            held.pieces.append(Piece(VALUES, spans, self._shard.values))
+            extents = [Extent(names[s.parameter], s.offset, s.start, s.stop) for s in self._shard.segments]
+            held.pieces.append(Piece(VALUES, extents, self._shard.values))
         for part in self._parts:
             if not self._is_flat:
                 held.add_whole(names[part.segments[0].parameter], VALUES, part.parameter.data)
@@ -230,11 +230,11 @@ class _Bucket:
         for entry, value in elements.items():
             if self._is_flat:
                 start = part.range.start
-                spans = [
+                extents = [
                     Extent(name, segment.offset, segment.start - start, segment.stop - start)
                     for name, segment in zip(own, part.segments, strict=True)
                 ]
-                held.pieces.append(Piece(entry, spans, value))
+                held.pieces.append(Piece(entry, extents, value))
             else:
                 held.add_whole(own[0], entry, value)
 
