@@ -46,7 +46,7 @@ class Embedding(nn.Module):
     def forward(self, x):
         return self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
 
-def workload(dtype="float64", deterministic=False):
+def workload(dtype="float64", deterministic=False, optimizer="AdamW"):
     if deterministic:
         torch.use_deterministic_algorithms(True)
         torch.backends.cuda.enable_flash_sdp(False)
@@ -62,7 +62,7 @@ def workload(dtype="float64", deterministic=False):
     return weft.Workload(
         model=model, train=data, validation=(data[0][:32], data[1][:32]),
         loss=lambda y, target: nn.functional.cross_entropy(y.flatten(0, 1), target.flatten()),
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        optimizer=lambda parameters: getattr(torch.optim, optimizer)(parameters, lr=1e-3),
     )
 """
 
@@ -115,6 +115,19 @@ def test_one_stage_with_deterministic_algorithms_has_the_plain_loops_bits(daemon
     result = daemon.run(spec)
     expected = reference.train(spec, device="cuda:0")
     assert [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row] == expected.losses
+
+
+@pytest.mark.parametrize("update", ["local", "balanced"])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "NAdam", "RMSprop", "Adafactor"])
+def test_any_optimizer_does_on_the_gpu_what_it_does_in_the_plain_loop(daemon: Any, optimizer: str, update: str) -> None:
+    """Also one that torch has a fused kernel of for the host alone."""
+    args = {"dtype": "float64", "optimizer": optimizer}
+    source = SOURCE.replace("nn.Dropout(0.1)", "nn.Identity()")
+    spec = daemon.spec(source, strategy={"replicas": [GPU], "update": update}, steps=20, batch_size=16, args=args)
+    result = daemon.run(spec)
+    assert result["state"] == "completed", daemon.log_of(result["job"])
+    losses = [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row]
+    assert losses == pytest.approx(reference.train(spec, device="cuda:0").losses, rel=1e-6)
 
 
 def test_bf16_is_within_its_rounding_of_the_plain_loop(daemon: Any) -> None:

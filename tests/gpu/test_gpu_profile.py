@@ -15,16 +15,18 @@ from weft.plan.kinds import FIRST_STALL
 from weft.plan.worker_profile import KINDS, WorkerProfile, outermost, profiles_in
 from weft.spec.job_spec import JobSpec
 
-SOURCE = runpy.run_path(str(Path(__file__).with_name("test_gpu_jobs.py")))["SOURCE"]
+_SOURCE = runpy.run_path(str(Path(__file__).with_name("test_gpu_jobs.py")))["SOURCE"]
+SOURCE = _SOURCE.replace("width = 64", "width = 1024")  # its kernels take longer than launching them
 FIRST, NUM = 10, 5
 SMALLEST = 0.05  # as in benchmarks/gpu_accounting.py
 
 
 @pytest.fixture(scope="module")
 def profiled(daemon: Any) -> tuple[Recording, WorkerProfile]:
-    spec = daemon.spec(SOURCE, strategy={"preset": "zero-offload"}, steps=30, batch_size=16, args={"dtype": "float32"})
+    spec = daemon.spec(SOURCE, strategy={"preset": "zero-offload"}, steps=30, batch_size=64, args={"dtype": "float32"})
     result = daemon.run(JobSpec.parse(spec.to_wire() | {"profile": {"first": FIRST, "iterations": NUM}}))
     log = daemon.log_of(result["job"])
+    assert SOURCE != _SOURCE
     assert result["state"] == "completed", log
     run_dir = Path(result["run_dir"])
     found = [profile for profile in profiles_in(run_dir, result["job"], 1) if profile.worker == "gpu-0"]
@@ -57,4 +59,4 @@ def test_stall_and_overlap_are_those_of_the_profilers_view(profiled: tuple[Recor
     recording, profile = profiled
     compared = compare(recording, [profile])
     for pair in (compared.stall(["gpu-0/compute"]), compared.overlap()):
-        assert pair.apart(SMALLEST * compared.wall_ns) <= 0.05
+        assert pair.apart(SMALLEST * compared.wall_ns) <= 0.1  # benchmarks/gpu_accounting.py has the figure

@@ -140,6 +140,11 @@ def test_an_optimizer_without_a_fused_kernel_is_used_as_it_is() -> None:
     assert "fused" not in optimizer.param_groups[0]
 
 
+def test_on_a_device_that_torch_has_no_fused_kernel_for_it_is_used_as_it_is() -> None:
+    on_device = [nn.Parameter(parameter.to("meta")) for parameter in parameters()]
+    assert fused(make_optimizer(factory(torch.optim.Adagrad), on_device)) == [None]
+
+
 def test_a_subclass_is_used_as_it_is_since_its_step_may_be_its_own() -> None:
     class Own(torch.optim.SGD):
         pass

@@ -1,4 +1,4 @@
-"""The user's optimizer, with torch's fused CPU kernel where that kernel is known to be right.
+"""The user's optimizer, with torch's fused kernel where that kernel is known to be right.
 
 A Python loop over parameters is an order of magnitude slower than `fused=True`, and torch never chooses the fused
 kernel by itself. The two round differently, so whoever builds an optimizer for a job (the reference loop, a stage's
@@ -18,8 +18,9 @@ from weft.workload.workload import WorkloadError, kind_of
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
-# Exact types: a subclass may override `step` and know nothing of fused kernels.
-_FUSED_ON_CPU = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad})
+# By where the parameters are. Exact types: a subclass may override `step` and know nothing of fused kernels.
+_FUSED_ON_CUDA = frozenset({torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD})
+_FUSED_ON = {"cpu": _FUSED_ON_CUDA | {torch.optim.Adagrad}, "cuda": _FUSED_ON_CUDA}
 
 # torch 2.13's fused SGD leaves most bfloat16 and float16 parameters untouched (pytorch issue 191763).
 _FUSED_DTYPES = frozenset({torch.float32, torch.float64})
@@ -30,7 +31,7 @@ def make_optimizer(
 ) -> torch.optim.Optimizer | None:
     """Builds the optimizer of one stage, or of the whole model; None where there are no parameters.
 
-    Sets `fused=True` in each parameter group where torch has a fused CPU implementation and the user has chosen neither
+    Sets `fused=True` in each parameter group where torch has a fused kernel for their device and the user chose neither
     `fused` nor `foreach` (either one given as False keeps torch's plain loop, as it does in torch itself). The fused
     kernels take no sparse gradients: a model with `nn.Embedding(sparse=True)` needs `fused=False`.
 
@@ -46,7 +47,7 @@ def make_optimizer(
         optimizer = factory(given)
     _check(optimizer, given)
     trained = [parameter for parameter in (given if model is None else model) if parameter.requires_grad]
-    if type(optimizer) in _FUSED_ON_CPU and all(map(_fits_fused_kernel, trained)):
+    if all(_fits_fused_kernel(optimizer, parameter) for parameter in trained):
         for group in optimizer.param_groups:
             if _can_fuse(group):
                 group["fused"] = True
@@ -62,7 +63,7 @@ def can_skip_on_device(optimizer: torch.optim.Optimizer) -> bool:
     momentum would begin with a skipped step as memory that nobody has written.
     """
     hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
-    return type(optimizer) in _FUSED_ON_CPU and all(
+    return type(optimizer) in _FUSED_ON["cpu"] and all(
         [
             *(hook is _begin_momentum for hook in hooks),
             *(group["fused"] and not _is_dampened(group) for group in optimizer.param_groups),
@@ -118,11 +119,11 @@ def _can_fuse(group: dict[str, Any]) -> bool:
     return not (chosen or forbidden or tensor_settings or dampened)
 
 
-def _fits_fused_kernel(parameter: torch.Tensor) -> bool:
+def _fits_fused_kernel(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
     """The kernels walk raw memory: a parameter with odd strides would meet the wrong elements of its gradient."""
     return (
         type(parameter) in (torch.Tensor, nn.Parameter)
-        and parameter.device.type in ("cpu", "cuda")
+        and type(optimizer) in _FUSED_ON.get(parameter.device.type, ())
         and parameter.dtype in _FUSED_DTYPES
         and parameter.is_contiguous()
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from weft.plan.kinds import MODE_INDEX
 from weft.plan.rows import pack
 from weft.scheduler.core.events import CancelRequested
 from weft.scheduler.core.job import Phase
+from weft.scheduler.daemon import driver as driver_module
 from weft.scheduler.daemon.driver import Driver
 from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
@@ -409,6 +411,31 @@ async def test_a_bug_of_ours_about_one_job_is_that_jobs_end_alone(
             assert "a fault of Weft's own (KeyError: 'a bug')" in row.error
         assert stage.phase(other) is Phase.RUNNING
         await stage.end(other)
+
+
+@pytest.mark.parametrize("step", ["make_plan", "find_checkpoint"])
+async def test_a_job_that_is_cancelled_while_a_thread_plans_it_has_only_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    work = getattr(driver_module, step)
+
+    def held(*arguments: Any, **named: Any) -> Any:
+        begun.set()
+        may_end.wait(SECONDS)
+        return work(*arguments, **named)
+
+    async with staged(tmp_path) as stage:
+        with monkeypatch.context() as patch:
+            patch.setattr(driver_module, step, held)
+            job = await stage.submit(spec(), until=Phase.PLANNING)
+            await stage.until(begun.is_set, step)
+            row = await stage.end(job)
+            may_end.set()
+        other = await stage.submit(spec(), until=Phase.RUNNING)
+        await stage.end(other)
+    assert row.state == "cancelled"
+    assert not caplog.records
 
 
 async def test_a_job_of_a_daemon_that_had_more_workers_fails_at_once_with_the_remedy(tmp_path: Path) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
+from torch._C._autograd import DeviceType
+from torch.autograd import profiler as autograd_profiler
 
 from weft.plan.worker_profile import KINDS
 from weft.workers.profiling import events as profiled_events
@@ -14,6 +20,7 @@ from weft.workers.profiling.events import (
     Seen,
     clock_of,
     lanes_of_streams,
+    seen_in,
     tracks_of,
 )
 
@@ -147,3 +154,48 @@ def test_too_many_events_are_counted_and_the_first_ones_kept(monkeypatch: pytest
 def test_a_long_name_is_cut() -> None:
     (name,), _, _ = tracks_of([kernel("x" * 5_000, 1, 2, COMPUTE)], lambda time: time, {}, OWN)
     assert name == "x" * profiled_events.MAX_NAME
+
+
+# --- events of torch before 2.12, which do not tell their kind
+
+TOLD_BY_ALL = ("start_ns", "end_ns", "device_resource_id", "correlation_id", "linked_correlation_id")
+
+
+def older(event: Any) -> Any:
+    names = ("name", "device_type", "is_user_annotation", *TOLD_BY_ALL)
+    return SimpleNamespace(**{name: getattr(event, name) for name in names})
+
+
+def test_events_that_do_not_tell_their_kind_are_seen_as_those_that_do() -> None:
+    with autograd_profiler.profile() as profile:
+        with autograd_profiler.record_function(f"{MARK}0"):
+            pass
+        weights = torch.ones(3, 3, requires_grad=True)
+        (weights @ weights).cumsum(0).sum().backward()
+    assert profile.kineto_results is not None
+    events = profile.kineto_results.events()
+    seen = seen_in(events)
+    assert {each.activity for each in seen} == {"cpu_op", "user_annotation"}
+    assert seen_in(map(older, events)) == seen
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "is_marked", "activity"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", DeviceType.CUDA, False, "gpu_memcpy"),
+        ("Memset (Device)", DeviceType.CUDA, False, "gpu_memset"),
+        ("void cublasLt::splitKreduce_kernel<32, 16>", DeviceType.CUDA, False, "kernel"),
+        (f"{LANE_MARK}compute", DeviceType.CUDA, True, None),
+        (f"{LANE_MARK}compute", DeviceType.CPU, True, "user_annotation"),
+        ("cudaLaunchKernel", DeviceType.CPU, False, None),
+        ("cuLaunchKernelEx", DeviceType.CPU, False, None),
+        ("Activity Buffer Request", DeviceType.CPU, False, None),
+        ("INVALID", DeviceType.CPU, False, None),
+    ],
+)
+def test_of_a_gpus_it_is_known_by_name_and_place(
+    name: str, device: DeviceType, is_marked: bool, activity: str | None
+) -> None:
+    told = {"name": name, "device_type": device, "is_user_annotation": is_marked} | dict.fromkeys(TOLD_BY_ALL, 1)
+    event = SimpleNamespace(**{key: (lambda value=value: value) for key, value in told.items()})
+    assert [each.activity for each in seen_in([event])] == ([] if activity is None else [activity])

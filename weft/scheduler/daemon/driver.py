@@ -160,18 +160,18 @@ class Driver:
 
     async def _plan(self, message: Message) -> None:
         name, attempt = message["job"], message["attempt"]
-        job = self.core.jobs.get(name)
-        if job is None or job.attempt != attempt:
+        job, run = self.core.jobs.get(name), self.runs.get(name)
+        if job is None or run is None or job.attempt != attempt:
             return
         try:
             told = message["inspection"] | self.hearing.device_facts.of(job.workers)
             told["peer_access"] = self.crew.has_peer_access(job.workers)
-            inspection, self.runs[name].inspection = Inspection.from_wire(told), told
+            inspection, run.inspection = Inspection.from_wire(told), told
             free = free_memory()
             plan = await asyncio.to_thread(
-                make_plan, self.runs[name].spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
+                make_plan, run.spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
             )
-            checkpoint = await self._checkpoint_of(self.runs[name], plan)
+            checkpoint = await self._checkpoint_of(run, plan)
         except PlanError as error:
             self._fail(name, attempt, "invalid-plan", error, exit_code=2)
         else:
@@ -179,10 +179,13 @@ class Driver:
 
     async def _checkpoint_of(self, run: Run, plan: Plan) -> Snapshot | None:
         """What the job goes on from, if there is anything on the disk, and nothing newer. Errors: PlanError."""
-        if self.core.jobs[run.job].snapshot is not None:
+        job = self.core.jobs.get(run.job)
+        if job is None or job.snapshot is not None:
             return None
         await self.savers.wait(run.job)
         found = await asyncio.to_thread(find_checkpoint, run, plan)
+        if run.job not in self.runs:  # it was cancelled meanwhile
+            return None
         for line in found.refused:
             run.files.log(line)
         if found.checkpoint is not None:

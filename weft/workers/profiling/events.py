@@ -12,15 +12,22 @@ On a GPU it also launches something into the stream of each lane: of a stream th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from torch._C._autograd import DeviceType
 
 from weft.plan.worker_profile import KINDS, MAX_EVENTS, MAX_NAME, ProfileRow, Track, apart_or_within, packed_track
 
 MARK = "weft clock mark "  # and its number
 LANE_MARK = "weft lane mark "  # and the lane's name
 _KIND_OF_ACTIVITY = {"cpu_op": "operator", "kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill"}
+_NO_OPERATOR = re.compile(  # the names of calls to CUDA, and of what Kineto itself takes
+    "cu(da)?[A-Z]|INVALID|Activity Buffer|Buffer Flush|Instrumentation|Resource$|Runtime Trig|Lazy Func|Command Buf"
+)
+_NO_KERNELS = {"Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})  # activities
 
 
@@ -76,8 +83,23 @@ def seen_in(events: Iterable[Any]) -> list[Seen]:
             linked=event.linked_correlation_id(),
         )
         for event in events
-        if (activity := event.activity_type()) in _KIND_OF_ACTIVITY or activity == "user_annotation"
+        if (activity := _activity_of(event)) in _KIND_OF_ACTIVITY or activity == "user_annotation"
     ]
+
+
+def _activity_of(event: Any) -> str | None:
+    """Kineto's name of an event's kind, which events of torch before 2.12 do not tell; None of what is not wanted."""
+    if hasattr(event, "activity_type"):
+        told: str = event.activity_type()
+        return told
+    name: str = event.name()
+    if event.device_type() == DeviceType.CPU:
+        if event.is_user_annotation():
+            return "user_annotation"
+        return None if _NO_OPERATOR.match(name) else "cpu_op"
+    if event.is_user_annotation():
+        return None
+    return next((kind for start, kind in _NO_KERNELS.items() if name.startswith(start)), "kernel")
 
 
 def clock_of(seen: Iterable[Seen], marks: Iterable[Mark]) -> Clock:

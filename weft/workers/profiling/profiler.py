@@ -212,8 +212,11 @@ def _begin(device: Device) -> autograd_profiler.profile:
 
 
 def _end(profile: autograd_profiler.profile) -> list[Any]:
-    """What it has recorded. In the thread that has begun it."""
-    profile.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    """What it has recorded. In the thread that has begun it. Errors: MarksMissing."""
+    try:
+        profile.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # torch before 2.12 says so itself where another profiler has ended this one
+        raise MarksMissing from error
     return [] if profile.kineto_results is None else list(profile.kineto_results.events())
 
 

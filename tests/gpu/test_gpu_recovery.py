@@ -1,0 +1,45 @@
+"""What a killed worker costs a job on a GPU: no result."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_REAL = runpy.run_path(str(Path(__file__).parents[1] / "integration" / "real_daemon.py"))
+_RECOVERY = runpy.run_path(str(Path(__file__).parents[1] / "integration" / "test_recovery.py"))
+held_behind_a_snapshot, check_is_undisturbed = _RECOVERY["held_behind_a_snapshot"], _RECOVERY["check_is_undisturbed"]
+
+GPU = {"device": "gpu"}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "local": {"replicas": [GPU], "update": "local", "microbatches": 2},
+    "clipped on the GPU": {"replicas": [GPU], "update": "local", "clip_norm": 0.1},
+    "zero-offload": {"preset": "zero-offload", "clip_norm": 0.1},
+    "stronghold": {"preset": "stronghold", "microbatches": 2},
+    "hybrid-coarse": {"preset": "hybrid-coarse", "share": "fixed"},
+    "stages on one GPU": {"replicas": [GPU | {"stages": 2, "gpus": 1}], "microbatches": 2},
+}
+
+
+@pytest.fixture
+def own_daemon() -> Iterator[Any]:
+    daemon = _REAL["RealDaemon"](workers=2, gpus=1)
+    try:
+        yield daemon.start(seconds=120.0)
+    finally:
+        daemon.close()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_job_whose_gpu_worker_is_killed_goes_on_with_the_same_bits(own_daemon: Any, strategy: str) -> None:
+    with held_behind_a_snapshot(own_daemon, STRATEGIES[strategy]) as (job, spec, gate):
+        os.kill(own_daemon.worker_pids()["gpu-0"], signal.SIGKILL)
+        own_daemon.until_logged(job, "recovering")
+        gate.open()
+        check_is_undisturbed(own_daemon, job, spec)
+    assert "starts again" not in own_daemon.log_of(job)
