@@ -181,8 +181,7 @@ class Core:
         ]
         job.iterations_done = done
         commands += dispatch.take_snapshots(job)
-        assert job.plan is not None
-        if done == job.plan.itinerary.num_iterations:
+        if done == job.ends:
             self._move(job, Phase.SAVING, "every iteration is done")
             commands.append(events.SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0]))
         return commands

@@ -52,7 +52,7 @@ def begin(job: Job) -> list[Command]:
         )
         for lane, program in job.plan.graph.programs.items()
     }
-    job.iterations_done = begins
+    job.iterations_done, job.ends = begins, iterations
     job.lanes = {(state.worker, state.name): state for state in lanes.values()}
     for policy in job.policies:
         policy.begin(lanes)
@@ -85,12 +85,24 @@ def top_up(job: Job, lane: LaneState) -> list[Command]:
     outstanding = lane.sent - lane.finished
     if lane.sent == lane.total or (outstanding and 2 * outstanding > window):
         return []
-    until = min(lane.finished + window, lane.total if lane.allowed is None else lane.allowed)
+    until = min(lane.finished + window, lane.total, lane.total if lane.allowed is None else lane.allowed)
     if until <= lane.sent:
         return []
     work = work_between(lane.program, lane.sent, until)
     lane.sent = until
     return [Dispatch(job.name, job.attempt, lane.worker, lane.name, work)]
+
+
+def end_after_sent(job: Job) -> None:
+    """No lane is sent anything of an iteration of which none has been sent anything."""
+    end_after(job, _first_unsent(job))
+
+
+def end_after(job: Job, iterations: int) -> None:
+    """iterations: no fewer than any lane has been sent something of."""
+    job.ends = min(job.ends, iterations)
+    for lane in job.lanes.values():
+        lane.total = job.ends * len(lane.program)
 
 
 def measured(job: Job, event: JobMeasured) -> list[Command]:

@@ -59,6 +59,7 @@ class Job:
     policies: tuple[Policy[Any], ...] = ()  # what adjusts it as it runs, once it is planned
     adjusted: Plan | None = None  # the plan with the shares and ways that it has been adjusted to
     iterations_done: int = 0
+    ends: int = 0  # the iterations after which it ends: all, unless it is to end sooner
     outcome: Outcome | None = None
     deadline: float | None = None
     snapshot: Snapshot | None = None  # the newest that is whole: what another attempt goes on from
