@@ -21,11 +21,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from weft.scheduler.core.outcomes import MAX_LOSSES
 from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
-RealDaemon, Gate, until, SECONDS, PASS_GATE = (
-    _REAL[name] for name in ("RealDaemon", "Gate", "until", "SECONDS", "PASS_GATE")
+RealDaemon, Gate, until, SECONDS, PASS_GATE, LINE = (
+    _REAL[name] for name in ("RealDaemon", "Gate", "until", "SECONDS", "PASS_GATE", "LINE")
 )
 StartDaemon = Callable[..., Any]
 
@@ -163,6 +164,22 @@ def test_one_that_is_killed_again_and_again_goes_on_each_time(daemon: Any) -> No
             until(lambda: daemon.client.show(job)["state"] == "running", "the next attempt")
         gate.open()
         check_is_undisturbed(daemon, job, spec)
+
+
+@pytest.mark.slow
+def test_one_whose_own_code_kills_its_worker_each_time_is_given_up_with_a_report_of_each(daemon: Any) -> None:
+    """It failed with the last report alone."""
+    dying = 'print("its last words", flush=True); import signal; os.kill(os.getpid(), signal.SIGKILL)'
+    source = LINE.replace("if calls == gate_at:", f"if calls == 9:\n            {dying}\n        if calls == gate_at:")
+    failed = daemon.run(daemon.spec(source, epochs=20))
+    assert (failed["state"], failed["reason"], failed["exit_code"]) == ("failed", "worker-lost", 137)
+    reports = [line for line in failed["error"].splitlines() if ". attempt " in line]
+    for attempt, report in enumerate(reports, 1):
+        assert report.startswith(f"{attempt}. attempt {attempt}: cpu-")
+        assert "died of signal 9 (SIGKILL)" in report
+        assert report in daemon.log_of(failed["job"])
+    assert len(reports) == MAX_LOSSES + 1
+    assert failed["error"].count("\n     | its last words") == len(reports)
 
 
 @pytest.mark.slow

@@ -460,6 +460,8 @@ def test_a_job_that_is_killed_again_and_again_is_no_accident(rehearsal: Rehearsa
             assert isinstance(last, PlanJob)
     assert isinstance(last, RecordState)
     assert (last.state, last.reason, last.attempt, last.exit_code) == ("failed", "worker-lost", MAX_LOSSES + 1, 137)
+    reports = (last.message or "").splitlines()[2:]
+    assert [report.partition(":")[0] for report in reports] == [f"{n}. attempt {n}" for n in range(1, MAX_LOSSES + 2)]
 
 
 def test_an_attempt_counts_its_iterations_from_the_beginning(rehearsal: Rehearsal) -> None:

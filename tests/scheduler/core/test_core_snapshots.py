@@ -428,7 +428,7 @@ def test_losses_are_counted_anew_where_the_job_has_come_further(rehearsal: Rehea
         rehearsal.due()
         rehearsal.run_to(done + 1)
         rehearsal.lose()
-        assert rehearsal.job.losses == 1
+        assert len(rehearsal.job.losses) == 1
         rehearsal.prepare()
     rehearsal.run_to(16)
     assert rehearsal.job.phase is Phase.SAVING

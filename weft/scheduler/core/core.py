@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from weft.plan.plan import Plan
-from weft.scheduler.core import dispatch, events, outcomes
+from weft.scheduler.core import dispatch, events, losses, outcomes
 from weft.scheduler.core.back_off import back_off
 from weft.scheduler.core.events import Command, Event
 from weft.scheduler.core.job import MOVES, Job, Outcome, Phase, Worker
@@ -270,9 +270,8 @@ class Core:
         job = self.jobs[name]
         if job.phase is Phase.RELEASING:
             return commands + self._let_go(job, event.worker)
+        losses.note(event, job)
         job.workers = tuple(w for w in job.workers if w != event.worker)
-        job.losses = 1 if job.iterations_done > job.furthest else job.losses + 1
-        job.furthest = max(job.furthest, job.iterations_done)
         return commands + self._release(job, outcomes.of_lost_worker(event, job), now)
 
     def _worker_garbled(self, event: events.WorkerGarbled, now: float) -> list[Command]:

@@ -67,7 +67,7 @@ class Job:
     saving: Snapshot | None = None  # the one that is being written to the disk
     on_disk: int = -1  # the iteration of the newest that is there, or is being written
     copies: bool = False  # memory for snapshots may have been made
-    losses: int = 0  # of workers, since it came further than ever before
+    losses: list[str] = field(default_factory=list)  # of workers, since it came further than ever; a report of each
     furthest: int = 0  # iterations that it had done when it last lost one
     directory_losses: int = 0  # the same of the directory
     story: list[str] = field(default_factory=list)

@@ -7,8 +7,8 @@ look like it and come back with every attempt.
 from __future__ import annotations
 
 import dataclasses
-import signal
 
+from weft.scheduler.core import losses
 from weft.scheduler.core.events import RecordState, WorkerGarbled, WorkerLost
 from weft.scheduler.core.job import Job, Outcome
 from weft.transport.wire.frames import LINK_GONE_EXIT
@@ -24,15 +24,19 @@ DISCARDED = dataclasses.replace(CANCELLED, keeps=False)
 
 
 def of_lost_worker(event: WorkerLost, job: Job) -> Outcome:
-    """SIGKILL comes from outside (the OOM killer, an operator): try again. Anything else the job's code did."""
+    """SIGKILL comes from outside (the OOM killer, an operator): try again. Anything else the job's code did. Where the
+    job is given up, its error has all that it lost on the way there."""
+    outcome = _of_one(event, job)
+    return dataclasses.replace(outcome, message=f"{outcome.message}{losses.told(job)}") if outcome.state else outcome
+
+
+def _of_one(event: WorkerLost, job: Job) -> Outcome:
     code = event.exit_code
-    if code == SIGKILL_EXIT and job.losses <= MAX_LOSSES:
+    if code == SIGKILL_EXIT and len(job.losses) <= MAX_LOSSES:
         message = f"{event.worker} was killed; the job {_again(job)}"
         return Outcome("", "worker-lost", message)
     if code is not None and code < 0:
-        message = (
-            f"{event.worker} died of {_signal(-code)} while it ran this job (attempt {job.attempt}); {_remedy(code)}"
-        )
+        message = f"{event.worker} {losses.how(event)} while it ran this job (attempt {job.attempt}); {_remedy(code)}"
         return Outcome("failed", "worker-lost", message, 128 - code)
     if code == LINK_GONE_EXIT:
         return Outcome("failed", "worker-lost", f"{event.worker} found its link closed or replaced; {LINK_REMEDY}", 1)
@@ -51,13 +55,6 @@ def _again(job: Job) -> str:
     if job.snapshot is None or job.plan is None:
         return f"starts again {attempt}"
     return f"goes on after {job.plan.itinerary.label(job.snapshot.iteration)} {attempt}"
-
-
-def _signal(number: int) -> str:
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:  # a real-time signal has no name
-        return f"signal {number}"
 
 
 def _remedy(code: int) -> str:

@@ -91,7 +91,9 @@ class Hearing:
     def lost(self, worker: str, exit_code: int | None) -> None:
         self._exporter.set("weft_worker_up", 0, worker=worker)
         self._exporter.add("weft_worker_restarts_total", reason=_reason_of_exit(exit_code))
-        self._feed(WorkerLost(worker=worker, exit_code=exit_code))
+        run = self._runs.get(self._core.workers[worker].job or "")
+        printed = "" if run is None else run.last_lines.pop(worker, "")
+        self._feed(WorkerLost(worker=worker, exit_code=exit_code, printed=printed))
 
     def _hear(self, worker: str, message: Message) -> None:
         arrived = time.monotonic()
@@ -112,6 +114,7 @@ class Hearing:
             case "saved":
                 self._feed(ResultSaved(job=name, attempt=attempt))
             case "released":
+                run.last_lines.pop(worker, None)
                 if run.attempt is not None:
                     run.attempt.books.note_peak(worker, message["peak_bytes"], message["device_peak_bytes"])
                 self._feed(WorkerReleased(worker=worker, job=name, attempt=attempt, clean=message["clean"]))
@@ -122,8 +125,7 @@ class Hearing:
             case "directory-missed":
                 self._feed(DirectoryMissed(job=name, attempt=attempt, message=message["message"]))
             case "output":
-                run.files.log_output(message["text"])
-                run.changed.notify()
+                run.log_output(worker, message["text"])
             case "profiled":
                 run.note_profile(worker, attempt, message["text"])
                 run.changed.notify()

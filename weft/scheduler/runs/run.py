@@ -40,6 +40,7 @@ from weft.spec.job_spec import JobSpec
 from weft.spec.job_state import JobState
 
 MODEL = "model.safetensors"
+MAX_LAST_LINES, MAX_LAST_CHARS = 3, 400  # of a worker's output, for the report of its loss; arbitrary: the log has all
 _SNAPSHOT = MODE_INDEX["snapshot"]
 
 
@@ -178,6 +179,7 @@ class Run:
     changed: Changed = field(default_factory=Changed)  # on its state, log or progress
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who writes the recording
     recorded: int = 0  # iterations whose lines are written
+    last_lines: dict[str, str] = field(default_factory=dict)  # that the job's code printed, by worker, in this attempt
 
     def __post_init__(self) -> None:
         self.files.keep("spec.json", json.dumps(self.spec.to_wire(), indent=2) + "\n")
@@ -234,6 +236,13 @@ class Run:
             means = "  ".join(f"{name} {value:.6g}" for name, value in line["validation"].items())
             self.files.log(f"epoch {iteration.epoch + 1}: step {line['step']}  validation {means}")
         return iteration
+
+    def log_output(self, worker: str, text: str) -> None:
+        """What the job's code printed there."""
+        self.files.log_output(text)
+        kept = (self.last_lines.get(worker, "") + text)[-MAX_LAST_CHARS:]
+        self.last_lines[worker] = "".join(kept.splitlines(keepends=True)[-MAX_LAST_LINES:])
+        self.changed.notify()
 
     def note_exception(self, name: str) -> None:
         """What the user's code raised; the first counts, others follow from it."""

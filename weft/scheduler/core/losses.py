@@ -1,0 +1,76 @@
+"""Losses: the workers that a job has lost since it came further than ever before, as its owner reads of them. Pure.
+
+One that comes back at the same place is no accident, and what the attempts have in common is the way to its cause: so
+each is kept until the job comes further, and all are told where it is given up.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from weft.scheduler.core.events import WorkerLost
+from weft.scheduler.core.job import Job, Phase
+
+_DOING = {
+    Phase.PLANNING: "while it was inspected",
+    Phase.PREPARING: "while it was prepared",
+    Phase.SAVING: "while its weights were saved",
+}
+
+
+def note(event: WorkerLost, job: Job) -> None:
+    """The job still holds what it held then."""
+    if job.iterations_done > job.furthest:
+        job.losses.clear()
+    job.furthest = max(job.furthest, job.iterations_done)
+    told = f"attempt {job.attempt}: {event.worker} {how(event)} {_when(event.worker, job)}"
+    printed = event.printed.strip()
+    job.losses.append(f"{told}; it had printed:\n{_indented(printed)}" if printed else told)
+
+
+def told(job: Job) -> str:
+    """All of them, numbered; nothing where there is no more than the one that a message is about."""
+    if len(job.losses) < 2:
+        return ""
+    numbered = [f"{number}. {loss}" for number, loss in enumerate(job.losses, 1)]
+    return "\n".join([f"\n{len(numbered)} workers were lost while the job came no further:", *numbered])
+
+
+def how(event: WorkerLost) -> str:
+    """Its process ended, in words."""
+    code = event.exit_code
+    if code is None:
+        return "could not be started"
+    return f"died of {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
+
+
+def _when(worker: str, job: Job) -> str:
+    if job.phase is not Phase.RUNNING or job.plan is None:
+        return _DOING[job.phase]
+    done = job.iterations_done
+    after = f"after {job.plan.itinerary.label(done - 1)}" if done else "before any step was reported"
+    return "; ".join([after, *_places(worker, job)])
+
+
+def _places(worker: str, job: Job) -> list[str]:
+    """How far each of its lanes had come when it last said so, which they do ten times a second."""
+    assert job.plan is not None
+    places = []
+    for lane in job.lanes.values():
+        if lane.worker == worker and lane.sent > lane.finished:
+            iteration, place = divmod(lane.finished, len(lane.program))
+            task = job.plan.graph.tasks[lane.program[place]]
+            at = f"{task.key} of {job.plan.itinerary.label(iteration)}"
+            places.append(f"its {lane.name} lane had reported all before {at}")
+    return places
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"     | {line}" for line in text.splitlines())
