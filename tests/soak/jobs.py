@@ -1,0 +1,88 @@
+"""The jobs of a soak: small, of every preset and of several kinds of models, and what each comes to undisturbed.
+
+A job sleeps in its loss, so it lasts about as long on a machine with much else to do, and leaves that its cores.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft.spec.job_spec import JobSpec
+from weft.spec.presets import PRESETS
+
+TESTS = Path(__file__).resolve().parents[1]
+_RECOVERY = runpy.run_path(str(TESTS / "integration" / "test_recovery.py"))
+PAUSE_SECONDS = 0.004  # in each call of the loss
+STEPS = 160
+EPOCHS = 40  # of models of any class, which have three steps in each
+
+# Training as the tests of recovery have it, with a pause in the workload and in each call of the loss, and a statement
+# that one call runs: 0 is the workload's.
+_CHANGES = {
+    "def workload(": "def workload(pause=0.0, fault='', fault_at=-1, ",
+    "    torch.manual_seed(5)\n": (
+        "    time.sleep(40 * pause)\n    exec(fault * (fault_at == 0))\n    torch.manual_seed(5)\n"
+    ),
+    "        calls += 1\n": (
+        "        calls += 1\n        time.sleep(pause)\n        exec(fault * (calls == fault_at))\n"
+    ),
+}
+PACED: str = _RECOVERY["SOURCE"]
+for _old, _new in _CHANGES.items():
+    assert PACED.count(_old) == 1, _old
+    PACED = PACED.replace(_old, _new)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakJob:
+    strategy: Mapping[str, Any]
+    model: str | None = None  # a name of tests/any_models.py; None: the paced line
+    tables: Mapping[str, Any] = field(default_factory=dict)  # others of the spec
+
+    def spec(self, daemon: Any) -> JobSpec:
+        if self.model is None:
+            arguments = {"pause": PAUSE_SECONDS}
+            spec: JobSpec = daemon.spec(PACED, strategy=self.strategy, steps=STEPS, args=arguments)
+            return JobSpec.parse(spec.to_wire() | dict(self.tables))
+        job = {"entry": "any_models.py:workload", "args": {"name": self.model}, "batch_size": 8, "epochs": EPOCHS}
+        tables = {"job": job | {"seed": 11}, "strategy": dict(self.strategy), "directory": str(TESTS)}
+        return JobSpec.parse(tables | dict(self.tables))
+
+
+TWO_STAGES = {"stages": 2, "microbatches": 2}
+EVERY_40 = {"checkpoint": {"every": "40 steps"}}
+FIXED = {"share": "fixed"}  # shares that are measured are others each time, and so are the bits
+
+_OF_PRESETS = {
+    name: SoakJob(strategy={"preset": name, "microbatches": 1 if name == "model-parallel" else 2} | FIXED)
+    for name in PRESETS
+}
+_OTHERS = {
+    "one stage": SoakJob(strategy={"microbatches": 2}),
+    "pipeline": SoakJob(strategy=TWO_STAGES),
+    "recompute": SoakJob(strategy=TWO_STAGES | {"recompute": True, "schedule": "gpipe"}),
+    "central dispatch": SoakJob(strategy=TWO_STAGES | {"window": 1}),
+    "clipped replicas": SoakJob(strategy={"replicas": 2, "microbatches": 2, "clip_norm": 0.1}),
+    "clipped pipeline": SoakJob(strategy=TWO_STAGES | {"clip_norm": 0.1}),
+    "small buckets": SoakJob(strategy={"replicas": 2, "microbatches": 2, "bucket_mib": 1e-4}),
+    "several loaders": SoakJob(strategy=TWO_STAGES | {"loaders": 2}),
+    "without recovery": SoakJob(strategy=TWO_STAGES | {"recovery": "off"}),
+    "a pipeline of devices": SoakJob(strategy={"replicas": [{"device": "gpu", "stages": 2}], "microbatches": 2}),
+    "checkpoints, one stage": SoakJob(strategy={"microbatches": 2}, tables=EVERY_40),
+    "checkpoints, pipeline": SoakJob(strategy=TWO_STAGES, tables=EVERY_40),
+    "checkpoints, offload": SoakJob(strategy={"preset": "zero-offload", "microbatches": 2}, tables=EVERY_40),
+    "checkpoints, clipped replicas": SoakJob(
+        strategy={"replicas": 2, "microbatches": 2, "clip_norm": 0.1}, tables=EVERY_40
+    ),
+    "model mlp": SoakJob(strategy=TWO_STAGES, model="mlp"),
+    "model unet": SoakJob(strategy=TWO_STAGES, model="unet", tables=EVERY_40),
+    "model lstm": SoakJob(strategy={"microbatches": 2}, model="lstm"),
+    "model vae": SoakJob(strategy=TWO_STAGES | {"recompute": True}, model="vae"),
+    "model gated, offloaded": SoakJob(strategy={"preset": "zero-offload", "microbatches": 2}, model="gated"),
+}
+JOBS: Mapping[str, SoakJob] = _OF_PRESETS | _OTHERS
+WITH_CHECKPOINTS = [name for name, job in JOBS.items() if "checkpoint" in job.tables]

@@ -1,0 +1,109 @@
+"""The table of a soak: what was tried of each row, what held, and the cards that missed."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deck import Card, Row
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- written by tests/soak/soak.py -->", "<!-- end of what the run wrote -->"
+HEADINGS = ("row", "what", "asked for", "done", "tries", "passed", "missed")
+MAX_KINDS = 8  # of faults that are told apart in a row; more are a sum
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one row."""
+
+    faults: Counter[str] = field(default_factory=Counter)  # that fired in tries that passed, by kind
+    passed: int = 0
+    idle: int = 0  # tries whose fault came too late: they count as none
+    missed: list[str] = field(default_factory=list)  # the cards
+
+
+class Tallies:
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = list(rows)
+        self.of = {id(row): Tally() for row in rows}
+
+    def passed(self, card: Card, faults: Counter[str]) -> None:
+        tally = self.of[id(card.row)]
+        if not faults.total():
+            tally.idle += 1
+            return
+        tally.faults += faults
+        tally.passed += 1
+
+    def missed(self, card: Card) -> None:
+        self.of[id(card.row)].missed.append(str(card))
+
+    @property
+    def num_missed(self) -> int:
+        return sum(len(tally.missed) for tally in self.of.values())
+
+    def lines(self) -> list[tuple[str, ...]]:
+        return [_line(row, self.of[id(row)]) for row in self.rows]
+
+
+def _line(row: Row, tally: Tally) -> tuple[str, ...]:
+    asked = f"{row.asked:,} {row.unit}".strip()
+    tries = tally.passed + len(tally.missed)
+    missed = f"{len(tally.missed)}" + (f" ({', '.join(tally.missed)})" if tally.missed else "")
+    return row.id, row.what, asked, _done(tally.faults), str(tries), str(tally.passed), missed
+
+
+def _done(faults: Counter[str]) -> str:
+    total = f"{faults.total():,}"
+    kinds = [f"{kind} {count:,}" for kind, count in sorted(faults.items()) if kind]
+    return f"{total}: {', '.join(kinds)}" if 1 < len(kinds) <= MAX_KINDS else total
+
+
+def as_text(tallies: Tallies) -> str:
+    lines = [HEADINGS, *tallies.lines()]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def as_markdown(tallies: Tallies) -> str:
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *tallies.lines()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def section(tallies: Tallies, seed: int, seconds: float) -> str:
+    """What a page has of a run: when, where, of which commit, and the table."""
+    today = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y").lstrip("0")
+    where = f"{os.cpu_count()} cores of {_processor()}, Linux {platform.release().partition('-')[0]}"
+    took = f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
+    told = f"{today}, commit {_commit()}, {where}, Python {platform.python_version()}: {took} with seed {seed}."
+    return f"{told}\n\n{as_markdown(tallies)}"
+
+
+def write(page: Path, text: str) -> None:
+    """In place of what the last run wrote there. Errors: ValueError where the page has no place for it."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no place for a table; write the lines {BEGIN} and {END} where it is to stand")
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+
+
+def _commit() -> str:
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip() or "unknown"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

@@ -1,0 +1,193 @@
+"""The soak itself: a seed plays the same cards again, a miss is told and ends with 1, Ctrl-C ends with a table."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soak
+import table
+from deck import Card, Row, chosen, dealt, decks
+
+from weft.spec.presets import PRESETS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class FakeStage:
+    """Lends nothing, and keeps what it is told of misses."""
+
+    def __init__(self, misses: Path) -> None:
+        self.misses = misses
+        self.said: list[str] = []
+
+    def begin_try(self) -> None:
+        self.said.append("begin")
+
+    def end_try(self) -> None:
+        self.said.append("end")
+
+    def renew(self) -> None:
+        self.said.append("renew")
+
+    def close(self) -> None:
+        self.said.append("close")
+
+    def keep(self, card: str, error: BaseException, command: str) -> Path:
+        (self.misses / card.replace(":", "-")).write_text(f"{error} {command}")
+        return self.misses
+
+
+def holds(stage: Any, chance: random.Random) -> Counter[str]:
+    return Counter({"in one way": 2, "in another": 1})
+
+
+def misses(stage: Any, chance: random.Random) -> Counter[str]:
+    raise AssertionError("other bits")
+
+
+def comes_too_late(stage: Any, chance: random.Random) -> Counter[str]:
+    return Counter()
+
+
+def is_interrupted(stage: Any, chance: random.Random) -> Counter[str]:
+    raise KeyboardInterrupt
+
+
+def row(id_: str, play: Callable[..., Counter[str]] = holds, **changes: Any) -> Row:
+    return Row(
+        **{"id": id_, "what": "it is hit", "asked": 7, "each": 2, "longest_seconds": 0.0, "play": play} | changes
+    )
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[table.Tallies, FakeStage]]:
+    monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    stages: list[FakeStage] = []
+
+    def make_stage(folder: Path) -> FakeStage:
+        stages.append(FakeStage(folder))
+        return stages[-1]
+
+    def play(*rows: Row) -> tuple[table.Tallies, FakeStage]:
+        said: list[str] = []
+        cards = [Card(each, number) for each in rows for number in range(2)]
+        tallies = soak.soaked(rows, cards, make_stage, lambda *words, **options: said.append(" ".join(map(str, words))))
+        stages[-1].said += said
+        return tallies, stages[-1]
+
+    return play
+
+
+def test_a_deck_is_the_second_column_in_an_order_of_the_seed() -> None:
+    rows = [row("F1"), row("F2", asked=3, each=100)]
+    first, again, other = (next(decks(rows, seed)) for seed in (1, 1, 2))
+    assert [str(card) for card in first] == [str(card) for card in again]
+    assert [str(card) for card in first] != [str(card) for card in other]
+    assert Counter(card.row.id for card in first) == {"F1": 4, "F2": 1}
+
+
+def test_decks_go_on_until_the_time_is_over() -> None:
+    left = iter([9.0, 9.0] * 9 + [0.0])
+    assert len(list(dealt([row("F1")], 1, lambda: next(left)))) == 9
+
+
+def test_a_card_that_would_take_longer_than_what_is_left_is_passed_over() -> None:
+    rows = [row("F1", longest_seconds=60.0), row("F2", longest_seconds=5.0)]
+    assert {card.row.id for card in islice(dealt(rows, 1, lambda: 10.0), 30)} == {"F2"}
+    assert list(dealt(rows[:1], 1, lambda: 10.0)) == []
+
+
+def test_rows_are_chosen_by_id_and_by_name_and_one_that_is_unknown_is_told() -> None:
+    rows = [row("F1"), row("F1", variant="savers"), row("F4")]
+    assert chosen(rows, []) == rows
+    assert chosen(rows, ["F1"]) == rows[:2]
+    assert chosen(rows, ["F1-savers", "F4"]) == rows[1:]
+    with pytest.raises(ValueError, match="ONLY=F9 is no row of the soak; known here: F1, F1-savers, F4"):
+        chosen(rows, ["F9"])
+
+
+def test_what_holds_is_counted_by_kind_and_a_fault_that_came_too_late_is_not(played: Any) -> None:
+    tallies, stage = played(row("F1"), row("F2", comes_too_late))
+    assert tallies.num_missed == 0
+    assert tallies.lines() == [
+        ("F1", "it is hit", "7", "6: in another 2, in one way 4", "2", "2", "0"),
+        ("F2", "it is hit", "7", "0", "0", "0", "0"),
+    ]
+    assert not stage.misses.exists(), "nothing is left"
+
+
+def test_a_miss_is_told_with_its_card_and_kept_and_the_others_are_played(played: Any) -> None:
+    tallies, stage = played(row("F1", misses), row("F2"))
+    assert [line[-1] for line in tallies.lines()] == ["2 (F1:0, F1:1)", "0"]
+    assert "soak.py --card F1:1" in (stage.misses / "F1-1").read_text()
+    assert any("MISSED F1:0 (it is hit): other bits" in each for each in stage.said)
+
+
+def test_ctrl_c_ends_with_what_there_is_and_closes_the_stage(played: Any) -> None:
+    tallies, stage = played(row("F1"), row("F2", is_interrupted), row("F3"))
+    assert [line[4] for line in tallies.lines()] == ["2", "0", "0"]
+    assert stage.said.count("close") == 1
+    assert "renew" not in stage.said
+
+
+@pytest.mark.parametrize(("play", "code"), [(holds, 0), (misses, 1)])
+def test_a_miss_ends_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any, play: Any, code: int) -> None:
+    monkeypatch.setattr(soak, "ROWS", [row("F1", play)])
+    monkeypatch.setattr(soak, "DEFAULT_SECONDS", 0.05)
+    monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    monkeypatch.setattr(soak, "MAX_MISSES", 3)
+    monkeypatch.setattr(soak.soaked, "__defaults__", (FakeStage, print))
+    monkeypatch.setattr(soak.signal, "signal", lambda *_: None)
+    assert soak.main(["--seed", "5"]) == code
+    told = capsys.readouterr().out
+    assert told.startswith("seed 5, ")
+    assert "row  what" in told
+
+
+def test_an_unknown_row_ends_with_2(capsys: Any) -> None:
+    assert soak.main(["--only", "F99"]) == 2
+    assert "ONLY=F99 is no row" in capsys.readouterr().err
+
+
+def test_a_card_that_a_miss_names_is_found() -> None:
+    (card,) = soak._cards(soak.ROWS, "F4-fork-server:12")
+    assert (card.row.name, card.number) == ("F4-fork-server", 12)
+    assert len({each.name for each in soak.ROWS}) == len(soak.ROWS)
+
+
+def test_a_page_gets_the_table_between_its_marks_and_keeps_the_rest(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    table.write(page, "new")
+    assert page.read_text() == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="has no place for a table"):
+        table.write(page, "new")
+
+
+def test_the_table_of_a_run_is_markdown_with_a_line_for_each_row() -> None:
+    tallies = table.Tallies([row("F1"), row("F2")])
+    told = table.section(tallies, 5, 7200.0)
+    assert "2.0 hours with seed 5" in told
+    assert [line.split(" | ")[0] for line in told.splitlines()[2:]] == ["| row", "| ---", "| F1", "| F2"]
+
+
+def test_every_preset_is_among_the_jobs() -> None:
+    assert set(PRESETS) <= set(soak.worker_faults.JOBS)
+
+
+def test_every_file_with_a_test_for_the_soak_has_a_row() -> None:
+    marked = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"^@pytest\.mark\.soak|marks=.*mark\.soak", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    played = " ".join(each.what for each in soak.suite_rows.ROWS)
+    assert {path for path in marked if path not in played} == set()

@@ -1,0 +1,143 @@
+"""F1, F2, F5: processes of a job that are killed, or that the job's own code ends."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Sequence
+
+import psutil
+from deck import Row
+from jobs import JOBS, PACED, PAUSE_SECONDS, STEPS, WITH_CHECKPOINTS
+from phases import PHASES, phase_of, reach
+from stage import SECONDS, Stage, until
+
+MOST_KILLS = 3  # of one job: a fourth without any progress between them is no accident
+
+
+def kill_workers(stage: Stage, chance: random.Random) -> Counter[str]:
+    """F1: one job, one to three of its workers, each in a phase drawn before."""
+    name = chance.choice(list(JOBS))
+    stage.undisturbed(name)
+    job = stage.submit(name)
+    fired: Counter[str] = Counter()
+    for _ in range(chance.choice((1, 1, 2, MOST_KILLS))):
+        phase = chance.choice(PHASES)
+        reach(stage, job, phase, chance)
+        fired[kill_one(stage, job, phase, chance)] += 1
+    stage.check(job, name)
+    return without_misfires(fired)
+
+
+def without_misfires(fired: Counter[str]) -> Counter[str]:
+    del fired["too late"]
+    return fired
+
+
+def kill_one(stage: Stage, job: str, aimed: str, chance: random.Random) -> str:
+    """One of the workers that the job has; the phase in which the daemon says that it hit, or "too late"."""
+    client = stage.daemon.client
+    num_before = num_losses(stage, job)
+    held = [worker["pid"] for worker in client.status()["workers"] if worker["job"] == job and worker["pid"]]
+    shown = client.show(job)
+    if not held:
+        return "too late"
+    phase = aimed if aimed == "snapshotting" and phase_of(shown) == "running" else phase_of(shown)
+    os.kill(chance.choice(held), signal.SIGKILL)
+    until(lambda: num_losses(stage, job) > num_before or stage.has_ended(job), f"{job} hears of it")
+    return phase if num_losses(stage, job) > num_before else "too late"
+
+
+def num_losses(stage: Stage, job: str) -> int:
+    """As the job's log has them."""
+    return str(stage.daemon.log_of(job)).count(" was killed")
+
+
+def kill_directories(stage: Stage, chance: random.Random) -> Counter[str]:
+    """F5: the directory's process, at a random moment of a job, its preparation included."""
+    name = chance.choice(list(JOBS))
+    stage.undisturbed(name)
+    job = stage.submit(name)
+    phase = chance.choice(PHASES)
+    reach(stage, job, phase, chance)
+    directory, hit = stage.daemon.directory(), phase_of(stage.daemon.client.show(job))
+    directory.kill()
+    stage.check(job, name)
+    until(lambda: not psutil.pid_exists(directory.pid), "the end of the directory")
+    return Counter({phase if hit == "running" else hit: 1} if hit in PHASES else {})
+
+
+def kill_savers(stage: Stage, chance: random.Random) -> Counter[str]:
+    """F1: the process that writes a checkpoint, which costs that checkpoint alone."""
+    name = chance.choice(WITH_CHECKPOINTS)
+    stage.undisturbed(name)
+    ours = {stage.daemon.directory().pid, *stage.daemon.worker_pids().values()}
+    job = stage.submit(name)
+    found: list[psutil.Process] = []
+
+    def is_seen() -> bool:
+        found[:] = [child for child in stage.daemon.fork_server().children() if child.pid not in ours]
+        return bool(found) or stage.has_ended(job)
+
+    until(is_seen, "a saver")
+    for saver in found[:1]:
+        saver.kill()
+    stage.check(job, name)
+    return Counter({"writing a checkpoint": 1} if found else {})
+
+
+# --- what the job's own code does
+
+FAULTS = {
+    "raises": ("raise ValueError('on purpose')", ("user-error", 1), "ValueError: on purpose"),
+    "_exit(17)": ("import os; os._exit(17)", ("worker-lost", 17), "exit code 17"),
+    "abort": ("import os; os.abort()", ("worker-lost", 128 + signal.SIGABRT), "SIGABRT"),
+    "segfault": ("import ctypes; ctypes.string_at(0)", ("worker-lost", 128 + signal.SIGSEGV), "SIGSEGV"),
+}
+
+
+def end_by_own_code(stage: Stage, chance: random.Random) -> Counter[str]:
+    """F2: in the workload or in one call of the loss, beside another job that must not notice."""
+    stage.undisturbed("one stage")
+    kind = chance.choice(list(FAULTS))
+    statement, (reason, code), told = FAULTS[kind]
+    beside = stage.submit("one stage")
+    arguments = {"pause": PAUSE_SECONDS, "fault": statement, "fault_at": chance.choice((0, 2, chance.randint(5, 200)))}
+    spec = stage.daemon.spec(PACED, strategy={"microbatches": 2}, steps=STEPS, args=arguments)
+    result = stage.daemon.client.wait(stage.daemon.submit(spec), SECONDS)
+    log = stage.daemon.log_of(result["job"]) + str(result["error"])
+    assert (result["state"], result["reason"], result["exit_code"]) == ("failed", reason, code), (arguments, log)
+    assert told in log, (arguments, log)
+    stage.check(beside, "one stage")
+    assert "attempt 2" not in stage.daemon.log_of(beside)
+    return Counter({kind: 1})
+
+
+ROWS: Sequence[Row] = (
+    Row(
+        id="F1",
+        what="SIGKILL of workers and loaders of a job",
+        asked=500,
+        unit="kills",
+        each=2,
+        play=kill_workers,
+    ),
+    Row(
+        id="F1",
+        variant="savers",
+        what="SIGKILL of the process that writes a checkpoint",
+        asked=20,
+        unit="kills",
+        play=kill_savers,
+    ),
+    Row(
+        id="F2",
+        what="the job's own code raises, exits, aborts, segfaults",
+        asked=120,
+        unit="jobs",
+        play=end_by_own_code,
+    ),
+    Row(id="F5", what="SIGKILL of the directory", asked=50, unit="kills", play=kill_directories),
+)
