@@ -119,7 +119,8 @@ class PeerPool(Pool):
             lambda worker, message: driver().hearing.said(worker, message),
             lambda worker, problem: None,
             lambda worker, what, at: None,
-            lambda worker, code: None,
+            lambda worker, code, shortage: None,
+            lambda job, answer: None,
             lambda: None,
             lambda: None,
         )

@@ -140,6 +140,19 @@ def in_training(statement: str) -> str:
     return workload_with(before=f"if calls == 7: {statement}")
 
 
+# A limit of the process is the one that a test can set, and the next job's worker must not have it.
+ALLOCATE = """
+import resource
+
+def allocate():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, before[1]))
+    try:
+        torch.empty(1 << 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+"""
+
 JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "an entry that is no function": ("workload = 5", {}, 2, "invalid-workload", "'workload' in "),
     "an entry that is not there": ("def workloads(): pass", {}, 2, "invalid-workload", "did you mean workloads?"),
@@ -220,6 +233,14 @@ JOBS: dict[str, tuple[str, dict[str, Any], int, str, str]] = {
     "an import that is not there": ("import nowhere_to_be_found", {}, 1, "user-error", "ModuleNotFoundError"),
     "an exception": (in_training("raise KeyError('lost')"), {}, 1, "user-error", "KeyError: 'lost'"),
     "an exception of the entry": ("def workload(): raise KeyError('lost')", {}, 1, "user-error", "KeyError: 'lost'"),
+    "memory that there is not": (in_training("allocate()") + ALLOCATE, {}, 1, "out-of-memory", "can't allocate memory"),
+    "memory that the entry does not get": (
+        "import torch" + ALLOCATE + "def workload(): allocate()",
+        {},
+        1,
+        "out-of-memory",
+        "can't allocate memory",
+    ),
     "sys.exit": (in_training("sys.exit(5)"), {}, 5, "user-error", "the job's code called exit(5)"),
     "os._exit": (in_training("os._exit(17)"), {}, 17, "worker-lost", "ended cpu-0 with exit code 17"),
     "an abort": (in_training("os.abort()"), {}, 128 + signal.SIGABRT, "worker-lost", "cpu-0 died of signal 6"),
@@ -304,7 +325,7 @@ def test_a_job_that_cannot_run_fails_alone_with_its_reason_and_code(serving: Rea
     assert told in result["error"]
     assert told in done.stderr  # of the follower, who sees the log
     assert "/weft/" not in result["error"]  # no frame of ours
-    if reason != "user-error":
+    if reason not in ("user-error", "out-of-memory"):  # which have a traceback
         assert is_one_paragraph(result["error"])
     elif "def workload(:" not in source:
         assert f'{spec.entry_file}", line' in serving.log_of(job)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.machine.cgroups import CgroupLimits, read_cgroup_limits
+from weft.machine.cgroups import CgroupLimits, read_cgroup_limits, read_oom_kills
 
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n"
 
@@ -92,3 +92,33 @@ def test_a_system_without_control_groups_has_no_limits(tmp_path: Path) -> None:
 def test_this_machine_can_be_read() -> None:
     limits = read_cgroup_limits()
     assert (limits.memory_bytes is None) == (limits.memory_from is None)
+
+
+# --- processes that the kernel has killed for lack of memory
+
+V1_MOUNT = "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+EVENTS = "low 0\nhigh 7\nmax 12\noom 4\noom_kill 3\noom_group_kill 0\n"
+VMSTAT = "pgfault 123\noom_kill 40\n"
+
+
+def test_kills_are_those_in_our_own_group(tmp_path: Path) -> None:
+    files = {"user.slice/job/memory.events": EVENTS, "user.slice/memory.events": EVENTS.replace("3", "9")}
+    root = tree(tmp_path, "0::/user.slice/job\n", V2_MOUNT, files)
+    (root / "proc/vmstat").write_text(VMSTAT)
+    assert read_oom_kills(root) == 3
+
+
+def test_version_1_counts_them_beside_its_switch(tmp_path: Path) -> None:
+    files = {"memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"}
+    assert read_oom_kills(tree(tmp_path, "4:memory:/job\n0::/\n", V1_MOUNT, files)) == 5
+
+
+def test_where_the_group_does_not_count_those_of_the_machine_are_taken(tmp_path: Path) -> None:
+    root = tree(tmp_path, "0::/\n", V2_MOUNT, {"cgroup.procs": ""})
+    assert read_oom_kills(root) is None
+    (root / "proc/vmstat").write_text(VMSTAT)
+    assert read_oom_kills(root) == 40
+
+
+def test_this_machine_counts_them() -> None:
+    assert isinstance(read_oom_kills(), int)

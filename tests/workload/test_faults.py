@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import subprocess
 from dataclasses import asdict
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from weft.machine.checkpoint_files import CheckpointError
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.transport.wire.worker_messages import checked
 from weft.workers.compute.pairs import DataPair
@@ -149,10 +152,21 @@ def test_code_that_exits_is_told_with_its_place(tmp_path: Path) -> None:
         RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 1 PB"),
+        OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
+        RuntimeError("unable to mmap 4096 bytes from file </x>: Cannot allocate memory (12)"),
     ],
 )
 def test_memory_that_ran_out_is_a_reason_of_its_own(error: Exception) -> None:
     assert fault_of(raised(error)).reason == "out-of-memory"
+
+
+@pytest.mark.parametrize("told", [WorkloadError("it cannot be copied"), CheckpointError("its bytes are damaged")])
+def test_it_is_so_where_an_error_of_ours_says_what_could_not_be_done_for_it(told: Exception) -> None:
+    """A model that could not be copied for lack of memory was an invalid workload."""
+    told.__cause__ = MemoryError()
+    fault = fault_of(raised(told))
+    assert (fault.reason, fault.exception) == ("out-of-memory", "MemoryError")
+    assert str(told) in fault.message
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""Limits of control groups: how much memory and processor time the kernel gives the group that this process is in.
+"""Control groups: how much memory and processor time the kernel gives the group that this process is in, and how many
+of its processes it has killed for lack of memory.
 
-Version 2 has them in `memory.max` and `cpu.max`, version 1 in `memory.limit_in_bytes` and `cpu.cfs_quota_us`; both may
-be mounted. A limit of any group above binds as well, so the least of all counts.
+Version 2 has limits in `memory.max` and `cpu.max`, version 1 in `memory.limit_in_bytes` and `cpu.cfs_quota_us`; both
+may be mounted. A limit of any group above binds as well, so the least of all counts. Who was killed counts in its own
+group, whoever's limit it was: in `memory.events`, or `memory.oom_control`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,27 @@ def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
     num_bytes, memory_from = min(memory, default=(None, None))
     count, cpus_from = min(cpus, default=(None, None))
     return CgroupLimits(memory_bytes=num_bytes, memory_from=memory_from, cpus=count, cpus_from=cpus_from)
+
+
+def read_oom_kills(root: Path = Path("/")) -> int | None:
+    """Processes of our group that the kernel has killed for lack of memory; of the whole machine where the group does
+    not count them, as the topmost one; None where nobody does."""
+    for mount, controllers, path in _hierarchies(root):
+        if "memory" in controllers:
+            group = _groups(root, mount, path)[0]
+            for name in ("memory.events", "memory.oom_control"):
+                if (num_kills := _counter(group / name)) is not None:
+                    return num_kills
+    return _counter(root / "proc/vmstat")
+
+
+def _counter(path: Path) -> int | None:
+    """Of the line `oom_kill N`."""
+    for line in _text(path).splitlines():
+        name, _, number = line.partition(" ")
+        if name == "oom_kill" and number.strip().isdigit():
+            return int(number)
+    return None
 
 
 def _hierarchies(root: Path) -> Iterator[tuple[Mount, frozenset[str], str]]:

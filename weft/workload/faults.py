@@ -23,9 +23,11 @@ MAX_MESSAGE_CHARS = 32_000  # a deep recursion's traceback is longer than anybod
 CANNOT_WRITE, SOFTWARE = 74, 70  # exit codes, as in sysexits.h
 OURS = "a fault of Weft's own, not of the job's code; please report it\n"
 
-# What does not come from torch's allocator of a GPU: the host's, CUDA where it loads a kernel, libraries' workspaces.
+# What does not come from torch's allocator of a GPU: the host's, the kernel's answer (ENOMEM) to whoever maps, forks or
+# reads, CUDA where it loads a kernel, libraries' workspaces.
 _OUT_OF_MEMORY = (
     "can't allocate memory",
+    "Cannot allocate memory",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -47,6 +49,8 @@ def fault_of(error: BaseException) -> Fault:
     match error:
         case NonFiniteLoss():
             return Fault("non-finite-loss", str(error), 1)
+        case WorkloadError() | SpecError() | CheckpointError() if is_out_of_memory(error.__cause__):
+            return Fault("out-of-memory", _traceback(error), 1, type(error.__cause__).__name__)
         case WorkloadError() | SpecError():
             return Fault("invalid-workload", encodable(_with_places(error)), 2)
         case CheckpointError():
@@ -58,12 +62,19 @@ def fault_of(error: BaseException) -> Fault:
         case SystemExit():
             message = f"the job's code called exit({error.code!r}); it must return, or raise an exception\n"
             return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code), "SystemExit")
-    told = _text(error)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(sign in told for sign in _OUT_OF_MEMORY):
+    if is_out_of_memory(error):
         return Fault("out-of-memory", _traceback(error), 1, type(error).__name__)
     if is_ours(error):
         return Fault("internal", OURS + _traceback(error), SOFTWARE)
     return Fault("user-error", _traceback(error), 1, type(error).__name__)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an allocator has refused, as itself, the kernel or a library says."""
+    if error is None or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return error is not None
+    told = _text(error)
+    return any(sign in told for sign in _OUT_OF_MEMORY)
 
 
 def _with_places(error: Exception) -> str:

@@ -42,7 +42,7 @@ from weft.scheduler.core.events import (
     WorkerReleased,
 )
 from weft.scheduler.core.job import Phase
-from weft.scheduler.core.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES
+from weft.scheduler.core.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES, MEMORY_REMEDY
 
 ACTIVE = [Phase.PLANNING, Phase.PREPARING, Phase.RUNNING, Phase.SAVING]
 
@@ -446,6 +446,19 @@ def test_a_job_whose_own_code_ends_its_worker_fails(
         DropArenas(job="a", attempt=1),
         state("a", "failed", reason="worker-lost", message=message, exit_code=told),
     ]
+
+
+def test_a_job_for_which_there_is_too_little_memory_does_not_start_again(rehearsal: Rehearsal) -> None:
+    """It was killed, and started again, four times."""
+    rehearsal.submit("a")
+    rehearsal.bring("a", Phase.RUNNING)
+    rehearsal.tell(
+        WorkerLost(worker="cpu-0", exit_code=-9, shortage="was killed by the kernel for lack of memory: ...")
+    )
+    message = f"cpu-0 was killed by the kernel for lack of memory: ... (attempt 1); {MEMORY_REMEDY}"
+    assert rehearsal.release("a")[-1] == state(
+        "a", "failed", reason="out-of-memory", message=message, exit_code=128 + 9
+    )
 
 
 def test_a_job_that_is_killed_again_and_again_is_no_accident(rehearsal: Rehearsal) -> None:

@@ -51,6 +51,12 @@ def test_what_the_jobs_code_printed_there_stands_below(job: Job) -> None:
     assert job.losses[0].startswith("attempt 1: cpu-1 ended with exit code 17 after step 10; ")
 
 
+def test_the_kernels_kill_is_told_as_what_it_was(job: Job) -> None:
+    job.phase = Phase.PREPARING
+    losses.note(WorkerLost(worker="cpu-0", exit_code=-9, shortage="was killed for lack of memory"), job)
+    assert job.losses == ["attempt 1: cpu-0 was killed for lack of memory while it was prepared"]
+
+
 @pytest.mark.parametrize(
     ("phase", "told"),
     [

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from weft.machine.crew import make_crew
+from weft.machine.oom_kills import OomKills
 from weft.scheduler.core import back_off
 from weft.scheduler.daemon import pool
 from weft.scheduler.daemon.link import Link
@@ -107,6 +108,7 @@ class Linked:
     def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
         self.said: list[Message] = []
         self.garbled: list[str] = []
+        self.lost: list[tuple[int | None, str]] = []
         settings = Settings(runtime_dir=home, state_dir=home, workers=1, gpus=0, metrics="")
         self.pool = Pool(
             settings,
@@ -115,7 +117,7 @@ class Linked:
             lambda worker, message: self.said.append(message),
             lambda worker, problem: self.garbled.append(problem),
             lambda worker, what, at: None,
-            lambda worker, code: None,
+            lambda worker, code, shortage: self.lost.append((code, shortage)),
             lambda job, answer: None,
             lambda: None,
             lambda: None,
@@ -220,6 +222,26 @@ async def test_a_directory_that_sends_garbage_is_killed(linked: Linked) -> None:
     await linked.send(b"\0" * 100)
     assert await asyncio.to_thread(linked.process.wait, 60) == -signal.SIGKILL
     assert linked.garbled == []
+
+
+@pytest.mark.parametrize(
+    ("told_to_die", "code", "num_kills", "by_the_kernel"),
+    [(False, -9, 1, True), (False, -9, 0, False), (True, -9, 1, False), (False, -11, 1, False)],
+)
+async def test_a_kill_that_the_kernel_counts_is_told_from_others(
+    linked: Linked, told_to_die: bool, code: int, num_kills: int, by_the_kernel: bool
+) -> None:
+    """A worker that had run out of memory was lost as one that an operator had killed."""
+    counts = iter([0, num_kills])
+    linked.pool._oom_kills = OomKills(lambda: next(counts))
+    if told_to_die:
+        linked.pool.kill("cpu-0", "the core says so")
+    linked.theirs.close()
+    linked.pool._server_said({"exited": "cpu-0", "pid": linked.process.pid, "code": code, "peak_bytes": 5 << 20})
+    await until(lambda: bool(linked.lost))
+    ((told_code, shortage),) = linked.lost
+    assert told_code == code
+    assert ("killed by the kernel for lack of memory: it had up to 5 MiB" in shortage) == by_the_kernel
 
 
 def test_the_first_failure_costs_nothing_and_the_others_ever_more() -> None:

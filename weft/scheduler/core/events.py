@@ -49,6 +49,7 @@ class WorkerJoined:
 class WorkerLost:
     worker: str
     exit_code: int | None  # as of `os.waitstatus_to_exitcode`: negative for a signal; None if it never came up
+    shortage: str = ""  # what is known where the kernel has killed it for lack of memory; else empty
     printed: str = ""  # the last lines of the job's code there
 
 

@@ -39,6 +39,8 @@ def told(job: Job) -> str:
 def how(event: WorkerLost) -> str:
     """Its process ended, in words."""
     code = event.exit_code
+    if event.shortage:
+        return event.shortage
     if code is None:
         return "could not be started"
     return f"died of {_signal(-code)}" if code < 0 else f"ended with exit code {code}"

@@ -7,6 +7,7 @@ look like it and come back with every attempt.
 from __future__ import annotations
 
 import dataclasses
+import signal
 
 from weft.scheduler.core import losses
 from weft.scheduler.core.events import RecordState, WorkerGarbled, WorkerLost
@@ -17,6 +18,8 @@ MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
 MAX_DIRECTORY_LOSSES = 10  # in one job; arbitrary: it runs none of the job's code, and may die of what others do
 SIGKILL_EXIT = -9
 LINK_REMEDY = "the job's code must leave Weft's descriptors alone"
+OUT_OF_MEMORY = "out-of-memory"
+MEMORY_REMEDY = "give smaller microbatches, more stages, or recompute = true"
 EXIT_SOFTWARE = 70  # sysexits.h: the fault is ours, not the job's
 
 CANCELLED = Outcome("cancelled", "cancelled", "cancelled on request", 143)
@@ -24,14 +27,17 @@ DISCARDED = dataclasses.replace(CANCELLED, keeps=False)
 
 
 def of_lost_worker(event: WorkerLost, job: Job) -> Outcome:
-    """SIGKILL comes from outside (the OOM killer, an operator): try again. Anything else the job's code did. Where the
-    job is given up, its error has all that it lost on the way there."""
+    """SIGKILL comes from outside (an operator, another program): try again. From the kernel, for lack of memory, it
+    would come again; anything else the job's code did. Where the job is given up, its error has all that it lost."""
     outcome = _of_one(event, job)
     return dataclasses.replace(outcome, message=f"{outcome.message}{losses.told(job)}") if outcome.state else outcome
 
 
 def _of_one(event: WorkerLost, job: Job) -> Outcome:
     code = event.exit_code
+    if event.shortage:
+        message = f"{event.worker} {event.shortage} (attempt {job.attempt}); {MEMORY_REMEDY}"
+        return Outcome("failed", OUT_OF_MEMORY, message, 128 + signal.SIGKILL)
     if code == SIGKILL_EXIT and len(job.losses) <= MAX_LOSSES:
         message = f"{event.worker} was killed; the job {_again(job)}"
         return Outcome("", "worker-lost", message)
@@ -59,7 +65,7 @@ def _again(job: Job) -> str:
 
 def _remedy(code: int) -> str:
     if code == SIGKILL_EXIT:
-        return "where memory ran out, give smaller microbatches, more stages or recompute"
+        return f"where memory ran out, {MEMORY_REMEDY}"
     return "native code that the job calls does so; workers.log in the daemon's state directory may say more"
 
 

@@ -134,7 +134,7 @@ class _Daemon:
             lambda worker, message: driver.hearing.said(worker, message),
             lambda worker, problem: driver.hearing.garbled(worker, problem),
             lambda worker, what, at: driver.hearing.stopped(worker, what, at),
-            lambda worker, code: driver.hearing.lost(worker, code),
+            lambda worker, code, shortage: driver.hearing.lost(worker, code, shortage),
             lambda job, answer: driver.savers.answered(job, answer),
             lambda: restart_directory(),
             self._server_lost,

@@ -34,6 +34,7 @@ from weft.scheduler.core.events import (
     WorkerReleased,
 )
 from weft.scheduler.core.job import Job, Phase
+from weft.scheduler.core.outcomes import OUT_OF_MEMORY
 from weft.scheduler.daemon.device_facts import DeviceFacts
 from weft.scheduler.daemon.guard import Guard
 from weft.scheduler.runs.run import Run
@@ -88,12 +89,14 @@ class Hearing:
             stops = run.attempt.books.stops
             (stops.stop if what == "stopped" else stops.resume)(worker, at)
 
-    def lost(self, worker: str, exit_code: int | None) -> None:
+    def lost(self, worker: str, exit_code: int | None, shortage: str = "") -> None:
+        """shortage: what is known where the kernel has killed it for lack of memory."""
         self._exporter.set("weft_worker_up", 0, worker=worker)
-        self._exporter.add("weft_worker_restarts_total", reason=_reason_of_exit(exit_code))
+        reason = OUT_OF_MEMORY if shortage else _reason_of_exit(exit_code)
+        self._exporter.add("weft_worker_restarts_total", reason=reason)
         run = self._runs.get(self._core.workers[worker].job or "")
         printed = "" if run is None else run.last_lines.pop(worker, "")
-        self._feed(WorkerLost(worker=worker, exit_code=exit_code, printed=printed))
+        self._feed(WorkerLost(worker=worker, exit_code=exit_code, shortage=shortage, printed=printed))
 
     def _hear(self, worker: str, message: Message) -> None:
         arrived = time.monotonic()

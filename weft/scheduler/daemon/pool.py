@@ -15,12 +15,17 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
+from weft.machine.cgroups import read_cgroup_limits
 from weft.machine.crew import Crew
+from weft.machine.oom_kills import OomKills, told_shortage
 from weft.scheduler.core.back_off import back_off
 from weft.scheduler.daemon.link import Link
 from weft.spec.settings import Settings
@@ -72,6 +77,8 @@ class Child:
     pid: int = 0  # 0 until it is forked
     exit_code: int | None = None
     exited: bool = False
+    peak_bytes: int | None = None  # the most that was resident, once it has exited
+    was_told_to_die: bool = False  # by the daemon: the kernel did not kill it
     closed: bool = False
     is_stopped: bool = False
     answer: Message | None = None  # a saver's
@@ -79,9 +86,10 @@ class Child:
 
 
 class Pool:
-    """on_message(worker, message), on_lost(worker, exit_code) and the others are called from the event loop, and raise
-    nothing. on_garbled(worker, problem): its link is of no use any more. on_stop(worker, what, at): its process was
-    stopped, or goes on."""
+    """on_message(worker, message), on_lost(worker, exit_code, shortage) and the others are called from the event loop,
+    and raise nothing. on_garbled(worker, problem): its link is of no use any more. on_stop(worker, what, at): its
+    process was stopped, or goes on. shortage: what is known where the kernel has killed it for lack of memory, or
+    empty."""
 
     def __init__(
         self,
@@ -91,7 +99,7 @@ class Pool:
         on_message: Callable[[str, Message], None],
         on_garbled: Callable[[str, str], None],
         on_stop: Callable[[str, str, int], None],
-        on_lost: Callable[[str, int | None], None],
+        on_lost: Callable[[str, int | None, str], None],
         on_saved: Callable[[str, Message], None],
         on_directory_lost: Callable[[], None],
         on_server_lost: Callable[[], None],
@@ -113,6 +121,7 @@ class Pool:
         self._closing = False
         self._crew = crew
         self._directory_failures = 0
+        self._oom_kills = OomKills()
 
     @property
     def directory_address(self) -> Path:
@@ -192,6 +201,7 @@ class Pool:
         child = self._children.get(worker)
         if child is not None and child.pid and not child.exited and not self._closing:
             _log.info("%s (pid %d) is killed: %s", worker, child.pid, cause)
+            child.was_told_to_die = True
             if child.link is not None:
                 child.link.deafen()
             with contextlib.suppress(ProcessLookupError):  # reaped this moment, and the server's word is on its way
@@ -200,6 +210,7 @@ class Pool:
     def look(self) -> None:
         """Once a second: a child whose frame does not end, or whose link is gone while it lives, will never be heard of
         again. Looks are counted, not seconds: a daemon that comes late has not looked."""
+        self._oom_kills.look(time.monotonic())
         for child in list(self._children.values()):
             if child.link is None or child.exited or child.is_stopped:
                 continue
@@ -248,7 +259,7 @@ class Pool:
         child.pid = message["pid"]
         child.is_stopped = what == "stopped"
         if what == "exited":
-            child.exited, child.exit_code = True, message["code"]
+            child.exited, child.exit_code, child.peak_bytes = True, message["code"], message.get("peak_bytes")
             if child.link is not None:
                 child.link.finish()
             self._ended(child)
@@ -296,15 +307,24 @@ class Pool:
     def _ended(self, child: Child) -> None:
         if child.exited and child.closed and self._children.get(child.name) is child and not self._closing:
             del self._children[child.name]
+            shortage = self._shortage(child)
             if child.role == DIRECTORY:
                 was_killed = child.exit_code == -signal.SIGKILL  # from outside, which says nothing of the next one
                 self._directory_failures = 0 if was_killed else self._directory_failures + 1
                 self._on_directory_lost()
             elif child.role == SAVER:
-                gone = {"error": f"the process that wrote it ended with exit code {child.exit_code}"}
+                ended = shortage or f"ended with exit code {child.exit_code}"
+                gone = {"error": f"the process that wrote it {ended}"}
                 self._on_saved(child.name.removeprefix(f"{SAVER} of "), child.answer or gone)
             else:
-                self._on_lost(child.name, child.exit_code)
+                self._on_lost(child.name, child.exit_code, shortage)
+
+    def _shortage(self, child: Child) -> str:
+        if child.exit_code != -signal.SIGKILL or child.was_told_to_die or not self._oom_kills.claim(time.monotonic()):
+            return ""
+        shortage = told_shortage(child.peak_bytes, read_cgroup_limits(), psutil.virtual_memory().total)
+        _log.warning("%s %s", child.name, shortage)
+        return shortage
 
 
 async def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:

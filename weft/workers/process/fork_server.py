@@ -5,7 +5,8 @@ makes no CUDA context, so its children are whole. Over the inherited socket:
 
     daemon → {"fork": name, "role": ROLE, "config": {...}}    with the child's socket as a descriptor
              ROLE: "worker", "directory" or "saver"
-    server → {"forked": name, "pid": ...}, {"exited": name, "pid": ..., "code": ...}    a pid of 0: it was never forked
+    server → {"forked": name, "pid": ...}, {"exited": name, "pid": ..., "code": ..., "peak_bytes": ...}
+             a pid of 0: it was never forked; the peak is of what was resident, since a job last began in it
              {"stopped": name, "pid": ..., "at": ns of CLOCK_MONOTONIC}, and the same with "continued"
 
 The daemon's end closing, for whatever reason, ends every child by SIGKILL and then the server: nothing of ours outlives
@@ -109,9 +110,10 @@ class ForkServer:
         os.close(pidfd)
         name, pid = self._children.pop(pidfd)
         _end_group(pid)
-        _, status = os.waitpid(pid, 0)
+        _, status, used = os.wait4(pid, 0)
         _remove_counters(pid)
-        self._send({"exited": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+        peak_bytes = used.ru_maxrss * 1024
+        self._send({"exited": name, "pid": pid, "code": os.waitstatus_to_exitcode(status), "peak_bytes": peak_bytes})
 
     def _tell_stops(self) -> None:
         """Of every child that was stopped or goes on. Exits are the pidfds' to tell."""
