@@ -18,8 +18,9 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import suite_rows
 import table
 import worker_faults
 from deck import BITS, Card, Row, chosen, dealt
-from stage import Stage
+from stage import Results, Stage
 
 ROWS: Sequence[Row] = sorted(
     (
@@ -43,6 +44,7 @@ ROWS: Sequence[Row] = sorted(
     key=lambda row: ("FBb".index(row.id[0]), int(row.id[1:]) if row.id[1:].isdigit() else 0),
 )
 DEFAULT_SECONDS = 1800.0
+MAX_CHARS = 2000  # of a miss that are printed; all of it is kept
 MAX_MISSES = 25  # then something is wrong that more tries tell nothing of
 
 
@@ -53,14 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell that starts it in the background ignores Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
     seconds = options.seconds or 3600 * options.hours or DEFAULT_SECONDS
     print(f"seed {options.seed}, {seconds:.0f} s", flush=True)
     cards = dealt(rows, options.seed, lambda: seconds - (time.monotonic() - began))
     if options.card:
         cards = iter(_cards(rows, options.card))
-    tallies = soaked(rows, cards)
+    tallies = soaked(rows, cards, options.daemons)
     print(f"\n{table.as_text(tallies)}\n\nseed {options.seed}, {time.monotonic() - began:.0f} s")
     if options.write:
         table.write(options.write, table.section(tallies, options.seed, time.monotonic() - began))
@@ -68,42 +71,94 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def soaked(
-    rows: Sequence[Row], cards: Iterable[Card], make_stage: Callable[[Path], Any] = Stage, say: Any = print
+    rows: Sequence[Row],
+    cards: Iterable[Card],
+    num_stages: int = 1,
+    make_stage: Callable[[Path, Results], Any] = Stage,
+    say: Any = print,
 ) -> table.Tallies:
-    """Plays the cards, until they are over or Ctrl-C. What the misses have left stays; nothing else."""
+    """Plays the cards until they are over, or Ctrl-C. What the misses have left stays; nothing else.
+
+    num_stages: tries that are played beside each other, each with a daemon of its own.
+    """
     tallies = table.Tallies(rows)
     misses = Path(tempfile.mkdtemp(prefix="weft-soak-"))
-    stage = make_stage(misses)
+    results = Results()
+    stages = [make_stage(misses, results) for _ in range(num_stages)]
+    company = Company(iter(cards), tallies, say)
+    threads = [threading.Thread(target=company.play_on, args=(stage,), name="stage") for stage in stages]
     try:
-        for card in cards:
-            began = time.monotonic()
-            _play(card, stage, tallies, say)
-            say(f"{card} {time.monotonic() - began:.1f} s", flush=True)
-            if tallies.num_missed >= MAX_MISSES:
-                say(f"{MAX_MISSES} misses: no more is tried")
-                break
-        stage.renew()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     except KeyboardInterrupt:
-        say("interrupted")
+        say("interrupted", flush=True)
     finally:
-        stage.close()
+        company.is_over = True
+        for stage in stages:
+            stage.close()
+        for thread, stage in zip(threads, stages, strict=True):
+            thread.join()
+            stage.close()  # it may just have started another daemon
+        shutil.rmtree(misses / "undisturbed", ignore_errors=True)
         if not tallies.num_missed:
             shutil.rmtree(misses, ignore_errors=True)
     return tallies
 
 
-def _play(card: Card, stage: Any, tallies: table.Tallies, say: Any) -> None:
-    """A try counts as passed once its fault fired, all held, and nothing is left of it."""
-    try:
-        stage.begin_try()
-        fired = card.row.play(stage, random.Random(card.number))
-        stage.end_try()
-    except Exception as error:  # whatever it is, this try has not shown what it is for
-        tallies.missed(card)
+class Company:
+    """Those who play: a thread for each stage, with one deck."""
+
+    def __init__(self, cards: Iterator[Card], tallies: table.Tallies, say: Any) -> None:
+        self.is_over = False  # Ctrl-C: what is played now counts for nothing, its daemon is taken away
+        self._cards = cards
+        self._tallies = tallies
+        self._say = say
+        self._lock = threading.Lock()
+
+    def play_on(self, stage: Any) -> None:
+        last = None
+        while (card := self._next()) is not None:
+            began, last = time.monotonic(), card
+            self._play(card, stage)
+            self._say(f"{card} {time.monotonic() - began:.1f} s", flush=True)
+        if last is not None and not self.is_over:
+            self._end(last, stage)
+
+    def _next(self) -> Card | None:
+        with self._lock:
+            if self.is_over or self._tallies.num_missed >= MAX_MISSES:
+                return None
+            return next(self._cards, None)
+
+    def _play(self, card: Card, stage: Any) -> None:
+        """A try counts as passed once its fault fired, all held, and nothing is left of it."""
+        try:
+            stage.begin_try()
+            fired = card.row.play(stage, random.Random(card.number))
+            stage.end_try()
+        except Exception as error:  # whatever it is, this try has not shown what it is for
+            self._missed(card, error, stage)
+        else:
+            with self._lock:
+                self._tallies.passed(card, fired)
+
+    def _end(self, last: Card, stage: Any) -> None:
+        """Of the stage's daemon, of which nothing may be left."""
+        try:
+            stage.renew()
+        except Exception as error:
+            self._missed(last, error, stage)
+
+    def _missed(self, card: Card, error: Exception, stage: Any) -> None:
+        if self.is_over:
+            return
+        with self._lock:
+            self._tallies.missed(card)
         kept = stage.keep(str(card), error, f"{sys.executable} tests/soak/soak.py --card {card}")
-        say(f"MISSED {card} ({card.row.what}): {str(error)[:2000] or type(error).__name__}\nkept in {kept}", flush=True)
-    else:
-        tallies.passed(card, fired)
+        told = str(error)[:MAX_CHARS] or type(error).__name__
+        self._say(f"MISSED {card} ({card.row.what}): {told}\nkept in {kept}", flush=True)
 
 
 def _cards(rows: Sequence[Row], told: str) -> list[Card]:
@@ -121,6 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=secrets.randbits(BITS), help="of the order and of every try")
     parser.add_argument("--only", default="", help="rows, such as F1,F4")
     parser.add_argument("--card", help="one try once more, such as F1:123, as a miss names it")
+    parser.add_argument("--daemons", type=int, default=1, help="so many tries are played beside each other")
     parser.add_argument("--write", type=Path, help="a page that has the markers for a table")
     return parser
 

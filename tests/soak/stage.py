@@ -10,8 +10,12 @@ import json
 import os
 import runpy
 import shutil
+import signal
+import subprocess
+import threading
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,14 +50,34 @@ class Undisturbed:
     run_dir: Path
 
 
+class Results:
+    """Of the jobs undisturbed, for all stages: each is run once in a soak."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._known: dict[str, Undisturbed] = {}
+
+    def of(self, name: str, run: Callable[[str], Undisturbed]) -> Undisturbed:
+        with self._lock:
+            lock = self._locks.setdefault(name, threading.Lock())
+        with lock:
+            if name not in self._known:
+                self._known[name] = run(name)
+            return self._known[name]
+
+
 class Stage:
-    def __init__(self, misses: Path) -> None:
+    """misses: the folder for what they leave. results: those of other stages, too."""
+
+    def __init__(self, misses: Path, results: Results) -> None:
         self._misses = misses
+        self._results = results
         self._daemon: Any = None
         self._tries = 0
         self._before: Counter[str] = Counter()
-        self._undisturbed: dict[str, Undisturbed] = {}
-        self._results = misses / "undisturbed"
+        self._is_closed = False
+        self.process: subprocess.Popen[Any] | None = None  # of a row that another program plays
 
     # --- the daemon
 
@@ -63,6 +87,7 @@ class Stage:
         return self._daemon
 
     def begin_try(self) -> None:
+        assert not self._is_closed, "the soak is over"
         if self._tries >= MAX_TRIES:
             self.renew()
         if self._daemon is None:
@@ -86,24 +111,24 @@ class Stage:
         self._before = Counter()
 
     def renew(self) -> None:
-        """The next try has a new daemon; of this one nothing is left. Errors: AssertionError."""
-        daemon, self._daemon, self._tries = self._daemon, None, 0
+        """The next try has a new daemon; of this one nothing is left. Errors: AssertionError; then it is not closed."""
+        daemon = self._daemon
         if daemon is None:
             return
-        try:
-            assert daemon.stop() == 0
-            daemon.until_nothing_lives(ORPHAN_SECONDS)
-            assert list(daemon.runtime.iterdir()) == []
-            assert "Traceback" not in (daemon.home / "daemon.log").read_text()
-        finally:
-            daemon.close()
+        assert daemon.stop() == 0
+        daemon.until_nothing_lives(ORPHAN_SECONDS)
+        assert list(daemon.runtime.iterdir()) == []
+        assert "Traceback" not in (daemon.home / "daemon.log").read_text()
+        daemon.close()
+        self._daemon, self._tries = None, 0
 
     def close(self) -> None:
-        """Whatever state it is in: nothing of it lives after this."""
-        daemon, self._daemon = self._daemon, None
-        if daemon is not None and hasattr(daemon, "process"):
-            daemon.close()
-        shutil.rmtree(self._results, ignore_errors=True)
+        """Whatever state it is in, from any thread: a try that is being played fails."""
+        self._is_closed = True
+        if self.process is not None:
+            self.process.send_signal(signal.SIGINT)
+        if hasattr(self._daemon, "process"):
+            self._daemon.close()
 
     def keep(self, card: str, error: BaseException, command: str) -> Path:
         """All that tells of a try that missed, in a folder; the daemon goes."""
@@ -123,11 +148,7 @@ class Stage:
     # --- jobs
 
     def undisturbed(self, name: str) -> Undisturbed:
-        """Run once in a soak, and kept."""
-        if name not in self._undisturbed:
-            self._undisturbed[name] = self._run_undisturbed(name)
-            self._before = self.daemon.footprint()  # a first job of its kind may leave something for the next
-        return self._undisturbed[name]
+        return self._results.of(name, self._run_undisturbed)
 
     def _run_undisturbed(self, name: str) -> Undisturbed:
         result = self.daemon.run(JOBS[name].spec(self.daemon))
@@ -135,8 +156,9 @@ class Stage:
         shown = self.daemon.client.show(result["job"])
         self.daemon.until_idle()
         until(lambda: not savers(self.daemon), "the last checkpoint")
-        kept = self._results / name.replace(" ", "-")
+        kept = self._misses / "undisturbed" / name.replace(" ", "-")
         shutil.copytree(result["run_dir"], kept, symlinks=True)  # its checkpoints are for those who damage some
+        self._before = self.daemon.footprint()  # a first job of its kind may leave something for the next
         seconds = shown["ended_at"] - shown["submitted_at"]
         return Undisturbed(load_file(result["model"]), lines_of(Path(result["run_dir"])), seconds, kept)
 
@@ -148,7 +170,7 @@ class Stage:
     def check(self, job: str, name: str) -> None:
         """It has completed, with the bits of the undisturbed one and each step once. Errors: AssertionError."""
         result = self.check_model(job, name)
-        lines, expected = lines_of(Path(result["run_dir"])), self._undisturbed[name].lines
+        lines, expected = lines_of(Path(result["run_dir"])), self.undisturbed(name).lines
         if lines != expected:
             pairs = enumerate(zip(lines, expected, strict=False), 1)
             first = next(((number, pair) for number, pair in pairs if pair[0] != pair[1]), None)
@@ -162,7 +184,7 @@ class Stage:
         result: dict[str, Any] = self.daemon.client.wait(job, SECONDS)
         log = self.daemon.log_of(job)
         assert result["state"] == "completed", f"{name} as {job}: {result['state']}, {result['error']}\n{log}"
-        model, expected = load_file(result["model"]), self._undisturbed[name].model
+        model, expected = load_file(result["model"]), self.undisturbed(name).model
         assert model.keys() == expected.keys(), f"{name} as {job}"
         differ = [key for key in model if not torch.equal(model[key], expected[key])]
         assert not differ, f"{name} as {job} has other bits in {differ}\n{log}"

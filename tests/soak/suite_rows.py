@@ -29,32 +29,31 @@ def play(files: Sequence[str], mark: str, each: int, seconds: float, stage: Any,
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", mark, *files]
         command += [f"--junitxml={report}", f"--pairs-seed={chance.getrandbits(31)}"]
         environment = os.environ | {"WEFT_TEST_SEED": str(chance.randrange(1, 1 << 32))}
-        said, code = run(command, environment, seconds)
+        said, code = run(command, environment, seconds, stage)
         assert code == 0, f"{' '.join(command)} ended with {code}:\n{said[-TAIL_CHARS:]}"
         return Counter({"": each * num_passed(report)})
 
 
-def run(command: Sequence[str], environment: dict[str, str], seconds: float) -> tuple[str, int]:
-    """(what it said, its exit code). It ends with the soak, or after so many seconds, and its tests clean up."""
+def run(command: Sequence[str], environment: dict[str, str], seconds: float, stage: Any) -> tuple[str, int]:
+    """(what it said, its exit code). After so many seconds it ends as by Ctrl-C, so that its tests clean up."""
     with (
         tempfile.TemporaryFile("w+") as said,
         subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True
-        ) as process,
+        ) as stage.process,
     ):
+        process = stage.process
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             code = end(process)
-        except BaseException:
-            end(process)
-            raise
+        finally:
+            stage.process = None
         said.seek(0)
         return said.read(), code
 
 
 def end(process: subprocess.Popen[Any]) -> int:
-    """As Ctrl-C does; killed where that is not heard."""
     process.send_signal(signal.SIGINT)
     try:
         return process.wait(INTERRUPT_SECONDS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import random
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -17,15 +19,17 @@ from deck import Card, Row, chosen, dealt, decks
 
 from weft.spec.presets import PRESETS
 
+SOON = 30.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class FakeStage:
     """Lends nothing, and keeps what it is told of misses."""
 
-    def __init__(self, misses: Path) -> None:
+    def __init__(self, misses: Path, results: Any) -> None:
         self.misses = misses
         self.said: list[str] = []
+        self.closed = threading.Event()
 
     def begin_try(self) -> None:
         self.said.append("begin")
@@ -37,7 +41,7 @@ class FakeStage:
         self.said.append("renew")
 
     def close(self) -> None:
-        self.said.append("close")
+        self.closed.set()
 
     def keep(self, card: str, error: BaseException, command: str) -> Path:
         (self.misses / card.replace(":", "-")).write_text(f"{error} {command}")
@@ -56,8 +60,10 @@ def comes_too_late(stage: Any, chance: random.Random) -> Counter[str]:
     return Counter()
 
 
-def is_interrupted(stage: Any, chance: random.Random) -> Counter[str]:
-    raise KeyboardInterrupt
+def interrupts(stage: Any, chance: random.Random) -> Counter[str]:
+    _thread.interrupt_main()  # as Ctrl-C
+    assert stage.closed.wait(SOON)
+    raise AssertionError("its daemon is taken away")
 
 
 def row(id_: str, play: Callable[..., Counter[str]] = holds, **changes: Any) -> Row:
@@ -71,14 +77,16 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     stages: list[FakeStage] = []
 
-    def make_stage(folder: Path) -> FakeStage:
-        stages.append(FakeStage(folder))
+    def make_stage(folder: Path, results: Any) -> FakeStage:
+        stages.append(FakeStage(folder, results))
         return stages[-1]
 
     def play(*rows: Row) -> tuple[table.Tallies, FakeStage]:
         said: list[str] = []
         cards = [Card(each, number) for each in rows for number in range(2)]
-        tallies = soak.soaked(rows, cards, make_stage, lambda *words, **options: said.append(" ".join(map(str, words))))
+        tallies = soak.soaked(
+            rows, cards, 1, make_stage, lambda *words, **options: said.append(" ".join(map(str, words)))
+        )
         stages[-1].said += said
         return tallies, stages[-1]
 
@@ -131,9 +139,10 @@ def test_a_miss_is_told_with_its_card_and_kept_and_the_others_are_played(played:
 
 
 def test_ctrl_c_ends_with_what_there_is_and_closes_the_stage(played: Any) -> None:
-    tallies, stage = played(row("F1"), row("F2", is_interrupted), row("F3"))
+    tallies, stage = played(row("F1"), row("F2", interrupts), row("F3"))
     assert [line[4] for line in tallies.lines()] == ["2", "0", "0"]
-    assert stage.said.count("close") == 1
+    assert tallies.num_missed == 0
+    assert "interrupted" in stage.said
     assert "renew" not in stage.said
 
 
@@ -143,7 +152,7 @@ def test_a_miss_ends_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cap
     monkeypatch.setattr(soak, "DEFAULT_SECONDS", 0.05)
     monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     monkeypatch.setattr(soak, "MAX_MISSES", 3)
-    monkeypatch.setattr(soak.soaked, "__defaults__", (FakeStage, print))
+    monkeypatch.setattr(soak.soaked, "__defaults__", (1, FakeStage, print))
     monkeypatch.setattr(soak.signal, "signal", lambda *_: None)
     assert soak.main(["--seed", "5"]) == code
     told = capsys.readouterr().out
