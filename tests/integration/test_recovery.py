@@ -11,9 +11,10 @@ import os
 import runpy
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -89,11 +90,14 @@ ON_STAND_INS = {
 
 
 @contextmanager
-def held_behind_a_snapshot(daemon: Any, strategy: dict[str, Any], **tables: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(job, its spec, the gate at which it stands)"""
+def held_behind_a_snapshot(
+    daemon: Any, strategy: dict[str, Any], sections: Mapping[str, Any] = MappingProxyType({}), **job_fields: Any
+) -> Iterator[tuple[str, Any, Any]]:
+    """(job, its spec, the gate at which it stands). sections: of the spec, beside [job] and [strategy]."""
     first, second = daemon.gate(), daemon.gate()
     arguments = {"gates": [str(first), str(second)], "calls_at": [FIRST_CALL, SECOND_CALL]}
-    spec = daemon.spec(SOURCE, strategy={"window": 16} | strategy, steps=STEPS, args=arguments, **tables)
+    spec = daemon.spec(SOURCE, strategy={"window": 16} | strategy, steps=STEPS, args=arguments, **job_fields)
+    spec = type(spec).parse(spec.to_wire() | sections)
     job = daemon.submit(spec)
     try:
         daemon.until_logged(job, f"at the gate of call {FIRST_CALL}")

@@ -165,6 +165,28 @@ def test_each_snapshot_is_of_one_iteration_alone() -> None:
     assert places() == [*[None] * 4, 2, None, 1, 2, 2]
 
 
+def test_what_an_early_end_leaves_is_left_where_it_is_told_and_behind_each_epoch_that_is_judged() -> None:
+    itinerary = Itinerary(num_train=3, num_validation=1, batch_size=1, steps=6)  # T T T V T T T V
+
+    def found(course: Course) -> tuple[list[int], list[int]]:
+        """(iterations that end training, those with what may be the last step)"""
+        iterations = [course.iteration(index) for index in range(course.itinerary.num_iterations)]
+        ends = [each.index for each in iterations if course.ends_training(each)]
+        return ends, [each.index for each in iterations if each.learns and course.may_be_last_step(each)]
+
+    course = course_of(itinerary)
+    assert found(course) == ([2, 6], [6])
+    course.adjust(4, Adjustment(ends=5))
+    assert found(course)[0][:2] == [2, 4]
+    assert found(course)[1][0] == 4
+    one = (ReplicaPlan(device="cpu", num_stages=1, microbatches=1),)
+    judged = Course(replace(VIEW, itinerary=itinerary, replicas=one, judged=True))
+    assert found(judged) == ([2, 6], [2, 6])
+    assert [judged.may_be_last(judged.iteration(index)) for index in range(8)] == [*[False] * 3, True] * 2
+    unvalidated = Itinerary(num_train=3, num_validation=0, batch_size=1, steps=6)
+    assert found(Course(replace(VIEW, itinerary=unvalidated, replicas=one, judged=False)))[0] == [5]
+
+
 def test_a_course_may_begin_anywhere() -> None:
     itinerary = Itinerary(num_train=1, num_validation=0, batch_size=1, steps=9)
     plain = course_of(itinerary)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from weft.reference.loop import ReferenceResult, train
-from weft.spec.job_spec import JobSpec, Strategy
+from weft.spec.job_spec import JobSpec, SpecError, Strategy
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.randomness import seed_unit
 from weft.workload.workload import WorkloadError
@@ -87,11 +87,38 @@ def run(tmp_path: Path) -> Run:
         job |= {name: fields.pop(name) for name in ("epochs", "steps", "batch_size", "seed", "mode") if name in fields}
         if not {"epochs", "steps"} & set(job):
             job["epochs"] = 2
+        sections = {name: fields.pop(name) for name in ("stop",) if name in fields}
         strategy = {axis: fields.pop(axis) for axis in list(fields) if axis in Strategy.model_fields}
-        spec = JobSpec(job={**job, "args": fields}, strategy=strategy, directory=str(tmp_path))
+        spec = JobSpec(job={**job, "args": fields}, strategy=strategy, directory=str(tmp_path), **sections)
         return train(spec, threads=threads, on_step=on_step)
 
     return go
+
+
+def test_it_stops_after_the_epoch_that_the_rule_says(run: Run) -> None:
+    stop = {"metric": "loss", "patience": 2, "min_delta": 1e3}
+    result = run(epochs=9, held_out=3, stop=stop)
+    assert result.stopped is not None
+    assert "loss has not improved by 1000 on" in result.stopped
+    assert "of epoch 1 for 2 epochs" in result.stopped
+    assert (len(result.losses), len(result.validations)) == (9, 3)
+    assert_same_bits(result.state, run(epochs=3, held_out=3).state)
+
+
+def test_a_rule_that_is_met_after_the_last_epoch_has_stopped_nothing(run: Run) -> None:
+    result = run(epochs=3, held_out=3, stop={"metric": "loss", "patience": 2, "min_delta": 1e3})
+    assert (result.stopped, len(result.losses)) == (None, 9)
+
+
+def test_it_trains_no_longer_than_it_may(run: Run) -> None:
+    result = run(epochs=9, held_out=3, stop={"max_time": "0.000001 s"})
+    assert result.stopped == "0.000001 s of training are over"
+    assert (len(result.losses), result.validations) == (1, [])
+
+
+def test_a_rule_over_a_validation_that_there_is_not_is_refused(run: Run) -> None:
+    with pytest.raises(SpecError, match=r"stop\.metric = 'loss': the job has no validation; give Workload\.validation"):
+        run(stop={"metric": "loss"})
 
 
 def by_hand(dropout: float) -> tuple[nn.Sequential, torch.Tensor, torch.Tensor, torch.optim.Optimizer]:

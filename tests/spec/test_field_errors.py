@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel
 
 import weft.spec.field_errors
-from weft.spec.job_spec import JobSection, JobSpec, ProfileSection, SpecError, Strategy
+from weft.spec.job_spec import JobSection, JobSpec, ProfileSection, SpecError, StopSection, Strategy
 from weft.spec.settings import Settings, load_settings
 from weft.spec.strategy import Prefetch, Replica
 from weft.workload.data.batches import Batches
@@ -31,6 +31,7 @@ TABLES: dict[type[BaseModel], dict[str, Any]] = {
     Replica: {"device": "gpu"},
     Prefetch: {},
     ProfileSection: {},
+    StopSection: {"metric": "loss"},
     JobSpec: {"job": {"entry": "a.py:f", "steps": 1, "batch_size": 4}},
 }
 VALUES: Mapping[str, Any] = {

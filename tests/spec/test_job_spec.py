@@ -20,6 +20,7 @@ from weft.spec.job_spec import (
     JobSpec,
     ProfileSection,
     SpecError,
+    StopSection,
     Strategy,
 )
 from weft.transport.wire.frames import MAX_CLIENT_FRAME_BYTES, FrameReader, encode
@@ -44,6 +45,7 @@ GOOD: dict[str, Any] = {
     "strategy": {"schedule": "1f1b", "stages": 1, "microbatches": 1, "recompute": False},
     "profile": {"first": 10, "iterations": 3},
     "checkpoint": {"every": "500 steps", "keep": 2},
+    "stop": {"metric": "accuracy", "mode": "max", "patience": 3, "min_delta": 0.0, "max_time": "2 h"},
     "directory": "/jobs",
 }
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -51,6 +53,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "strategy": Strategy,
     "profile": ProfileSection,
     "checkpoint": CheckpointSection,
+    "stop": StopSection,
 }
 
 
@@ -264,6 +267,8 @@ TAKEN = {  # what a field takes of the pool
     "strategy.resident": {"true"},
     "strategy.skip_nonfinite": {"true"},
     "profile.first": {"zero"},
+    "stop.metric": {"text"},
+    "stop.min_delta": {"zero", "fraction", "huge"},
     "job": {"table"},
     "strategy": {"table"},
     "profile": {"table"},
@@ -311,6 +316,10 @@ OUT_OF_RANGE = [
             "2 weeks",
         ],
         "checkpoint.keep": [0, 1001],
+        "stop.metric": ["a\nb", "\ud800"],
+        "stop.mode": ["highest"],
+        "stop.patience": [2**31],
+        "stop.max_time": ["500 steps", "1 epoch", "2 weeks"],
         "job.priority": [-1001, 1001],
         "strategy.schedule": ["1F1B", "gpipe ", "zero-bubble"],
         "strategy.stages": [257],
@@ -363,7 +372,8 @@ def test_a_key_with_a_typing_error_is_refused_with_the_one_that_was_meant(path: 
 
 
 def test_a_key_like_no_other_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(SpecError, match=r"zzz: unknown key; known here: checkpoint, directory, job, profile, strategy"):
+    known = "checkpoint, directory, job, profile, stop, strategy"
+    with pytest.raises(SpecError, match=f"zzz: unknown key; known here: {known}"):
         JobSpec.parse(changed("zzz", {}))
     with pytest.raises(SpecError, match=r"strategi: unknown key; did you mean strategy\?"):
         JobSpec.parse(changed("strategi", {}))

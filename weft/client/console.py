@@ -100,4 +100,5 @@ def reason_text(job: Message) -> str:
 def ended_sentence(result: Message) -> str:
     """How a job ended, as `weft run` and `weft.run` say it: digits-1 failed (user-error ValueError) after 3.2 s."""
     reason = f" ({told})" if (told := reason_text(result)) else ""
-    return f"{result['job']} {result['state']}{reason} after {duration(result['seconds'])}"
+    stopped = f"; {result['stopped']}" if result.get("stopped") else ""
+    return f"{result['job']} {result['state']}{reason} after {duration(result['seconds'])}{stopped}"

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from weft.machine.run_file import RunFileError, load, make_directory, sync
@@ -45,6 +46,7 @@ class Checkpoint:
     step: int  # training steps that are done
     training: Mapping[str, Any]  # what its bits depend on: batch size, seed, number of samples
     files: Mapping[str, tuple[int, str]]  # by name: bytes, SHA-256
+    standing: Mapping[str, Any]  # what `[stop]` goes on with, see weft.spec.stopping
 
 
 def name_of(step: int) -> str:
@@ -60,7 +62,7 @@ def read_manifest(path: Path) -> Checkpoint:
                 f"{path} has the format {told['format']!r:.80}, and this Weft reads {FORMAT}; use the one that wrote it"
             )
         files = {str(name): (int(size), str(digest)) for name, (size, digest) in told["files"].items()}
-        step, training = int(told["step"]), dict(told["training"])
+        step, training, standing = int(told["step"]), dict(told["training"]), dict(told.get("standing", {}))
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} is no checkpoint, nor a run that has one; give a directory of RUN/checkpoints, such as "
@@ -72,7 +74,7 @@ def read_manifest(path: Path) -> Checkpoint:
         raise _damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
     if step < 0 or any(Path(name).name != name or name.startswith(".") for name in files):
         raise _damaged(path / MANIFEST, "it names what is no file of a checkpoint")
-    return Checkpoint(path=path, step=step, training=training, files=files)
+    return Checkpoint(path=path, step=step, training=training, files=files, standing=standing)
 
 
 def check_digests(checkpoint: Checkpoint) -> None:
@@ -124,7 +126,13 @@ def resolved(path: Path) -> Path:
 
 
 def write_checkpoint(
-    run: Path, step: int, training: Mapping[str, Any], write: Callable[[Path], None], *, keep: int
+    run: Path,
+    step: int,
+    training: Mapping[str, Any],
+    write: Callable[[Path], None],
+    *,
+    keep: int,
+    standing: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Makes the checkpoint of a step whose files `write` puts into the directory that it is given; nothing where there
     is one already. keep: how many stay. Errors: OSError, after which all is as it was before."""
@@ -137,7 +145,7 @@ def write_checkpoint(
         try:
             partial.mkdir(0o700)
             write(partial)
-            _seal(partial, step, training)
+            _seal(partial, {"step": step, "training": dict(training), "standing": dict(standing)})
             shutil.rmtree(place, ignore_errors=True)
             os.rename(partial, place)
             sync(folder)
@@ -150,12 +158,12 @@ def write_checkpoint(
     return place
 
 
-def _seal(partial: Path, step: int, training: Mapping[str, Any]) -> None:
+def _seal(partial: Path, about: Mapping[str, Any]) -> None:
     """The manifest comes last: what has none is no checkpoint."""
     files = {path.name: (path.stat().st_size, _digest(path)) for path in sorted(partial.iterdir())}
     for name in files:
         sync(partial / name)
-    manifest = {"format": FORMAT, "step": step, "training": dict(training), "files": files}
+    manifest = {"format": FORMAT, **about, "files": files}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     sync(partial / MANIFEST)
     sync(partial)

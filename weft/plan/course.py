@@ -39,6 +39,8 @@ class Course:
         self._divided = self.microbatches[:1] if self.steals else self.microbatches
         self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
         self._snapshots: dict[int, int] = {}  # iteration -> place
+        self._judged = plan.judged
+        self._ends = self.itinerary.num_iterations
         self._iterations: dict[int, Iteration] = {}
         self._parts: dict[tuple[int, tuple[float, ...]], list[list[Part]]] = {}
 
@@ -51,10 +53,20 @@ class Course:
         return iteration
 
     def ends_training(self, iteration: Iteration) -> bool:
-        """Whether something else than another training iteration follows, or nothing."""
-        following = iteration.index + 1
-        ends = following == self.itinerary.num_iterations or not self.iteration(following).learns
+        """Whether something else than another training iteration follows, or nothing; or may."""
+        ends = self.may_be_last(iteration) or not self.iteration(iteration.index + 1).learns
         return iteration.learns and ends
+
+    def may_be_last(self, iteration: Iteration) -> bool:
+        """Whether the job may end with it: behind an epoch that is judged too, and nobody is told of that before."""
+        following = iteration.index + 1
+        return following >= self._ends or (self._judged and following == self.itinerary.end_of_epoch(iteration.index))
+
+    def may_be_last_step(self, iteration: Iteration) -> bool:
+        """Whether the trained model may be what a training iteration leaves: at most validation follows."""
+        if iteration.step == self.itinerary.steps - 1 or iteration.index + 1 >= self._ends:
+            return True
+        return self._judged and (iteration.step + 1) % self.itinerary.steps_per_epoch == 0
 
     def adjust(self, first: int, adjustment: Adjustment) -> None:
         """Shares and ways hold from iteration `first` on; of grants, the iterations before it are over; a snapshot is
@@ -66,6 +78,8 @@ class Course:
             self.local.set(first, frozenset(adjustment.local))
         if adjustment.grants:
             self._grant(first, adjustment.grants)
+        if adjustment.ends is not None:
+            self._ends = adjustment.ends
         if adjustment.snapshot is not None:
             told = (*self._snapshots.items(), (first, adjustment.snapshot))
             self._snapshots = dict(told[-KEPT_SNAPSHOTS:])

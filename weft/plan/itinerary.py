@@ -98,6 +98,18 @@ class Itinerary:
         epoch, within = divmod(step - 1, self.steps_per_epoch)
         return epoch * (self.steps_per_epoch + self.validations_per_epoch) + within
 
+    def steps_done(self, iterations: int) -> int:
+        """Training steps among so many first iterations."""
+        if iterations == 0:
+            return 0
+        last = self.at(iterations - 1)
+        return last.step + 1 if last.training else last.step
+
+    def end_of_epoch(self, index: int) -> int:
+        """The iteration with which the next epoch begins, its validation behind it; the job's end after the last."""
+        per_epoch = self.steps_per_epoch + self.validations_per_epoch
+        return min((index // per_epoch + 1) * per_epoch, self.num_iterations)
+
     def label(self, index: int) -> str:
         """For people, who count training steps from 1: `step 126`, `validation after step 63`. Of what is no iteration
         of the job its number. The page's JavaScript (`Timeline.label`) says the same."""

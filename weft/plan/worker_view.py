@@ -66,6 +66,7 @@ class WorkerView:
     reporter: int | None  # the worker that tells the learning rate and the norm of each step, where there are buckets
     skipped_calls: str = ""  # as in the inspection
     unneeded: Unneeded = Unneeded()
+    judged: bool = False
 
     @classmethod
     def of(cls, plan: Plan, position: int) -> WorkerView:
@@ -103,6 +104,7 @@ class WorkerView:
             skipped_calls=plan.skipped_calls,
             reporter=_reporter(plan),
             unneeded=Unneeded.of(plan, position),
+            judged=plan.judged,
         )
 
     def to_wire(self) -> dict[str, Any]:

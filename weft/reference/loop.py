@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from weft.reference.passes import Seed, modules_of, passes_of
 from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
 from weft.spec.job_spec import JobSpec
+from weft.spec.stopping import Rule, Training, UnknownMetric
 from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
@@ -47,6 +49,7 @@ class ReferenceResult:
     grad_norms: list[float]  # of each step's whole gradient, unclipped; empty where the job neither clips nor skips
     skipped: list[int]  # the steps without an update, because their gradient was not finite
     state: dict[str, torch.Tensor]  # the model's at the end, its own copy
+    stopped: str | None = None  # why it has ended before its last step
 
 
 def train(
@@ -105,20 +108,28 @@ class _Loop:
         self._replicas = Replicas(workload.model, spec.strategy.staleness_list, spec.strategy.staleness_warmup)
         self._update = Update(spec.strategy, workload) if self._trains else None
         self._measured: list[dict[str, float]] = []
+        self._training = Training(Rule.of(spec))
+        if spec.stop is not None and spec.stop.metric is not None and self._held_out is None:
+            raise UnknownMetric("stop.metric", spec.stop.metric, ())
+        self._stopped: str | None = None
 
     def run(self, on_step: StepFunction | None) -> ReferenceResult:
         losses: list[float] = []
         validations: list[dict[str, float]] = []
         steps = self._job.steps or (self._job.epochs or 0) * math.ceil(self._data.size / self._job.batch_size)
         epoch = 0
-        while len(losses) < steps:
+        self._training.start(time.monotonic())
+        while len(losses) < steps and self._stopped is None:
             self._workload.model.train(self._trains)
             for indices in self._batches_of_epoch(epoch)[: steps - len(losses)]:
                 losses.append(self._run_batch(len(losses), indices))
                 if on_step is not None:
                     on_step(len(losses) - 1, losses[-1])
-            if self._held_out is not None:
+                if len(losses) < steps and self._is_time_up(losses[-1], len(indices)):
+                    break
+            if self._held_out is not None and self._stopped is None:
                 validations.append(self._validate(len(losses), epoch, self._held_out))
+                self._stopped = self._training.validated(epoch, validations[-1])
             epoch += 1
         record = UpdateRecord() if self._update is None else self._update.record
         return ReferenceResult(
@@ -128,8 +139,14 @@ class _Loop:
             learning_rates=record.learning_rates,
             grad_norms=record.grad_norms,
             skipped=record.skipped,
+            stopped=self._stopped if len(losses) < steps else None,
             state={name: tensor.detach().clone().cpu() for name, tensor in self._workload.model.state_dict().items()},
         )
+
+    def _is_time_up(self, loss: float, samples: int) -> bool:
+        self._training.step(loss, samples, begins_epoch=False, now=time.monotonic())
+        self._stopped = self._training.take_time_up()
+        return self._stopped is not None
 
     def _batches_of_epoch(self, epoch: int) -> tuple[torch.Tensor, ...]:
         return split(self._data.source.order(epoch, self._job.seed), self._job.batch_size)

@@ -52,6 +52,8 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path) -> Message:
         validation = trained.validations[-1] if trained.validations else {}
         result |= {"state": "completed", "reason": None, "model": str(model), "validation": validation}
         result |= {"error": None, "exit_code": 0}
+        if trained.stopped is not None:
+            result["stopped"] = f"stopped early after step {steps}: {trained.stopped}"
     seconds = time.monotonic() - start
     return result | {
         "steps": steps,

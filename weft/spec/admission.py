@@ -30,6 +30,8 @@ def problem_of_spec(spec: JobSpec) -> str | None:
             "strategy.replicas: working_window streams what updates change, and job.mode = 'forward' has none; leave "
             "working_window out"
         )
+    if spec.job.mode == "forward" and spec.stop is not None:
+        return "[stop] is about training, and job.mode = 'forward' has none; leave the table out"
     counts = strategy.division[1]
     if spec.job.batch_size < sum(counts):
         of = "strategy.microbatches" if len(counts) == 1 else "the microbatches of all replicas,"

@@ -7,6 +7,7 @@ other side, by the same rules.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ _UNITS = {  # names of units -> (how many, of which)
     ("min", "minute", "minutes"): (60.0, "seconds"),
     ("h", "hour", "hours"): (3600.0, "seconds"),
 }
+Mode = Literal["min", "max"]
 MAX_PROFILED_ITERATIONS = 100  # each event of theirs is in a worker's memory until the last one is over
 
 
@@ -114,6 +116,49 @@ class CheckpointSection(Section):
         return _interval(self.every)
 
 
+class StopSection(Section):
+    """When training ends before its last step: a value no longer improves, or it has had its time."""
+
+    metric: str | None = Field(
+        default=None, description="a value that validations report, such as loss or accuracy; or give max_time alone"
+    )
+    mode: Mode | None = Field(default=None, description="which is better; unset: min of loss, max of any other")
+    patience: int = Field(default=3, ge=1, le=MAX_COUNT, description="validations in a row without an improvement")
+    min_delta: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="by how much it has to be better")
+    max_time: str | None = Field(
+        default=None, description="of training, beyond which it is given no further step: a number of s, min or h"
+    )
+
+    @field_validator("metric")
+    @classmethod
+    def _metric_is_a_name(cls, value: str | None) -> str | None:
+        if value is not None and not (value and value.isprintable() and is_unicode(value)):
+            raise ValueError(f"{value!r:.80} is no name; write for example 'accuracy' or 'loss'")
+        return value
+
+    @field_validator("max_time")
+    @classmethod
+    def _max_time_is_a_time(cls, value: str | None) -> str | None:
+        if value is not None and _interval(value)[1] != "seconds":
+            raise ValueError(f"{value!r:.80} is no time; write for example '30 s', '10 min' or '2 h'")
+        return value
+
+    @model_validator(mode="after")
+    def _has_a_reason(self) -> Self:
+        if self.metric is None and self.max_time is None:
+            raise ValueError('neither metric nor max_time is given; write one of them, for example metric = "loss"')
+        return self
+
+    @property
+    def max_seconds(self) -> float:
+        return math.inf if self.max_time is None else _interval(self.max_time)[0]
+
+
+def mode_of(metric: str, given: Mode | None) -> Mode:
+    """Which of its values is better."""
+    return given or ("min" if metric == "loss" else "max")
+
+
 def _interval(text: str) -> tuple[float, str]:
     number, _, unit = text.strip().partition(" ")
     found = next((found for names, found in _UNITS.items() if unit.strip() in names), None)
@@ -129,8 +174,8 @@ def _interval(text: str) -> tuple[float, str]:
 
 
 class JobSpec(Section):
-    """One training run: tables `[job]`, `[strategy]`, `[profile]`, `[checkpoint]`, and the directory that `entry` is
-    relative to.
+    """One training run: tables `[job]`, `[strategy]`, `[profile]`, `[checkpoint]`, `[stop]`, and the directory that
+    `entry` is relative to.
 
     Errors: `SpecError`, from the constructor as from `load` and `parse`.
     """
@@ -141,6 +186,7 @@ class JobSpec(Section):
     checkpoint: CheckpointSection | None = Field(
         default=None, description="unset: none while the job runs; one when it is cancelled or the daemon stops"
     )
+    stop: StopSection | None = Field(default=None, description="unset: training goes on to its last step")
     directory: str = Field(default_factory=lambda: str(Path.cwd()), description="absolute; set by load")
 
     @field_validator("directory")

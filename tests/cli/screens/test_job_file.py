@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from weft.cli.screens.job_file import MAX_UNITS, JobFile
-from weft.spec.job_spec import CheckpointSection, JobSection, JobSpec, ProfileSection
+from weft.spec.job_spec import CheckpointSection, JobSection, JobSpec, ProfileSection, StopSection
 from weft.spec.strategy import Strategy
 
 FACTS: dict[str, Any] = {
@@ -66,7 +66,7 @@ def test_every_field_stands_in_the_file_and_each_comment_can_be_made_a_key(stage
     """But for those that say the same twice: epochs and steps, a preset's axes, shares of replicas that are none."""
     text = made(num_cores=stages).text("train.toml")
     keys = re.findall(r"^(?:# )?(\w+) = ", text, flags=re.MULTILINE)
-    sections = (JobSection, Strategy, CheckpointSection, ProfileSection)
+    sections = (JobSection, Strategy, CheckpointSection, StopSection, ProfileSection)
     assert keys == [name for section in sections for name in section.model_fields]
     for line in re.findall(r"^# \w+ = .*", text, flags=re.MULTILINE):
         key = line.split()[1]
@@ -77,6 +77,8 @@ def test_every_field_stands_in_the_file_and_each_comment_can_be_made_a_key(stage
         given = given.replace("# [profile]", "[profile]") if key in ("first", "iterations") else given
         given = given.replace("# [checkpoint]", "[checkpoint]") if key in ("every", "keep") else given
         given = given.replace("# every =", "every =") if key == "keep" else given
+        if key in StopSection.model_fields and line != '# mode = "train"':
+            given = given.replace("# [stop]", "[stop]").replace("# metric =", "metric =")
         parsed(made(), given)
 
 

@@ -181,6 +181,8 @@ def _history(shown: Message, now: float) -> dict[str, str]:
     facts["took"] = duration(_elapsed(shown, now))
     if shown["state"] == "running" and shown.get("snapshot_step") is not None:
         facts["snapshot"] = f"after step {shown['snapshot_step']}: a lost worker costs what came since"
+    if shown.get("stopped") is not None:
+        facts["stopped"] = shown["stopped"].removeprefix("stopped ")
     if shown.get("checkpoint") is not None:
         facts["checkpoint"] = shown["checkpoint"]
     return facts | _outcome(shown)

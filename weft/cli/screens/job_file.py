@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from weft.cli.screens.toml_text import toml
 from weft.client.console import size
-from weft.spec.job_spec import CheckpointSection, JobSection, ProfileSection
+from weft.spec.job_spec import CheckpointSection, JobSection, ProfileSection, StopSection
 from weft.spec.strategy import Strategy
 from weft.transport.wire.frames import Message
 
@@ -37,6 +37,7 @@ EXAMPLES: Mapping[str, Any] = {
     "resume_from": "runs/digits-1",
     "every": "1 epoch",
 }
+STOP_EXAMPLES: Mapping[str, Any] = {"metric": "loss", "mode": "min", "max_time": "2 h"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class JobFile:
         sections = [*self._head(name), "", *_section("job", JobSection, self.job(), self._examples())]
         sections += _section("strategy", Strategy, self.strategy(), self._examples())
         sections += _section("checkpoint", CheckpointSection, None, EXAMPLES)
+        sections += _section("stop", StopSection, None, STOP_EXAMPLES)
         return "\n".join([*sections, *_section("profile", ProfileSection, None, {})]).rstrip() + "\n"
 
     def job(self) -> dict[str, Any]:

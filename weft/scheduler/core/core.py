@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from weft.plan.plan import Plan
-from weft.scheduler.core import dispatch, events, losses, outcomes
+from weft.scheduler.core import dispatch, events, gates, losses, outcomes
 from weft.scheduler.core.back_off import back_off
 from weft.scheduler.core.events import Command, Event
 from weft.scheduler.core.job import MOVES, Job, Outcome, Phase, Worker
@@ -66,8 +66,6 @@ class Core:
                 return self._job_planned(event)
             case events.WorkerPrepared():
                 return self._worker_prepared(event)
-            case events.JobMeasured():
-                return self._measured(event)
             case events.JobFaulted():
                 return self._job_faulted(event, now)
             case events.ResultSaved():
@@ -78,12 +76,12 @@ class Core:
                 return self._directory_lost(now)
             case events.DirectoryMissed():
                 return self._directory_missed(event, now)
-            case events.SnapshotDue():
+            case events.JobMeasured() | events.SnapshotDue() | events.CheckpointDue() | events.StopRequested():
                 job = self._current(event.job, event.attempt, Phase.RUNNING)
-                return [] if job is None else dispatch.begin_snapshot(job)
-            case events.CheckpointDue():
+                return [] if job is None else dispatch.asked(job, event)
+            case events.EpochJudged():
                 job = self._current(event.job, event.attempt, Phase.RUNNING)
-                return [] if job is None else dispatch.begin_checkpoint_now(job)
+                return [] if job is None else [*dispatch.judged(job, event), *self._saved_if_over(job)]
             case events.SnapshotSaved():
                 return self._snapshot_saved(event)
             case events.CancelRequested():
@@ -180,15 +178,13 @@ class Core:
             events.RecordIteration(job.name, job.attempt, iteration) for iteration in range(job.iterations_done, done)
         ]
         job.iterations_done = done
-        commands += dispatch.take_snapshots(job)
-        if done == job.ends:
-            self._move(job, Phase.SAVING, "every iteration is done")
-            commands.append(events.SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0]))
-        return commands
+        return [*commands, *dispatch.take_snapshots(job), *gates.at_gate(job), *self._saved_if_over(job)]
 
-    def _measured(self, event: events.JobMeasured) -> list[Command]:
-        job = self._current(event.job, event.attempt, Phase.RUNNING)
-        return [] if job is None else dispatch.measured(job, event)
+    def _saved_if_over(self, job: Job) -> list[Command]:
+        if not gates.is_over(job):
+            return []
+        self._move(job, Phase.SAVING, job.stopped or "every iteration is done")
+        return [events.SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0])]
 
     def _snapshot_saved(self, event: events.SnapshotSaved) -> list[Command]:
         if (job := self.jobs.get(event.job)) is None:
@@ -198,7 +194,7 @@ class Core:
 
     def _result_saved(self, event: events.ResultSaved, now: float) -> list[Command]:
         job = self._current(event.job, event.attempt, Phase.SAVING)
-        return [] if job is None else self._release(job, Outcome("completed", exit_code=0, keeps=False), now)
+        return [] if job is None else self._release(job, outcomes.of_completed(job), now)
 
     def _job_faulted(self, event: events.JobFaulted, now: float) -> list[Command]:
         job = self.jobs.get(event.job)

@@ -8,7 +8,7 @@ that need it: those of positions that are granted, and those of the first iterat
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, assert_never
 
 from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
@@ -19,14 +19,19 @@ from weft.scheduler.adapting.shares import AdaptiveShares
 from weft.scheduler.adapting.stealing import Stealing
 from weft.scheduler.core.events import (
     Adjust,
+    CheckpointDue,
     Command,
     Dispatch,
+    EpochJudged,
     JobMeasured,
     RecordSnapshot,
     RecordVerdict,
     SaveSnapshot,
     Snapshot,
+    SnapshotDue,
+    StopRequested,
 )
+from weft.scheduler.core.gates import at_gate, first_gate, open_gate
 from weft.scheduler.core.job import Job
 
 POLICIES = (AdaptiveShares, Stealing, BalancedRoutes)
@@ -52,12 +57,14 @@ def begin(job: Job) -> list[Command]:
         )
         for lane, program in job.plan.graph.programs.items()
     }
-    job.iterations_done, job.ends = begins, iterations
+    job.iterations_done, job.ends, job.stopped = begins, iterations, None
+    job.gate = first_gate(job, begins)
     job.lanes = {(state.worker, state.name): state for state in lanes.values()}
     for policy in job.policies:
         policy.begin(lanes)
     checkpoint = begin_checkpoint(job)
-    return [*checkpoint, *(command for state in lanes.values() for command in lane_finished(job, state))]
+    work = (command for state in lanes.values() for command in lane_finished(job, state))
+    return [*checkpoint, *work, *at_gate(job)]
 
 
 def first_iteration(job: Job) -> int:
@@ -86,11 +93,27 @@ def top_up(job: Job, lane: LaneState) -> list[Command]:
     if lane.sent == lane.total or (outstanding and 2 * outstanding > window):
         return []
     until = min(lane.finished + window, lane.total, lane.total if lane.allowed is None else lane.allowed)
+    if job.gate is not None:
+        until = min(until, job.gate * len(lane.program))
     if until <= lane.sent:
         return []
     work = work_between(lane.program, lane.sent, until)
     lane.sent = until
     return [Dispatch(job.name, job.attempt, lane.worker, lane.name, work)]
+
+
+def asked(job: Job, event: JobMeasured | SnapshotDue | CheckpointDue | StopRequested) -> list[Command]:
+    """What changes the iterations that come, of which no lane has been sent anything."""
+    match event:
+        case JobMeasured():
+            return measured(job, event)
+        case SnapshotDue():
+            return begin_snapshot(job)
+        case CheckpointDue():
+            return begin_checkpoint_now(job)
+        case StopRequested():
+            return stop(job, event)
+    assert_never(event)
 
 
 def end_after_sent(job: Job) -> None:
@@ -103,6 +126,27 @@ def end_after(job: Job, iterations: int) -> None:
     job.ends = min(job.ends, iterations)
     for lane in job.lanes.values():
         lane.total = job.ends * len(lane.program)
+
+
+def judged(job: Job, event: EpochJudged) -> list[Command]:
+    """The epoch at whose end all lanes stand; they go on, or not."""
+    open_gate(job, event)
+    if event.stop is not None and job.iterations_done < job.ends:
+        job.stopped, job.gate = event.stop, None
+        end_after(job, job.iterations_done)
+    return [command for lane in job.lanes.values() for command in top_up(job, lane)]
+
+
+def stop(job: Job, event: StopRequested) -> list[Command]:
+    """Ends training with the first step of which no lane has been sent anything, since after its last one a worker
+    leaves what is saved of the model; or at the gate before that. Nothing where the job ends as soon."""
+    step = _next_to_learn(job)
+    ends = step + 1 if job.gate is None else min(step + 1, job.gate)
+    if ends >= job.ends:
+        return []
+    job.stopped = event.reason
+    end_after(job, ends)
+    return [Adjust(job.name, job.attempt, job.workers, step, Adjustment(ends=ends))] if step < ends else []
 
 
 def measured(job: Job, event: JobMeasured) -> list[Command]:

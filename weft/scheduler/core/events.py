@@ -156,6 +156,25 @@ class CheckpointDue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochJudged:
+    """What the epoch has come to has been looked at."""
+
+    job: str
+    attempt: int
+    iteration: int  # the last of the epoch, its validation included
+    stop: str | None = None  # why training ends with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """Training is to end soon, at an iteration's end, as if that had been the last."""
+
+    job: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSaved:
     job: str
     path: str | None  # None: it is not on the disk
@@ -193,6 +212,8 @@ Event = (
     | DirectoryMissed
     | SnapshotDue
     | CheckpointDue
+    | EpochJudged
+    | StopRequested
     | SnapshotSaved
     | CancelRequested
     | DrainRequested
@@ -280,6 +301,15 @@ class RecordVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeEpoch:
+    """Every lane has finished the epoch, and its validation. Answered by EpochJudged or JobFaulted."""
+
+    job: str
+    attempt: int
+    iteration: int  # its last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveResult:
     """Write the trained weights from the worker. Answered by ResultSaved or JobFaulted."""
 
@@ -351,6 +381,7 @@ Command = (
     | Dispatch
     | Adjust
     | RecordVerdict
+    | JudgeEpoch
     | SaveResult
     | Release
     | DropArenas

@@ -26,6 +26,14 @@ CANCELLED = Outcome("cancelled", "cancelled", "cancelled on request", 143)
 DISCARDED = dataclasses.replace(CANCELLED, keeps=False)
 
 
+def of_completed(job: Job) -> Outcome:
+    """Sooner than planned or not."""
+    if job.stopped is None or job.plan is None:
+        return Outcome("completed", exit_code=0, keeps=False)
+    message = f"stopped early after step {job.plan.itinerary.steps_done(job.ends)}: {job.stopped}"
+    return Outcome("completed", message=message, exit_code=0, keeps=False)
+
+
 def of_lost_worker(event: WorkerLost, job: Job) -> Outcome:
     """SIGKILL comes from outside (an operator, another program): try again. From the kernel, for lack of memory, it
     would come again; anything else the job's code did. Where the job is given up, its error has all that it lost."""

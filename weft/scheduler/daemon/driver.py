@@ -23,7 +23,6 @@ from weft.plan.plan import Plan
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import (
     Adjust,
-    CheckpointDue,
     Command,
     Dispatch,
     DropArenas,
@@ -32,6 +31,7 @@ from weft.scheduler.core.events import (
     JobMeasured,
     JobPlanned,
     JobSubmitted,
+    JudgeEpoch,
     KillWorker,
     PlanJob,
     Prepare,
@@ -44,7 +44,6 @@ from weft.scheduler.core.events import (
     SaveSnapshot,
     SetTimer,
     Snapshot,
-    SnapshotDue,
     SnapshotSaved,
     StartWorker,
     Ticked,
@@ -190,6 +189,7 @@ class Driver:
             run.files.log(line)
         if found.checkpoint is not None:
             run.recorded = max(run.recorded, found.recorded)
+            run.training.keep(found.checkpoint.iteration, found.standing)
             run.files.log(f"goes on from {found.checkpoint.path}")
         return found.checkpoint
 
@@ -241,6 +241,8 @@ class Driver:
                 self.runs[command.job].adjust(command.first_iteration, command.adjustment)
             case RecordVerdict():
                 self.runs[command.job].judge(command.verdict, command.first_iteration)
+            case JudgeEpoch():
+                self.feed(self.runs[command.job].judge_epoch(command))
             case RecordIteration():
                 self._record_iteration(command)
             case RecordSnapshot():
@@ -321,11 +323,8 @@ class Driver:
         if run.take_profiled():
             self._begin_task("profile", run.job, keep_profiled(run))
         self._measure(command.job, ticked=False)
-        now = time.monotonic()
-        if attempt.snapshots.take_due(now):
-            self.feed(SnapshotDue(job=command.job, attempt=command.attempt))
-        if attempt.take_checkpoint_due(now):
-            self.feed(CheckpointDue(job=command.job, attempt=command.attempt))
+        for event in run.take_due(time.monotonic()):
+            self.feed(event)
 
     def _record_state(self, command: RecordState) -> None:
         name, run, now = command.job, self.runs[command.job], time.time()
@@ -338,6 +337,10 @@ class Driver:
         run.files.log(f"{state}" + (f" ({command.reason})" if command.reason else ""))
         if command.message and state is not JobState.CANCELLED:
             run.files.log(command.message)
+        if state is JobState.RUNNING:
+            run.training.start(time.monotonic())
+        if state is JobState.COMPLETED:
+            run.stopped = command.message
         if state is JobState.RECOVERING:
             self._exporter.add("weft_recoveries_total", cause=command.reason or "other")
         if not state.is_terminal:

@@ -48,6 +48,7 @@ def saver_order(snapshot: Snapshot, run: Run) -> dict[str, Any]:
         "run_dir": str(run.files.path),
         "step": plan.itinerary.at(snapshot.iteration).step + 1,
         "training": training_of(run.spec, plan),
+        "standing": run.training.at(snapshot.iteration).to_wire(),
         "keep": KEPT if checkpoint is None else checkpoint.keep,
     }
 

@@ -32,6 +32,7 @@ from weft.scheduler.planning.simulator import SimulationError, simulate
 from weft.scheduler.planning.working_window import largest_that_fits, smallest_as_good
 from weft.spec.admission import problem_of_spec
 from weft.spec.job_spec import JobSpec
+from weft.spec.stopping import Rule, UnknownMetric
 
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
 MIN_WINDOW_ITERATIONS = 2
@@ -112,6 +113,7 @@ def _plan(
         notes=tuple(plan_notes(spec, inspection, why_no_snapshots)),
         recovers=strategy.recovery == "snapshot",
         **_checkpoints(spec, itinerary),
+        judged=_is_judged(spec, inspection),
         streams=bool(inspection.streams),
         parameters=inspection.parameters,
     )
@@ -154,6 +156,15 @@ def _checkpoints(spec: JobSpec, itinerary: Itinerary) -> dict[str, Any]:
     if unit == "seconds":
         return {"checkpoint_seconds": count}
     return {"checkpoint_steps": int(count) * (itinerary.steps_per_epoch if unit == "epochs" else 1)}
+
+
+def _is_judged(spec: JobSpec, inspection: Inspection) -> bool:
+    """Whether it is looked at what each epoch has come to. Errors: PlanError, where that cannot be."""
+    rule = Rule.of(spec)
+    reported = dict.fromkeys(("loss", *inspection.metrics) if inspection.num_validation else ())
+    if spec.stop is not None and spec.stop.metric is not None and spec.stop.metric not in reported:
+        raise PlanError(str(UnknownMetric("stop.metric", spec.stop.metric, reported)))
+    return rule.judges
 
 
 def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:

@@ -83,7 +83,9 @@ def simulate(
     """
     count = iterations or WARMUP_ITERATIONS + MEASURED_ITERATIONS
     itinerary = replace(plan.itinerary, num_train=1, num_validation=0, batch_size=1, steps=count)
-    run = _Run(replace(plan, itinerary=itinerary), seconds or plan.task_seconds, milestones or {}, wake_seconds)
+    run = _Run(
+        replace(plan, itinerary=itinerary, judged=False), seconds or plan.task_seconds, milestones or {}, wake_seconds
+    )
     return run.to_end()
 
 

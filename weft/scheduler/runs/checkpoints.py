@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from weft.scheduler.core.events import Snapshot
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.runs.run import Run
 from weft.spec.job_spec import JobSpec
+from weft.spec.stopping import Standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     checkpoint: Snapshot | None  # the job's own newest, or the one that its spec names
+    standing: Standing = field(default_factory=Standing)  # of training, with it
     recorded: int = 0  # iterations whose lines are in the step log
     refused: list[str]  # why newer ones are not used
 
@@ -46,7 +48,15 @@ def find_checkpoint(run: Run, plan: Plan) -> Found:
     except (OSError, StepLogError) as error:
         told.append(f"{error}; the log of steps goes on behind it")
         recorded = 0
-    return Found(checkpoint=checkpoint, recorded=recorded, refused=told)
+    return Found(checkpoint=checkpoint, standing=_standing_of(newest, told), recorded=recorded, refused=told)
+
+
+def _standing_of(checkpoint: Checkpoint, told: list[str]) -> Standing:
+    try:
+        return Standing.from_wire(checkpoint.standing)
+    except ValueError as error:
+        told.append(f"{checkpoint.path}: {error}; [stop] begins anew")
+        return Standing()
 
 
 def _named(run: Run) -> Checkpoint | None:

@@ -21,7 +21,7 @@ from weft.transport.wire.frames import Message
 
 DETAILS = (
     *("plan", "lanes", "overlap", "time", "peak_bytes", "device_peak_bytes", "validation", "seconds"),
-    *("first_iteration_seconds", "iteration_seconds", "limit_seconds", "snapshot_step"),
+    *("first_iteration_seconds", "iteration_seconds", "limit_seconds", "snapshot_step", "stopped"),
 )
 
 _NO_NUMBERS = ("plan", "steps", "time", "iteration_seconds", "limit_seconds", "snapshot_step")  # before it has a plan
@@ -38,6 +38,7 @@ def details_of(run: Run, *, seconds: float | None = None, pace: Pace | None = No
     """seconds: since the job started, None where nobody asks. pace: where it is known already."""
     about = {
         "exception": run.exception,
+        "stopped": run.stopped,
         "seconds": seconds,
         "first_iteration_seconds": run.first_iteration_seconds,
     }
@@ -111,6 +112,7 @@ async def result_of(row: JobRow) -> Message:
         "steps": row.step,
         "loss": row.loss,
         "validation": details.get("validation", {}),
+        "stopped": details.get("stopped"),
         "seconds": details.get("seconds"),
         "first_iteration_seconds": details.get("first_iteration_seconds"),
         "iteration_seconds": details.get("iteration_seconds"),

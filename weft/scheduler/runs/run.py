@@ -18,9 +18,9 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from weft.metrics.recording.recording import PlannedSpan
 from weft.plan.course import Course
@@ -30,7 +30,15 @@ from weft.plan.plan import Plan
 from weft.plan.rows import unpack
 from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.policy import Policy, Verdict
-from weft.scheduler.core.events import Snapshot
+from weft.scheduler.core.events import (
+    CheckpointDue,
+    EpochJudged,
+    JobFaulted,
+    JudgeEpoch,
+    Snapshot,
+    SnapshotDue,
+    StopRequested,
+)
 from weft.scheduler.runs.books import Books
 from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.progress import Progress
@@ -38,10 +46,16 @@ from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, SnapshotPace
 from weft.spec.job_spec import JobSpec
 from weft.spec.job_state import JobState
+from weft.spec.stopping import Rule, Training, UnknownMetric
 
 MODEL = "model.safetensors"
 MAX_LAST_LINES, MAX_LAST_CHARS = 3, 400  # of a worker's output, for the report of its loss; arbitrary: the log has all
 _SNAPSHOT = MODE_INDEX["snapshot"]
+
+
+class _About(TypedDict):
+    job: str
+    attempt: int
 
 
 class Changed:
@@ -180,8 +194,11 @@ class Run:
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who writes the recording
     recorded: int = 0  # iterations whose lines are written
     last_lines: dict[str, str] = field(default_factory=dict)  # that the job's code printed, by worker, in this attempt
+    stopped: str | None = None  # why it has ended before its last step
+    training: Training = field(init=False)  # how it stands
 
     def __post_init__(self) -> None:
+        self.training = Training(Rule.of(self.spec))
         self.files.keep("spec.json", json.dumps(self.spec.to_wire(), indent=2) + "\n")
 
     def begin(
@@ -194,6 +211,7 @@ class Run:
     ) -> PlannedAttempt:
         """A new attempt, from iteration `begins` on. Where it begins again metrics.jsonl starts over, as its numbers
         do; where it goes on, what is made again is in there. policies: those of the job."""
+        self.training.begin(begins)
         before = self.attempt.progress if begins and self.attempt is not None else None
         if begins == 0:
             self.files.start_over()
@@ -225,6 +243,7 @@ class Run:
         assert attempt is not None
         iteration = attempt.plan.itinerary.at(index)
         line = attempt.finish(iteration)
+        self._note_training(attempt, iteration, line)
         if self.first_iteration_seconds is None and attempt.progress.ended_ns is not None:
             self.first_iteration_seconds = (attempt.progress.ended_ns - self.taken_ns) / 1e9
         if index < self.recorded:
@@ -243,6 +262,38 @@ class Run:
         kept = (self.last_lines.get(worker, "") + text)[-MAX_LAST_CHARS:]
         self.last_lines[worker] = "".join(kept.splitlines(keepends=True)[-MAX_LAST_LINES:])
         self.changed.notify()
+
+    def _note_training(self, attempt: PlannedAttempt, iteration: Iteration, line: Mapping[str, Any]) -> None:
+        if iteration.training:
+            first, now = iteration.start == 0, time.monotonic()
+            self.training.step(line["loss"], iteration.size, begins_epoch=first, now=now)
+        if attempt.course.snapshot_place(iteration) is not None:
+            self.training.keep(iteration.index)
+
+    def take_due(self, now: float) -> Iterator[SnapshotDue | CheckpointDue | StopRequested]:
+        """What it is time for, by the clock, after an iteration."""
+        attempt = self.attempt
+        assert attempt is not None
+        about = _About(job=self.job, attempt=attempt.number)
+        if attempt.snapshots.take_due(now):
+            yield SnapshotDue(**about)
+        if attempt.take_checkpoint_due(now):
+            yield CheckpointDue(**about)
+        if (reason := self.training.take_time_up()) is not None:
+            yield StopRequested(**about, reason=reason)
+
+    def judge_epoch(self, command: JudgeEpoch) -> EpochJudged | JobFaulted:
+        """What comes of the epoch that is over."""
+        attempt = self.attempt
+        assert attempt is not None
+        itinerary = attempt.plan.itinerary
+        values = (attempt.progress.validation or {}) if itinerary.num_validation else {}
+        about = _About(job=command.job, attempt=command.attempt)
+        try:
+            stop = self.training.validated(itinerary.at(command.iteration).epoch, values)
+        except UnknownMetric as error:
+            return JobFaulted(**about, reason="invalid-plan", message=str(error), exit_code=2)
+        return EpochJudged(**about, iteration=command.iteration, stop=stop)
 
     def note_exception(self, name: str) -> None:
         """What the user's code raised; the first counts, others follow from it."""

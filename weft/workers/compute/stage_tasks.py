@@ -89,8 +89,8 @@ class StageTasks:
 
     def _is_read_after(self, iteration: Iteration) -> bool:
         """Other replicas validate with what training has left, and what a lone one's validation leaves is saved."""
-        is_last = iteration.index + 1 == self._course.itinerary.num_iterations
-        return self._course.ends_training(iteration) or (is_last and len(self._course.microbatches) == 1)
+        is_alone = len(self._course.microbatches) == 1
+        return self._course.ends_training(iteration) or (is_alone and self._course.may_be_last(iteration))
 
     def _run(self, iteration: Iteration, microbatch: int, part: Part, measured: Measured) -> None:
         if iteration.learns is not self._learning:

@@ -48,4 +48,5 @@ def _save(config: Mapping[str, Any]) -> Path:
         config["training"],
         lambda path: write_files(saved, path),
         keep=config["keep"],
+        standing=config["standing"],
     )

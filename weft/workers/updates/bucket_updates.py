@@ -142,7 +142,7 @@ class BucketUpdates:
             if memory.num_versions:
                 start, stop = bounds[bucket.index]
                 memory.version(bucket, iteration.step + 1)[start:stop].copy_(memory.parameters(bucket)[start:stop])
-            if publishes and iteration.step == course.itinerary.steps - 1:
+            if publishes and course.may_be_last_step(iteration):
                 own[bucket.index].publish(bucket, bounds[bucket.index])
 
         updates = Updates(

@@ -1,0 +1,167 @@
+"""Stopping: whether training is to go on after an epoch, from what the epochs so far have come to. Pure.
+
+    epoch           1      2      3      4      5      6
+    accuracy      0.81   0.90   0.91   0.91   0.89   0.90
+    since best       0      0      0      1      2      3   stop, with patience = 3
+
+The daemon and the plain loop ask the same rule, and what it remembers is a value that belongs to an iteration as the
+parameters do: who goes on from a snapshot goes on with what was remembered then, and comes to the same decisions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from weft.spec.field_errors import SpecError
+from weft.spec.job_spec import JobSpec, Mode, StopSection, mode_of
+
+MAX_KEPT = 8  # standings: more iterations than are copied, or were and are still to go on from, at one time
+
+
+class UnknownMetric(SpecError):
+    """Validations do not report what the rule is to look at."""
+
+    def __init__(self, field: str, metric: str, reported: Iterable[str]) -> None:
+        """reported: the names of what they do."""
+        names = ", ".join(reported)
+        remedy = f"validations report {names}; use one of these"
+        if not names:
+            remedy = f"the job has no validation; give Workload.validation, or leave {field} out"
+        super().__init__(f"{field} = {metric!r:.80}: {remedy}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What training has come to, as far as the rule remembers it."""
+
+    best: float | None = None  # of `[stop] metric`, improved by min_delta each time; None before any number
+    best_epoch: int = 0  # that had it, from 0
+    since: int = 0  # validations without an improvement on it
+    loss: float = 0.0  # sum over the samples of the epoch so far
+    samples: int = 0  # of the epoch, so far
+    seconds: float = 0.0  # of training
+
+    def trained(self, loss: float, samples: int, *, begins_epoch: bool) -> Standing:
+        """After one more step. loss: the mean over its samples."""
+        before = Standing() if begins_epoch else self
+        return dataclasses.replace(self, loss=before.loss + loss * samples, samples=before.samples + samples)
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Of the epoch so far."""
+        return self.loss / self.samples if self.samples else None
+
+    def to_wire(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_wire(cls, data: object) -> Standing:
+        """Errors: ValueError for what is none."""
+        fields = {field.name: field.default for field in dataclasses.fields(cls)}
+        if not isinstance(data, dict) or data.keys() - fields.keys():
+            raise ValueError("it does not say how training stood")
+        for name, value in data.items():
+            whole = isinstance(fields[name], int)
+            if isinstance(value, bool) or not (isinstance(value, int if whole else (int, float)) or value is None):
+                raise ValueError(f"{name} is {value!r:.40}")
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    stop: StopSection | None
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Rule:
+        return cls(spec.stop)
+
+    @property
+    def judges(self) -> bool:
+        """Whether what follows an epoch depends on its validation."""
+        return self.stop is not None and self.stop.metric is not None
+
+    def validated(self, standing: Standing, epoch: int, values: Mapping[str, float]) -> tuple[Standing, str | None]:
+        """After the epoch's validation: what is remembered, and why training is to stop; None to go on.
+
+        Errors: UnknownMetric.
+        """
+        stop = self.stop
+        if stop is None or stop.metric is None:
+            return standing, None
+        if stop.metric not in values:
+            raise UnknownMetric("stop.metric", stop.metric, values)
+        value = values[stop.metric]
+        if is_better(value, standing.best, mode_of(stop.metric, stop.mode), stop.min_delta):
+            return dataclasses.replace(standing, best=value, best_epoch=epoch, since=0), None
+        standing = dataclasses.replace(standing, since=standing.since + 1)
+        return standing, self._told(stop, standing) if standing.since >= stop.patience else None
+
+    @staticmethod
+    def _told(stop: StopSection, standing: Standing) -> str:
+        count = f"{standing.since} epoch{'s' * (standing.since > 1)}"
+        if standing.best is None:
+            return f"{stop.metric} has been no number for {count}"
+        by = f" by {stop.min_delta:g}" if stop.min_delta else ""
+        best = f"{standing.best:.6g} of epoch {standing.best_epoch + 1}"
+        return f"{stop.metric} has not improved{by} on {best} for {count}"
+
+
+class Training:
+    """How the training of one run stands, and stood after the iterations that an attempt may go on from. Seconds are of
+    one clock."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.now = Standing()
+        self._kept: dict[int, Standing] = {}  # by iteration
+        self._since = math.inf  # when the attempt began to train; its time counts from what was spent before
+        self._spent = 0.0
+        self._time_is_told = False
+
+    def begin(self, begins: int) -> None:
+        """An attempt that begins with an iteration: it goes on with what is known of the one before."""
+        self._kept = {iteration: standing for iteration, standing in self._kept.items() if iteration < begins}
+        self.now = self.at(begins - 1)
+        self._spent, self._since, self._time_is_told = self.now.seconds, math.inf, False
+
+    def start(self, now: float) -> None:
+        """The attempt trains from now on."""
+        self._since = now
+
+    def step(self, loss: float, samples: int, *, begins_epoch: bool, now: float) -> None:
+        """One more is over."""
+        standing = self.now.trained(loss, samples, begins_epoch=begins_epoch)
+        self.now = dataclasses.replace(standing, seconds=self._spent + max(0.0, now - self._since))
+
+    def keep(self, iteration: int, standing: Standing | None = None) -> None:
+        """An attempt may go on from there. standing: what is known of it; None: it is over just now."""
+        kept = {**self._kept, iteration: standing or self.now}
+        self._kept = {index: kept[index] for index in sorted(kept)[-MAX_KEPT:]}
+
+    def at(self, iteration: int) -> Standing:
+        """As it was kept."""
+        return self._kept.get(iteration, Standing())
+
+    def validated(self, epoch: int, values: Mapping[str, float]) -> str | None:
+        """As Rule.validated."""
+        self.now, stop = self.rule.validated(self.now, epoch, values)
+        return stop
+
+    def take_time_up(self) -> str | None:
+        """Why training is to stop for its time, told once in an attempt."""
+        stop = self.rule.stop
+        if stop is None or self._time_is_told or self.now.seconds < stop.max_seconds:
+            return None
+        self._time_is_told = True
+        return f"{stop.max_time} of training are over"
+
+
+def is_better(value: float, than: float | None, mode: Mode, by: float = 0.0) -> bool:
+    """What is no finite number is never."""
+    if not math.isfinite(value):
+        return False
+    return than is None or (value < than - by if mode == "min" else value > than + by)
