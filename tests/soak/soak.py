@@ -27,6 +27,7 @@ from typing import Any
 import checkpoint_faults
 import client_faults
 import daemon_faults
+import share_faults
 import suite_rows
 import table
 import worker_faults
@@ -36,6 +37,7 @@ from stage import Results, Stage
 ROWS: Sequence[Row] = sorted(
     (
         *worker_faults.ROWS,
+        *share_faults.ROWS,
         *daemon_faults.ROWS,
         *client_faults.ROWS,
         *checkpoint_faults.ROWS,

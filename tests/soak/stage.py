@@ -30,7 +30,7 @@ from weft.client.client import Client
 from weft.spec.job_spec import JobSpec
 
 _REAL = runpy.run_path(str(Path(__file__).resolve().parents[1] / "integration" / "real_daemon.py"))
-RealDaemon, until, SECONDS = _REAL["RealDaemon"], _REAL["until"], _REAL["SECONDS"]
+RealDaemon, until, SECONDS, metrics_rows = (_REAL[name] for name in ("RealDaemon", "until", "SECONDS", "metrics_rows"))
 
 MAX_TRIES = 60  # with one daemon: what leaks a little each time shows, and its ledger stays small
 ORPHAN_SECONDS = 5.0  # the promises' own: nothing of a daemon that is gone lives longer
@@ -200,8 +200,7 @@ class Stage:
 
 def lines_of(run_dir: Path) -> list[dict[str, Any]]:
     """Of metrics.jsonl, without times."""
-    lines = (json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in metrics_rows(str(run_dir))]
 
 
 def savers(daemon: Any) -> list[psutil.Process]:
