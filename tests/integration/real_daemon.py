@@ -151,7 +151,7 @@ class RealDaemon:
             self.close()
 
     def until_idle(self, seconds: float = SECONDS) -> None:
-        """Every worker is up and free, and no job is unfinished."""
+        """Every worker is up and free, and no job is unfinished, unless it is paused."""
         until(self._is_idle, "every worker up and free", seconds)
         self.processes()
 
@@ -161,7 +161,7 @@ class RealDaemon:
             status = self.client.status()
         except DaemonUnreachable:
             return False
-        unfinished = [state for state, count in status["jobs"].items() if count and state not in TERMINAL]
+        unfinished = [state for state, count in status["jobs"].items() if count and state not in {*TERMINAL, "paused"}]
         return not unfinished and all(worker["state"] == "free" for worker in status["workers"])
 
     def processes(self) -> list[psutil.Process]:

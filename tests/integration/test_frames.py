@@ -59,6 +59,7 @@ def messages(ended: str, spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "follow": {"job": ended, "offset": 0, "live": True, "progress": True},
         "wait": {"job": ended, "timeout": 0.0},
         "cancel": {"job": ended, "discard": True},
+        "pause": {"job": ended},
         "restart": {"job": ended},
         "resume": {"job": ended},
         "remove": {"job": "nobody"},

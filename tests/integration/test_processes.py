@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from weft.scheduler.core.core import RELEASE_SECONDS
+from weft.scheduler.core.ending import RELEASE_SECONDS
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, Gate, until, SECONDS = (_REAL[name] for name in ("RealDaemon", "Gate", "until", "SECONDS"))

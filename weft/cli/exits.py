@@ -51,6 +51,7 @@ _REFUSALS: dict[str, int] = {
     ErrorCode.NOT_YOURS: NOT_YOURS,
     ErrorCode.NOTHING_RECORDED: NO_SUCH_JOB,
     ErrorCode.NOT_ENDED: TRY_LATER,
+    ErrorCode.NOT_PAUSED: USAGE,
     ErrorCode.NOT_REMOVED: CANNOT_WRITE,
     ErrorCode.NO_ROOM: CANNOT_WRITE,
     ErrorCode.TIMED_OUT: TIMED_OUT,

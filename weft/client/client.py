@@ -149,12 +149,16 @@ class Client:
         """The job's state after the request. What it had come to is written as a checkpoint, unless `discard`."""
         return _reply(str, self._conversation.cancel(job, discard))
 
+    def pause(self, job: str) -> str:
+        """The job's state after the request: paused at an iteration's end, its workers free; or it has ended first."""
+        return _reply(str, self._conversation.pause(job))
+
     def restart(self, job: str) -> Message:
         """{"job": id, "created": True} of a new job with the spec and the priority of one that has ended."""
         return _reply(dict, self._conversation.restart(job))
 
     def resume(self, job: str) -> Message:
-        """As `restart`, from the newest checkpoint of the job that has ended."""
+        """One that is paused goes on; else as `restart`, from the newest checkpoint of the job that has ended."""
         return _reply(dict, self._conversation.resume(job))
 
     def remove(self, job: str) -> str:
@@ -215,6 +219,10 @@ class AsyncClient:
     async def cancel(self, job: str, *, discard: bool = False) -> str:
         """See `Client.cancel`."""
         return await _async_reply(str, self._conversation.cancel(job, discard))
+
+    async def pause(self, job: str) -> str:
+        """See `Client.pause`."""
+        return await _async_reply(str, self._conversation.pause(job))
 
     async def restart(self, job: str) -> Message:
         """See `Client.restart`."""

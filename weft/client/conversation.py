@@ -34,6 +34,7 @@ from weft.version import __version__
 
 SILENCE_SECONDS = 30.0  # of a follower: then it connects anew, which proves that the daemon still answers
 WAIT_SLICE_SECONDS = 30.0  # of one `wait` request, so that a daemon that hangs is noticed
+PAUSE_SECONDS = 600.0  # the daemon answers once the iterations that its workers have begun are over
 CANCEL_SECONDS = 30.0  # the daemon answers once the job has ended: its workers finish, or are killed
 SAVE_SECONDS = 60.0  # for a checkpoint that is still being written
 REMOVE_SECONDS = 900.0  # of one job's files, of which there may be millions, behind another job's
@@ -183,6 +184,10 @@ class Conversation:
 
     def cancel(self, job: str, discard: bool) -> Script:
         reply = yield from self._call("cancel", {"job": job, "discard": discard}, extra_seconds=CANCEL_SECONDS)
+        yield Deliver(reply["state"])
+
+    def pause(self, job: str) -> Script:
+        reply = yield from self._call("pause", {"job": job}, extra_seconds=PAUSE_SECONDS)
         yield Deliver(reply["state"])
 
     def resume(self, job: str) -> Script:

@@ -210,6 +210,11 @@ class Plan:
         checkpoints = self.checkpoint_steps is not None or self.checkpoint_seconds is not None
         return num_snapshot_places(checkpoints=checkpoints)
 
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether what training comes to can be copied as the job runs."""
+        return any(task.kind is Kind.SNAPSHOT for task in self.graph.tasks)
+
     def snapshot_tasks(self) -> tuple[str, ...]:
         """By the names that their snapshots go by; none where the job has no snapshots."""
         return tuple(snapshot_name(task) for task in self.graph.tasks if task.kind is Kind.SNAPSHOT)

@@ -11,7 +11,8 @@ import pytest
 
 from weft.plan.plan import Plan
 from weft.scheduler.core import back_off
-from weft.scheduler.core.core import CANCEL_SECONDS, RELEASE_SECONDS, Core, IllegalMove
+from weft.scheduler.core.core import Core
+from weft.scheduler.core.ending import CANCEL_SECONDS, RELEASE_SECONDS
 from weft.scheduler.core.events import (
     CancelRequested,
     Command,
@@ -43,6 +44,7 @@ from weft.scheduler.core.events import (
 )
 from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES, MEMORY_REMEDY
+from weft.scheduler.core.state import IllegalMove
 
 ACTIVE = [Phase.PLANNING, Phase.PREPARING, Phase.RUNNING, Phase.SAVING]
 
@@ -355,8 +357,8 @@ def test_a_job_that_recovers_keeps_its_place_until_it_is_cancelled(rehearsal: Re
     rehearsal.tell(WorkerLost(worker="loader-0", exit_code=-9))
     assert rehearsal.tell(WorkerReleased(worker="cpu-0", job="a", attempt=1, clean=True)) == []
     assert rehearsal.tell(CancelRequested(job="a")) == [
-        *start_of(rehearsal, "b"),
         SetTimer(seconds=CANCEL_SECONDS),
+        *start_of(rehearsal, "b"),
     ]
 
 

@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 )
 
 from weft.plan.plan import Plan
-from weft.scheduler.core.core import CANCEL_SECONDS, RELEASE_SECONDS, Core
+from weft.scheduler.core.core import Core
+from weft.scheduler.core.ending import CANCEL_SECONDS, RELEASE_SECONDS
 from weft.scheduler.core.events import (
     Adjust,
     CancelRequested,
@@ -39,6 +40,7 @@ from weft.scheduler.core.events import (
     JobPlanned,
     JobSubmitted,
     KillWorker,
+    PauseRequested,
     PlanJob,
     Prepare,
     RecordIteration,
@@ -46,9 +48,12 @@ from weft.scheduler.core.events import (
     RecordState,
     Release,
     ResultSaved,
+    ResumeRequested,
     SaveResult,
+    SaveSnapshot,
     Snapshot,
     SnapshotDue,
+    SnapshotSaved,
     StartWorker,
     TasksFinished,
     Ticked,
@@ -59,17 +64,20 @@ from weft.scheduler.core.events import (
 )
 from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import MAX_DIRECTORY_LOSSES, MAX_LOSSES
+from weft.scheduler.core.queue import chosen_for, preempted_by
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import inspecting_worker, workers_needed
 
 TERMINAL = {"completed", "failed", "cancelled"}
 NEXT = {
     "": {"queued"},
-    "queued": {"planning", "cancelled", "failed", "running", "recovering"},  # the last two of one that goes on
-    "planning": {"running", "recovering"} | TERMINAL - {"completed"},
-    "running": {"recovering"} | TERMINAL,
-    "recovering": {"queued", "cancelled"},
+    "queued": {"planning", "cancelled", "failed", "running", "recovering", "paused"},
+    "planning": {"running", "recovering", "queued", "paused"} | TERMINAL - {"completed"},
+    "running": {"recovering", "queued", "paused"} | TERMINAL,
+    "recovering": {"queued", "cancelled", "paused"},
+    "paused": {"queued", "cancelled"},
 }
+HELD = {"planning", "running", "recovering"}  # states in which a job has an attempt
 NUM_CPUS = 3  # and as many GPUs and loaders
 STEPS = 5
 EXIT_CODES = [-9, -11, -6, 17, 0]
@@ -109,6 +117,8 @@ class Model:
     releasing: bool = False
     recovers: bool = False
     snapshot: Snapshot | None = None  # the newest that is whole
+    on_disk: Snapshot | None = None  # the newest checkpoint
+    paused: bool = False  # it has been, once at least
     begins: dict[int, int] = field(default_factory=dict)  # the first iteration of each attempt
     furthest: int = 0
     losses: int = 0
@@ -141,6 +151,7 @@ class Play(RuleBasedStateMachine):
         self.draining = False
         self.workers = {name: Worker() for name in kinds}
         self.models: dict[str, Model] = {}
+        self.saving: list[SaveSnapshot] = []
         self.arenas: set[tuple[str, int | None]] = set()  # None: of snapshots
         self.late: list[Any] = []  # what lost workers had begun to say: a plan is made in a thread of the daemon
 
@@ -163,12 +174,13 @@ class Play(RuleBasedStateMachine):
                 model = self.models[command.job]
                 assert self.core.workers[command.worker].kind == ("cpu" if model.kind == "cpu" else "gpu")
                 assert self.core.workers[command.worker].job == command.job
-                assert model.snapshot is None or model.kind != "cpu", "it goes on with the plan that it has"
+                assert model.snapshot is None or model.kind != "cpu" or model.paused, "it goes on with its plan"
                 plan = self._plans[model.stages, model.kind, 1 + 2 * (command.attempt % 2)]
-                self.answer(command.worker, JobPlanned(job=command.job, attempt=command.attempt, plan=plan))
+                planned = JobPlanned(job=command.job, attempt=command.attempt, plan=plan, checkpoint=model.on_disk)
+                self.answer(command.worker, planned)
             case Prepare():
                 model = self.models[command.job]
-                assert command.snapshot == model.snapshot, "the newest that is whole, or none"
+                assert command.snapshot == (model.snapshot or model.on_disk), "the newest that is whole, or none"
                 model.begins[command.attempt] = 0 if command.snapshot is None else command.snapshot.iteration + 1
                 self.arenas.add((command.job, command.attempt))
                 prepared = WorkerPrepared(job=command.job, attempt=command.attempt, worker=command.worker)
@@ -192,8 +204,11 @@ class Play(RuleBasedStateMachine):
                 self.arenas.add((command.job, None))
             case RecordSnapshot():
                 self.models[command.job].snapshot = command.snapshot
+            case SaveSnapshot():
+                self.saving.append(command)
             case DropArenas(attempt=None):
                 self.arenas.discard((command.job, None))
+                self.models[command.job].snapshot = None
             case DropArenas():
                 self.arenas.discard((command.job, command.attempt))
                 self.models[command.job].releasing = False
@@ -210,7 +225,8 @@ class Play(RuleBasedStateMachine):
         model = self.models[command.job]
         before, attempt = model.states[-1] if model.states else ("", 1)
         assert command.state in NEXT.get(before, ()), f"{command.job}: {before} → {command.state}"
-        assert command.attempt == attempt + (before == "recovering" and command.state == "queued")
+        assert command.attempt == attempt + (before in HELD and command.state in ("queued", "paused"))
+        model.paused |= command.state == "paused"
         model.states.append((command.state, command.attempt))
         model.recovers = command.state == "recovering"
         if command.state in TERMINAL:
@@ -276,9 +292,30 @@ class Play(RuleBasedStateMachine):
     def cancel(self, data: Any) -> None:
         name = data.draw(st.sampled_from(sorted(self.models)))
         model = self.models[name]
-        if not model.ended and (not model.releasing or model.recovers):
+        job = self.core.jobs.get(name)
+        if job is not None and (job.outcome is None or not job.outcome.is_end):
             model.possible, model.cancelled = {"cancelled"}, True
         self.tell(CancelRequested(job=name))
+
+    @precondition(lambda self: self.models)
+    @rule(data=st.data())
+    def pause(self, data: Any) -> None:
+        self.tell(PauseRequested(job=data.draw(st.sampled_from(sorted(self.models)))))
+
+    @precondition(lambda self: self.models)
+    @rule(data=st.data())
+    def resume(self, data: Any) -> None:
+        self.tell(ResumeRequested(job=data.draw(st.sampled_from(sorted(self.models)))))
+
+    @precondition(lambda self: self.saving)
+    @rule(works=st.booleans())
+    def save(self, works: bool) -> None:
+        command = self.saving.pop(0)
+        model = self.models[command.job]
+        path = "checkpoint" if works else None
+        if works and not model.ended:
+            model.on_disk = Snapshot(iteration=command.snapshot.iteration, path=path)
+        self.tell(SnapshotSaved(job=command.job, path=path))
 
     @precondition(lambda self: any(worker.starting for worker in self.workers.values()))
     @rule(data=st.data())
@@ -393,7 +430,7 @@ class Play(RuleBasedStateMachine):
         for job in self.core.jobs.values():
             held = {worker.name for worker in self.core.workers.values() if worker.job == job.name}
             match job.phase:
-                case Phase.QUEUED:
+                case Phase.QUEUED | Phase.PAUSED:
                     assert held == set(job.workers) == set()
                 case Phase.RELEASING:
                     assert held == job.waiting_for
@@ -438,17 +475,20 @@ class Play(RuleBasedStateMachine):
     def the_first_in_the_queue_starts_as_soon_as_it_can(self) -> None:
         """A job that starts again keeps its place: while its workers let go, nobody takes those that have."""
         queue = self.core.queue()
-        recovering = any(model.recovers and not model.cancelled for model in self.models.values())
-        if queue and not self.draining and not recovering:
+        outcomes = [job.outcome for job in self.core.jobs.values()]
+        returning = any(outcome is not None and outcome.is_another_try for outcome in outcomes)
+        if queue and not self.draining and not returning:
             free = self.core.free()
-            needs = queue[0].needs.items()
-            assert any(len(free.get(kind, ())) < count for kind, count in needs), queue[0].story
+            assert chosen_for(queue[0], free) is None, queue[0].story
+            assert preempted_by(queue[0], self.core.jobs.values(), free) == [], queue[0].story
 
     # --- and how it ends
 
     def teardown(self) -> None:
         """All workers come up and say all they have to say: then every job ends, or waits for the next daemon."""
         for _ in range(2000):
+            for job in [job for job in self.core.jobs.values() if job.phase is Phase.PAUSED]:
+                self.tell(ResumeRequested(job=job.name))
             if any(worker.doomed for worker in self.workers.values()):
                 self.kill()
             starting = [name for name, worker in self.workers.items() if worker.starting]

@@ -243,6 +243,17 @@ def cancel(
     _print_json({"job": job, "state": state}) if json else print(state)
 
 
+@app.command(epilog="Example: weft pause digits-1")
+@guarded
+def pause(job: LiveJob, json: Json = False) -> None:
+    """Stop a job at the end of an iteration, and free its workers and memory, until `weft resume` goes on with it.
+
+    What it has come to goes to the disk. It stays paused over restarts of the daemon, and loses no step.
+    """
+    state = Client().pause(job)
+    _print_json({"job": job, "state": state}) if json else print(state)
+
+
 @app.command(epilog="Example: weft status")
 @guarded
 def status(json: Json = False) -> None:

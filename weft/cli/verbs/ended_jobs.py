@@ -35,9 +35,9 @@ def restart(job: EndedJob, json: Json = False) -> None:
 
 @guarded
 def resume(job: EndedJob, json: Json = False) -> None:
-    """Go on with a job that has ended, from its newest checkpoint, as a new job, and print its id.
+    """Go on with a job that is paused; or with one that has ended, from its newest checkpoint, as a new job.
 
-    It has the spec and the priority of the old one, which stays as it is. Its code is read anew.
+    Prints its id. A new job has the spec and the priority of the old one, which stays as it is. Its code is read anew.
     """
     resumed = Client().resume(job)
     print(to_json(resumed) if json else resumed["job"])

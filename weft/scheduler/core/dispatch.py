@@ -177,9 +177,26 @@ def _adjusted(plan: Plan | None, adjustment: Adjustment) -> Plan | None:
 
 def plan_to_go_on_with(job: Job) -> Plan | None:
     """Of the next attempt; None where there has to be another: it begins again, or other GPUs may be free by then."""
-    goes_on = job.snapshot is not None and job.outcome is not None and not job.outcome.state
+    goes_on = job.snapshot is not None and job.outcome is not None and job.outcome.is_another_try
     plan, job.adjusted = job.adjusted or job.plan, None
     return plan if goes_on and "gpu" not in job.needs else None
+
+
+def halt(job: Job) -> list[Command]:
+    """Has a job that is to stop do so behind a copy of what it has come to, which is told ahead; nothing while no place
+    is free, and where the job is about to end."""
+    if job.stopping is None or job.ends < _all(job):
+        return []
+    iteration = _next_to_learn(job)
+    commands = _copy(job, iteration, to_disk=job.stopping.state == "paused")
+    if any(each.iteration == iteration for each in job.copying):
+        end_after(job, iteration + 1)
+    return commands
+
+
+def _all(job: Job) -> int:
+    assert job.plan is not None
+    return job.plan.itinerary.num_iterations
 
 
 def begin_snapshot(job: Job) -> list[Command]:

@@ -37,6 +37,7 @@ class JobSubmitted:
     inspector: int = 0  # the position, among those that it holds, of the one that inspects it
     priority: int = 0
     attempt: int = 1  # above 1 where a daemon took the job over from the ledger
+    paused: bool = False  # it waits until somebody resumes it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +188,16 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRequested:
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeRequested:
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
     now: bool  # what runs is stopped, too; such jobs stay unfinished in the ledger
 
@@ -196,29 +207,26 @@ class Ticked:
     """Time has passed; deadlines are looked at."""
 
 
-Event = (
+Rare = (  # after which a job may be able to start
     JobSubmitted
     | WorkerJoined
     | WorkerLost
     | WorkerGarbled
     | JobPlanned
     | WorkerPrepared
-    | TasksFinished
-    | JobMeasured
     | JobFaulted
     | ResultSaved
     | WorkerReleased
     | DirectoryLost
     | DirectoryMissed
-    | SnapshotDue
-    | CheckpointDue
-    | EpochJudged
-    | StopRequested
     | SnapshotSaved
+    | PauseRequested
+    | ResumeRequested
     | CancelRequested
     | DrainRequested
     | Ticked
 )
+Event = Rare | TasksFinished | JobMeasured | SnapshotDue | CheckpointDue | EpochJudged | StopRequested
 
 # --- commands
 

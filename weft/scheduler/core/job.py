@@ -11,6 +11,7 @@ from weft.plan.plan import Plan
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.adapting.policy import Policy
 from weft.scheduler.core.events import Snapshot
+from weft.spec.job_state import TERMINAL_STATES
 
 
 class Phase(enum.StrEnum):
@@ -20,27 +21,38 @@ class Phase(enum.StrEnum):
     RUNNING = "running"
     SAVING = "saving"
     RELEASING = "releasing"
+    PAUSED = "paused"
     ENDED = "ended"
 
 
 MOVES = {
-    Phase.QUEUED: {Phase.PLANNING, Phase.PREPARING, Phase.ENDED},
+    Phase.QUEUED: {Phase.PLANNING, Phase.PREPARING, Phase.PAUSED, Phase.ENDED},
     Phase.PLANNING: {Phase.PREPARING, Phase.RELEASING},
     Phase.PREPARING: {Phase.RUNNING, Phase.RELEASING},
     Phase.RUNNING: {Phase.SAVING, Phase.RELEASING},
     Phase.SAVING: {Phase.RELEASING},
-    Phase.RELEASING: {Phase.ENDED, Phase.QUEUED},
+    Phase.RELEASING: {Phase.ENDED, Phase.QUEUED, Phase.PAUSED},
+    Phase.PAUSED: {Phase.QUEUED, Phase.ENDED},
     Phase.ENDED: set(),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    state: str  # "": not an end, try again
+    state: str  # of the job's end; or "recovering", "queued" or "paused": there will be another attempt
     reason: str | None = None
     message: str | None = None
     exit_code: int | None = None
     keeps: bool = True  # of an end: the newest snapshot goes to the disk
+
+    @property
+    def is_end(self) -> bool:
+        return self.state in TERMINAL_STATES
+
+    @property
+    def is_another_try(self) -> bool:
+        """The job goes to the queue, as soon as it has let go."""
+        return self.state in ("recovering", "queued")
 
 
 @dataclass(slots=True)
@@ -64,6 +76,7 @@ class Job:
     judged: int = 0  # iterations, of the epochs that have been, in any attempt
     stopped: str | None = None  # why it ends sooner, once that is known
     outcome: Outcome | None = None
+    stopping: Outcome | None = None  # what it stops for, at the end of an iteration
     deadline: float | None = None
     snapshot: Snapshot | None = None  # the newest that is whole: what another attempt goes on from
     copying: list[Snapshot] = field(default_factory=list)  # those that lanes have been told of, until they are whole

@@ -24,6 +24,12 @@ EXIT_SOFTWARE = 70  # sysexits.h: the fault is ours, not the job's
 
 CANCELLED = Outcome("cancelled", "cancelled", "cancelled on request", 143)
 DISCARDED = dataclasses.replace(CANCELLED, keeps=False)
+PAUSED = Outcome("paused", "paused", "paused on request")
+
+
+def preempted_by(job: Job) -> Outcome:
+    """Its workers are wanted by another."""
+    return Outcome("queued", "preempted", f"preempted by {job.name}, whose priority is {job.priority}")
 
 
 def of_completed(job: Job) -> Outcome:
@@ -48,7 +54,7 @@ def _of_one(event: WorkerLost, job: Job) -> Outcome:
         return Outcome("failed", OUT_OF_MEMORY, message, 128 + signal.SIGKILL)
     if code == SIGKILL_EXIT and len(job.losses) <= MAX_LOSSES:
         message = f"{event.worker} was killed; the job {_again(job)}"
-        return Outcome("", "worker-lost", message)
+        return Outcome("recovering", "worker-lost", message)
     if code is not None and code < 0:
         message = f"{event.worker} {losses.how(event)} while it ran this job (attempt {job.attempt}); {_remedy(code)}"
         return Outcome("failed", "worker-lost", message, 128 - code)
@@ -80,7 +86,7 @@ def _remedy(code: int) -> str:
 def of_lost_directory(message: str, job: Job) -> Outcome:
     """message: what was lost, as whoever missed it tells."""
     if job.directory_losses <= MAX_DIRECTORY_LOSSES:
-        return Outcome("", "directory-lost", f"{message}; the job {_again(job)}")
+        return Outcome("recovering", "directory-lost", f"{message}; the job {_again(job)}")
     remedy = "see workers.log in the daemon's state directory"
     message = f"{message}, for the {job.directory_losses}th time in this job; {remedy}"
     return Outcome("failed", "directory-lost", message, EXIT_SOFTWARE)
@@ -90,7 +96,7 @@ def record_of(outcome: Outcome, job: Job) -> RecordState:
     """What the ledger and the job's log are to have of it."""
     return RecordState(
         job=job.name,
-        state=outcome.state or "recovering",
+        state=outcome.state,
         attempt=job.attempt,
         reason=outcome.reason,
         message=outcome.message,

@@ -126,7 +126,8 @@ class Driver:
 
     def num_running(self) -> int:
         """Jobs that hold workers, or whose end is not in the ledger yet."""
-        return sum(name not in self.core.jobs or self.core.jobs[name].phase is not Phase.QUEUED for name in self.runs)
+        waiting = (Phase.QUEUED, Phase.PAUSED)
+        return sum(name not in self.core.jobs or self.core.jobs[name].phase not in waiting for name in self.runs)
 
     def adopt(self, row: JobRow, *, attempt: int) -> None:
         """Takes a job that stands in the ledger into the core; attempt is above 1 after a restart.
@@ -142,13 +143,14 @@ class Driver:
         run = Run(job=row.job, spec=spec, files=files, state=row.state, submitted_at=row.submitted_at)
         self.runs[row.job] = run
         self._begin_task("directory", row.job, self._make_directory(run))
-        if attempt > 1:
+        paused = row.state is JobState.PAUSED
+        if attempt > 1 and not paused:
             self._exporter.add("weft_recoveries_total", cause="daemon-restart")
             files.log(f"the daemon has restarted; the job runs again (attempt {attempt})")
-        needs, inspector = workers_needed(spec.strategy), inspecting_worker(spec.strategy)
-        self.feed(JobSubmitted(job=row.job, needs=needs, inspector=inspector, priority=row.priority, attempt=attempt))
+        begin = partial(JobSubmitted, job=row.job, priority=row.priority, attempt=attempt, paused=paused)
+        self.feed(begin(needs=workers_needed(spec.strategy), inspector=inspecting_worker(spec.strategy)))
         problem = problem_of_crew(spec, self.crew.kinds().values())
-        if problem is not None:  # of a job in the ledger: there were more workers when it was submitted
+        if problem is not None and not paused:  # of a job in the ledger: there were more workers when it was submitted
             self._fail(row.job, attempt, "invalid-plan", problem, exit_code=2)
 
     async def _make_directory(self, run: Run) -> None:

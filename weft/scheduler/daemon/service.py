@@ -16,7 +16,8 @@ from weft.machine.run_file import RunFileError, size
 from weft.metrics.prometheus.exporter import Exporter
 from weft.metrics.recording.recording import FILE
 from weft.scheduler.core.core import Core
-from weft.scheduler.core.events import CancelRequested
+from weft.scheduler.core.events import CancelRequested, PauseRequested, ResumeRequested
+from weft.scheduler.core.job import Phase
 from weft.scheduler.daemon.driver import Driver
 from weft.scheduler.daemon.guard import Spawn
 from weft.scheduler.daemon.pool import Pool
@@ -26,10 +27,12 @@ from weft.scheduler.ledger.ledger import AsyncLedger, IdTaken, JobRow, Ledger, L
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.removal import NotRemoved, claim, remove
 from weft.scheduler.runs.result import DETAILS, add_critical_path, details_of, model_of, result_of
+from weft.scheduler.runs.run import Run
 from weft.scheduler.runs.run_directory import read_log
 from weft.spec.admission import problem_of_crew, problem_of_spec
 from weft.spec.job_id import InvalidJobId
 from weft.spec.job_spec import JobSpec, SpecError
+from weft.spec.job_state import JobState
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import ErrorCode, Message, WireError, field
 from weft.version import __version__
@@ -59,6 +62,7 @@ class Service:
             "follow": self._follow,
             "wait": self._wait,
             "cancel": self._cancel,
+            "pause": self._pause,
             "restart": self._restart,
             "resume": self._resume,
             "remove": self._remove,
@@ -99,8 +103,14 @@ class Service:
         return await self._admit(row.spec, None, row.priority)
 
     async def _resume(self, request: Message, caller: Caller) -> Message:
-        """As `_restart`, from the newest checkpoint of the old one."""
+        """One that is paused goes on itself; else as `_restart`, from the newest checkpoint of the old one."""
         self._check_room()
+        row = await self._row(request)
+        if self._is_paused(row.job):
+            if problem := problem_of_crew(JobSpec.parse(row.spec), self._driver.crew.kinds().values()):
+                raise WireError(ErrorCode.INVALID_SPEC, f"{row.job} stays paused: {problem}")
+            self._driver.feed(ResumeRequested(job=row.job))
+            return {"job": row.job, "created": False}
         row = await self._ended_row(request, caller)
         await self._driver.savers.wait(row.job)
         if not await asyncio.to_thread(checkpoints, Path(row.run_dir)):
@@ -267,6 +277,22 @@ class Service:
             await self._until_ended(row.job, caller)
         return {"state": (await self._row(request)).state}
 
+    async def _pause(self, request: Message, caller: Caller) -> Message:
+        """Answered once its workers are free; or it has ended first."""
+        row = await self._row(request)
+        if (run := self._driver.runs.get(row.job)) is not None:
+            if (why := _problem_of_pause(run)) is not None:
+                raise WireError(ErrorCode.NOT_PAUSED, f"{row.job} cannot be paused: {why}")
+            run.files.log("asked to pause")
+            self._driver.feed(PauseRequested(job=row.job))
+            while row.job in self._driver.runs and not self._is_paused(row.job):
+                await caller.wait_for(run.changed)
+        return {"state": JobState.PAUSED if self._is_paused(row.job) else (await self._row(request)).state}
+
+    def _is_paused(self, name: str) -> bool:
+        job = self._core.jobs.get(name)
+        return job is not None and job.phase is Phase.PAUSED
+
     async def _status(self, request: Message, caller: Caller) -> Message:
         counts = await self._ledger.run(Ledger.counts_by_state)
         return {
@@ -307,6 +333,14 @@ class Service:
             )
         await self._until_ended(row.job, caller)  # its end may be on its way to the ledger
         return await self._row(request)
+
+
+def _problem_of_pause(run: Run) -> str | None:
+    """Why it cannot stop and go on from there, as far as is known."""
+    if run.attempt is None or run.attempt.plan.has_snapshots:
+        return None
+    why = next((note for note in run.attempt.plan.notes if "snapshot" in note), "it keeps no snapshots")
+    return f"{why}; let it run, or end it with `weft cancel {run.job}`"
 
 
 def _told_of_the_ledger(verb: Verb) -> Verb:

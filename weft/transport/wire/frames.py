@@ -59,6 +59,7 @@ class ErrorCode(enum.StrEnum):
     TOO_MANY_CONNECTIONS = "too-many-connections"
     NOTHING_RECORDED = "nothing-recorded"
     NOT_ENDED = "not-ended"
+    NOT_PAUSED = "not-paused"
     NOT_REMOVED = "not-removed"
     INTERNAL_ERROR = "internal-error"
     LEDGER_UNAVAILABLE = "ledger-unavailable"

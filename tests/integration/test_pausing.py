@@ -1,0 +1,90 @@
+"""Jobs that stop at an iteration's end and go on: paused over a restart of the daemon, or preempted. No bit differs."""
+
+from __future__ import annotations
+
+import runpy
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+num_shared_mappings = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))["num_shared_mappings"]
+_RECOVERY = runpy.run_path(str(Path(__file__).with_name("test_recovery.py")))
+held_behind_a_snapshot, check_is_undisturbed = _RECOVERY["held_behind_a_snapshot"], _RECOVERY["check_is_undisturbed"]
+until, SECONDS, FIRST_CALL = _RECOVERY["until"], _RECOVERY["SECONDS"], _RECOVERY["FIRST_CALL"]
+STRATEGIES, PIPELINE = _RECOVERY["STRATEGIES"], _RECOVERY["PIPELINE"]
+StartDaemon = Callable[..., Any]
+
+
+def pause(daemon: Any, job: str, gate: Any) -> None:
+    """The gate holds it: it has been asked before it goes on."""
+    states: list[str] = []
+    asking = threading.Thread(target=lambda: states.append(daemon.client.pause(job)), daemon=True)
+    asking.start()
+    daemon.until_logged(job, "asked to pause")
+    gate.open()
+    asking.join(SECONDS)
+    assert states == ["paused"], daemon.log_of(job)
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(strategy=("pipeline", "clipped replicas"), restarts=(True, False))
+def test_a_paused_job_frees_its_workers_and_memory_and_goes_on_with_the_same_bits(
+    own_daemon: StartDaemon, strategy: str, restarts: bool
+) -> None:
+    daemon = own_daemon()
+    directory = daemon.directory().pid
+    before = num_shared_mappings(directory)
+    with held_behind_a_snapshot(daemon, STRATEGIES[strategy]) as (job, spec, gate):
+        pause(daemon, job, gate)
+        shown = daemon.client.show(job)
+        assert shown["state"] == "paused"
+        assert shown["step"] < shown["steps"]
+        assert {worker["state"] for worker in daemon.client.status()["workers"]} <= {"free", "down"}
+        until(lambda: daemon.client.show(job)["checkpoint"], "its checkpoint")
+        until(lambda: num_shared_mappings(directory) == before, "its memory is free")
+        if restarts:
+            daemon.kill()
+            daemon.start()
+            assert daemon.client.show(job)["state"] == "paused"
+        assert daemon.client.resume(job) == {"job": job, "created": False}
+        check_is_undisturbed(daemon, job, spec)
+    assert "starts again" not in daemon.log_of(job)
+
+
+@pytest.mark.slow
+def test_a_job_of_higher_priority_takes_the_workers_and_the_other_one_goes_on_with_the_same_bits(daemon: Any) -> None:
+    with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
+        urgent = daemon.client.submit(daemon.spec(strategy=PIPELINE, steps=3), priority=1)["job"]
+        gate.open()
+        assert daemon.client.wait(urgent, SECONDS)["state"] == "completed"
+        check_is_undisturbed(daemon, job, spec)
+    assert f"preempted by {urgent}" in daemon.log_of(job)
+
+
+def test_a_job_that_keeps_no_snapshots_is_not_paused_and_says_why(daemon: Any) -> None:
+    gate = daemon.gate()
+    arguments = {"gate": str(gate), "gate_at": FIRST_CALL}
+    job = daemon.submit(daemon.spec(strategy={"recovery": "off"}, args=arguments, steps=2 * FIRST_CALL))
+    daemon.until_logged(job, "at the gate")
+    refused = daemon.weft("pause", job)
+    assert refused.returncode == 2
+    assert f"{job} cannot be paused: it keeps no snapshots; let it run" in refused.stderr
+    gate.open()
+    assert daemon.client.wait(job, SECONDS)["state"] == "completed"
+
+
+def test_a_job_that_waits_is_paused_at_once_and_cancelled_or_resumed(daemon: Any) -> None:
+    gate = daemon.gate()
+    first = daemon.submit(daemon.spec(strategy={"stages": 2}, args={"planning_gate": str(gate)}))
+    daemon.until_logged(first, "at the gate")
+    second, third = (daemon.submit(daemon.spec(strategy={"stages": 2}, steps=2)) for _ in range(2))
+    for job in (second, third):
+        assert daemon.weft("pause", job).stdout == "paused\n"
+    gate.open()
+    daemon.client.wait(first, SECONDS)
+    assert daemon.weft("resume", second).stdout == f"{second}\n"
+    assert daemon.client.wait(second, SECONDS)["state"] == "completed"
+    assert daemon.weft("cancel", third).stdout == "cancelled\n"

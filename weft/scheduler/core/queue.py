@@ -1,0 +1,56 @@
+"""The queue: in which order jobs start, on which workers, and which must make room for one of higher priority. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from weft.scheduler.core.job import Job, Phase, Worker
+
+CAN_STOP = (Phase.PLANNING, Phase.PREPARING, Phase.RUNNING)
+
+
+def in_order(jobs: Iterable[Job]) -> list[Job]:
+    """Higher priority first, then the order of submission."""
+    return sorted(jobs, key=lambda job: (-job.priority, job.sequence))
+
+
+def free_workers(workers: Iterable[Worker]) -> dict[str, list[str]]:
+    """Those that are up and hold no job, by kind."""
+    free: dict[str, list[str]] = {}
+    for worker in workers:
+        if worker.up and worker.job is None:
+            free.setdefault(worker.kind, []).append(worker.name)
+    return free
+
+
+def chosen_for(job: Job, free: dict[str, list[str]]) -> tuple[str, ...] | None:
+    """The workers that it gets, by position; None where there are too few."""
+    if any(len(free.get(kind, ())) < count for kind, count in job.needs.items()):
+        return None
+    return tuple(name for kind, count in job.needs.items() for name in free[kind][:count])
+
+
+def preempted_by(job: Job, jobs: Iterable[Job], free: dict[str, list[str]]) -> list[Job]:
+    """Those that have to stop so that it can start: of lower priority, the lowest first, and the last submitted of
+    them. None where that would not be enough; what is on its way to let go of its workers is waited for."""
+    others = list(jobs)
+    short = Counter({kind: count - len(free.get(kind, ())) for kind, count in job.needs.items()})
+    for other in others:
+        if other.phase is Phase.RELEASING or other.stopping is not None:
+            short.subtract(other.needs)
+    chosen = []
+    for other in sorted(others, key=lambda each: (each.priority, -each.sequence)):
+        if _can_make_room(other, job) and any(short[kind] > 0 for kind in other.needs):
+            chosen.append(other)
+            short.subtract(other.needs)
+    return chosen if all(short[kind] <= 0 for kind in job.needs) else []
+
+
+def _can_make_room(other: Job, job: Job) -> bool:
+    return (
+        other.priority < job.priority
+        and other.phase in CAN_STOP
+        and other.stopping is None
+        and (other.plan is None or other.plan.has_snapshots)
+    )
