@@ -6,7 +6,7 @@ import random
 import time
 from typing import Any
 
-from stage import Stage, until
+from stage import TERMINAL, Stage, until
 
 PHASES = ("inspecting", "preparing", "running", "snapshotting", "saving")
 SNAPSHOT_SECONDS = (0.4, 0.7)  # after one was made the next is about due
@@ -26,10 +26,13 @@ def reach(stage: Stage, job: str, phase: str, chance: random.Random) -> None:
     """Waits until the job is in the phase, and a random part of it longer; or has ended."""
     wanted = "running" if phase == "snapshotting" else phase
     began = time.monotonic()
+    if phase == "saving":  # it may be over within what others wait between two looks
+        while phase_of(stage.daemon.client.show(job)) == "running" and time.monotonic() - began < AIM_SECONDS:
+            pass
+        return
 
     def is_there() -> bool:
-        shown = stage.daemon.client.show(job)
-        return stage.has_ended(job) or phase_of(shown) == wanted or time.monotonic() - began > AIM_SECONDS
+        return phase_of(stage.daemon.client.show(job)) in (wanted, *TERMINAL) or time.monotonic() - began > AIM_SECONDS
 
     until(is_there, f"{job} in {phase}")
     if phase == "snapshotting":

@@ -10,7 +10,7 @@ from typing import Any
 
 from deck import Row
 from jobs import PACED, PAUSE_SECONDS, STEPS
-from phases import PHASES, reach
+from phases import PHASES
 from safetensors.torch import load_file
 from stage import SECONDS, Stage, metrics_rows
 from worker_faults import kill_one, without_misfires
@@ -39,9 +39,7 @@ def kill_workers(stage: Stage, chance: random.Random) -> Counter[str]:
     strategy = MEASURED[chance.choice(list(MEASURED))]
     spec = stage.daemon.spec(IN_FLOAT64, strategy=strategy, steps=STEPS, args=arguments)
     job = stage.daemon.submit(spec)
-    phase = chance.choice(PHASES)
-    reach(stage, job, phase, chance)
-    fired = Counter([kill_one(stage, job, phase, chance)])
+    fired = Counter([kill_one(stage, job, chance.choice(PHASES), chance)])
     check(stage, job, spec)
     return without_misfires(fired)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -24,9 +25,7 @@ def kill_workers(stage: Stage, chance: random.Random) -> Counter[str]:
     job = stage.submit(name)
     fired: Counter[str] = Counter()
     for _ in range(chance.choice((1, 1, 2, MOST_KILLS))):
-        phase = chance.choice(PHASES)
-        reach(stage, job, phase, chance)
-        fired[kill_one(stage, job, phase, chance)] += 1
+        fired[kill_one(stage, job, chance.choice(PHASES), chance)] += 1
     stage.check(job, name)
     return without_misfires(fired)
 
@@ -38,16 +37,26 @@ def without_misfires(fired: Counter[str]) -> Counter[str]:
 
 def kill_one(stage: Stage, job: str, aimed: str, chance: random.Random) -> str:
     """One of the workers that the job has; the phase in which the daemon says that it hit, or "too late"."""
-    client = stage.daemon.client
     num_before = num_losses(stage, job)
-    held = [worker["pid"] for worker in client.status()["workers"] if worker["job"] == job and worker["pid"]]
-    shown = client.show(job)
+    held: list[int] = []
+    if aimed == "saving":  # which is short: whom to kill is settled before
+        reach(stage, job, "running", chance)
+        held = workers_of(stage, job)
+    reach(stage, job, aimed, chance)
+    shown = stage.daemon.client.show(job)
+    held = held if aimed == "saving" else workers_of(stage, job)
     if not held:
         return "too late"
-    phase = aimed if aimed == "snapshotting" and phase_of(shown) == "running" else phase_of(shown)
-    os.kill(chance.choice(held), signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(chance.choice(held), signal.SIGKILL)
     until(lambda: num_losses(stage, job) > num_before or stage.has_ended(job), f"{job} hears of it")
-    return phase if num_losses(stage, job) > num_before else "too late"
+    if num_losses(stage, job) == num_before:
+        return "too late"
+    return aimed if aimed == "snapshotting" and phase_of(shown) == "running" else phase_of(shown)
+
+
+def workers_of(stage: Stage, job: str) -> list[int]:
+    return [each["pid"] for each in stage.daemon.client.status()["workers"] if each["job"] == job and each["pid"]]
 
 
 def num_losses(stage: Stage, job: str) -> int:
