@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cards = dealt(rows, options.seed, lambda: seconds - (time.monotonic() - began))
     if options.card:
         cards = iter(_cards(rows, options.card))
-    tallies = soaked(rows, cards, options.daemons)
+    shown = ROWS if options.write else rows  # a page is to say what has not been tried, too
+    tallies = soaked(shown, cards, options.daemons)
     print(f"\n{table.as_text(tallies)}\n\nseed {options.seed}, {time.monotonic() - began:.0f} s")
     if options.write:
         table.write(options.write, table.section(tallies, options.seed, time.monotonic() - began))
