@@ -113,7 +113,7 @@ class RealDaemon:
         self.client = Client(self.socket)
         self.process: subprocess.Popen[bytes]
         self.seen: dict[int, psutil.Process] = {}
-        self._options = {"workers": WORKERS, "gpus": 0, "metrics": "127.0.0.1:0", "drain-seconds": 20.0} | {
+        self.options = {"workers": WORKERS, "gpus": 0, "metrics": "127.0.0.1:0", "drain-seconds": 20.0} | {
             name.replace("_", "-"): value for name, value in options.items()
         }
         self.environment: dict[str, str] = {
@@ -125,7 +125,7 @@ class RealDaemon:
     # --- the process
 
     def command(self, **changes: object) -> list[str]:
-        options = self._options | changes
+        options = self.options | changes
         command = [sys.executable, "-m", "weft", "daemon"]
         command += ["--runtime-dir", str(self.runtime), "--state-dir", str(self.state)]
         for name, value in options.items():

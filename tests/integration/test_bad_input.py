@@ -297,7 +297,7 @@ def test_a_job_that_the_daemon_knows_is_submitted_again_although_it_has_fewer_wo
     spec = daemon.spec(strategy={"stages": 2})
     assert daemon.client.wait(daemon.submit(spec, job="wide"), SECONDS)["state"] == "completed"
     daemon.stop()
-    daemon._options["workers"] = 1
+    daemon.options["workers"] = 1
     daemon.start()
     assert daemon.client.submit(spec, job="wide") == {"job": "wide", "created": False}
 

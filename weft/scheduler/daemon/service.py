@@ -108,7 +108,8 @@ class Service:
         row = await self._row(request)
         if self._is_paused(row.job):
             if problem := problem_of_crew(JobSpec.parse(row.spec), self._driver.crew.kinds().values()):
-                raise WireError(ErrorCode.INVALID_SPEC, f"{row.job} stays paused: {problem}")
+                remedy = f"or go on by another strategy: weft submit SPEC --set strategy... --resume {row.run_dir}"
+                raise WireError(ErrorCode.INVALID_SPEC, f"{row.job} stays paused: {problem}; {remedy}")
             self._driver.feed(ResumeRequested(job=row.job))
             return {"job": row.job, "created": False}
         row = await self._ended_row(request, caller)
