@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +28,8 @@ from weft.scheduler.core.outcomes import MAX_LOSSES
 from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
-RealDaemon, Gate, until, SECONDS, PASS_GATE, LINE = (
-    _REAL[name] for name in ("RealDaemon", "Gate", "until", "SECONDS", "PASS_GATE", "LINE")
+RealDaemon, KnownKeyDaemon, Gate, until, SECONDS, PASS_GATE, LINE = (
+    _REAL[name] for name in ("RealDaemon", "KnownKeyDaemon", "Gate", "until", "SECONDS", "PASS_GATE", "LINE")
 )
 StartDaemon = Callable[..., Any]
 
@@ -210,6 +212,26 @@ def test_a_directory_that_is_killed_takes_the_snapshots_along_and_the_result_is_
         daemon.until_logged(job, "starts again")
         gate.open()
         check_is_undisturbed(daemon, job, spec)
+
+
+@pytest.mark.slow
+def test_a_bit_that_changes_in_a_parameter_is_found_before_it_is_used_and_the_result_is_the_same() -> None:
+    """By the worker that is to update it next: of the stage that stands at the gate, or of the replicas' owner."""
+    in_memory = {"state-0-1": PIPELINE, "parameters": STRATEGIES["replicas"]}
+    with KnownKeyDaemon(workers=2).serving() as daemon:
+        for arena, strategy in in_memory.items():
+            with held_behind_a_snapshot(daemon, strategy | {"verify": "digest"}) as (job, spec, gate):
+                tensors = daemon.directory().of(f"{job}@1").find(arena).items().values()
+                numbers = next(tensor for tensor in tensors if tensor.dtype == torch.float32)
+                numbers.view(torch.int32).view(-1)[3] ^= 1  # the last bit of its mantissa
+                gate.open()
+                daemon.until_logged(job, "recovering (corrupted)")
+                check_is_undisturbed(daemon, job, spec)
+            log = daemon.log_of(job)
+            assert re.search(r"cpu-\d: bits of the values of .+ have changed since their last update", log)
+            assert "the job goes on after step" in log
+        with urllib.request.urlopen(f"{daemon.client.status()['metrics']}/metrics", timeout=SECONDS) as answer:
+            assert 'weft_recoveries_total{cause="corrupted"} 2.0' in answer.read().decode()
 
 
 @pytest.mark.slow

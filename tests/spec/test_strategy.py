@@ -37,6 +37,7 @@ prefetch = { load = 3, transfer = 4 }
 precision = "bf16"
 clip_norm = 1
 recovery = "off"
+verify = "digest"
 skip_nonfinite = true
 """
 DEFAULTS = {
@@ -61,6 +62,7 @@ DEFAULTS = {
     "precision": "fp32",
     "clip_norm": None,
     "recovery": "snapshot",
+    "verify": "off",
     "skip_nonfinite": False,
 }
 
@@ -232,6 +234,11 @@ def test_a_split_that_does_not_grow_is_refused(split: list[int]) -> None:
         (
             {"replicas": [{"device": "gpu", "working_window": 2}]},
             "strategy: update = 'local' cannot stand beside a replica with a working_window; use update = 'cpu'",
+        ),
+        (
+            {"replicas": [{"device": "gpu"}, {}], "verify": "digest"},
+            "strategy: verify = 'digest' compares what CPU workers update, and with update = 'local' a GPU updates "
+            "parameters itself; use update = 'cpu' or verify = 'off'",
         ),
         (
             {"preset": "stronghold", "staleness": 1},

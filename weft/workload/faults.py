@@ -49,6 +49,8 @@ def fault_of(error: BaseException) -> Fault:
     match error:
         case NonFiniteLoss():
             return Fault("non-finite-loss", str(error), 1)
+        case StateCorrupted():
+            return Fault("corrupted", encodable(_with_places(error)), SOFTWARE)
         case WorkloadError() | SpecError() | CheckpointError() if is_out_of_memory(error.__cause__):
             return Fault("out-of-memory", _traceback(error), 1, type(error.__cause__).__name__)
         case WorkloadError() | SpecError():
@@ -130,3 +132,17 @@ class NonFiniteLoss(WorkloadError):
         told = f": {samples_place('train', self.samples)}" if self.samples else ""
         where = "" if self.microbatch is None else f" (microbatch {self.microbatch}{told})"
         return f"loss is {self.value} at step {self.step}{where}; lower the learning rate, or check the data"
+
+
+class StateCorrupted(Exception):
+    """What an update had left has changed by itself. what: whose bits, such as "values of 0.weight"."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"bits of the {self.what} have changed since their last update, and nobody was to change them; memory is "
+            "at fault, or the job's code sets parameters outside of its optimizer (then leave out strategy.verify)"
+        )

@@ -445,6 +445,41 @@ def test_a_job_that_is_killed_again_and_again_at_the_same_iteration_fails(rehear
     rehearsal.lose()
     (failed,) = [each for each in rehearsal.found(RecordState) if each.state == "failed"]
     assert failed.reason == "worker-lost"
+    assert failed.message.count("\n") == MAX_LOSSES + 2
+    recovering = [each for each in rehearsal.found(RecordState) if each.state == "recovering"]
+    assert not any("\n" in each.message for each in recovering), "reports are for the end"
+
+
+def corrupted(rehearsal: Rehearsal) -> JobFaulted:
+    attempt = rehearsal.job.attempt
+    message = "cpu-0: bits of the values of 0.weight have changed"
+    return JobFaulted(job="a", attempt=attempt, reason="corrupted", message=message, exit_code=70)
+
+
+def test_memory_that_has_changed_costs_the_way_from_the_newest_snapshot(rehearsal: Rehearsal) -> None:
+    whole = taken(rehearsal)
+    commands = rehearsal.tell(corrupted(rehearsal))
+    message = f"cpu-0: bits of the values of 0.weight have changed; the job goes on after step {whole.iteration + 1} "
+    state = RecordState(
+        job="a", state="recovering", attempt=1, reason="corrupted", message=message + "(attempt 2)", exit_code=None
+    )
+    assert state in commands
+    rehearsal.release()
+    assert (rehearsal.job.phase, rehearsal.job.snapshot) == (Phase.PREPARING, whole)
+
+
+def test_memory_that_changes_each_time_is_given_up_with_all_reports(rehearsal: Rehearsal) -> None:
+    """So is a job whose code sets parameters outside of its optimizer."""
+    taken(rehearsal)
+    for _ in range(MAX_LOSSES):
+        rehearsal.tell(corrupted(rehearsal))
+        rehearsal.release()
+        rehearsal.prepare()
+    rehearsal.tell(corrupted(rehearsal))
+    rehearsal.release()
+    (failed,) = [each for each in rehearsal.found(RecordState) if each.state == "failed"]
+    assert (failed.reason, failed.exit_code) == ("corrupted", 70)
+    assert failed.message.count("attempt ") == MAX_LOSSES + 1
 
 
 @pytest.mark.parametrize("mode", ["train", "forward"])

@@ -85,7 +85,7 @@ def test_reports_are_numbered_once_there_are_two(job: Job) -> None:
     lose(job, "loader-0", -11)
     assert losses.told(job).splitlines() == [
         "",
-        "2 workers were lost while the job came no further:",
+        "2 attempts ended so before the job came any further:",
         "1. attempt 1: cpu-0 died of signal 9 (SIGKILL) while it was prepared",
         "2. attempt 2: loader-0 died of signal 11 (SIGSEGV) while it was prepared",
     ]

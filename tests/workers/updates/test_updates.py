@@ -21,9 +21,11 @@ from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.updates import sharded_optimizer
+from weft.workers.updates.digests import Digests
 from weft.workers.updates.norm import DeviceNorm, Norm
 from weft.workers.updates.owner import Owner, missing_parameters
 from weft.workers.updates.updates import Updates, group_of, make_shard
+from weft.workload.faults import StateCorrupted
 from weft.workload.optimizer import make_optimizer
 from weft.workload.workload import Workload
 
@@ -44,6 +46,7 @@ class Stand:
         *,
         speculative: bool,
         device: Device,
+        digests: bool = False,
     ) -> None:
         strategy = planned.spec.strategy
         self.memory: BucketMemory = planned.memory(directory)
@@ -84,6 +87,7 @@ class Stand:
             done=self._note,
             device=device,
             reports=True,
+            digests=Digests([name for name, _ in workload.model.named_parameters()]) if digests else None,
         )
         self._owner = Owner(0, memory, self.course, {}, self.updates, squares=bounded, device=device)
         self._device = device
@@ -173,12 +177,14 @@ def stand_of(planned: Any, workload_of: Any) -> Callable[..., Stand]:
         speculative: bool = False,
         device: Device | None = None,
         changes: dict[str, Any] | None = None,
+        digests: bool = False,
         **strategy: Any,
     ) -> Stand:
         workload = workload_of(**changes or {})
         plan = planned(workload, **{"clip_norm": CLIP_NORM, "steps": 12} | strategy)
         device = device or HostDevice()
-        return Stand(plan, plan.new_directory(), workload, speculative=speculative, device=device)
+        directory = plan.new_directory()
+        return Stand(plan, directory, workload, speculative=speculative, device=device, digests=digests)
 
     return build
 
@@ -295,3 +301,45 @@ def test_a_parameter_without_a_gradient_is_left_alone(
         assert all(torch.equal(stand.values()[index], before[index]) for index in absent)
         for ours, theirs in zip(stand.values(), plain.parameters, strict=True):
             torch.testing.assert_close(ours, theirs.data, rtol=1e-5, atol=1e-7)
+
+
+# --- what an update leaves, and the next one finds
+
+COURSE = [SMALL, SMALL, LARGE, LARGE, SMALL, SMALL, math.nan, SMALL, SMALL]
+
+
+@pytest.mark.parametrize("speculative", [False, True], ids=["waiting", "speculative"])
+def test_digests_change_nothing_and_find_nothing_where_nothing_has_changed(
+    stand_of: Callable[..., Stand], speculative: bool
+) -> None:
+    changes = {"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.1)}
+    with_them, without = (
+        stand_of(speculative=speculative, skip_nonfinite=True, changes=changes, digests=value)
+        for value in (True, False)
+    )
+    for step, scale in enumerate(COURSE):
+        gradients = gradients_of(without.parameters, scale if math.isfinite(scale) else SMALL, seed=step)
+        if not math.isfinite(scale):
+            gradients = with_one(gradients, scale)
+        assert str(with_them.step(gradients)) == str(without.step(gradients))
+        assert same(with_them.values(), without.values())
+        with_them.updates.check(with_them.course.iteration(step))
+
+
+@pytest.mark.parametrize("speculative", [False, True], ids=["waiting", "speculative"])
+@pytest.mark.parametrize("step", range(1, len(COURSE)))
+def test_a_bit_that_has_changed_is_found_before_the_next_update(
+    stand_of: Callable[..., Stand], speculative: bool, step: int
+) -> None:
+    """Also where the update before was clipped, skipped or left to VALIDATE."""
+    stand = stand_of(speculative=speculative, skip_nonfinite=True, digests=True)
+    for before, scale in enumerate(COURSE[:step]):
+        stand.step(with_one(gradients_of(stand.parameters, 1.0, seed=before), scale))
+    parameter = stand.parameters[2]
+    parameter.data.view(torch.int32).view(-1)[1] ^= 1 << 9
+    values = stand.values()
+    with pytest.raises(StateCorrupted, match=r"bits of the values of \S+ have changed since their last update"):
+        stand.updates.check(stand.course.iteration(step - 1))
+    with pytest.raises(StateCorrupted):
+        stand.step(gradients_of(stand.parameters, SMALL, seed=step))
+    assert torch.equal(stand.values()[2], values[2]), "it was not used"

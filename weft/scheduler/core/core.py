@@ -218,7 +218,7 @@ class Core(Ending):
         job = self.jobs.get(event.job)
         if job is None or job.attempt != event.attempt or job.phase is Phase.RELEASING:
             return []
-        outcome = Outcome("failed", event.reason, event.message, event.exit_code)
+        outcome = outcomes.of_fault(event, job)
         if job.phase in (Phase.QUEUED, Phase.PAUSED):  # nothing of its own has failed: it can have no directory
             job.outcome = outcome
             return self._end(job)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 
-from weft.scheduler.core.events import WorkerLost
+from weft.scheduler.core.events import JobFaulted, WorkerLost
 from weft.scheduler.core.job import Job, Phase
 
 _DOING = {
@@ -20,12 +20,21 @@ _DOING = {
 
 def note(event: WorkerLost, job: Job) -> None:
     """The job still holds what it held then."""
+    told = f"{event.worker} {how(event)} {_when(event.worker, job)}"
+    printed = event.printed.strip()
+    _add(f"{told}; it had printed:\n{_indented(printed)}" if printed else told, job)
+
+
+def note_corruption(event: JobFaulted, job: Job) -> None:
+    """A worker has found that memory had changed, and did not use it."""
+    _add(event.message, job)
+
+
+def _add(told: str, job: Job) -> None:
     if job.iterations_done > job.furthest:
         job.losses.clear()
     job.furthest = max(job.furthest, job.iterations_done)
-    told = f"attempt {job.attempt}: {event.worker} {how(event)} {_when(event.worker, job)}"
-    printed = event.printed.strip()
-    job.losses.append(f"{told}; it had printed:\n{_indented(printed)}" if printed else told)
+    job.losses.append(f"attempt {job.attempt}: {told}")
 
 
 def told(job: Job) -> str:
@@ -33,7 +42,7 @@ def told(job: Job) -> str:
     if len(job.losses) < 2:
         return ""
     numbered = [f"{number}. {loss}" for number, loss in enumerate(job.losses, 1)]
-    return "\n".join([f"\n{len(numbered)} workers were lost while the job came no further:", *numbered])
+    return "\n".join([f"\n{len(numbered)} attempts ended so before the job came any further:", *numbered])
 
 
 def how(event: WorkerLost) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import signal
 
 from weft.scheduler.core import losses
-from weft.scheduler.core.events import RecordState, WorkerGarbled, WorkerLost
+from weft.scheduler.core.events import JobFaulted, RecordState, WorkerGarbled, WorkerLost
 from weft.scheduler.core.job import Job, Outcome
 from weft.transport.wire.frames import LINK_GONE_EXIT
 
@@ -18,7 +18,7 @@ MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
 MAX_DIRECTORY_LOSSES = 10  # in one job; arbitrary: it runs none of the job's code, and may die of what others do
 SIGKILL_EXIT = -9
 LINK_REMEDY = "the job's code must leave Weft's descriptors alone"
-OUT_OF_MEMORY = "out-of-memory"
+OUT_OF_MEMORY, CORRUPTED = "out-of-memory", "corrupted"
 MEMORY_REMEDY = "give smaller microbatches, more stages, or recompute = true"
 EXIT_SOFTWARE = 70  # sysexits.h: the fault is ours, not the job's
 
@@ -44,7 +44,7 @@ def of_lost_worker(event: WorkerLost, job: Job) -> Outcome:
     """SIGKILL comes from outside (an operator, another program): try again. From the kernel, for lack of memory, it
     would come again; anything else the job's code did. Where the job is given up, its error has all that it lost."""
     outcome = _of_one(event, job)
-    return dataclasses.replace(outcome, message=f"{outcome.message}{losses.told(job)}") if outcome.state else outcome
+    return dataclasses.replace(outcome, message=f"{outcome.message}{losses.told(job)}") if outcome.is_end else outcome
 
 
 def _of_one(event: WorkerLost, job: Job) -> Outcome:
@@ -62,6 +62,17 @@ def _of_one(event: WorkerLost, job: Job) -> Outcome:
         return Outcome("failed", "worker-lost", f"{event.worker} found its link closed or replaced; {LINK_REMEDY}", 1)
     message = f"the job's code ended {event.worker} with exit code {code}; it must raise an exception instead"
     return Outcome("failed", "worker-lost", message, code or 1)
+
+
+def of_fault(event: JobFaulted, job: Job) -> Outcome:
+    """An exception comes again with every attempt. Memory that has changed may not, and the attempt's is new; what the
+    job goes on from was whole."""
+    if event.reason != CORRUPTED:
+        return Outcome("failed", event.reason, event.message, event.exit_code)
+    losses.note_corruption(event, job)
+    if len(job.losses) <= MAX_LOSSES:
+        return Outcome("recovering", CORRUPTED, f"{event.message}; the job {_again(job)}")
+    return Outcome("failed", CORRUPTED, f"{event.message}{losses.told(job)}", event.exit_code)
 
 
 def of_garbled_worker(event: WorkerGarbled) -> Outcome:

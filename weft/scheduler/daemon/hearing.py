@@ -34,7 +34,7 @@ from weft.scheduler.core.events import (
     WorkerReleased,
 )
 from weft.scheduler.core.job import Job, Phase
-from weft.scheduler.core.outcomes import OUT_OF_MEMORY
+from weft.scheduler.core.outcomes import CORRUPTED, OUT_OF_MEMORY
 from weft.scheduler.daemon.device_facts import DeviceFacts
 from weft.scheduler.daemon.guard import Guard
 from weft.scheduler.runs.run import Run
@@ -124,6 +124,8 @@ class Hearing:
             case "fault":
                 run.note_exception(message["exception"])
                 fields = {key: message[key] for key in ("job", "attempt", "reason", "message", "exit_code")}
+                if message["reason"] == CORRUPTED:
+                    fields["message"] = f"{worker}: {message['message']}"
                 self._feed(JobFaulted(**fields))
             case "directory-missed":
                 self._feed(DirectoryMissed(job=name, attempt=attempt, message=message["message"]))

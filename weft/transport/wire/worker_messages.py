@@ -36,6 +36,7 @@ _StateEntry = Annotated[
     Strict(False),
 ]
 _Reason = Literal[
+    "corrupted",
     "internal",
     "invalid-workload",
     "non-finite-loss",

@@ -218,6 +218,7 @@ class Attempt:
         assert place is not None
         try:
             self._snapshots[task.id].write(place, iteration.index, self._parts.hold(task, iteration))
+            self._parts.check(task, iteration)
         except SharedMemoryFull as error:  # whoever would go on from it finds another iteration there
             self._uncopied = str(error)
 

@@ -42,6 +42,7 @@ from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.snapshots.held import Held, Name
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.bucket_updates import BucketUpdates
+from weft.workers.updates.digests import Digests
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.stage_update import StageUpdate
 from weft.workload.cutting.cut_step import CutStep
@@ -104,7 +105,7 @@ class ModelParts:
         if self._memory is not None:
             self._share_the_rest({id(p) for part, _ in own for p in part.parameters()})
             self.updates = BucketUpdates(
-                spec, view, workload, self._parameters, self._memory, moves, course, device, self.memories
+                spec, view, workload, self._parameters, self._memory, moves, course, device, self.memories, self._names
             )
             if self.stages or self.updates.owners:
                 self._memory.publish_layout(self._state, self._parameters)
@@ -153,7 +154,8 @@ class ModelParts:
         )
         if self._memory is None and not self._course.itinerary.forward_only:
             names = dict(zip(map(id, parameters), self._names, strict=True))
-            update = StageUpdate(self._workload, own.parameters(), names, reports=is_last)
+            digests = Digests() if self._spec.strategy.verify == "digest" else None
+            update = StageUpdate(self._workload, own.parameters(), names, reports=is_last, digests=digests)
             if self._saved is not None:
                 update.restore(self._saved)
             self.own_updates[holder[1]] = update
@@ -255,6 +257,14 @@ class ModelParts:
         else:
             self.own_updates[task.holder.stage].hold(held)
         return held
+
+    def check(self, task: Task, iteration: Iteration) -> None:
+        """That what a SNAPSHOT has copied was as the updates had left it. Errors: StateCorrupted."""
+        if task.owner is not None:
+            assert self.updates is not None
+            self.updates.check_owned(task.owner, iteration)
+        elif self.updates is None:
+            self.own_updates[task.holder.stage].check()
 
     def _functions_with_state(self) -> list[nn.Module]:
         functions = self._workload.functions.values() if self._workload.step is None else ()

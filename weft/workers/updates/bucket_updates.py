@@ -27,6 +27,7 @@ from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workers.memory.replica_memory import ReplicaMemory
 from weft.workers.snapshots.held import Held
 from weft.workers.snapshots.saved import Saved
+from weft.workers.updates.digests import Digests
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.norm import DeviceNorm, Norm
 from weft.workers.updates.owner import Owner, missing_parameters
@@ -36,7 +37,7 @@ from weft.workload.workload import Workload
 
 
 class BucketUpdates:
-    """parameters: the model's. memories: of the stages that the worker holds."""
+    """parameters: the model's, with their names. memories: of the stages that the worker holds."""
 
     def __init__(
         self,
@@ -49,11 +50,12 @@ class BucketUpdates:
         course: Course,
         device: Device,
         memories: Mapping[Holder, ReplicaMemory],
+        names: Sequence[str],
     ) -> None:
         assert view.synchronisation is not None
         self._strategy, self._view, self._sync = spec.strategy, view, view.synchronisation
         self._memory, self._moves, self._course, self._device = memory, moves, course, device
-        self._memories = memories
+        self._memories, self._names = memories, names
         self._launches = isinstance(device, Accelerator)
         self.owners: dict[int, Owner] = {}  # by number
         self._of_devices: dict[Holder, Updates] = {}
@@ -159,6 +161,7 @@ class BucketUpdates:
             takes=moves.device_takes if own else moves.host_takes,
             device=self._device,
             reports=self._view.position == self._view.reporter,
+            digests=Digests(self._names) if self._strategy.verify == "digest" else None,
         )
         return updates
 
@@ -179,6 +182,11 @@ class BucketUpdates:
         """What an owner updates. names: of the parameters."""
         if (updates := self._of_owners[owner]) is not None:
             updates.hold(held, names, iteration)
+
+    def check_owned(self, owner: int, iteration: Iteration) -> None:
+        """Errors: StateCorrupted, where what the owner has updated is no longer so."""
+        if (updates := self._of_owners[owner]) is not None:
+            updates.check(iteration)
 
     def hold_own(self, holder: Holder, held: Held, names: Sequence[str], iteration: Iteration) -> None:
         """What a device updates with sums, unless others have the same to show."""

@@ -11,6 +11,7 @@ from weft.plan.itinerary import Iteration
 from weft.workers.compute.measured import Measured
 from weft.workers.snapshots.held import VALUES, Held
 from weft.workers.snapshots.saved import Saved
+from weft.workers.updates.digests import Digests
 from weft.workers.updates.optimizer_state import options, parted_state, restored_state
 from weft.workers.updates.updates import restore_template, step_scheduler
 from weft.workload.optimizer import make_optimizer
@@ -19,15 +20,23 @@ from weft.workload.workload import Workload, make_scheduler
 
 class StageUpdate:
     def __init__(
-        self, workload: Workload, parameters: list[nn.Parameter], names: Mapping[int, str], *, reports: bool
+        self,
+        workload: Workload,
+        parameters: list[nn.Parameter],
+        names: Mapping[int, str],
+        *,
+        reports: bool,
+        digests: Digests | None = None,
     ) -> None:
-        """names: of the model's parameters, by their ids. reports: it tells the learning rate of each step."""
+        """names: of the model's parameters, by their ids. reports: it tells the learning rate of each step. digests:
+        where what it leaves is compared with what it finds."""
         model = workload.model.parameters()
         self._optimizer = make_optimizer(workload.optimizer, parameters, model=model)
         self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
         self._stepping = within(step_place(self._optimizer))
         self._names = names
         self._reports = reports
+        self._digests = digests
 
     def trained(self) -> set[int]:
         """The ids of the parameters that it updates."""
@@ -59,12 +68,28 @@ class StageUpdate:
                 if state := restored_state(saved, self._names[id(parameter)], parameter, parameter, group):
                     self._optimizer.state[parameter] = state
 
+    def check(self) -> None:
+        """Errors: StateCorrupted."""
+        if self._digests is not None:
+            self._digests.check(0, self._held())
+
+    def _note(self) -> None:
+        if self._digests is not None:
+            self._digests.note(0, self._held())
+
+    def _held(self) -> Held:
+        held = Held()
+        self.hold(held)
+        return held
+
     def run(self, iteration: Iteration, measured: Measured) -> None:
         rate = 0.0
         if self._optimizer is not None:
             rate = float(self._optimizer.param_groups[0].get("lr", 0.0))
+            self.check()
             with self._stepping:
                 self._optimizer.step()
+            self._note()
             self._optimizer.zero_grad(set_to_none=True)
         if self._scheduler is not None:
             step_scheduler(self._scheduler)

@@ -27,6 +27,7 @@ from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.snapshots.held import Held
 from weft.workers.snapshots.saved import Saved
+from weft.workers.updates.digests import Digests
 from weft.workers.updates.norm import Bound, DeviceNorm, Norm
 from weft.workers.updates.optimizer_state import State, options, restored_options
 from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
@@ -40,7 +41,8 @@ Takes = Callable[[Bucket, Iteration], bool]
 class Updates:
     """shards: by bucket. norm: None where nothing bounds updates. speculative: the step ends with VALIDATE. begin:
     called before a bucket's update, done once it stands. takes: whether a bucket is updated here in an iteration.
-    device: what has the shards. reports: this one tells the learning rate and the norm of each step."""
+    device: what has the shards. reports: this one tells the learning rate and the norm of each step. digests: where
+    what an update leaves is compared with what the next one finds."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Updates:
         takes: Takes = lambda bucket, iteration: True,
         device: Device,
         reports: bool,
+        digests: Digests | None = None,
     ) -> None:
         self._template = template
         self._parameters = parameters
@@ -76,6 +79,7 @@ class Updates:
         self._done = done
         self._takes = takes
         self._reports = reports
+        self._digests = digests
 
     def update(self, bucket: Bucket, iteration: Iteration, measured: Measured) -> None:
         """The last bucket's also ends the step, even if it is updated elsewhere."""
@@ -84,13 +88,15 @@ class Updates:
             self._begin(bucket, iteration)
         if self._speculative:
             if takes and self._stood:
+                self._check(bucket)
                 self._optimizer.speculate(bucket.index, touched=self._touched(bucket, iteration), squares=False)
                 self._speculated.add(bucket.index)
             return
         bound = Bound() if self._norm is None else self._norm.bound(iteration)
         if takes:
+            self._check(bucket)
             self._step(bucket, iteration, bound)
-            self._done(bucket, iteration)
+            self._finish(bucket, iteration)
         if self.ends_with(bucket):
             self._end_step(iteration, measured, bound)
 
@@ -148,11 +154,34 @@ class Updates:
             if bucket.index in self._speculated:
                 stands = self._stood
                 (self._optimizer.confirm if stands else self._optimizer.undo)(bucket.index)
+            else:
+                self._check(bucket)
             if not stands:
                 self._step(bucket, iteration, bound)
-            self._done(bucket, iteration)
+            self._finish(bucket, iteration)
         self._speculated.clear()
         self._end_step(iteration, measured, bound)
+
+    def check(self, iteration: Iteration) -> None:
+        """That the iteration's updates are still as they were made. Errors: StateCorrupted."""
+        for bucket in self._buckets:
+            if self._takes(bucket, iteration):
+                self._check(bucket)
+
+    def _check(self, bucket: Bucket) -> None:
+        if self._digests is not None:
+            self._digests.check(bucket.index, self._held(bucket, self._digests))
+
+    def _finish(self, bucket: Bucket, iteration: Iteration) -> None:
+        """Its update stands."""
+        if self._digests is not None:
+            self._digests.note(bucket.index, self._held(bucket, self._digests))
+        self._done(bucket, iteration)
+
+    def _held(self, bucket: Bucket, digests: Digests) -> Held:
+        held = Held()
+        self._optimizer.hold(bucket.index, held, digests.names)
+        return held
 
     def _step(self, bucket: Bucket, iteration: Iteration, bound: Bound) -> None:
         if not bound.skips:
