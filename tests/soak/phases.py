@@ -6,7 +6,7 @@ import random
 import time
 from typing import Any
 
-from stage import TERMINAL, Stage, until
+from stage import AT_REST, Stage, until
 
 PHASES = ("inspecting", "preparing", "running", "snapshotting", "saving")
 SNAPSHOT_SECONDS = (0.4, 0.7)  # after one was made the next is about due
@@ -32,14 +32,14 @@ def reach(stage: Stage, job: str, phase: str, chance: random.Random) -> None:
         return
 
     def is_there() -> bool:
-        return phase_of(stage.daemon.client.show(job)) in (wanted, *TERMINAL) or time.monotonic() - began > AIM_SECONDS
+        return phase_of(stage.daemon.client.show(job)) in (wanted, *AT_REST) or time.monotonic() - began > AIM_SECONDS
 
     until(is_there, f"{job} in {phase}")
     if phase == "snapshotting":
         before = stage.daemon.client.show(job)["snapshot_step"]
         until(
             lambda: (
-                stage.has_ended(job)
+                stage.is_at_rest(job)
                 or stage.daemon.client.show(job)["snapshot_step"] != before
                 or time.monotonic() - began > AIM_SECONDS
             ),

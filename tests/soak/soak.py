@@ -28,6 +28,7 @@ import checkpoint_faults
 import client_faults
 import daemon_faults
 import share_faults
+import stop_faults
 import suite_rows
 import table
 import worker_faults
@@ -38,12 +39,13 @@ ROWS: Sequence[Row] = sorted(
     (
         *worker_faults.ROWS,
         *share_faults.ROWS,
+        *stop_faults.ROWS,
         *daemon_faults.ROWS,
         *client_faults.ROWS,
         *checkpoint_faults.ROWS,
         *suite_rows.ROWS,
     ),
-    key=lambda row: ("FBb".index(row.id[0]), int(row.id[1:]) if row.id[1:].isdigit() else 0),
+    key=lambda row: ("FBbs".index(row.id[0]), int(row.id[1:]) if row.id[1:].isdigit() else 0),
 )
 DEFAULT_SECONDS = 1800.0
 MAX_CHARS = 2000  # of a miss that are printed; all of it is kept

@@ -38,6 +38,7 @@ CLIENT_SECONDS = 60.0  # for an answer: others work on this machine
 CREW = {"workers": 2, "stand_ins": 2, "drain_seconds": 0.5}
 GONE_LIMIT = 1 << 20  # bytes of a file that is kept of a miss
 TERMINAL = {"completed", "failed", "cancelled"}
+AT_REST = TERMINAL | {"paused"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,9 @@ class Stage:
 
     def has_ended(self, job: str) -> bool:
         return self.state_of(job) in TERMINAL
+
+    def is_at_rest(self, job: str) -> bool:
+        return self.state_of(job) in AT_REST
 
 
 def lines_of(run_dir: Path) -> list[dict[str, Any]]:

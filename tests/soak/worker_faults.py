@@ -36,20 +36,24 @@ def without_misfires(fired: Counter[str]) -> Counter[str]:
 
 
 def kill_one(stage: Stage, job: str, aimed: str, chance: random.Random) -> str:
-    """One of the workers that the job has; the phase in which the daemon says that it hit, or "too late"."""
+    """One of the workers that the job has; the phase in which the daemon says that it hit, or "too late".
+
+    aimed: "" is now.
+    """
     num_before = num_losses(stage, job)
     held: list[int] = []
     if aimed == "saving":  # which is short: whom to kill is settled before
         reach(stage, job, "running", chance)
         held = workers_of(stage, job)
-    reach(stage, job, aimed, chance)
+    if aimed:
+        reach(stage, job, aimed, chance)
     shown = stage.daemon.client.show(job)
     held = held if aimed == "saving" else workers_of(stage, job)
     if not held:
         return "too late"
     with contextlib.suppress(ProcessLookupError):
         os.kill(chance.choice(held), signal.SIGKILL)
-    until(lambda: num_losses(stage, job) > num_before or stage.has_ended(job), f"{job} hears of it")
+    until(lambda: num_losses(stage, job) > num_before or stage.is_at_rest(job), f"{job} hears of it")
     if num_losses(stage, job) == num_before:
         return "too late"
     return aimed if aimed == "snapshotting" and phase_of(shown) == "running" else phase_of(shown)
