@@ -65,10 +65,11 @@ def test_every_field_of_a_workload_and_of_a_job_is_on_the_page() -> None:
 
 
 def test_the_specs_of_the_page_are_taken(directory: Path) -> None:
-    assert [kind for kind, _ in BLOCKS].count("toml") == 1
+    _, stop = (text for kind, text in BLOCKS if kind == "toml")
     spec = JobSpec.load(directory / "circle.toml")
     spec.check_files()
     assert tomllib.loads(files()["circle.toml"])["job"]["args"] == {"hidden": 64}
+    assert JobSpec.parse(spec.to_wire() | tomllib.loads(stop)).stop is not None
 
 
 def test_the_options_of_the_page_are_taken_and_one_line_of_them_is_its_toml(directory: Path) -> None:

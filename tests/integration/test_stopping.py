@@ -109,6 +109,48 @@ def check_is_undisturbed_from(daemon: Any, job: str, spec: Any) -> None:
     assert lines == [json.dumps(line) for line in lines_of(daemon, whole["job"])][-len(lines) :]
 
 
+ON_EPOCH = """
+def on_epoch(values):
+    print("told", values["epoch"], values["step"], round(values["loss"], 12), sorted(values["validation"]), flush=True)
+    if values["epoch"] == ANSWER_AT:
+        return ANSWER
+"""
+WITH_ON_EPOCH = SOURCE.replace("return weft.Workload(", "return weft.Workload(on_epoch=on_epoch, ") + ON_EPOCH
+
+
+def asking(daemon: Any, answer: str, *, at: int, **job: Any) -> Any:
+    source = WITH_ON_EPOCH.replace("ANSWER_AT", str(at)).replace("ANSWER", answer)
+    return daemon.spec(source, strategy=PIPELINE, **{"steps": 10, **job})
+
+
+@pytest.mark.slow
+def test_the_users_own_function_may_stop_a_job(daemon: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is told in a worker what it is told in the plain loop, once for each epoch."""
+    spec = asking(daemon, "'stop'", at=2)
+    result = daemon.run(spec)
+    assert result["state"] == "completed", result["error"]
+    assert result["stopped"] == "stopped early after step 6: Workload.on_epoch said so"
+    told = [line.partition("told ")[2] for line in daemon.log_of(result["job"]).splitlines() if "told " in line]
+    capfd.readouterr()
+    check_is_the_plain_loops(spec, result)
+    assert told == [line.removeprefix("told ") for line in capfd.readouterr().out.splitlines() if "told " in line]
+    assert len(told) == 3
+    assert told[0].endswith("['loss']")
+
+
+@pytest.mark.slow
+def test_it_is_told_of_the_last_epoch_and_what_it_raises_fails_the_job(daemon: Any) -> None:
+    whole = daemon.run(asking(daemon, "'stop'", at=4))
+    assert (whole["state"], whole["stopped"]) == ("completed", None)
+    assert "told 4 10" in daemon.log_of(whole["job"])
+    failed = daemon.run(asking(daemon, "1 / 0", at=1))
+    assert (failed["state"], failed["reason"], failed["exception"]) == ("failed", "user-error", "ZeroDivisionError")
+    assert "in Workload.on_epoch" in failed["error"]
+    refused = daemon.run(asking(daemon, "'halt'", at=1))
+    assert (refused["state"], refused["reason"]) == ("failed", "invalid-workload")
+    assert "Workload.on_epoch returned 'halt'; it must return 'stop', or None to go on" in refused["error"]
+
+
 @pytest.mark.slow
 def test_a_value_that_no_validation_reports_is_refused_before_anything_trains(daemon: Any) -> None:
     result = daemon.run(stopping(daemon, {"stop": {"metric": "accuracy"}}, {"microbatches": 2}))

@@ -116,6 +116,14 @@ def test_it_trains_no_longer_than_it_may(run: Run) -> None:
     assert (len(result.losses), result.validations) == (1, [])
 
 
+@pytest.mark.parametrize("held_out", [0, 3])
+def test_the_users_function_is_asked_after_each_epoch(run: Run, held_out: int) -> None:
+    changes = ', on_epoch=lambda values: "stop" if (values["epoch"], values["step"]) == (1, 6) else None'
+    result = run(changes, epochs=5, held_out=held_out)
+    assert (result.stopped, len(result.losses)) == ("Workload.on_epoch said so", 6)
+    assert len(result.validations) == (2 if held_out else 0)
+
+
 def test_a_rule_over_a_validation_that_there_is_not_is_refused(run: Run) -> None:
     with pytest.raises(SpecError, match=r"stop\.metric = 'loss': the job has no validation; give Workload\.validation"):
         run(stop={"metric": "loss"})

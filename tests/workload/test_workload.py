@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from weft.workload.workload import WorkloadError, make_scheduler, weight_of
+from weft.workload.workload import WorkloadError, asks_to_stop, make_scheduler, weight_of
 
 
 def an_optimizer() -> torch.optim.Optimizer:
@@ -72,3 +72,14 @@ def test_the_scheduler_sets_the_first_rate_at_once() -> None:
 def test_a_scheduler_that_cannot_be_stepped_is_refused_with_a_remedy(factory: Any, text: str) -> None:
     with pytest.raises(WorkloadError, match=text):
         make_scheduler(factory, an_optimizer())
+
+
+@pytest.mark.parametrize(("answer", "stops"), [("stop", True), (None, False)])
+def test_on_epoch_may_stop_training(answer: str | None, stops: bool) -> None:
+    assert asks_to_stop(lambda values: answer, {"epoch": 0}) is stops
+
+
+@pytest.mark.parametrize(("answer", "told"), [("halt", "'halt'"), (True, "bool"), (0, "int")])
+def test_another_answer_of_on_epoch_is_refused_with_those_that_there_are(answer: Any, told: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"^Workload\.on_epoch returned {told}; it must return 'stop', or None to"):
+        asks_to_stop(lambda values: answer, {"epoch": 0})

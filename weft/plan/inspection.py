@@ -119,6 +119,7 @@ class Inspection:
     varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
     data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
+    on_epoch: bool = False  # the workload has a function that is asked after each epoch
     unsaved: str | None = None  # what of the optimizer's or the scheduler's state could not be put back, as a reason
 
     @property
@@ -163,6 +164,7 @@ class Inspection:
             batch_modules=tuple(data.get("batch_modules", ())),  # as the one before and the next two
             data_bytes=data.get("data_bytes"),
             unsaved=data.get("unsaved"),
+            on_epoch=data.get("on_epoch", False),
             peer_access=data.get("peer_access", False),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(

@@ -186,6 +186,7 @@ class Plan:
     recovers: bool = True  # where there are SNAPSHOT tasks, they run now and then, for an attempt after a lost worker
     checkpoint_steps: int | None = None  # between two that are written to the disk
     checkpoint_seconds: float | None = None  # the same
+    on_epoch: bool = False  # the workload's function is asked, too
     judged: bool = False  # after each epoch lanes are sent nothing before it is known whether training goes on
 
     @property

@@ -29,12 +29,12 @@ from weft.reference.passes import Seed, modules_of, passes_of
 from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
 from weft.spec.job_spec import JobSpec
-from weft.spec.stopping import Rule, Training, UnknownMetric
+from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric
 from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.randomness import LOADING, seed_unit, unit_key
-from weft.workload.workload import Workload, WorkloadError, weight_of
+from weft.workload.workload import Workload, WorkloadError, asks_to_stop, weight_of
 
 StepFunction = Callable[[int, float], object]
 SharesFunction = Callable[[int], Sequence[float]]
@@ -121,15 +121,18 @@ class _Loop:
         self._training.start(time.monotonic())
         while len(losses) < steps and self._stopped is None:
             self._workload.model.train(self._trains)
-            for indices in self._batches_of_epoch(epoch)[: steps - len(losses)]:
+            for number, indices in enumerate(self._batches_of_epoch(epoch)[: steps - len(losses)]):
                 losses.append(self._run_batch(len(losses), indices))
                 if on_step is not None:
                     on_step(len(losses) - 1, losses[-1])
-                if len(losses) < steps and self._is_time_up(losses[-1], len(indices)):
+                self._training.step(losses[-1], len(indices), begins_epoch=number == 0, now=time.monotonic())
+                if len(losses) < steps and (told := self._training.take_time_up()) is not None:
+                    self._stopped = told
                     break
-            if self._held_out is not None and self._stopped is None:
-                validations.append(self._validate(len(losses), epoch, self._held_out))
-                self._stopped = self._training.validated(epoch, validations[-1])
+            if self._stopped is None:
+                if self._held_out is not None:
+                    validations.append(self._validate(len(losses), epoch, self._held_out))
+                self._stopped = self._judge(epoch, len(losses), validations[-1] if validations else {})
             epoch += 1
         record = UpdateRecord() if self._update is None else self._update.record
         return ReferenceResult(
@@ -143,10 +146,15 @@ class _Loop:
             state={name: tensor.detach().clone().cpu() for name, tensor in self._workload.model.state_dict().items()},
         )
 
-    def _is_time_up(self, loss: float, samples: int) -> bool:
-        self._training.step(loss, samples, begins_epoch=False, now=time.monotonic())
-        self._stopped = self._training.take_time_up()
-        return self._stopped is not None
+    def _judge(self, epoch: int, step: int, values: dict[str, float]) -> str | None:
+        """Why training ends with the epoch; None to go on."""
+        loss = self._training.now.mean_loss
+        stop = self._training.validated(epoch, values) if values else None
+        if self._trains and self._workload.on_epoch is not None:
+            told = {"epoch": epoch, "step": step, "loss": loss, "validation": values}
+            stops = asks_to_stop(self._workload.on_epoch, told)
+            stop = stop or (ON_EPOCH if stops else None)
+        return stop
 
     def _batches_of_epoch(self, epoch: int) -> tuple[torch.Tensor, ...]:
         return split(self._data.source.order(epoch, self._job.seed), self._job.batch_size)

@@ -19,6 +19,7 @@ from typing import Any
 from weft.spec.field_errors import SpecError
 from weft.spec.job_spec import JobSpec, Mode, StopSection, mode_of
 
+ON_EPOCH = "Workload.on_epoch said so"
 MAX_KEPT = 8  # standings: more iterations than are copied, or were and are still to go on from, at one time
 
 

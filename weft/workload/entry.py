@@ -155,7 +155,7 @@ def _checked(workload: object, spec: JobSpec) -> Workload:
         )
     _check_metrics(workload.metrics)
     _check_loss_or_step(workload)
-    for name in ("validate", "weight", "collate", "scheduler"):
+    for name in ("validate", "weight", "collate", "scheduler", "on_epoch"):
         optional = getattr(workload, name)
         if optional is not None and not callable(optional):
             raise WorkloadError(f"Workload.{name} is {kind_of(optional)}; give a function, or leave it out")

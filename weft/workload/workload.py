@@ -24,7 +24,11 @@ BatchFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 StepFunction = Callable[[nn.Module, Any], Any]
 WeightFunction = Callable[[Any], float | torch.Tensor]
 CollateFunction = Callable[[list[Any]], Any]
+EpochFunction = Callable[[Mapping[str, Any]], str | None]
 SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+STOP = "stop"
 
 
 class WorkloadError(Exception):
@@ -56,6 +60,9 @@ class Workload:
     collate: list of items -> batch; unset, `torch.utils.data.default_collate`, which takes dataclasses here, too.
     scheduler: called once with each optimizer, returns a `torch.optim.lr_scheduler.LRScheduler`; its `step()` is
         called after every training step. One that needs a measured value (`ReduceLROnPlateau`) is refused.
+    on_epoch: called in one process after each epoch and its validation, with what it has come to: {"epoch": from 0,
+        "step": training steps done, "loss": the mean over the epoch's training, "validation": {name: value}}. Returns
+        "stop" to end training there, or None.
     start: what the model begins with in place of what it has: the path of a safetensors file, or a state dict. Of it
         each worker reads the tensors of its own stages, one after another.
     """
@@ -72,6 +79,7 @@ class Workload:
     weight: WeightFunction | None = None
     collate: CollateFunction | None = None
     scheduler: SchedulerFactory | None = None
+    on_epoch: EpochFunction | None = None
     start: str | Path | Mapping[str, torch.Tensor] | None = None
 
     @property
@@ -79,6 +87,16 @@ class Workload:
         """The loss and each metric, by the names under which they are reported; where there is a `loss`."""
         assert self.loss is not None
         return {"loss": self.loss, **self.metrics}
+
+
+def asks_to_stop(function: EpochFunction, values: Mapping[str, Any]) -> bool:
+    """What `Workload.on_epoch` says of an epoch. Raises WorkloadError for another answer than it may give."""
+    with within("in Workload.on_epoch"):
+        answer = function(values)
+    if answer is not None and not (isinstance(answer, str) and answer == STOP):
+        told = repr(answer) if isinstance(answer, str) else kind_of(answer)
+        raise WorkloadError(f"Workload.on_epoch returned {told:.80}; it must return 'stop', or None to go on")
+    return answer is not None
 
 
 def weight_of(batch: Any, function: WeightFunction) -> float:

@@ -90,6 +90,7 @@ INSPECTION = {
     "data_bytes": None,
     "batch_modules": [],
     "unsaved": None,
+    "on_epoch": False,
     "copy_bytes_per_second": 5e9,
     "small_size": 0,
 }
@@ -104,6 +105,7 @@ SAID: dict[str, tuple[Phase, Message]] = {  # the phase of the job in which its 
     "released": (Phase.RELEASING, {"clean": True, "peak_bytes": 1, "device_peak_bytes": None}),
     "fault": (Phase.RUNNING, {"reason": "user-error", "message": "no", "exit_code": 1, "exception": "ValueError"}),
     "directory-missed": (Phase.PREPARING, {"message": "gone"}),
+    "epoch": (Phase.RUNNING, {"stop": True}),
     "output": (Phase.RUNNING, {"text": "hello\n"}),
     "profiled": (Phase.RUNNING, {"text": "done"}),
     "joined": (Phase.RUNNING, {}),

@@ -315,6 +315,7 @@ class JudgeEpoch:
     job: str
     attempt: int
     iteration: int  # its last
+    worker: str  # that may be asked about it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

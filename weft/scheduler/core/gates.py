@@ -9,6 +9,7 @@ epoch. Functions on a Job.
 
 from __future__ import annotations
 
+from weft.plan.kinds import is_compute_lane
 from weft.scheduler.core.events import Command, EpochJudged, JudgeEpoch
 from weft.scheduler.core.job import Job
 
@@ -27,7 +28,8 @@ def at_gate(job: Job) -> list[Command]:
     """Once every lane is there."""
     if job.iterations_done != job.gate:
         return []
-    return [JudgeEpoch(job=job.name, attempt=job.attempt, iteration=job.gate - 1)]
+    worker = next(worker for worker, lane in job.lanes if is_compute_lane(lane))
+    return [JudgeEpoch(job=job.name, attempt=job.attempt, iteration=job.gate - 1, worker=worker)]
 
 
 def open_gate(job: Job, event: EpochJudged) -> None:

@@ -244,7 +244,10 @@ class Driver:
             case RecordVerdict():
                 self.runs[command.job].judge(command.verdict, command.first_iteration)
             case JudgeEpoch():
-                self.feed(self.runs[command.job].judge_epoch(command))
+                if (event := self.runs[command.job].judge_epoch(command)) is not None:
+                    self.feed(event)
+                else:  # the job's own function has to say
+                    self._pool.send(command.worker, order_of(command, self.runs[command.job]))
             case RecordIteration():
                 self._record_iteration(command)
             case RecordSnapshot():

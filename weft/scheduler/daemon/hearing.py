@@ -116,6 +116,10 @@ class Hearing:
                 self._feed(WorkerPrepared(job=name, attempt=attempt, worker=worker))
             case "saved":
                 self._feed(ResultSaved(job=name, attempt=attempt))
+            case "epoch":
+                if (judged := run.answered(stops=message["stop"])) is None:
+                    raise Garbled("epoch: it was not asked about one")
+                self._feed(judged)
             case "released":
                 run.last_lines.pop(worker, None)
                 if run.attempt is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from weft.plan.worker_view import WorkerView
-from weft.scheduler.core.events import PlanJob, Prepare, Release, SaveResult, Snapshot
+from weft.scheduler.core.events import JudgeEpoch, PlanJob, Prepare, Release, SaveResult, Snapshot
 from weft.scheduler.runs.checkpoints import training_of
 from weft.scheduler.runs.run import MODEL, Run
 from weft.transport.wire.frames import Message
@@ -13,7 +13,7 @@ from weft.transport.wire.frames import Message
 KEPT = 2  # checkpoints, of a job whose spec does not say
 
 
-def order_of(command: PlanJob | Prepare | SaveResult | Release, run: Run) -> Message:
+def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release, run: Run) -> Message:
     about = {
         "job": command.job,
         "attempt": command.attempt,
@@ -22,6 +22,8 @@ def order_of(command: PlanJob | Prepare | SaveResult | Release, run: Run) -> Mes
         "run_dir": str(run.files.path),
     }
     match command:
+        case JudgeEpoch():
+            return {"type": "epoch", **about, "values": run.epoch}
         case PlanJob():
             return {"type": "inspect", **about}
         case Prepare():

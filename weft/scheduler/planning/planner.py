@@ -113,7 +113,8 @@ def _plan(
         notes=tuple(plan_notes(spec, inspection, why_no_snapshots)),
         recovers=strategy.recovery == "snapshot",
         **_checkpoints(spec, itinerary),
-        judged=_is_judged(spec, inspection),
+        on_epoch=inspection.on_epoch,
+        judged=inspection.on_epoch or _is_judged(spec, inspection),
         streams=bool(inspection.streams),
         parameters=inspection.parameters,
     )

@@ -19,7 +19,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
 from weft.metrics.recording.recording import PlannedSpan
@@ -46,7 +46,7 @@ from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, SnapshotPace
 from weft.spec.job_spec import JobSpec
 from weft.spec.job_state import JobState
-from weft.spec.stopping import Rule, Training, UnknownMetric
+from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric
 
 MODEL = "model.safetensors"
 MAX_LAST_LINES, MAX_LAST_CHARS = 3, 400  # of a worker's output, for the report of its loss; arbitrary: the log has all
@@ -196,6 +196,8 @@ class Run:
     last_lines: dict[str, str] = field(default_factory=dict)  # that the job's code printed, by worker, in this attempt
     stopped: str | None = None  # why it has ended before its last step
     training: Training = field(init=False)  # how it stands
+    epoch: dict[str, Any] = field(default_factory=dict)  # the newest that is over: what the job's function is told
+    asked: EpochJudged | None = None  # while that function is asked: what comes of it if it does not stop the job
 
     def __post_init__(self) -> None:
         self.training = Training(Rule.of(self.spec))
@@ -212,6 +214,7 @@ class Run:
         """A new attempt, from iteration `begins` on. Where it begins again metrics.jsonl starts over, as its numbers
         do; where it goes on, what is made again is in there. policies: those of the job."""
         self.training.begin(begins)
+        self.asked = None
         before = self.attempt.progress if begins and self.attempt is not None else None
         if begins == 0:
             self.files.start_over()
@@ -282,18 +285,31 @@ class Run:
         if (reason := self.training.take_time_up()) is not None:
             yield StopRequested(**about, reason=reason)
 
-    def judge_epoch(self, command: JudgeEpoch) -> EpochJudged | JobFaulted:
-        """What comes of the epoch that is over."""
+    def judge_epoch(self, command: JudgeEpoch) -> EpochJudged | JobFaulted | None:
+        """What comes of the epoch that is over; None where the job's own function is to be asked about it."""
         attempt = self.attempt
         assert attempt is not None
         itinerary = attempt.plan.itinerary
         values = (attempt.progress.validation or {}) if itinerary.num_validation else {}
+        epoch, step = itinerary.at(command.iteration).epoch, itinerary.steps_done(command.iteration + 1)
+        self.epoch = {"epoch": epoch, "step": step, "loss": self.training.now.mean_loss, "validation": values}
         about = _About(job=command.job, attempt=command.attempt)
         try:
-            stop = self.training.validated(itinerary.at(command.iteration).epoch, values)
+            stop = self.training.validated(epoch, values)
         except UnknownMetric as error:
             return JobFaulted(**about, reason="invalid-plan", message=str(error), exit_code=2)
-        return EpochJudged(**about, iteration=command.iteration, stop=stop)
+        judged = EpochJudged(**about, iteration=command.iteration, stop=stop)
+        if not attempt.plan.on_epoch:
+            return judged
+        self.asked = judged
+        return None
+
+    def answered(self, *, stops: bool) -> EpochJudged | None:
+        """What comes of the epoch that the job's function was asked about; None where it was not."""
+        judged, self.asked = self.asked, None
+        if judged is None or judged.stop is not None or not stops:
+            return judged
+        return replace(judged, stop=ON_EPOCH)
 
     def note_exception(self, name: str) -> None:
         """What the user's code raised; the first counts, others follow from it."""

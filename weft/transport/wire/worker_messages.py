@@ -137,6 +137,7 @@ class _Inspection(TypedDict):
     data_bytes: _Whole | None
     batch_modules: list[str]
     unsaved: str | None
+    on_epoch: bool
     copy_bytes_per_second: _Rate
     small_size: _Whole
     device_units: NotRequired[list[_Unit]]
@@ -162,6 +163,12 @@ class _Fault(_OfJob):
 
 class _DirectoryMissed(_OfJob):
     message: str
+
+
+class _Epoch(_OfJob):
+    """What the job's function says of the epoch that it was asked about."""
+
+    stop: bool
 
 
 class _Text(_OfJob):
@@ -193,6 +200,7 @@ _MESSAGES: Final[Mapping[str, type]] = {
     "released": _Released,
     "fault": _Fault,
     "directory-missed": _DirectoryMissed,
+    "epoch": _Epoch,
     "output": _Text,
     "profiled": _Text,
 }

@@ -106,6 +106,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         "weighted": workload.weight is not None,
         "streams": batches.streams,
         "data_bytes": _data_bytes(batches),
+        "on_epoch": learns and workload.on_epoch is not None,
         "batch_modules": _batch_modules(workload.model),
         "unsaved": None if optimizer is None else unsaved(workload, optimizer, update),
         "copy_bytes_per_second": _copy_bytes_per_second(),

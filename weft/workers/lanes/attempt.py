@@ -72,6 +72,7 @@ class Attempt:
         self.device = device
         self.course = Course(view, begins)
         self.num_tasks = view.num_tasks
+        self.on_epoch = workload.on_epoch
         self._waits, self._wakes = view.waits, view.wakes
         self._turns = Turns.of(spec.strategy)
         self.measured = {lane: Measured() for lane in view.programs}

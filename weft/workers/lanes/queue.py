@@ -5,9 +5,11 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
+from collections.abc import Callable
 
 Work = list[tuple[int, list[int]]]  # iterations, and tasks of each
-Inbox = queue.SimpleQueue[Work | None]  # of a lane, from the control thread; None when that has something else to do
+Call = Callable[[], None]  # of the user's code, while lanes have nothing to do
+Inbox = queue.SimpleQueue[Work | Call | None]  # of a lane, from the control thread; None: that has something else to do
 
 
 class Interrupted(Exception):
@@ -22,11 +24,15 @@ class TaskQueue:
         self.low = 0  # when no more than this are left the daemon must send more
 
     def take(self, inbox: Inbox) -> None:
-        """Empties the inbox into the queue, waiting only if there is nothing to begin. Errors: Interrupted."""
+        """Empties the inbox into the queue, waiting only if there is nothing to begin. Errors: Interrupted, and those
+        of a call."""
         while not self.tasks or not inbox.empty():
             work = inbox.get()
             if work is None:
                 raise Interrupted
+            if callable(work):
+                work()
+                continue
             now = time.monotonic_ns()
             for iteration, tasks in work:
                 self.tasks.extend((iteration, task, now) for task in tasks)

@@ -20,8 +20,9 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,7 +53,7 @@ from weft.workers.snapshots.place import read_place
 from weft.workers.snapshots.saved import Saved
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import encodable, fault_of
-from weft.workload.workload import Workload
+from weft.workload.workload import Workload, asks_to_stop
 
 RECEIVE_BYTES = 1 << 16
 
@@ -122,6 +123,9 @@ class _Worker:
         if message["type"] == "adjust":
             if self._attempt is not None:  # gone where the job's own code has failed meanwhile
                 self._attempt.course.adjust(message["first"], Adjustment(*message["adjustment"]))
+            return
+        if message["type"] == "epoch":
+            self._inboxes[self._main_of(self._inboxes)].put(partial(self._ask, message))
             return
         if message["type"] == "prepare":
             view = message["plan"] = WorkerView.from_wire(message["plan"])
@@ -218,7 +222,7 @@ class _Worker:
         if notice := self._device.notice():
             self._send_output(f"{self._config.worker}: {notice}\n")
         job = self._job
-        main = self._config.lane if self._config.lane in view.programs else next(iter(view.programs))
+        main = self._main_of(view.programs)
         with profiling(
             spec.profile,
             self._device,
@@ -243,6 +247,16 @@ class _Worker:
             finally:
                 for told in self._attempt.notices():
                     self._send_output(f"{self._config.worker}: {told}\n")
+
+    def _main_of(self, lanes: Collection[str]) -> str:
+        """The one that runs in the main thread."""
+        return self._config.lane if self._config.lane in lanes else next(iter(lanes))
+
+    def _ask(self, message: Message) -> None:
+        """The user's function, about an epoch; in the main thread, whose lane waits for what comes of it."""
+        assert self._attempt is not None
+        assert self._attempt.on_epoch is not None
+        self._send({"type": "epoch", **self._job, "stop": asks_to_stop(self._attempt.on_epoch, message["values"])})
 
     def _save(self, message: Message) -> None:
         save_state(self._directory(message["arenas"]), message["arenas_to_save"], Path(message["path"]))
