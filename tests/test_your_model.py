@@ -151,7 +151,7 @@ WALKS = {name.removesuffix("_script.py") for name in files() if name.endswith("_
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("walk", sorted(WALKS))
+@pytest.mark.pairs(walk=tuple(sorted(WALKS)))  # one a day
 def test_a_script_of_the_page_runs_and_its_job_trains_in_stages_what_the_plain_loop_trains(
     directory: Path, walk: str
 ) -> None:

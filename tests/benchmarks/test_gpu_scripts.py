@@ -20,19 +20,25 @@ def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+OPTIONS = {
+    "gpu_offload": ["--only", "0.1b"],
+    "gpu_hybrid": ["--only", "embedding"],
+    "gpu_accounting": ["--only", "local"],
+}
+ROWS = {
+    "gpu_offload": {"practicality_2k_0.1b", "vs_fsdp2_offload_16k_0.1b", "ours_16k_0.1b"},
+    "gpu_hybrid": {"embedding_hyscale_vs_gpu", "embedding_gpu", "hybrid_never_slower"},
+    "gpu_transfers": {"up_vs_pinned", "down_vs_pinned"},
+    "gpu_accounting": {"local_stall_vs_profiler", "local_overlap_vs_profiler", "local_gaps"},
+    "gpu_largest": {"largest_vs_plain", "throughput_vs_no_offload"},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # five processes and more: ten times as long beside eight busy loops
-@pytest.mark.parametrize(
-    ("script", "options", "rows"),
-    [
-        ("gpu_offload", ["--only", "0.1b"], {"practicality_2k_0.1b", "vs_fsdp2_offload_16k_0.1b", "ours_16k_0.1b"}),
-        ("gpu_hybrid", ["--only", "embedding"], {"embedding_hyscale_vs_gpu", "embedding_gpu", "hybrid_never_slower"}),
-        ("gpu_transfers", [], {"up_vs_pinned", "down_vs_pinned"}),
-        ("gpu_accounting", ["--only", "local"], {"local_stall_vs_profiler", "local_overlap_vs_profiler", "local_gaps"}),
-        ("gpu_largest", [], {"largest_vs_plain", "throughput_vs_no_offload"}),
-    ],
-)
-def test_a_stand_in_goes_through_all_steps_and_says_what_it_is(script: str, options: list[str], rows: set[str]) -> None:
+@pytest.mark.pairs(script=tuple(ROWS))  # one a day
+def test_a_stand_in_goes_through_all_steps_and_says_what_it_is(script: str) -> None:
+    options, rows = OPTIONS.get(script, []), ROWS[script]
     finished = run(script, "--stand-in", "--quick", "--json", *options)
     assert finished.returncode == 0, finished.stderr
     report = json.loads(finished.stdout)
