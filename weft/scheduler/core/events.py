@@ -158,8 +158,6 @@ class CheckpointDue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochJudged:
-    """What the epoch has come to has been looked at."""
-
     job: str
     attempt: int
     iteration: int  # the last of the epoch, its validation included

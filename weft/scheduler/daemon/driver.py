@@ -290,10 +290,7 @@ class Driver:
         self.feed(SnapshotSaved(job=run.job, path=answer.get("path")))
 
     def _note_checkpoint(self, run: Run, answer: Message) -> None:
-        if "error" in answer:
-            run.files.log(f"no checkpoint: {answer['error']}")
-        else:
-            run.files.log(f"checkpoint {answer['path']}")
+        run.files.log(f"no checkpoint: {answer['error']}" if "error" in answer else f"checkpoint {answer['path']}")
         self._exporter.add("weft_checkpoints_total", result="failed" if "error" in answer else "written")
         if run.attempt is not None:
             run.attempt.note_checkpoint()
