@@ -78,6 +78,8 @@ def test_a_call_hands_the_job_to_the_daemon_that_answers_and_returns_what_it_lef
         "seed": 7,
         "priority": 0,
         "mode": "train",
+        "on_hang": "restart",
+        "hang_seconds": 60.0,
     }
     file, _, function = submitted["spec"]["job"]["entry"].rpartition(":")
     assert (Path(submitted["spec"]["directory"], file), function) == (Path(__file__), "workload")

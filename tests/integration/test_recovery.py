@@ -46,12 +46,13 @@ import torch, weft
 
 calls = 0
 
-def workload(gates=("", ""), calls_at=(0, 0)):
+def workload(gates=("", ""), calls_at=(0, 0), seconds=0.0):
     torch.manual_seed(5)
 
     def loss(output, target):
         global calls
         calls += 1
+        time.sleep(seconds)
         for gate, at in zip(gates, calls_at):
             if calls == at:
                 pass_gate(gate, f"of call {at}")

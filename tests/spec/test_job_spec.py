@@ -35,6 +35,8 @@ seed = 7
 priority = -3
 mode = "forward"
 resume_from = "runs/digits-1"
+on_hang = "notify"
+hang_seconds = 90.0
 
 [strategy]
 schedule = "gpipe"
@@ -94,6 +96,8 @@ def test_every_field_of_a_toml_spec_reaches_the_spec(tmp_path: Path) -> None:
             "priority": -3,
             "mode": "forward",
             "resume_from": "runs/digits-1",
+            "on_hang": "notify",
+            "hang_seconds": 90.0,
         },
         "strategy": Strategy(schedule="gpipe", microbatches=4).model_dump(exclude_none=True),
         "directory": str(tmp_path),
@@ -258,6 +262,7 @@ TAKEN = {  # what a field takes of the pool
     "job.priority": {"negative", "zero"},
     "job.resume_from": {"text"},
     "strategy.recompute": {"true"},
+    "job.hang_seconds": {"fraction"},
     "strategy.split": {"list"},
     "strategy.staleness": {"zero"},
     "strategy.staleness_warmup": {"zero"},

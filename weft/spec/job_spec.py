@@ -23,6 +23,7 @@ from weft.spec.strategy import MAX_COUNT, TRAINED_AXES, Section
 from weft.spec.strategy import Strategy as Strategy
 
 MAX_ARGS_INTEGER = 2**63  # what msgpack and SQLite carry
+MAX_HANG_SECONDS = 1e6  # some eleven days; arbitrary
 MAX_KEPT = 1000  # checkpoints; arbitrary
 _UNITS = {  # names of units -> (how many, of which)
     ("step", "steps"): (1.0, "steps"),
@@ -56,6 +57,19 @@ class JobSection(Section):
     priority: int = Field(default=0, ge=-1000, le=1000, description="higher runs first; equal ones in submit order")
     mode: Literal["train", "forward"] = Field(
         default="train", description="forward only runs the model over the data: no gradients, no updates"
+    )
+
+    on_hang: Literal["restart", "notify"] = Field(
+        default="restart",
+        description="where a worker hangs: restart replaces it, and the job goes on from its newest snapshot; notify "
+        "tells it in the log and by a metric, and does nothing",
+    )
+    hang_seconds: float = Field(
+        default=60.0,
+        ge=1.0,
+        le=MAX_HANG_SECONDS,
+        description="the least that nothing of the job comes to an end before it is said to hang; ten times that for "
+        "what it does for the first time, and ten times the slowest of its kind more for everything else",
     )
 
     @field_validator("entry")

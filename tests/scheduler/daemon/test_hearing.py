@@ -97,10 +97,12 @@ INSPECTION = {
 JOINED = {"type": "joined", "link_bytes_per_second": None, "device_bytes": None}
 ROW = [MODE_INDEX["stall_dispatch"], -1, 0, -1, 1_000, 2_000]
 VALUES = [{"iteration": 0, "means": {"loss": 1.0}, "facts": {"lr": 0.1}}]
+PROGRESS = {"lane": "compute", "done": 0, "taken": 1, "seconds": 0.5, "waits_for": 0}
 SAID: dict[str, tuple[Phase, Message]] = {  # the phase of the job in which its worker says it
     "inspected": (Phase.PLANNING, {"inspection": INSPECTION}),
     "prepared": (Phase.PREPARING, {}),
     "report": (Phase.RUNNING, {"lane": "compute", "count": 0, "records": pack(ROW), "values": VALUES}),
+    "progress": (Phase.RUNNING, {"lanes": [PROGRESS]}),
     "saved": (Phase.RUNNING, {}),
     "released": (Phase.RELEASING, {"clean": True, "peak_bytes": 1, "device_peak_bytes": None}),
     "fault": (Phase.RUNNING, {"reason": "user-error", "message": "no", "exit_code": 1, "exception": "ValueError"}),

@@ -155,6 +155,14 @@ ALERTS: Final = (
         remedy="`weft ps` names it and the reason, `weft logs JOB` has the traceback.",
     ),
     Alert(
+        name="WeftJobHangs",
+        expression="sum by (instance, cause) (increase(weft_hangs_total[10m])) > 0",
+        holds="0m",
+        severity="warning",
+        summary="A job of {{ $labels.instance }} hung in the last 10 minutes ({{ $labels.cause }}).",
+        remedy="Its log says who waits for whom, stacks-*.txt in its run directory where each worker was.",
+    ),
+    Alert(
         name="WeftJobStuck",
         expression=(
             "changes(weft_job_step[10m]) == 0 and on (instance, job) (weft_job_step offset 10m)\n"

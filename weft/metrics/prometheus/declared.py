@@ -187,6 +187,14 @@ METRICS: Final = (
         help="Attempts at running a job that were given up to start another, by why.",
     ),
     Metric(
+        name="weft_hangs_total",
+        kind=MetricKind.COUNTER,
+        unit="hangs",
+        labels=("cause",),
+        help="Jobs of which nothing came to an end any more: a worker was stopped, or silent; a task did not return; "
+        "nobody did anything; a phase (preparing, saving) took very long.",
+    ),
+    Metric(
         name="weft_job_snapshot_step",
         kind=MetricKind.GAUGE,
         unit="step",

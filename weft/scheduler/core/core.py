@@ -65,6 +65,8 @@ class Core(Ending):
                 return self._worker_lost(event)
             case events.WorkerGarbled():
                 return self._worker_garbled(event)
+            case events.WorkerHung():
+                return outcomes.kill_hung(event, self.jobs.get(event.job))
             case events.JobPlanned():
                 return self._job_planned(event)
             case events.WorkerPrepared():

@@ -14,18 +14,7 @@ from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.policy import Verdict
 from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
 from weft.scheduler.adapting.routes import RouteMeasurement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A copy of what the job had come to, in memory that outlives its workers."""
-
-    iteration: int  # after which it was
-    place: int = 0
-    tasks: tuple[str, ...] = ()  # by which its parts are found, see `Plan.snapshot_tasks`
-    to_disk: bool = False  # it was made to become a checkpoint
-    path: str | None = None  # it is a checkpoint, and in no memory
-
+from weft.scheduler.core.snapshot import Snapshot as Snapshot
 
 # --- events
 
@@ -52,6 +41,14 @@ class WorkerLost:
     exit_code: int | None  # as of `os.waitstatus_to_exitcode`: negative for a signal; None if it never came up
     shortage: str = ""  # what is known where the kernel has killed it for lack of memory; else empty
     printed: str = ""  # the last lines of the job's code there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHung:
+    worker: str  # for which nothing of the attempt comes to an end any more
+    job: str
+    attempt: int
+    message: str  # what it is in, and for how long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +207,7 @@ Rare = (  # after which a job may be able to start
     | WorkerJoined
     | WorkerLost
     | WorkerGarbled
+    | WorkerHung
     | JobPlanned
     | WorkerPrepared
     | JobFaulted

@@ -85,6 +85,7 @@ class Job:
     copies: bool = False  # memory for snapshots may have been made
     losses: list[str] = field(default_factory=list)  # of workers, since it came further than ever; a report of each
     furthest: int = 0  # iterations that it had done when it last lost one
+    hung: str | None = None  # what hangs in this attempt, in words, once its worker is to be killed for it
     directory_losses: int = 0  # the same of the directory
     story: list[str] = field(default_factory=list)
 

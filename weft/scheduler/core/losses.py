@@ -20,7 +20,8 @@ _DOING = {
 
 def note(event: WorkerLost, job: Job) -> None:
     """The job still holds what it held then."""
-    told = f"{event.worker} {how(event)} {_when(event.worker, job)}"
+    ended = f"{event.worker} {how(event)}" if job.hung is None else f"{job.hung}; {event.worker} was killed for it,"
+    told = f"{ended} {_when(event.worker, job)}"
     printed = event.printed.strip()
     _add(f"{told}; it had printed:\n{_indented(printed)}" if printed else told, job)
 

@@ -10,8 +10,16 @@ import dataclasses
 import signal
 
 from weft.scheduler.core import losses
-from weft.scheduler.core.events import JobFaulted, RecordState, WorkerGarbled, WorkerLost
-from weft.scheduler.core.job import Job, Outcome
+from weft.scheduler.core.events import (
+    Command,
+    JobFaulted,
+    KillWorker,
+    RecordState,
+    WorkerGarbled,
+    WorkerHung,
+    WorkerLost,
+)
+from weft.scheduler.core.job import Job, Outcome, Phase
 from weft.transport.wire.frames import LINK_GONE_EXIT
 
 MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
@@ -20,6 +28,8 @@ SIGKILL_EXIT = -9
 LINK_REMEDY = "the job's code must leave Weft's descriptors alone"
 OUT_OF_MEMORY, CORRUPTED = "out-of-memory", "corrupted"
 MEMORY_REMEDY = "give smaller microbatches, more stages, or recompute = true"
+HUNG_REMEDY = "stacks-*.txt in the run directory have where it was; what only takes long needs more job.hang_seconds"
+EXIT_HUNG = 1
 EXIT_SOFTWARE = 70  # sysexits.h: the fault is ours, not the job's
 
 CANCELLED = Outcome("cancelled", "cancelled", "cancelled on request", 143)
@@ -52,6 +62,8 @@ def _of_one(event: WorkerLost, job: Job) -> Outcome:
     if event.shortage:
         message = f"{event.worker} {event.shortage} (attempt {job.attempt}); {MEMORY_REMEDY}"
         return Outcome("failed", OUT_OF_MEMORY, message, 128 + signal.SIGKILL)
+    if code == SIGKILL_EXIT and job.hung is not None:
+        return _of_hung_worker(event.worker, job)
     if code == SIGKILL_EXIT and len(job.losses) <= MAX_LOSSES:
         message = f"{event.worker} was killed; the job {_again(job)}"
         return Outcome("recovering", "worker-lost", message)
@@ -73,6 +85,20 @@ def of_fault(event: JobFaulted, job: Job) -> Outcome:
     if len(job.losses) <= MAX_LOSSES:
         return Outcome("recovering", CORRUPTED, f"{event.message}; the job {_again(job)}")
     return Outcome("failed", CORRUPTED, f"{event.message}{losses.told(job)}", event.exit_code)
+
+
+def kill_hung(event: WorkerHung, job: Job | None) -> list[Command]:
+    """Nothing where it has ended meanwhile. Its loss, which follows, is told as what it is."""
+    if job is None or job.attempt != event.attempt or job.phase is Phase.RELEASING or event.worker not in job.workers:
+        return []
+    job.hung = event.message
+    return [KillWorker(worker=event.worker, cause=f"{event.job} hangs: {event.message}")]
+
+
+def _of_hung_worker(worker: str, job: Job) -> Outcome:
+    if len(job.losses) <= MAX_LOSSES:
+        return Outcome("recovering", "hung", f"{worker} is replaced, and the job {_again(job)}")
+    return Outcome("failed", "hung", f"{job.hung}; {HUNG_REMEDY}", EXIT_HUNG)
 
 
 def of_garbled_worker(event: WorkerGarbled) -> Outcome:

@@ -51,6 +51,7 @@ from weft.scheduler.core.events import (
 from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import EXIT_SOFTWARE
 from weft.scheduler.daemon.guard import Guard, Spawn
+from weft.scheduler.daemon.hangs import Hangs
 from weft.scheduler.daemon.hearing import Hearing
 from weft.scheduler.daemon.orders import arenas_name, order_of, saver_order
 from weft.scheduler.daemon.pool import DIRECTORY, Pool
@@ -93,6 +94,7 @@ class Driver:
         self.guard = Guard()
         self.savers = Savers(pool.start_saver, spawn, self.guard)
         self._failing: set[str] = set()  # jobs that are being failed for a bug of ours
+        self._hangs = Hangs(self.core, self.runs, pool, exporter, self._begin_task, self.feed)
         self.hearing = Hearing(
             self.core,
             self.runs,
@@ -100,6 +102,7 @@ class Driver:
             self.guard,
             feed=self.feed,
             perform=self._perform_guarded,
+            progress=self._hangs.heard,
             plan=lambda message: self._begin_task("plan", message["job"], self._plan(message)),
             fail=self._fail_for_bug,
         )
@@ -155,8 +158,7 @@ class Driver:
 
     async def _make_directory(self, run: Run) -> None:
         error = await self.writer.make_directory(run.files.path)
-        job = self.core.jobs.get(run.job)
-        if error is not None and job is not None and not error.is_shortage:
+        if error is not None and not error.is_shortage and (job := self.core.jobs.get(run.job)) is not None:
             self._fail(run.job, job.attempt, "run-directory", error, exit_code=1)
 
     async def _plan(self, message: Message) -> None:
@@ -367,9 +369,9 @@ class Driver:
         self.feed(Ticked())
         with self.guard.around("the tick"):
             self._pool.look()
-            attempts = (run.attempt for run in self.runs.values() if run.attempt is not None)
-            self._metrics.tick(attempts, time.monotonic())
+            self._metrics.tick((run.attempt for run in self.runs.values() if run.attempt is not None), time.monotonic())
             self.writer.troubles.publish(self._exporter)
+            self._hangs.look(time.monotonic())
         for name, run in self.runs.items():
             with self.guard.around(f"the tick of {name}", partial(self._fail_for_bug, name)):
                 run.files.flush()

@@ -43,8 +43,8 @@ from weft.transport.wire.worker_messages import Garbled, checked
 
 
 class Hearing:
-    """feed: one event to the core. perform: one of its commands. plan: of an inspection that has come. fail: a job, for
-    a bug of ours."""
+    """feed: one event to the core. perform: one of its commands. progress: of a worker's lanes, which it was asked for.
+    plan: of an inspection that has come. fail: a job, for a bug of ours."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Hearing:
         *,
         feed: Callable[[Event], None],
         perform: Callable[[Command], None],
+        progress: Callable[[str, Job, list[Message]], None],
         plan: Callable[[Message], None],
         fail: Callable[[str | None, Exception], None],
     ) -> None:
@@ -65,6 +66,7 @@ class Hearing:
         self._guard = guard
         self._feed = feed
         self._perform = perform
+        self._progress = progress
         self._plan = plan
         self._fail = fail
 
@@ -110,6 +112,11 @@ class Hearing:
         match message["type"]:
             case "report":
                 self._report(worker, message, job, run, arrived)
+            case "progress":
+                try:
+                    self._progress(worker, job, message["lanes"])
+                except ValueError as error:
+                    raise Garbled(str(error)) from None
             case "inspected":
                 self._inspected(message, job, run)
             case "prepared":

@@ -35,6 +35,7 @@ from weft.transport.wire.frames import Message, encode
 SPIN_SECONDS = 4e-3
 DIRECTORY, WORKER, SAVER = "directory", "worker", "saver"  # roles of children
 RETRY_SECONDS = 0.1  # the least between two tries to get a pair of sockets
+STOPPED_LOOKS = 10  # a second apart, at a directory that is stopped before it is told to go on; arbitrary
 MAX_LOOKS = 10  # a second apart, at a link on which nothing goes on: a frame of 64 MiB takes one on a busy machine
 
 # Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
@@ -82,6 +83,7 @@ class Child:
     closed: bool = False
     is_stopped: bool = False
     answer: Message | None = None  # a saver's
+    num_stopped: int = 0  # looks in a row that found it stopped; of the directory alone
     num_looks: int = 0  # in a row that found nothing going on at its link
 
 
@@ -212,11 +214,24 @@ class Pool:
         again. Looks are counted, not seconds: a daemon that comes late has not looked."""
         self._oom_kills.look(time.monotonic())
         for child in list(self._children.values()):
+            if child.role == DIRECTORY:
+                self._rouse(child)
             if child.link is None or child.exited or child.is_stopped:
                 continue
             child.num_looks = child.num_looks + 1 if child.closed or child.link.is_stuck() else 0
             if child.num_looks == MAX_LOOKS:
                 self._broken(child, "the end of its link" if child.closed else "a frame without an end")
+
+    def _rouse(self, directory: Child) -> None:
+        """What all jobs have come to is in its memory: one that somebody has stopped is told to go on, and killed only
+        where it does not."""
+        directory.num_stopped = directory.num_stopped + 1 if directory.is_stopped else 0
+        if directory.num_stopped == STOPPED_LOOKS:
+            _log.warning("the directory (pid %d) has been stopped, and is told to go on", directory.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(directory.pid, signal.SIGCONT)
+        elif directory.num_stopped == 2 * STOPPED_LOOKS:
+            self.kill(DIRECTORY, "it is stopped, and does not go on when it is told to")
 
     async def stop(self) -> None:
         """Ends every child and the fork server, and waits until they are gone."""

@@ -10,11 +10,13 @@ from weft.transport.wire.frames import Message
 
 def summary_of(row: JobRow, driver: Driver) -> Message:
     """Where the run has news, from there."""
-    return {**brief_of(row, driver), "why": why(driver.core, row.job) if row.job in driver.core.jobs else None}
+    if row.job not in driver.core.jobs:
+        return {**brief_of(row, driver), "why": None}
+    return {**brief_of(row, driver), "why": why(driver.core, row.job) or driver.runs[row.job].hang}
 
 
 def brief_of(row: JobRow, driver: Driver) -> Message:
-    """A summary without the reason why the job waits, which takes a look at the whole queue."""
+    """A summary without the reason why the job waits or hangs, which takes a look at the whole queue."""
     run = driver.runs.get(row.job)
     attempt = run.attempt if run else None
     return {

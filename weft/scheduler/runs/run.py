@@ -190,6 +190,7 @@ class Run:
     inspection: dict[str, Any] = field(default_factory=dict)
     attempt: PlannedAttempt | None = None  # the newest that has a plan
     news: dict[str, Any] | None = None  # of its progress, the newest
+    hang: str | None = None  # that nothing of it ends any more, and why, while that is so
     changed: Changed = field(default_factory=Changed)  # on its state, log or progress
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who writes the recording
     recorded: int = 0  # iterations whose lines are written

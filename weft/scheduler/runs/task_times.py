@@ -6,6 +6,7 @@ way apart, and a validation runs through the same tasks but says nothing of a tr
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections.abc import Iterable
 
@@ -40,6 +41,15 @@ class TaskTimes:
         """Nanoseconds of a task that has run, in each of these steps; 0 where it had nothing to do and passed."""
         of_steps, nanoseconds = self._rings[task]
         return [nanoseconds[step % STEPS] if of_steps[step % STEPS] == step else 0 for step in steps]
+
+    def slowest(self, task: int) -> int | None:
+        """Nanoseconds, but for the one time that was longer than all others: a first call builds what later ones use.
+        None where it has not run."""
+        if task not in self._rings:
+            return None
+        of_steps, nanoseconds = self._rings[task]
+        known = heapq.nlargest(2, (taken for step, taken in zip(of_steps, nanoseconds, strict=True) if step != NONE))
+        return known[-1]
 
     def keeps(self, step: int) -> bool:
         """Whether no newer step has taken its place."""

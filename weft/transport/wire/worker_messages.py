@@ -191,8 +191,22 @@ class _Report(_OfJob):
     values: list[_Values]
 
 
+@with_config(_MESSAGE)
+class _Lane(TypedDict):
+    lane: str
+    done: _Whole
+    taken: _Whole
+    seconds: _Seconds
+    waits_for: _Whole | None
+
+
+class _Progress(_OfJob):
+    lanes: list[_Lane]
+
+
 _MESSAGES: Final[Mapping[str, type]] = {
     "report": _Report,
+    "progress": _Progress,
     "joined": _Joined,
     "inspected": _Inspected,
     "prepared": _OfJob,

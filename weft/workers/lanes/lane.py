@@ -13,6 +13,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from weft.transport.memory.board import Aborted
 from weft.workers.lanes.account import Account, Send
@@ -34,9 +35,11 @@ class LaneLoop(ABC):
         stamps: bool = True,
         reach: Callable[[int], bool] | None = None,
     ) -> None:
+        self._name = name
         self._attempt = attempt
         self._board = attempt.boards[name]
         self._operations = operations
+        self._program = tuple(operations)
         self._queue = TaskQueue()
         self._account = Account(name, attempt.measured[name], send, stamps=stamps)
         self._reach = reach
@@ -60,6 +63,28 @@ class LaneLoop(ABC):
     @abstractmethod
     def _run_task(self, index: int, task: int, taken_ns: int) -> None:
         """taken_ns: when it came; until then the lane had nothing to do but for the daemon."""
+
+    def progress(self) -> dict[str, Any]:
+        """For another thread: how far the lane is. done, taken: tasks of the endless program. seconds: since anything
+        of it ended. waits_for: what its next task has to wait for first; None where it is in that, or was sent none."""
+        before = self._attempt.course.begins * len(self._program)
+        done, taken, stamp = before + self._queue.done, before + self._queue.taken, self._account.stamp
+        return {
+            "lane": self._name,
+            "done": done,
+            "taken": taken,
+            "seconds": max(0, time.monotonic_ns() - stamp) / 1e9 if stamp else 0.0,
+            "waits_for": self._missing(done) if done < taken else None,
+        }
+
+    def _missing(self, done: int) -> int | None:
+        """Of the inputs of the task after so many: one that is not there."""
+        index, place = divmod(done, len(self._program))
+        operation, iteration = self._operations[self._program[place]], self._attempt.iteration(index)
+        if not operation.runs(iteration):
+            return None
+        words, waits = self._board.words, operation.waits_in(iteration)
+        return next((source for source, distance, _ in waits if words[1 + source] < index - distance), None)
 
     def _over(self, now: int) -> None:
         """One more task is."""

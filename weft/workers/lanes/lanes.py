@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ from weft.workers.lanes.queue import Inbox
 from weft.workers.lanes.stream_lane import StreamLane
 
 Guard = Callable[[Callable[[], None]], None]
+Progress = Callable[[], list[dict[str, Any]]]  # of each lane, see LaneLoop
 
 
 def run_lanes(
@@ -37,11 +39,14 @@ def run_lanes(
     threads: int,
     stamps: bool = True,
     reach: Callable[[int], bool] | None = None,
+    watch: Callable[[Progress], None] | None = None,
 ) -> None:
     """programs: by lane. main: the lane of the calling thread. guard: runs a lane in another thread, and tells what it
     raises. threads: of torch, in each lane. stamps: see Account. reach: the main lane's, see
-    weft.workers.profiling.profiler."""
+    weft.workers.profiling.profiler. watch: gets what tells another thread how far the lanes are."""
     lanes = _make_lanes(programs, attempt, send, stamps=stamps, reach={main: reach})
+    if watch is not None:
+        watch(lambda: [lane.progress() for lane in lanes.values()])
 
     def run_beside(name: str) -> None:
         torch.set_num_threads(threads)  # torch counts them for each thread of ours

@@ -59,7 +59,6 @@ class StreamLane(LaneLoop):
         reach: Callable[[int], bool] | None = None,
     ) -> None:
         super().__init__(name, attempt, operations, send, stamps=stamps, reach=reach)
-        self._name = name
         self._device = device
         self._launched = launched
         self._stream = device.stream(name)

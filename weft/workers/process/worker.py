@@ -31,6 +31,7 @@ from torch import nn
 
 from weft.machine.checkpoint_files import read_manifest
 from weft.machine.run_file import make_directory
+from weft.machine.stacks import answer_with_stacks
 from weft.plan.tables import Adjustment
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
@@ -40,7 +41,7 @@ from weft.workers.devices.device import Device
 from weft.workers.devices.opening import open_device
 from weft.workers.inspection.inspection import inspect_job
 from weft.workers.lanes.attempt import Attempt
-from weft.workers.lanes.lanes import run_lanes
+from weft.workers.lanes.lanes import Progress, run_lanes
 from weft.workers.lanes.queue import Inbox
 from weft.workers.process.built import built, is_much
 from weft.workers.process.footprint import Footprint, peak_resident_bytes, reset_peak, trim
@@ -77,6 +78,7 @@ def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
         os.sched_setaffinity(0, config.cores)
     torch.set_num_threads(config.threads)
     os.environ["WEFT_WORKER"] = config.worker  # for the job's code
+    answer_with_stacks()
     device = open_device(config.device)
     _warm_up(device)
     gc.collect()
@@ -95,6 +97,7 @@ class _Worker:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._inboxes: dict[str, Inbox] = {}
         self._attempt: Attempt | None = None
+        self._progress: Progress = list  # of the attempt's lanes, once they are there
         self._job: Message = {}
         self._baseline = Footprint.now()
         self._settings = TorchSettings.now()
@@ -126,6 +129,10 @@ class _Worker:
             return
         if message["type"] == "epoch":
             self._inboxes[self._main_of(self._inboxes)].put(partial(self._ask, message))
+            return
+        if message["type"] == "look":
+            about = {"job": message["job"], "attempt": message["attempt"]}
+            self._send({"type": "progress", **about, "lanes": self._progress()})
             return
         if message["type"] == "prepare":
             view = message["plan"] = WorkerView.from_wire(message["plan"])
@@ -243,6 +250,7 @@ class _Worker:
                     threads=self._config.threads,
                     stamps=self._config.stamps,
                     reach=reach,
+                    watch=self._watch,
                 )
             finally:
                 for told in self._attempt.notices():
@@ -258,13 +266,16 @@ class _Worker:
         assert self._attempt.on_epoch is not None
         self._send({"type": "epoch", **self._job, "stop": asks_to_stop(self._attempt.on_epoch, message["values"])})
 
+    def _watch(self, progress: Progress) -> None:
+        self._progress = progress
+
     def _save(self, message: Message) -> None:
         save_state(self._directory(message["arenas"]), message["arenas_to_save"], Path(message["path"]))
         self._send({"type": "saved", **self._job})
 
     def _release(self, message: Message) -> None:
         peak_bytes = peak_resident_bytes() if self._attempt is not None else None
-        self._attempt = None
+        self._attempt, self._progress = None, list
         unload(JobSpec.parse(message["spec"]), self._baseline.modules)
         os.chdir("/")
         self._settings.restore()

@@ -1,0 +1,16 @@
+"""Snapshot: what a job goes on from. A value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A copy of what the job had come to, in memory that outlives its workers."""
+
+    iteration: int  # after which it was
+    place: int = 0
+    tasks: tuple[str, ...] = ()  # by which its parts are found, see `Plan.snapshot_tasks`
+    to_disk: bool = False  # it was made to become a checkpoint
+    path: str | None = None  # it is a checkpoint, and in no memory
