@@ -78,6 +78,9 @@ _OTHERS = {
     "checkpoints, clipped replicas": SoakJob(
         strategy={"replicas": 2, "microbatches": 2, "clip_norm": 0.1}, tables=EVERY_40
     ),
+    "verified, one stage": SoakJob(strategy={"microbatches": 2, "verify": "digest"}),
+    "verified, pipeline": SoakJob(strategy=TWO_STAGES | {"verify": "digest"}),
+    "verified, clipped": SoakJob(strategy={"microbatches": 2, "clip_norm": 0.1, "verify": "digest"}),
     "model mlp": SoakJob(strategy=TWO_STAGES, model="mlp"),
     "model unet": SoakJob(strategy=TWO_STAGES, model="unet", tables=EVERY_40),
     "model lstm": SoakJob(strategy={"microbatches": 2}, model="lstm"),
@@ -86,3 +89,4 @@ _OTHERS = {
 }
 JOBS: Mapping[str, SoakJob] = _OF_PRESETS | _OTHERS
 WITH_CHECKPOINTS = [name for name, job in JOBS.items() if "checkpoint" in job.tables]
+VERIFIED = [name for name, job in JOBS.items() if "verify" in job.strategy]
