@@ -31,6 +31,7 @@ from weft.scheduler.core.events import (
     WorkerReleased,
 )
 from weft.scheduler.core.job import Phase
+from weft.scheduler.core.waiting import why
 
 Rehearsal = runpy.run_path(str(Path(__file__).with_name("test_core_snapshots.py")))["Rehearsal"]
 
@@ -129,6 +130,13 @@ def test_one_that_loses_a_worker_on_the_way_is_paused_all_the_same(rehearsal: An
     assert rehearsal.job.phase is Phase.PAUSED
 
 
+def test_it_says_why_it_stands_still(rehearsal: Any) -> None:
+    rehearsal.tell(PauseRequested(job="a"))
+    assert why(rehearsal.core, "a") == "paused on request: it stops at the end of an iteration"
+    pause(rehearsal)
+    assert why(rehearsal.core, "a") == "it is paused; `weft resume a` goes on with it"
+
+
 def test_one_that_is_about_to_end_ends(rehearsal: Any) -> None:
     rehearsal.run_to(13)
     rehearsal.tell(PauseRequested(job="a"))
@@ -166,7 +174,9 @@ def preempted(rehearsal: Any) -> Any:
 def test_a_job_of_higher_priority_has_it_stop_and_it_goes_on_after_that_with_its_plan(preempted: Any) -> None:
     preempted.run_to(16)
     preempted.release()
-    assert [command.state for command in preempted.found(RecordState) if command.job == "a"][-1] == "queued"
+    (told,) = [command for command in preempted.found(RecordState) if command.message]
+    assert (told.job, told.state, told.reason) == ("a", "queued", "preempted")
+    assert told.message == "preempted by b, whose priority is 1"
     assert preempted.core.jobs["b"].phase is Phase.PLANNING
     done = preempted.found(RecordIteration)[-1].iteration + 1
     assert 0 < done < 16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weft.scheduler.core import dispatch, events, outcomes
 from weft.scheduler.core.events import Command
 from weft.scheduler.core.job import Job, Outcome, Phase
@@ -63,8 +65,10 @@ class Ending(State):
         if outcome.state == "paused":
             return commands + self._pause(job)
         self._move(job, Phase.QUEUED, f"attempt {job.attempt}")
-        why = outcome.message if outcome.state == "queued" else None  # else it has been told
-        return [*commands, events.RecordState(job=job.name, state="queued", attempt=job.attempt, message=why)]
+        queued = events.RecordState(job=job.name, state="queued", attempt=job.attempt)
+        if outcome.state == "queued":  # else it has been told why
+            queued = replace(queued, reason=outcome.reason, message=outcome.message)
+        return [*commands, queued]
 
     def _end(self, job: Job) -> list[Command]:
         self._move(job, Phase.ENDED, "")

@@ -9,6 +9,10 @@ from weft.scheduler.core.job import Phase
 def why(core: Core, name: str) -> str | None:
     """The sentence for a job that has not ended; None if it does not wait."""
     job = core.jobs[name]
+    if job.phase is Phase.PAUSED:
+        return f"it is paused; `weft resume {name}` goes on with it"
+    if job.stopping is not None:
+        return f"{job.stopping.message}: it stops at the end of an iteration"
     if job.phase is not Phase.QUEUED:
         return None
     if core.draining:

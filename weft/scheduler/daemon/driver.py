@@ -345,7 +345,7 @@ class Driver:
             run.training.start(time.monotonic())
         if state is JobState.COMPLETED:
             run.stopped = command.message
-        if state is JobState.RECOVERING:
+        if state is JobState.RECOVERING or command.reason == "preempted":
             self._exporter.add("weft_recoveries_total", cause=command.reason or "other")
         if not state.is_terminal:
             self._begin_task("record", name, self._ledger.run(Ledger.record, name, **changes))
