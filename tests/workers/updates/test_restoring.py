@@ -23,6 +23,7 @@ from weft.workers.snapshots.held import VALUES, Held
 from weft.workers.snapshots.place import SnapshotPlaces, read_place
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates import sharded_optimizer
+from weft.workers.updates.digests import Digests
 from weft.workers.updates.norm import Bound
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.stage_update import StageUpdate
@@ -147,7 +148,7 @@ class Whole:
     def __init__(self, workload: Workload) -> None:
         self.given = dict(workload.model.named_parameters())
         names = {id(each): name for name, each in self.given.items()}
-        self.update = StageUpdate(workload, list(self.given.values()), names, reports=True)
+        self.update = StageUpdate(workload, list(self.given.values()), names, reports=True, digests=Digests())
         self.rates: list[float] = []
 
     def step(self, step: int, gradients: Gradients) -> None:
@@ -245,6 +246,7 @@ class Owners:
             done=lambda bucket, iteration: None,
             device=HostDevice(),
             reports=True,
+            digests=Digests(list(self.given)),  # which find nothing, whatever the optimizer
         )
 
     def step(self, step: int, gradients: Gradients) -> None:
