@@ -27,6 +27,7 @@ from typing import Any
 import checkpoint_faults
 import client_faults
 import daemon_faults
+import hang_faults
 import memory_faults
 import share_faults
 import stop_faults
@@ -43,6 +44,7 @@ ROWS: Sequence[Row] = sorted(
         *stop_faults.ROWS,
         *daemon_faults.ROWS,
         *client_faults.ROWS,
+        *hang_faults.ROWS,
         *memory_faults.ROWS,
         *checkpoint_faults.ROWS,
         *suite_rows.ROWS,
