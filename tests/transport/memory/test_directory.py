@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_sharer
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,15 @@ class Serving:
             return told
 
         return result
+
+    def until_the_last_has_ended(self) -> None:
+        self._processes[-1].join(SOON)
+        assert self._processes[-1].exitcode == -signal.SIGKILL
+
+    def handing_over(self) -> int:
+        """Descriptors of blocks that nobody has fetched yet."""
+        descriptors = (os.readlink(each) for each in Path(f"/proc/{self.pid}/fd").iterdir())
+        return sum(f"torch_{self.pid}_" in each for each in descriptors) - self.mapped()
 
     def ask(self, body: Callable[[Directory], Any], job: str = "a") -> Any:
         return self.begin(body, job)()
@@ -234,6 +244,26 @@ def test_dropping_a_job_frees_its_memory_and_leaves_the_others(serving: Serving)
     assert serving.ask(lambda directory: directory.find("state-0"))[0] == "SharedMemoryGone"
     assert serving.ask(lambda directory: directory.find("state-0")["t"].numel(), job="ab") == 1000
     assert serving.ask(read()) == [0xFF] * 64, "a block of the same name is a new one"
+    assert serving.drop("never heard of") == 0
+
+
+def die_instead_of_fetching(directory: Directory) -> None:
+    resource_sharer.DupFd.detach = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # of this process alone
+    directory.block("board", 64, -1)
+
+
+def test_what_a_killed_worker_has_not_fetched_goes_once_no_job_has_anything(serving: Serving) -> None:
+    """Each worker that was killed in its preparation might leave the directory a block's descriptor, and so its memory,
+    for as long as the daemon lived."""
+    serving.ask(write_byte(0), job="b")
+    serving.begin(die_instead_of_fetching)
+    serving.until_the_last_has_ended()
+    assert serving.handing_over() == 1
+    assert serving.drop("a") == 64
+    assert serving.handing_over() == 1, "another job may be about to fetch one"
+    assert serving.drop("b") == 64
+    assert serving.handing_over() == 0
+    assert serving.ask(read()) == [0xFF] * 64, "the next one is handed over as before"
     assert serving.drop("never heard of") == 0
 
 

@@ -17,6 +17,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_sharer
 from multiprocessing.managers import BaseManager, DictProxy, RemoteError
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from weft.transport.memory.arena import Arena, Layout
 
 HANDOVER = "handover"  # the folder, beside the directory's socket, of the sockets on which descriptors are handed over
 SHARED_MEMORY = Path("/dev/shm")
+STOP_SECONDS = 5.0  # for the thread that hands descriptors over; it takes a moment
 CONNECT_SECONDS = 30.0  # for a directory that is being started again
 
 Calls = dict[str, int]
@@ -84,6 +86,10 @@ class Blocks:
         with self._lock:
             self._calls.pop(job, None)
             blocks = self._blocks.pop(job, {})
+            if not any(self._blocks.values()):
+                # Nobody is about to fetch a descriptor: those that are left were for workers that were killed before
+                # they did, and would keep their blocks' memory. The next one that is handed over starts it again.
+                resource_sharer.stop(STOP_SECONDS)
         return sum(block.numel() for block in blocks.values())
 
     def num_bytes(self) -> dict[str, int]:
