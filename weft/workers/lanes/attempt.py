@@ -94,6 +94,7 @@ class Attempt:
         self._post = {(task.holder, _given(task.bucket)): task.id for task in tasks if KINDS[task.kind].is_milestone}
         # By milestone: who posts it from inside another task.
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
+        self._is_verified = spec.strategy.verify != "off"
         self._bounded = view.synchronisation is not None and view.synchronisation.bounded
         self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of
         self._boards_to_abort = [self.board]
@@ -156,7 +157,7 @@ class Attempt:
                     for edge in self._waits.get(task.id, ())
                 ),
                 wakes=task.id in self._wakes,
-                passes=KINDS[task.kind].learns,
+                passes=KINDS[task.kind].learns and not self._verifies(task),
                 run=self._bind(task, measured),
                 update_needed=self._parts.update_needed(task),
                 takes=self._takes(task),
@@ -171,12 +172,21 @@ class Attempt:
 
     def _takes(self, task: Task) -> Callable[[Iteration], bool] | None:
         if task.kind is Kind.SNAPSHOT:
-            return lambda iteration: self.course.snapshot_place(iteration) is not None
+            verifies = self._verifies(task)
+            return lambda iteration: (verifies and not iteration.learns) or self._copies(iteration)
         if task.kind is Kind.LOAD and self._turns.takers > 1:
             turns, loader = self._turns, task.holder.stage
             position = turns.order().index((task.holder.replica, _given(task.microbatch)))
             return lambda iteration: turns.has(loader, position, iteration.index)
         return self._parts.updates.takes(task) if self._parts.updates is not None else None
+
+    def _copies(self, iteration: Iteration) -> bool:
+        return self.course.snapshot_place(iteration) is not None
+
+    def _verifies(self, task: Task) -> bool:
+        """Whether the task looks, behind a validation too, whether what was read there is still as it was left: the
+        next update is the first to look otherwise, and the validation would have been told by then."""
+        return task.kind is Kind.SNAPSHOT and self._is_verified and self._parts.updates_by(task)
 
     def _skips(self, task: Task) -> Callable[[Iteration], Collection[int]] | None:
         ways = [edge.way for edge in self._waits.get(task.id, ())]
@@ -216,9 +226,9 @@ class Attempt:
 
     def _snapshot(self, task: Task, iteration: Iteration) -> None:
         place = self.course.snapshot_place(iteration)
-        assert place is not None
         try:
-            self._snapshots[task.id].write(place, iteration.index, self._parts.hold(task, iteration))
+            if place is not None:
+                self._snapshots[task.id].write(place, iteration.index, self._parts.hold(task, iteration))
             self._parts.check(task, iteration)
         except SharedMemoryFull as error:  # whoever would go on from it finds another iteration there
             self._uncopied = str(error)

@@ -258,6 +258,10 @@ class ModelParts:
             self.own_updates[task.holder.stage].hold(held)
         return held
 
+    def updates_by(self, task: Task) -> bool:
+        """Whether what is updated here is what the SNAPSHOT copies, and not a replica's buffers alone."""
+        return task.owner is not None or self.updates is None
+
     def check(self, task: Task, iteration: Iteration) -> None:
         """That what a SNAPSHOT has copied was as the updates had left it. Errors: StateCorrupted."""
         if task.owner is not None:

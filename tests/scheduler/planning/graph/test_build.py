@@ -486,3 +486,18 @@ def test_a_job_that_only_runs_forward_has_nothing_to_update(plan_of: PlanOf) -> 
     plan = plan_of(mode="forward", replicas=2, stages=2)
     assert {task.kind for task in plan.graph.tasks} == {Kind.LOAD, Kind.FORWARD, Kind.BACKWARD}
     assert plan.synchronisation is None
+
+
+def test_an_owner_looks_behind_all_forwards_whether_what_they_have_read_was_as_it_had_left_it(plan_of: PlanOf) -> None:
+    """A validation was told before the next update found that a bit had changed."""
+    graphs = {
+        verify: plan_of(replicas=2, stages=2, microbatches=2, verify=verify).graph for verify in ("digest", "off")
+    }
+    for verify, graph in graphs.items():
+        forwards = {task.id for task in graph.tasks if task.kind is Kind.FORWARD}
+        owned = [task for task in graph.tasks if task.kind is Kind.SNAPSHOT and task.owner is not None]
+        assert len(forwards) == 8
+        assert owned
+        for task in owned:
+            waits = {edge.source for edge in graph.inputs(task.id) if edge.distance == 0}
+            assert waits == (forwards if verify == "digest" else set())

@@ -134,6 +134,13 @@ class BucketGraph:
 
     # --- edges
 
+    def verify_edges(self) -> None:
+        """Behind a validation's forwards an owner looks whether what they have read was still as it had left it."""
+        for owner in range(len(self._plan.owners)):
+            for r, s in self._holders() if self._updated(owner) else ():
+                for m in range(self._placement.replicas[r].microbatches):
+                    self._builder.edge(forward(r, s, m), owned_snapshot(owner), 0, Cause.UPDATE)
+
     def edges(self) -> None:
         for window in self._windows:
             window.edges()

@@ -35,6 +35,8 @@ def build_graph(
             synchronise.snapshot_tasks()
         builder.flow_edges()
         synchronise.edges()
+        if snapshots and strategy.verify != "off":
+            synchronise.verify_edges()
     else:
         if snapshots and placement.learns:
             builder.snapshot_tasks()
