@@ -16,8 +16,8 @@ from weft.reference.loop import train
 
 _RECOVERY = runpy.run_path(str(Path(__file__).with_name("test_recovery.py")))
 SOURCE, STEPS, SECONDS, PIPELINE = (_RECOVERY[name] for name in ("SOURCE", "STEPS", "SECONDS", "PIPELINE"))
-held_behind_a_snapshot, lines_of, kill_worker = (
-    _RECOVERY[name] for name in ("held_behind_a_snapshot", "lines_of", "kill_worker")
+held_behind_a_snapshot, lines_of, kill_worker, until = (
+    _RECOVERY[name] for name in ("held_behind_a_snapshot", "lines_of", "kill_worker", "until")
 )
 StartDaemon = Callable[..., Any]
 
@@ -156,3 +156,25 @@ def test_a_value_that_no_validation_reports_is_refused_before_anything_trains(da
     result = daemon.run(stopping(daemon, {"stop": {"metric": "accuracy"}}, {"microbatches": 2}))
     assert (result["state"], result["reason"], result["exit_code"]) == ("failed", "invalid-plan", 2)
     assert "stop.metric = 'accuracy': validations report loss; use one of these" in result["error"]
+
+
+@pytest.mark.slow
+def test_the_best_model_is_kept_beside_the_last(daemon: Any) -> None:
+    """It is the best of those whose numbers the plain loop has, bit for bit."""
+    best = {"checkpoint": {"every": "1 epoch", "keep": 1, "keep_best": "loss", "best": "min"}, **STOP}
+    spec = stopping(daemon, best, PIPELINE)
+    result = daemon.run(spec)
+    assert result["state"] == "completed", result["error"]
+    plain = train(spec)
+    assert plain.best is not None
+    until(lambda: is_saved(daemon, result["job"], plain.best), "the best")
+    check_is_the_plain_loops(spec, result)
+    shown = daemon.weft("show", result["job"]).stdout
+    assert "best model" in shown
+
+
+def is_saved(daemon: Any, job: str, state: dict[str, torch.Tensor]) -> bool:
+    """The last checkpoint may be written when the job has ended."""
+    path = daemon.client.show(job)["best"]
+    ours = {} if path is None else load_file(path)
+    return ours.keys() == state.keys() and all(torch.equal(ours[name], state[name]) for name in state)

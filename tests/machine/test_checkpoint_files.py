@@ -16,6 +16,7 @@ import pytest
 from weft.machine import checkpoint_files
 from weft.machine.checkpoint_files import (
     CheckpointError,
+    best_of,
     check_digests,
     checkpoints,
     newest_whole,
@@ -28,12 +29,12 @@ TRAINING = {"batch_size": 8, "seed": 1}
 CALLS = ((os, "rename"), (os, "fsync"), (os, "symlink"), (os, "mkdir"), (os, "unlink"), (shutil, "rmtree"))
 
 
-def write(run: Path, step: int, *, keep: int = 2) -> Path:
+def write(run: Path, step: int, *, keep: int = 2, best: bool = False) -> Path:
     def files(directory: Path) -> None:
         (directory / "model.safetensors").write_bytes(bytes([step]) * 1000)
         (directory / "training.pt").write_bytes(b"plain")
 
-    return write_checkpoint(run, step, TRAINING, files, keep=keep)
+    return write_checkpoint(run, step, TRAINING, files, keep=keep, best=best)
 
 
 def check_is_whole(run: Path, steps: tuple[int, ...]) -> None:
@@ -193,6 +194,32 @@ def test_other_names_are_no_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="has no checkpoint that can be used"):
         resolved(tmp_path / "empty")
+
+
+def test_the_best_stays_beside_the_newest_until_another_is_better(tmp_path: Path) -> None:
+    def names() -> list[str]:
+        return [path.name for path in checkpoints(tmp_path)]
+
+    assert best_of(tmp_path) is None
+    for step, best in ((1, False), (2, True), (3, False), (4, False)):
+        write(tmp_path, step, keep=1, best=best)
+    assert names() == ["step-00000002", "step-00000004"]
+    assert best_of(tmp_path) == tmp_path / "checkpoints" / "step-00000002"
+    write_checkpoint(tmp_path, 4, TRAINING, fail, keep=1, best=True)  # it is there: nothing is written
+    assert (names(), best_of(tmp_path)) == (["step-00000004"], tmp_path / "checkpoints" / "step-00000004")
+    write(tmp_path, 3, keep=2, best=True)  # its turn came late
+    assert os.readlink(tmp_path / "checkpoints" / "latest") == "step-00000004"
+
+
+def fail(path: Path) -> None:
+    raise AssertionError(path)
+
+
+@pytest.mark.parametrize("target", ["../../elsewhere", "step-00000009", "/", "manifest.json"])
+def test_a_link_to_no_checkpoint_of_the_run_names_no_best(tmp_path: Path, target: str) -> None:
+    write(tmp_path, 1)
+    (tmp_path / "checkpoints" / "best").symlink_to(target)
+    assert best_of(tmp_path) is None
 
 
 def test_the_manifest_tells_what_a_reader_needs(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def run(tmp_path: Path) -> Run:
         job |= {name: fields.pop(name) for name in ("epochs", "steps", "batch_size", "seed", "mode") if name in fields}
         if not {"epochs", "steps"} & set(job):
             job["epochs"] = 2
-        sections = {name: fields.pop(name) for name in ("stop",) if name in fields}
+        sections = {name: fields.pop(name) for name in ("stop", "checkpoint") if name in fields}
         strategy = {axis: fields.pop(axis) for axis in list(fields) if axis in Strategy.model_fields}
         spec = JobSpec(job={**job, "args": fields}, strategy=strategy, directory=str(tmp_path), **sections)
         return train(spec, threads=threads, on_step=on_step)
@@ -103,6 +103,14 @@ def test_it_stops_after_the_epoch_that_the_rule_says(run: Run) -> None:
     assert "of epoch 1 for 2 epochs" in result.stopped
     assert (len(result.losses), len(result.validations)) == (9, 3)
     assert_same_bits(result.state, run(epochs=3, held_out=3).state)
+
+
+def test_it_keeps_the_model_behind_the_best_validation(run: Run) -> None:
+    result = run(epochs=4, held_out=3, checkpoint={"keep_best": "loss", "best": "max"})
+    losses = [each["loss"] for each in result.validations]
+    epochs = losses.index(max(losses)) + 1
+    assert result.best is not None
+    assert_same_bits(result.best, run(epochs=epochs, held_out=3).state)
 
 
 def test_a_rule_that_is_met_after_the_last_epoch_has_stopped_nothing(run: Run) -> None:

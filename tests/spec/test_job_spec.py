@@ -46,7 +46,7 @@ GOOD: dict[str, Any] = {
     "job": {"entry": "digits.py:workload", "args": {}, "epochs": 2, "batch_size": 100, "seed": 7, "priority": 0},
     "strategy": {"schedule": "1f1b", "stages": 1, "microbatches": 1, "recompute": False},
     "profile": {"first": 10, "iterations": 3},
-    "checkpoint": {"every": "500 steps", "keep": 2},
+    "checkpoint": {"every": "500 steps", "keep": 2, "keep_best": "accuracy", "best": "max"},
     "stop": {"metric": "accuracy", "mode": "max", "patience": 3, "min_delta": 0.0, "max_time": "2 h"},
     "directory": "/jobs",
 }
@@ -273,11 +273,11 @@ TAKEN = {  # what a field takes of the pool
     "strategy.skip_nonfinite": {"true"},
     "profile.first": {"zero"},
     "stop.metric": {"text"},
+    "checkpoint.keep_best": {"text"},
     "stop.min_delta": {"zero", "fraction", "huge"},
     "job": {"table"},
     "strategy": {"table"},
     "profile": {"table"},
-    "checkpoint": {"table"},
 }
 FIELDS = [f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields]
 WRONG_VALUES = [
@@ -322,6 +322,8 @@ OUT_OF_RANGE = [
         ],
         "checkpoint.keep": [0, 1001],
         "stop.metric": ["a\nb", "\ud800"],
+        "checkpoint.keep_best": ["a\nb", "\ud800"],
+        "checkpoint.best": ["highest"],
         "stop.mode": ["highest"],
         "stop.patience": [2**31],
         "stop.max_time": ["500 steps", "1 epoch", "2 weeks"],

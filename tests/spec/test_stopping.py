@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.spec.job_spec import StopSection
+from weft.spec.job_spec import CheckpointSection, StopSection
 from weft.spec.stopping import MAX_KEPT, Rule, Standing, Training, UnknownMetric
 
 
@@ -75,6 +75,12 @@ def test_of_a_value_that_no_validation_reports_the_error_names_those_that_are() 
         rule_of(metric="f1").validated(Standing(), 0, {"loss": 1.0, "accuracy": 0.5})
     with pytest.raises(UnknownMetric, match=r"^stop\.metric = 'f1': the job has no validation; give Workload\.valid"):
         rule_of(metric="f1").validated(Standing(), 0, {})
+
+
+@pytest.mark.parametrize(("best", "kept"), [(None, [True, False, True, False]), ("max", [True, True, False, False])])
+def test_the_best_is_better_than_all_before(best: Any, kept: list[bool]) -> None:
+    training = Training(Rule(None, CheckpointSection(keep_best="loss", best=best)))
+    assert [training.take_best({"loss": value}) for value in (2.0, 3.0, 1.0, math.nan)] == kept
 
 
 @given(values=st.lists(st.floats(), min_size=1), cut=st.integers(min_value=0), patience=st.integers(1, 4))

@@ -2,6 +2,7 @@
 
     RUN/checkpoints/step-00000500/    manifest.json, and the files that it names with their sizes and SHA-256
     RUN/checkpoints/latest            a link to the newest
+    RUN/checkpoints/best              a link to the best, which stays, of a job that keeps it
     RUN/checkpoints/.step-…           one that is being written
 
 A checkpoint is written beside its place, every file brought to the disk, and renamed; then the link is replaced by a
@@ -26,6 +27,7 @@ from weft.machine.run_file import RunFileError, load, make_directory, sync
 
 FOLDER: Final = "checkpoints"
 LATEST: Final = "latest"
+BEST: Final = "best"
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1  # of the manifest, and of the files that it names
 MAX_MANIFEST_BYTES: Final = 16 << 20
@@ -132,10 +134,14 @@ def write_checkpoint(
     write: Callable[[Path], None],
     *,
     keep: int,
+    best: bool = False,
     standing: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Makes the checkpoint of a step whose files `write` puts into the directory that it is given; nothing where there
-    is one already. keep: how many stay. Errors: OSError, after which all is as it was before."""
+    is one already. keep: how many stay, the newest; the best one does, too. best: it is that from now on.
+
+    Errors: OSError, after which all is as it was before.
+    """
     folder = run / FOLDER
     place, partial = folder / name_of(step), folder / f".{name_of(step)}"
     make_directory(folder)
@@ -152,10 +158,29 @@ def write_checkpoint(
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
-    _point(folder / LATEST, place.name)
+    if best:
+        _point(folder / BEST, place.name)
+    _point(folder / LATEST, checkpoints(run)[-1].name)
+    kept = best_of(run)
     for old in checkpoints(run)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old != kept:
+            shutil.rmtree(old, ignore_errors=True)
     return place
+
+
+def best_of(run: Path) -> Path | None:
+    """The checkpoint of a run directory that a validation has found the best."""
+    with suppress(OSError):
+        name = os.readlink(run / FOLDER / BEST)
+        if name.startswith(_PREFIX) and Path(name).name == name and (run / FOLDER / name / MANIFEST).is_file():
+            return run / FOLDER / name
+    return None
+
+
+def copy_files(checkpoint: Path, place: Path) -> None:
+    """Of a checkpoint, all but its manifest. Errors: OSError, CheckpointError."""
+    for name in read_manifest(checkpoint).files:
+        shutil.copyfile(checkpoint / name, place / name, follow_symlinks=False)
 
 
 def _seal(partial: Path, about: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from weft.plan.plan import Plan
 from weft.plan.tables import NO_MORE, Adjustment, Grant, IterationTable
 from weft.plan.worker_view import WorkerView
 
-KEPT_SNAPSHOTS = 4  # that have been told, the newest: no more are under way
+KEPT_SNAPSHOTS = 4  # that have been told, of the latest iterations: no more are under way
 _KEPT = 64  # answers of each kind; a lane asks for few different ones in a row
 _NOTHING = Part(-1, 0, 0)
 
@@ -82,7 +82,7 @@ class Course:
             self._ends = adjustment.ends
         if adjustment.snapshot is not None:
             told = (*self._snapshots.items(), (first, adjustment.snapshot))
-            self._snapshots = dict(told[-KEPT_SNAPSHOTS:])
+            self._snapshots = dict(sorted(told)[-KEPT_SNAPSHOTS:])
 
     def _grant(self, first: int, grants: Sequence[Grant]) -> None:
         for past in [iteration for iteration in self._granted if iteration < first]:

@@ -187,6 +187,7 @@ class Plan:
     checkpoint_steps: int | None = None  # between two that are written to the disk
     checkpoint_seconds: float | None = None  # the same
     on_epoch: bool = False  # the workload's function is asked, too
+    keeps_best: bool = False  # the best checkpoint by a validation stays
     judged: bool = False  # after each epoch lanes are sent nothing before it is known whether training goes on
 
     @property
@@ -209,7 +210,7 @@ class Plan:
     @property
     def snapshot_places(self) -> int:
         checkpoints = self.checkpoint_steps is not None or self.checkpoint_seconds is not None
-        return num_snapshot_places(checkpoints=checkpoints)
+        return num_snapshot_places(checkpoints=checkpoints or self.keeps_best, best=self.keeps_best)
 
     @property
     def has_snapshots(self) -> bool:
@@ -322,9 +323,9 @@ class Plan:
         ]
 
 
-def num_snapshot_places(*, checkpoints: bool) -> int:
-    """One is whole while another is written; and one that goes to the disk."""
-    return 3 if checkpoints else 2
+def num_snapshot_places(*, checkpoints: bool, best: bool) -> int:
+    """One is whole while another is written; one that goes to the disk; and one that may turn out the best."""
+    return 2 + checkpoints + best
 
 
 def snapshot_name(task: Task) -> str:

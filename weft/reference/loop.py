@@ -29,7 +29,7 @@ from weft.reference.passes import Seed, modules_of, passes_of
 from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
 from weft.spec.job_spec import JobSpec
-from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric
+from weft.spec.stopping import ON_EPOCH, Rule, Training
 from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
@@ -50,6 +50,7 @@ class ReferenceResult:
     skipped: list[int]  # the steps without an update, because their gradient was not finite
     state: dict[str, torch.Tensor]  # the model's at the end, its own copy
     stopped: str | None = None  # why it has ended before its last step
+    best: dict[str, torch.Tensor] | None = None  # the model's behind the best validation, where `[checkpoint]` keeps it
 
 
 def train(
@@ -109,9 +110,10 @@ class _Loop:
         self._update = Update(spec.strategy, workload) if self._trains else None
         self._measured: list[dict[str, float]] = []
         self._training = Training(Rule.of(spec))
-        if spec.stop is not None and spec.stop.metric is not None and self._held_out is None:
-            raise UnknownMetric("stop.metric", spec.stop.metric, ())
+        if self._held_out is None:
+            self._training.rule.check(())
         self._stopped: str | None = None
+        self._best: dict[str, torch.Tensor] | None = None
 
     def run(self, on_step: StepFunction | None) -> ReferenceResult:
         losses: list[float] = []
@@ -130,9 +132,12 @@ class _Loop:
                     self._stopped = told
                     break
             if self._stopped is None:
+                before = self._state() if self._training.rule.keeps_best else None
                 if self._held_out is not None:
                     validations.append(self._validate(len(losses), epoch, self._held_out))
                 self._stopped = self._judge(epoch, len(losses), validations[-1] if validations else {})
+                if before is not None and self._training.take_best(validations[-1]):
+                    self._best = before
             epoch += 1
         record = UpdateRecord() if self._update is None else self._update.record
         return ReferenceResult(
@@ -143,8 +148,12 @@ class _Loop:
             grad_norms=record.grad_norms,
             skipped=record.skipped,
             stopped=self._stopped if len(losses) < steps else None,
-            state={name: tensor.detach().clone().cpu() for name, tensor in self._workload.model.state_dict().items()},
+            best=self._best,
+            state=self._state(),
         )
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach().clone().cpu() for name, tensor in self._workload.model.state_dict().items()}
 
     def _judge(self, epoch: int, step: int, values: dict[str, float]) -> str | None:
         """Why training ends with the epoch; None to go on."""

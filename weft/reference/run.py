@@ -84,6 +84,8 @@ def _write_run(run_dir: Path, trained: ReferenceResult) -> Path:
             file.write(json.dumps({"step": step, **values}) + "\n")
     model = run_dir / "model.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in trained.state.items()}, model)
+    if trained.best is not None:
+        save_file({name: tensor.contiguous() for name, tensor in trained.best.items()}, run_dir / "best.safetensors")
     return model
 
 

@@ -113,21 +113,39 @@ class ProfileSection(Section):
 class CheckpointSection(Section):
     """Checkpoints on the disk, written beside training into the run directory."""
 
-    every: str = Field(
-        description="the time between two: a number of steps, epochs, s, min or h", examples=["500 steps", "10 min"]
+    every: str | None = Field(
+        default=None,
+        description="the time between two: a number of steps, epochs, s, min or h; or give keep_best alone",
+        examples=["500 steps", "10 min"],
     )
     keep: int = Field(default=2, ge=1, le=MAX_KEPT, description="how many stay, the newest")
+    keep_best: str | None = Field(
+        default=None, description="a value that validations report: the checkpoint with the best one stays, too"
+    )
+    best: Mode | None = Field(default=None, description="which is better; unset: min of loss, max of any other")
 
     @field_validator("every")
     @classmethod
-    def _every_is_an_interval(cls, value: str) -> str:
-        _interval(value)
+    def _every_is_an_interval(cls, value: str | None) -> str | None:
+        if value is not None:
+            _interval(value)
         return value
 
+    @field_validator("keep_best")
+    @classmethod
+    def _keep_best_is_a_name(cls, value: str | None) -> str | None:
+        return _name_of_metric(value)
+
+    @model_validator(mode="after")
+    def _has_an_occasion(self) -> Self:
+        if self.every is None and self.keep_best is None:
+            raise ValueError('neither every nor keep_best is given; write one of them, for example every = "1 epoch"')
+        return self
+
     @property
-    def interval(self) -> tuple[float, str]:
+    def interval(self) -> tuple[float, str] | None:
         """(how many, of "steps", "epochs" or "seconds")"""
-        return _interval(self.every)
+        return None if self.every is None else _interval(self.every)
 
 
 class StopSection(Section):
@@ -146,9 +164,7 @@ class StopSection(Section):
     @field_validator("metric")
     @classmethod
     def _metric_is_a_name(cls, value: str | None) -> str | None:
-        if value is not None and not (value and value.isprintable() and is_unicode(value)):
-            raise ValueError(f"{value!r:.80} is no name; write for example 'accuracy' or 'loss'")
-        return value
+        return _name_of_metric(value)
 
     @field_validator("max_time")
     @classmethod
@@ -171,6 +187,12 @@ class StopSection(Section):
 def mode_of(metric: str, given: Mode | None) -> Mode:
     """Which of its values is better."""
     return given or ("min" if metric == "loss" else "max")
+
+
+def _name_of_metric(value: str | None) -> str | None:
+    if value is not None and not (value and value.isprintable() and is_unicode(value)):
+        raise ValueError(f"{value!r:.80} is no name; write for example 'accuracy' or 'loss'")
+    return value
 
 
 def _interval(text: str) -> tuple[float, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.spec.field_errors import SpecError
-from weft.spec.job_spec import JobSpec, Mode, StopSection, mode_of
+from weft.spec.job_spec import CheckpointSection, JobSpec, Mode, StopSection, mode_of
 
 ON_EPOCH = "Workload.on_epoch said so"
 MAX_KEPT = 8  # standings: more iterations than are copied, or were and are still to go on from, at one time
@@ -41,6 +41,7 @@ class Standing:
 
     best: float | None = None  # of `[stop] metric`, improved by min_delta each time; None before any number
     best_epoch: int = 0  # that had it, from 0
+    kept: float | None = None  # the best of `[checkpoint] keep_best`
     since: int = 0  # validations without an improvement on it
     loss: float = 0.0  # sum over the samples of the epoch so far
     samples: int = 0  # of the epoch, so far
@@ -75,26 +76,48 @@ class Standing:
 @dataclass(frozen=True, slots=True)
 class Rule:
     stop: StopSection | None
+    checkpoint: CheckpointSection | None = None
 
     @classmethod
     def of(cls, spec: JobSpec) -> Rule:
-        return cls(spec.stop)
+        return cls(spec.stop, spec.checkpoint)
 
     @property
     def judges(self) -> bool:
         """Whether what follows an epoch depends on its validation."""
-        return self.stop is not None and self.stop.metric is not None
+        return (self.stop is not None and self.stop.metric is not None) or self.keeps_best
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.checkpoint is not None and self.checkpoint.keep_best is not None
+
+    def check(self, reported: Iterable[str]) -> None:
+        """reported: the names of what validations do. Errors: UnknownMetric."""
+        names = list(reported)
+        stop = None if self.stop is None else self.stop.metric
+        best = None if self.checkpoint is None else self.checkpoint.keep_best
+        for field, metric in (("stop.metric", stop), ("checkpoint.keep_best", best)):
+            if metric is not None and metric not in names:
+                raise UnknownMetric(field, metric, names)
+
+    def is_best(self, standing: Standing, values: Mapping[str, float]) -> Standing | None:
+        """What is remembered of a validation that is better than all before; None of another."""
+        if self.checkpoint is None or self.checkpoint.keep_best is None:
+            return None
+        value = values[self.checkpoint.keep_best]
+        if not is_better(value, standing.kept, mode_of(self.checkpoint.keep_best, self.checkpoint.best)):
+            return None
+        return dataclasses.replace(standing, kept=value)
 
     def validated(self, standing: Standing, epoch: int, values: Mapping[str, float]) -> tuple[Standing, str | None]:
         """After the epoch's validation: what is remembered, and why training is to stop; None to go on.
 
         Errors: UnknownMetric.
         """
+        self.check(values)
         stop = self.stop
         if stop is None or stop.metric is None:
             return standing, None
-        if stop.metric not in values:
-            raise UnknownMetric("stop.metric", stop.metric, values)
         value = values[stop.metric]
         if is_better(value, standing.best, mode_of(stop.metric, stop.mode), stop.min_delta):
             return dataclasses.replace(standing, best=value, best_epoch=epoch, since=0), None
@@ -151,6 +174,12 @@ class Training:
         """As Rule.validated."""
         self.now, stop = self.rule.validated(self.now, epoch, values)
         return stop
+
+    def take_best(self, values: Mapping[str, float]) -> bool:
+        """Whether a validation is better than all before."""
+        best = self.rule.is_best(self.now, values)
+        self.now = best or self.now
+        return best is not None
 
     def take_time_up(self) -> str | None:
         """Why training is to stop for its time, told once in an attempt."""

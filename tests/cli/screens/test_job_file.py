@@ -75,8 +75,8 @@ def test_every_field_stands_in_the_file_and_each_comment_can_be_made_a_key(stage
         given = given.replace("# replicas", "replicas") if key == "shares" else given
         given = given.replace("stages = 1", "stages = 2") if key == "split" else given
         given = given.replace("# [profile]", "[profile]") if key in ("first", "iterations") else given
-        given = given.replace("# [checkpoint]", "[checkpoint]") if key in ("every", "keep") else given
-        given = given.replace("# every =", "every =") if key == "keep" else given
+        given = given.replace("# [checkpoint]", "[checkpoint]") if key in CheckpointSection.model_fields else given
+        given = given.replace("# every =", "every =") if key in ("keep", "best") else given
         if key in StopSection.model_fields and line != '# mode = "train"':
             given = given.replace("# [stop]", "[stop]").replace("# metric =", "metric =")
         parsed(made(), given)

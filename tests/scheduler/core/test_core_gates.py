@@ -20,9 +20,12 @@ from weft.scheduler.core.events import (
     EpochJudged,
     JudgeEpoch,
     RecordIteration,
+    RecordSnapshot,
     RecordState,
     ResultSaved,
     SaveResult,
+    SaveSnapshot,
+    SnapshotSaved,
     StopRequested,
 )
 from weft.scheduler.core.job import Phase
@@ -215,3 +218,53 @@ def test_a_job_that_is_adjusted_stops_and_passes_gates_too(plan_of: Callable[...
             stop(rehearsal)
     assert rehearsal.job.stopped is not None
     assert rehearsal.job.iterations_done == rehearsal.job.ends < 12
+
+
+# --- the best
+
+
+def judged_best(rehearsal: Any, *, is_best: bool) -> list[Any]:
+    judged = rehearsal.found(JudgeEpoch)[-1]
+    event = EpochJudged(job="a", attempt=judged.attempt, iteration=judged.iteration, is_best=is_best)
+    commands: list[Any] = rehearsal.tell(event)
+    return commands
+
+
+@pytest.fixture
+def keeping(plan: Plan) -> Any:
+    return Rehearsal(dataclasses.replace(plan, keeps_best=True))
+
+
+def test_of_each_epochs_last_step_there_is_a_copy_and_the_best_goes_to_the_disk(keeping: Any) -> None:
+    saved = []
+    for epoch, is_best in enumerate((True, False, True, False)):
+        keeping.run_to((epoch + 1) * EPOCH)
+        assert keeping.found(RecordSnapshot)[-1].snapshot.iteration == epoch * EPOCH + 2
+        saved += [each for each in judged_best(keeping, is_best=is_best) if isinstance(each, SaveSnapshot)]
+        keeping.tell(SnapshotSaved(job="a", path="/runs/a"))
+    assert [(each.snapshot.iteration, each.snapshot.best) for each in saved] == [(2, True), (2 * EPOCH + 2, True)]
+    assert keeping.job.phase is Phase.SAVING
+
+
+def test_the_best_waits_in_its_place_while_another_is_written(keeping: Any) -> None:
+    keeping.run_to(EPOCH)
+    judged_best(keeping, is_best=True)
+    keeping.run_to(2 * EPOCH)
+    assert [each for each in judged_best(keeping, is_best=True) if isinstance(each, SaveSnapshot)] == []
+    waiting = keeping.job.best
+    assert waiting is not None
+    keeping.due()
+    keeping.run_to(3 * EPOCH)
+    told = {each.adjustment.snapshot for each in keeping.found(Adjust) if each.first_iteration > waiting.iteration}
+    assert waiting.place not in told
+    (save,) = [each for each in keeping.tell(SnapshotSaved(job="a", path="/r")) if isinstance(each, SaveSnapshot)]
+    assert save.snapshot == waiting
+
+
+def test_a_best_that_still_waits_when_the_job_ends_is_written(keeping: Any) -> None:
+    for epoch in range(4):
+        keeping.run_to((epoch + 1) * EPOCH)
+        judged_best(keeping, is_best=True)
+    assert keeping.job.phase is Phase.SAVING
+    ended(keeping)
+    assert [each.snapshot.iteration for each in keeping.found(SaveSnapshot)] == [2, 3 * EPOCH + 2]

@@ -197,6 +197,7 @@ def _outcome(result: Message) -> dict[str, str]:
         "validation": metrics(result["validation"]) or _NONE,
         "iteration": duration(measured) + ratio,
         "model": result["model"] or _NONE,
+        **({"best model": result["best"]} if result.get("best") else {}),
         "run directory": result["run_dir"] or _NONE,
     }
     ended_badly = result["state"] in ("failed", "cancelled")

@@ -36,6 +36,8 @@ EXAMPLES: Mapping[str, Any] = {
     "clip_norm": 1.0,
     "resume_from": "runs/digits-1",
     "every": "1 epoch",
+    "keep_best": "loss",
+    "best": "min",
 }
 STOP_EXAMPLES: Mapping[str, Any] = {"metric": "loss", "mode": "min", "max_time": "2 h"}
 

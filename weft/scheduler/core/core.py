@@ -209,7 +209,7 @@ class Core(Ending):
             return []
         job.saving, job.on_disk = None, job.on_disk if event.path is not None else -1
         if job.phase is Phase.RUNNING:
-            return [*dispatch.halt(job), *dispatch.begin_checkpoint(job)]
+            return [*dispatch.save_best(job), *dispatch.halt(job), *dispatch.begin_checkpoint(job)]
         return self._let_go_of_copies(job) if job.phase is Phase.PAUSED else []
 
     def _result_saved(self, event: events.ResultSaved) -> list[Command]:
@@ -261,7 +261,7 @@ class Core(Ending):
     def _directory_lost(self) -> list[Command]:
         """A job that is being planned has nothing in it yet, unless it is to go on from a snapshot."""
         for job in self.jobs.values():
-            job.snapshot = None
+            job.snapshot = job.best = None
             if job.phase is Phase.QUEUED:
                 job.plan = None
         losers = [job for job in self._active() if job.phase is not Phase.PLANNING]
@@ -273,7 +273,7 @@ class Core(Ending):
 
     def _start_again(self, job: Job, message: str) -> list[Command]:
         """Its snapshots are gone with the directory."""
-        job.snapshot = None
+        job.snapshot = job.best = None
         job.directory_losses += 1
         return self._release(job, outcomes.of_lost_directory(message, job))
 

@@ -62,7 +62,7 @@ def begin(job: Job) -> list[Command]:
     job.lanes = {(state.worker, state.name): state for state in lanes.values()}
     for policy in job.policies:
         policy.begin(lanes)
-    checkpoint = begin_checkpoint(job)
+    checkpoint = [*begin_best(job), *begin_checkpoint(job)]
     work = (command for state in lanes.values() for command in lane_finished(job, state))
     return [*checkpoint, *work, *at_gate(job)]
 
@@ -134,7 +134,39 @@ def judged(job: Job, event: EpochJudged) -> list[Command]:
     if event.stop is not None and job.iterations_done < job.ends:
         job.stopped, job.gate = event.stop, None
         end_after(job, job.iterations_done)
-    return [command for lane in job.lanes.values() for command in top_up(job, lane)]
+    kept = keep_best(job, event) if event.is_best else []
+    told = begin_best(job) if job.iterations_done < job.ends else []
+    return [*kept, *told, *(command for lane in job.lanes.values() for command in top_up(job, lane))]
+
+
+def begin_best(job: Job) -> list[Command]:
+    """Of the last step before the next gate: the validation behind it may find it the best."""
+    assert job.plan is not None
+    if not job.plan.keeps_best or job.gate is None:
+        return []
+    itinerary = job.plan.itinerary
+    last = itinerary.update_of(itinerary.steps_done(job.gate))
+    return _copy(job, last, to_disk=False, best=True) if last >= job.iterations_done else []
+
+
+def keep_best(job: Job, event: EpochJudged) -> list[Command]:
+    """The snapshot of the epoch goes to the disk; once the one that is on its way there has come."""
+    assert job.plan is not None
+    itinerary = job.plan.itinerary
+    last = itinerary.update_of(itinerary.steps_done(event.iteration + 1))
+    if job.snapshot is None or job.snapshot.iteration != last:
+        return []
+    job.best = dataclasses.replace(job.snapshot, best=True)
+    return save_best(job) if job.saving is None else []
+
+
+def save_best(job: Job) -> list[Command]:
+    """Of one that waits."""
+    best, job.best = job.best, None
+    if best is None:
+        return []
+    job.saving, job.on_disk = best, max(job.on_disk, best.iteration)
+    return [SaveSnapshot(job=job.name, snapshot=best)]
 
 
 def stop(job: Job, event: StopRequested) -> list[Command]:
@@ -202,7 +234,7 @@ def _all(job: Job) -> int:
 def begin_snapshot(job: Job) -> list[Command]:
     """For an attempt after a lost worker: of the first iteration that can have one; nothing where none can."""
     assert job.plan is not None
-    if not job.plan.recovers or any(not each.to_disk for each in job.copying):
+    if not job.plan.recovers or any(not (each.to_disk or each.best) for each in job.copying):
         return []
     return _copy(job, _next_to_learn(job), to_disk=False)
 
@@ -227,18 +259,24 @@ def _may_save(job: Job) -> bool:
     return job.saving is None and not any(each.to_disk for each in job.copying)
 
 
-def _copy(job: Job, iteration: int, *, to_disk: bool) -> list[Command]:
-    """Nothing where a place or an iteration is missing: after the last one there is the result."""
+def _copy(job: Job, iteration: int, *, to_disk: bool, best: bool = False) -> list[Command]:
+    """Nothing where a place or an iteration is missing: after the last one there is the result. One place is left for
+    what may turn out the best."""
     assert job.plan is not None
-    tasks, taken = job.plan.snapshot_tasks(), [*job.copying, *(each for each in (job.snapshot, job.saving) if each)]
+    kept = (each for each in (job.snapshot, job.saving, job.best) if each)
+    tasks, taken = job.plan.snapshot_tasks(), [*job.copying, *kept]
     free = set(range(job.plan.snapshot_places)) - {each.place for each in taken if each.path is None}
+    if job.plan.keeps_best and not best and not any(each.best for each in job.copying) and len(free) == 1:
+        free = set()
     told = next((each for each in job.copying if each.iteration == iteration), None)
     if told is not None:  # one copy serves both
-        job.copying[job.copying.index(told)] = dataclasses.replace(told, to_disk=told.to_disk or to_disk)
+        job.copying[job.copying.index(told)] = dataclasses.replace(
+            told, to_disk=told.to_disk or to_disk, best=told.best or best
+        )
     if told is not None or not tasks or not free or iteration + 1 >= job.plan.itinerary.num_iterations:
         return []
     place = min(free)
-    job.copying.append(Snapshot(iteration=iteration, place=place, tasks=tasks, to_disk=to_disk))
+    job.copying.append(Snapshot(iteration=iteration, place=place, tasks=tasks, to_disk=to_disk, best=best))
     job.copies = True
     return [Adjust(job.name, job.attempt, job.workers, iteration, Adjustment(snapshot=place))]
 
@@ -266,12 +304,13 @@ def take_snapshots(job: Job) -> list[Command]:
 
 
 def save(job: Job) -> list[Command]:
-    """The newest snapshot, unless it is on the disk."""
-    newest = job.snapshot
+    """The newest snapshot, unless it is on the disk; and the best, if that waits."""
+    newest, best = job.snapshot, save_best(job)
     if newest is None or newest.iteration <= job.on_disk or newest.path is not None:
-        return []
+        return best
+    newest = dataclasses.replace(newest, best=False)
     job.saving, job.on_disk = newest, newest.iteration
-    return [SaveSnapshot(job=job.name, snapshot=newest)]
+    return [*best, SaveSnapshot(job=job.name, snapshot=newest)]
 
 
 def _first_unsent(job: Job) -> int:

@@ -74,7 +74,7 @@ class Ending(State):
         self._move(job, Phase.ENDED, "")
         assert job.outcome is not None
         del self.jobs[job.name]
-        saved = dispatch.save(job) if job.outcome.keeps else []
+        saved = (dispatch.save if job.outcome.keeps else dispatch.save_best)(job)
         dropped = [events.DropArenas(job=job.name, attempt=None)] if job.copies else []
         return [*saved, *dropped, outcomes.record_of(job.outcome, job)]
 

@@ -159,15 +159,14 @@ class EpochJudged:
     attempt: int
     iteration: int  # the last of the epoch, its validation included
     stop: str | None = None  # why training ends with it
+    is_best: bool = False  # no validation before was better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Training is to end soon, at an iteration's end, as if that had been the last."""
-
     job: str
     attempt: int
-    reason: str
+    reason: str  # why training is to end soon, as if an iteration had been the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +305,7 @@ class RecordVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeEpoch:
-    """Every lane has finished the epoch, and its validation. Answered by EpochJudged or JobFaulted."""
+    """Every lane has finished it. Answered by EpochJudged or JobFaulted."""
 
     job: str
     attempt: int

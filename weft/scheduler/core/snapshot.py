@@ -13,4 +13,5 @@ class Snapshot:
     place: int = 0
     tasks: tuple[str, ...] = ()  # by which its parts are found, see `Plan.snapshot_tasks`
     to_disk: bool = False  # it was made to become a checkpoint
+    best: bool = False  # behind it a validation says whether it is the best; when it is saved: it is
     path: str | None = None  # it is a checkpoint, and in no memory

@@ -52,6 +52,8 @@ def saver_order(snapshot: Snapshot, run: Run) -> dict[str, Any]:
         "training": training_of(run.spec, plan),
         "standing": run.training.at(snapshot.iteration).to_wire(),
         "keep": KEPT if checkpoint is None else checkpoint.keep,
+        "best": snapshot.best,
+        "path": snapshot.path,
     }
 
 

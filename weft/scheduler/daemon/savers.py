@@ -23,7 +23,7 @@ class Savers:
         self._spawn = spawn
         self._guard = guard
         self._done: dict[str, Callable[[Message], None]] = {}  # by job, for those that are being written
-        self._next: dict[str, tuple[Mapping[str, Any], Callable[[Message], None]]] = {}  # the newest that waits
+        self._next: dict[str, list[tuple[Mapping[str, Any], Callable[[Message], None]]]] = {}  # those that wait
         self._after: dict[str, Callable[[], None]] = {}
         self._idle: dict[str, asyncio.Future[None]] = {}
 
@@ -34,7 +34,7 @@ class Savers:
     def save(self, job: str, config: Mapping[str, Any], done: Callable[[Message], None]) -> None:
         """done: told of the checkpoint's path, or of an error."""
         if job in self._done:
-            self._next[job] = config, done
+            self._next.setdefault(job, []).append((config, done))
             return
         self._done[job] = done
         self._spawn(self._begin(job, config), f"checkpoint of {job}")
@@ -47,9 +47,10 @@ class Savers:
     def answered(self, job: str, answer: Message) -> None:
         """Its process has ended."""
         self._done.pop(job)(answer)
-        if job in self._next:
-            self.save(job, *self._next.pop(job))
+        if waiting := self._next.get(job):
+            self.save(job, *waiting.pop(0))
             return
+        self._next.pop(job, None)
         if (after := self._after.pop(job, None)) is not None:
             after()
         if (idle := self._idle.pop(job, None)) is not None:

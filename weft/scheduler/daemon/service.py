@@ -26,7 +26,7 @@ from weft.scheduler.daemon.summary import summary_of
 from weft.scheduler.ledger.ledger import AsyncLedger, IdTaken, JobRow, Ledger, LedgerError, Submission
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.removal import NotRemoved, claim, remove
-from weft.scheduler.runs.result import DETAILS, add_critical_path, details_of, model_of, result_of
+from weft.scheduler.runs.result import DETAILS, add_critical_path, best_model_of, details_of, model_of, result_of
 from weft.scheduler.runs.run import Run
 from weft.scheduler.runs.run_directory import read_log
 from weft.spec.admission import problem_of_crew, problem_of_spec
@@ -208,6 +208,7 @@ class Service:
             "run_dir": row.run_dir,
             "model": await model_of(row),
             "checkpoint": await asyncio.to_thread(_newest_checkpoint, Path(row.run_dir)),
+            "best": await best_model_of(row),
             "error": row.error,
         }
 

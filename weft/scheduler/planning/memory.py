@@ -56,13 +56,18 @@ def why_not_snapshots(spec: JobSpec, inspection: Inspection, other_bytes: int, *
         return "replicas compute with parameters of several ages (strategy.staleness)"
     if inspection.unsaved is not None:
         return inspection.unsaved
-    needed = num_snapshot_places(checkpoints=spec.checkpoint is not None) * _snapshot_bytes(inspection)
+    needed = _num_places(spec) * _snapshot_bytes(inspection)
     if other_bytes + needed > bytes_free * SNAPSHOT_SHARE:
         return (
             f"they take {needed / 2**20:.0f} MiB of memory beside the plan's {other_bytes / 2**20:.0f}, and "
             f"{bytes_free / 2**20:.0f} MiB are free"
         )
     return None
+
+
+def _num_places(spec: JobSpec) -> int:
+    best = spec.checkpoint is not None and spec.checkpoint.keep_best is not None
+    return num_snapshot_places(checkpoints=spec.checkpoint is not None, best=best)
 
 
 def _snapshot_bytes(inspection: Inspection) -> int:

@@ -114,7 +114,7 @@ def _plan(
         recovers=strategy.recovery == "snapshot",
         **_checkpoints(spec, itinerary),
         on_epoch=inspection.on_epoch,
-        judged=inspection.on_epoch or _is_judged(spec, inspection),
+        judged=_is_judged(spec, inspection),
         streams=bool(inspection.streams),
         parameters=inspection.parameters,
     )
@@ -153,19 +153,24 @@ def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:
 def _checkpoints(spec: JobSpec, itinerary: Itinerary) -> dict[str, Any]:
     if spec.checkpoint is None:
         return {}
+    best = {"keeps_best": spec.checkpoint.keep_best is not None}
+    if spec.checkpoint.interval is None:
+        return best
     count, unit = spec.checkpoint.interval
     if unit == "seconds":
-        return {"checkpoint_seconds": count}
-    return {"checkpoint_steps": int(count) * (itinerary.steps_per_epoch if unit == "epochs" else 1)}
+        return best | {"checkpoint_seconds": count}
+    return best | {"checkpoint_steps": int(count) * (itinerary.steps_per_epoch if unit == "epochs" else 1)}
 
 
 def _is_judged(spec: JobSpec, inspection: Inspection) -> bool:
     """Whether it is looked at what each epoch has come to. Errors: PlanError, where that cannot be."""
     rule = Rule.of(spec)
     reported = dict.fromkeys(("loss", *inspection.metrics) if inspection.num_validation else ())
-    if spec.stop is not None and spec.stop.metric is not None and spec.stop.metric not in reported:
-        raise PlanError(str(UnknownMetric("stop.metric", spec.stop.metric, reported)))
-    return rule.judges
+    try:
+        rule.check(reported)
+    except UnknownMetric as error:
+        raise PlanError(str(error)) from error
+    return rule.judges or inspection.on_epoch
 
 
 def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:

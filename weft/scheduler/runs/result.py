@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from weft.machine.checkpoint_files import best_of
 from weft.machine.run_file import is_regular
 from weft.metrics.views.time_report import path_report, time_report
 from weft.scheduler.ledger.ledger import JobChanges, JobRow
@@ -120,6 +121,7 @@ async def result_of(row: JobRow) -> Message:
         "peak_bytes": details.get("peak_bytes", {}),
         "run_dir": row.run_dir,
         "model": await model_of(row),
+        "best": await best_model_of(row),
         "exit_code": row.exit_code,
         "error": row.error,
     }
@@ -135,3 +137,9 @@ async def model_of(row: JobRow) -> str | None:
     """Its path; None where there is none, or something else in its place."""
     path = Path(row.run_dir, MODEL)
     return str(path) if row.state == "completed" and await asyncio.to_thread(is_regular, path) else None
+
+
+async def best_model_of(row: JobRow) -> str | None:
+    """The path of the weights that a validation has found the best, of a job that keeps them."""
+    best = await asyncio.to_thread(best_of, Path(row.run_dir))
+    return None if best is None else str(best / MODEL)

@@ -299,7 +299,8 @@ class Run:
             stop = self.training.validated(epoch, values)
         except UnknownMetric as error:
             return JobFaulted(**about, reason="invalid-plan", message=str(error), exit_code=2)
-        judged = EpochJudged(**about, iteration=command.iteration, stop=stop)
+        is_best = attempt.plan.keeps_best and self.training.take_best(values)
+        judged = EpochJudged(**about, iteration=command.iteration, stop=stop, is_best=is_best)
         if not attempt.plan.on_epoch:
             return judged
         self.asked = judged

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from weft.machine.checkpoint_files import write_checkpoint
+from weft.machine.checkpoint_files import copy_files, write_checkpoint
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.transport.wire.frames import encode
 from weft.workers.snapshots.checkpoint import write_files
@@ -41,12 +41,19 @@ def run_saver(connection: socket.socket, config: Mapping[str, Any]) -> None:
 def _save(config: Mapping[str, Any]) -> Path:
     directory = Directory(Path(config["directory"]), config["authkey"], config["arenas"])
     iteration, place, tasks = config["snapshot"]
-    saved = Saved(read_place(directory, place, task, iteration) for task in tasks)
+
+    def write(path: Path) -> None:
+        if config["path"] is not None:  # it is a checkpoint, and may be another run's
+            copy_files(Path(config["path"]), path)
+            return
+        write_files(Saved(read_place(directory, place, task, iteration) for task in tasks), path)
+
     return write_checkpoint(
         Path(config["run_dir"]),
         config["step"],
         config["training"],
-        lambda path: write_files(saved, path),
+        write,
         keep=config["keep"],
+        best=config["best"],
         standing=config["standing"],
     )
