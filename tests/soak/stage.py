@@ -208,13 +208,22 @@ def lines_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def savers(daemon: Any) -> list[psutil.Process]:
-    """Processes that write a checkpoint: the fork server's children that are neither workers nor the directory."""
-    workers = set(daemon.worker_pids().values())
-    with suppress(psutil.NoSuchProcess):
-        server = daemon.fork_server()
-        others = [child for child in server.children() if child.pid not in workers]
-        return sorted(others, key=psutil.Process.create_time)[1:]
+    """Processes that write a checkpoint."""
+    with suppress(psutil.NoSuchProcess, IndexError):
+        return _beside_workers(daemon)[1:]
     return []
+
+
+def directory_of(daemon: Any) -> psutil.Process:
+    """Also while others write checkpoints."""
+    return _beside_workers(daemon)[0]
+
+
+def _beside_workers(daemon: Any) -> list[psutil.Process]:
+    """The fork server's children that are no workers: the directory, which is older, and savers."""
+    workers = set(daemon.worker_pids().values())
+    others = [child for child in daemon.fork_server().children() if child.pid not in workers]
+    return sorted(others, key=psutil.Process.create_time)
 
 
 def held_by(daemon: Any) -> str:

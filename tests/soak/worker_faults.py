@@ -13,7 +13,7 @@ import psutil
 from deck import Row
 from jobs import JOBS, PACED, PAUSE_SECONDS, STEPS, WITH_CHECKPOINTS
 from phases import PHASES, phase_of, reach
-from stage import SECONDS, Stage, until
+from stage import SECONDS, Stage, directory_of, until
 
 MOST_KILLS = 3  # of one job: a fourth without any progress between them is no accident
 
@@ -75,7 +75,7 @@ def kill_directories(stage: Stage, chance: random.Random) -> Counter[str]:
     job = stage.submit(name)
     phase = chance.choice(PHASES)
     reach(stage, job, phase, chance)
-    directory, hit = stage.daemon.directory(), phase_of(stage.daemon.client.show(job))
+    directory, hit = directory_of(stage.daemon), phase_of(stage.daemon.client.show(job))
     directory.kill()
     stage.check(job, name)
     until(lambda: not psutil.pid_exists(directory.pid), "the end of the directory")
@@ -86,7 +86,7 @@ def kill_savers(stage: Stage, chance: random.Random) -> Counter[str]:
     """F1: the process that writes a checkpoint, which costs that checkpoint alone."""
     name = chance.choice(WITH_CHECKPOINTS)
     stage.undisturbed(name)
-    ours = {stage.daemon.directory().pid, *stage.daemon.worker_pids().values()}
+    ours = {directory_of(stage.daemon).pid, *stage.daemon.worker_pids().values()}
     job = stage.submit(name)
     found: list[psutil.Process] = []
 
