@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 _STOPPING = runpy.run_path(str(Path(__file__).with_name("test_stopping.py")))
-held_behind_a_snapshot, check_is_the_plain_loops, LATE, PIPELINE = (
-    _STOPPING[name] for name in ("held_behind_a_snapshot", "check_is_the_plain_loops", "LATE", "PIPELINE")
+held_behind_a_snapshot, check_is_the_plain_loops = (
+    _STOPPING[name] for name in ("held_behind_a_snapshot", "check_is_the_plain_loops")
+)
+train, until, is_saved, LATE, PIPELINE = (
+    _STOPPING[name] for name in ("train", "until", "is_saved", "LATE", "PIPELINE")
 )
 pause = runpy.run_path(str(Path(__file__).with_name("test_pausing.py")))["pause"]
 
@@ -21,7 +24,8 @@ def test_a_job_paused_on_two_workers_goes_on_with_one_and_stops_where_the_plain_
     own_daemon: Callable[..., Any],
 ) -> None:
     daemon = own_daemon(workers=2)
-    with held_behind_a_snapshot(daemon, PIPELINE, LATE) as (job, spec, gate):
+    best = {"checkpoint": {"every": "1 epoch", "keep": 1, "keep_best": "loss"}}
+    with held_behind_a_snapshot(daemon, PIPELINE, LATE | best) as (job, spec, gate):
         pause(daemon, job, gate)
         assert daemon.stop() == 0
     daemon.options["workers"] = 1
@@ -39,4 +43,5 @@ def test_a_job_paused_on_two_workers_goes_on_with_one_and_stops_where_the_plain_
     result = daemon.run(type(spec).parse(wire))
     assert result["state"] == "completed", daemon.log_of(result["job"])
     check_is_the_plain_loops(spec, result)
+    until(lambda: is_saved(daemon, result["job"], train(spec).best), "the best model")
     assert daemon.client.cancel(job) == "cancelled"

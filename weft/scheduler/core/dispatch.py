@@ -116,11 +116,6 @@ def asked(job: Job, event: JobMeasured | SnapshotDue | CheckpointDue | StopReque
     assert_never(event)
 
 
-def end_after_sent(job: Job) -> None:
-    """No lane is sent anything of an iteration of which none has been sent anything."""
-    end_after(job, _first_unsent(job))
-
-
 def end_after(job: Job, iterations: int) -> None:
     """iterations: no fewer than any lane has been sent something of."""
     job.ends = min(job.ends, iterations)
