@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-KEPT = 16  # rows; values change no faster than they are measured, so the oldest are long past
+KEPT = 256  # rows; values change no faster than they are measured, and all since a snapshot may be told at once
 NO_MORE = -1  # instead of a microbatch's number: the position and all after it in the iteration have none
 
 Grant = tuple[int, int, int, int]  # replica, iteration, position, number of the microbatch or NO_MORE

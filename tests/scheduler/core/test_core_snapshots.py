@@ -283,6 +283,41 @@ def test_a_job_goes_on_with_the_shares_that_it_has_come_to(plan_of: Callable[...
     assert rehearsal.job.phase is Phase.SAVING
 
 
+def measure(rehearsal: Rehearsal, *unit_seconds: float) -> list[Adjust]:
+    """What it is adjusted to, where one replica takes so much longer than the other."""
+    measured = ReplicaMeasurement(unit_seconds=unit_seconds, iteration_seconds=1.0, fixed_seconds=0.0)
+    commands = rehearsal.tell(JobMeasured(job="a", attempt=rehearsal.job.attempt, policy=0, measured=measured))
+    return [command for command in commands if isinstance(command, Adjust)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_iterations_that_are_made_again_have_the_shares_that_they_had(
+    plan_of: Callable[..., Plan], device: str
+) -> None:
+    """And nobody is adjusted in them: what has been told of them stays so. On GPUs the job is planned anew."""
+    replicas = [{"device": device}, {"device": "cpu"}]
+    rehearsal = Rehearsal(plan_of(replicas=replicas, update="cpu", microbatches=4, steps=60, share="adaptive"))
+    rehearsal.run_to(2 * AHEAD_ITERATIONS)
+    (before,) = measure(rehearsal, 1.0, 3.0)
+    whole = taken(rehearsal)
+    rehearsal.run_to(whole.iteration + 2 * AHEAD_ITERATIONS)
+    (behind,) = measure(rehearsal, 3.0, 1.0)
+    done = behind.first_iteration + 2
+    rehearsal.run_to(done)
+    measure(rehearsal, 1.0, 9.0)  # of iterations that nobody has made
+    assert before.first_iteration <= whole.iteration + 1 < behind.first_iteration
+    rehearsal.lose("cpu-0")
+    rehearsal.prepare()
+    assert rehearsal.found(Prepare, attempt=2)[0].plan.shares == before.adjustment.shares
+    assert [(each.first_iteration, each.adjustment) for each in rehearsal.found(Adjust, attempt=2)] == [
+        (behind.first_iteration, behind.adjustment)
+    ]
+    assert measure(rehearsal, 1.0, 9.0) == []
+    rehearsal.run_to(done + 2 * AHEAD_ITERATIONS)
+    (later,) = measure(rehearsal, 1.0, 9.0)
+    assert later.first_iteration >= done
+
+
 def test_a_job_that_goes_on_while_replicas_steal_is_granted_what_is_left(plan_of: Callable[..., Plan]) -> None:
     rehearsal = Rehearsal(plan_of(replicas=2, microbatches=4, steps=16, share="stealing", window=4))
     whole = taken(rehearsal)

@@ -147,7 +147,8 @@ class Core(Ending):
 
     def _prepare(self, job: Job, cause: str, plan: Plan) -> list[Command]:
         self._move(job, Phase.PREPARING, cause)
-        job.plan, job.policies = plan, dispatch.policies_of(plan)
+        dispatch.adopt(job, plan)
+        assert job.plan is not None
         job.waiting_for = set(job.workers)
         return [
             events.Prepare(
@@ -155,7 +156,7 @@ class Core(Ending):
                 attempt=job.attempt,
                 worker=worker,
                 position=position,
-                plan=plan,
+                plan=job.plan,
                 snapshot=job.snapshot,
             )
             for position, worker in enumerate(job.workers)

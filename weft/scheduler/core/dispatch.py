@@ -8,10 +8,12 @@ that need it: those of positions that are granted, and those of the first iterat
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, assert_never
 
+from weft.plan.buckets import Route
 from weft.plan.plan import Plan
-from weft.plan.tables import Adjustment
+from weft.plan.tables import KEPT, Adjustment
 from weft.scheduler.adapting.lane_state import LaneState, work_between
 from weft.scheduler.adapting.policy import Policy
 from weft.scheduler.adapting.routes import BalancedRoutes
@@ -62,9 +64,10 @@ def begin(job: Job) -> list[Command]:
     job.lanes = {(state.worker, state.name): state for state in lanes.values()}
     for policy in job.policies:
         policy.begin(lanes)
+    again = [Adjust(job.name, job.attempt, job.workers, *each) for each in job.adjustments if each[0] > begins]
     checkpoint = [*begin_best(job), *begin_checkpoint(job)]
     work = (command for state in lanes.values() for command in lane_finished(job, state))
-    return [*checkpoint, *work, *at_gate(job)]
+    return [*again, *checkpoint, *work, *at_gate(job)]
 
 
 def first_iteration(job: Job) -> int:
@@ -177,36 +180,55 @@ def stop(job: Job, event: StopRequested) -> list[Command]:
 
 
 def measured(job: Job, event: JobMeasured) -> list[Command]:
-    """What the policy makes of it."""
-    decision = job.policies[event.policy].decide(event.measured, _first_unsent(job))
+    """What the policy makes of it; nothing while iterations are made again, which are what they were."""
+    unsent = _first_unsent(job)
+    decision = job.policies[event.policy].decide(event.measured, unsent) if unsent >= job.replays else None
     if decision is None:
         return []
     first, adjustment, verdict = decision
     commands: list[Command] = []
     if adjustment is not None:
         commands.append(Adjust(job.name, job.attempt, job.workers, first, adjustment))
-        job.adjusted = _adjusted(job.adjusted or job.plan, adjustment)
+        job.adjustments = (*job.adjustments[1 - KEPT :], (first, adjustment))
     if verdict is not None:
         commands.append(RecordVerdict(job=job.name, attempt=job.attempt, verdict=verdict, first_iteration=first))
     return commands
 
 
-def _adjusted(plan: Plan | None, adjustment: Adjustment) -> Plan | None:
+def adopt(job: Job, plan: Plan) -> None:
+    """The plan of an attempt, with the shares and ways that the job had in the iteration with which it begins; what it
+    was adjusted to behind that, in iterations that had been made, is told again when it begins."""
+    begins = first_iteration(job)
+    job.replays = job.furthest if begins else 0
+    job.adjustments = tuple(each for each in job.adjustments if each[0] < job.replays and _fits(each[1], plan))
+    job.plan = _adjusted(plan, [adjustment for first, adjustment in job.adjustments if first <= begins])
+    job.policies = policies_of(_adjusted(plan, [adjustment for _, adjustment in job.adjustments]))
+
+
+def _fits(adjustment: Adjustment, plan: Plan) -> bool:
+    """A job may have been planned anew, on other workers."""
+    if adjustment.local is None:
+        return len(adjustment.shares) == len(plan.shares)
+    sync = plan.synchronisation
+    either = {bucket.index for bucket in sync.buckets if bucket.route is Route.EITHER} if sync is not None else set()
+    return either.issuperset(adjustment.local)
+
+
+def _adjusted(plan: Plan, adjustments: Iterable[Adjustment]) -> Plan:
     """The plan as it would be if it had begun so."""
-    assert plan is not None
-    if adjustment.shares:
-        plan = dataclasses.replace(plan, shares=tuple(adjustment.shares))
-    if adjustment.local is not None and plan.synchronisation is not None:
-        sync = dataclasses.replace(plan.synchronisation, local=tuple(adjustment.local))
-        plan = dataclasses.replace(plan, synchronisation=sync)
+    for adjustment in adjustments:
+        if adjustment.shares:
+            plan = dataclasses.replace(plan, shares=tuple(adjustment.shares))
+        if adjustment.local is not None and plan.synchronisation is not None:
+            sync = dataclasses.replace(plan.synchronisation, local=tuple(adjustment.local))
+            plan = dataclasses.replace(plan, synchronisation=sync)
     return plan
 
 
 def plan_to_go_on_with(job: Job) -> Plan | None:
     """Of the next attempt; None where there has to be another: it begins again, or other GPUs may be free by then."""
     goes_on = job.snapshot is not None and job.outcome is not None and job.outcome.is_another_try
-    plan, job.adjusted = job.adjusted or job.plan, None
-    return plan if goes_on and "gpu" not in job.needs else None
+    return job.plan if goes_on and "gpu" not in job.needs else None
 
 
 def halt(job: Job) -> list[Command]:

@@ -54,6 +54,7 @@ class Ending(State):
 
     def _released(self, job: Job) -> list[Command]:
         commands: list[Command] = [events.DropArenas(job=job.name, attempt=job.attempt)]
+        job.furthest = max(job.furthest, job.iterations_done)
         job.workers, job.lanes, job.deadline, job.iterations_done = (), {}, None, 0
         job.policies, job.copying, job.hung = (), [], None
         assert job.outcome is not None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.plan.plan import Plan
+from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.adapting.policy import Policy
 from weft.scheduler.core.events import Snapshot
@@ -69,7 +70,8 @@ class Job:
     plan: Plan | None = None
     lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
     policies: tuple[Policy[Any], ...] = ()  # what adjusts it as it runs, once it is planned
-    adjusted: Plan | None = None  # the plan with the shares and ways that it has been adjusted to
+    adjustments: tuple[tuple[int, Adjustment], ...] = ()  # of shares and ways, with the iteration from which they hold
+    replays: int = 0  # the first iteration that no attempt before has made, where this one goes on
     iterations_done: int = 0
     ends: int = 0  # the iterations after which it ends: all, unless it is to end sooner
     gate: int | None = None  # lanes are sent nothing of this iteration before the epoch that ends there is judged
