@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.transport.wire.frames import MAX_REPLY_BYTES, FrameReader, encode
 
-SECONDS = 60.0  # for an answer
+SECONDS = 180.0  # for an answer
 
 
 class RawClient:

@@ -23,7 +23,7 @@ import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-SECONDS = 60.0  # for anything that is awaited: far above what it takes
+SECONDS = 180.0  # for anything that is awaited: far above what it takes
 HOME = "\x1b[H"
 ALTERNATE_SCREEN, USUAL_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"

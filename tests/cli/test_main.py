@@ -24,7 +24,7 @@ from weft.client.result import RESULT_KEYS
 _SCRIPTED = runpy.run_path(str(Path(__file__).parents[1] / "scripted_daemon.py"))
 ScriptedDaemon, HANG_UP, HOLD = _SCRIPTED["ScriptedDaemon"], _SCRIPTED["HANG_UP"], _SCRIPTED["HOLD"]
 
-PROCESS_SECONDS = 60.0
+PROCESS_SECONDS = 180.0
 VERBS = ["run", "daemon", "submit", "ps", "show", "logs", "wait", "cancel", "status", "top", "trace", "plot"]
 VERBS += ["restart", "rm", "init", "completion"]
 JOB = {

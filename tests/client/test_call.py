@@ -21,7 +21,7 @@ from weft.client.embedded import Daemon
 _SCRIPTED = runpy.run_path(str(Path(__file__).parents[1] / "scripted_daemon.py"))
 ScriptedDaemon = _SCRIPTED["ScriptedDaemon"]
 
-PROCESS_SECONDS = 100.0
+PROCESS_SECONDS = 180.0
 SUBMITTED = {"ok": {"job": "train-1", "created": True}}
 STEPS = [
     {"step": 1, "epoch": 0, "loss": 2.5, "lr": 0.1, "grad_norm": None, "samples": 4, "seconds": None},

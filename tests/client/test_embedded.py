@@ -17,7 +17,7 @@ from weft.client.client import Client, DaemonUnreachable
 from weft.client.embedded import Daemon, DaemonDied
 from weft.client.result import RESULT_KEYS
 
-PROCESS_SECONDS = 100.0
+PROCESS_SECONDS = 180.0
 ANSWERING = """
 import runpy, signal, sys
 from pathlib import Path

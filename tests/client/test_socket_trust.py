@@ -105,6 +105,6 @@ def test_the_command_line_ends_with_77_and_says_what_to_do(path: Path) -> None:
     environment = os.environ | {"WEFT_RUNTIME_DIR": str(path.parent)}
     with listening(path):
         command = [sys.executable, "-m", "weft", "ps"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=180.0)
     assert (done.returncode, done.stdout) == (77, "")
     assert done.stderr.startswith(f"weft: {path}: a process of uid {STRANGER} listens there")

@@ -16,7 +16,7 @@ from weft.spec.strategy import TRAINED_AXES, Strategy
 from weft.spec.workers_needed import workers_needed
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
-PROCESS_SECONDS = 120.0
+PROCESS_SECONDS = 180.0
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 
 CHROMIUM = Path("/usr/bin/chromium")
-SECONDS = 60.0  # for anything that is awaited: far above what it takes
+SECONDS = 180.0  # for anything that is awaited: far above what it takes
 POLL_SECONDS = 0.05
 MAX_MESSAGE_BYTES = 1 << 26
 FLAGS = (

@@ -17,7 +17,7 @@ from weft.client.embedded import Daemon
 from weft.spec.job_spec import JobSpec
 
 MiB = 1 << 20
-SECONDS = 100.0
+SECONDS = 180.0
 WORKLOAD = """
 import torch, weft
 

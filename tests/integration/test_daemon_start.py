@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = 60.0
+SECONDS = 180.0
 Prepare = Callable[[Path, socket.socket], list[str]]
 
 WORKLOAD = """

@@ -30,7 +30,7 @@ def ended(daemon: RealDaemon, **options: Any) -> dict[str, Any]:
 
 def page_of(daemon: RealDaemon, job: str) -> dict[str, Any]:
     url = daemon.client.status()["metrics"]
-    with urllib.request.urlopen(f"{url}/api/jobs/{job}", timeout=60.0) as answer:
+    with urllib.request.urlopen(f"{url}/api/jobs/{job}", timeout=180.0) as answer:
         told: dict[str, Any] = json.load(answer)
     return told
 

@@ -260,7 +260,7 @@ class Honest:
         self._thread.join()
 
     def _run(self) -> None:
-        client = Client(self._daemon.socket, timeout=60.0)
+        client = Client(self._daemon.socket, timeout=180.0)
         while not self._stop.wait(0.2):
             began = time.monotonic()
             try:

@@ -23,7 +23,7 @@ def test_a_lost_ledger_is_refused_until_its_loss_is_accepted(own_daemon: Callabl
     daemon.kill()
     daemon.until_nothing_lives()
     (daemon.state / "ledger.sqlite-wal").unlink()
-    done = subprocess.run(daemon.command(), env=daemon.environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(daemon.command(), env=daemon.environment, capture_output=True, text=True, timeout=180.0)
     assert done.returncode == 1
     (told,) = done.stderr.splitlines()
     assert told.startswith(f"weft: {daemon.state}/ledger.sqlite: it")

@@ -49,7 +49,7 @@ def test_prometheus_is_served_beside_a_running_daemon_until_it_is_interrupted(
             found = re.match(r"Prometheus at (http://\S+) scrapes (\S+);", said)
             assert found is not None, said
             assert daemon.client.status()["metrics"] == f"http://{found[2]}"
-            with urllib.request.urlopen(f"{found[1]}/api/v1/rules", timeout=20) as answer:
+            with urllib.request.urlopen(f"{found[1]}/api/v1/rules", timeout=180.0) as answer:
                 assert b"WeftJobStalls" in answer.read()
         finally:
             serving.send_signal(signal.SIGINT)

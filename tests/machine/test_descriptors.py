@@ -33,7 +33,7 @@ print(are_short())
 
 def said(source: str, *arguments: int) -> list[str]:
     command = [sys.executable, "-c", source, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180.0).stdout.split()
 
 
 @pytest.mark.parametrize(

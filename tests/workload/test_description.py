@@ -17,7 +17,7 @@ from weft.spec.job_spec import JobSpec
 from weft.workload.description import defaults, describe
 from weft.workload.workload import Workload
 
-PROCESS_SECONDS = 60.0
+PROCESS_SECONDS = 180.0
 PAIR = (torch.zeros(10, 2), torch.zeros(10))
 
 

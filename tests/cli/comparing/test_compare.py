@@ -21,7 +21,7 @@ from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.presets import PRESETS
 from weft.spec.strategy import Strategy
 
-PROCESS_SECONDS = 60.0
+PROCESS_SECONDS = 180.0
 MiB = 1 << 20
 SHOWN = {
     "job": "digits-1-ddp",

@@ -60,6 +60,6 @@ def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
     reader.start()
     assert write_whole(path, [b"one ", b"two"]) == 7
-    reader.join(timeout=20)
+    reader.join(timeout=180.0)
     assert read == [b"one two"]
     assert path.is_fifo()

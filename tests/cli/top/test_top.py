@@ -20,7 +20,7 @@ _SCRIPTED = runpy.run_path(str(_FOLDER / "scripted_daemon.py"))
 ScriptedDaemon, HANG_UP, HOLD = _SCRIPTED["ScriptedDaemon"], _SCRIPTED["HANG_UP"], _SCRIPTED["HOLD"]
 TerminalCommand = runpy.run_path(str(_FOLDER / "terminal.py"))["TerminalCommand"]
 
-SECONDS = 60.0
+SECONDS = 180.0
 JOB = {
     "job": "digits-1",
     "state": "running",

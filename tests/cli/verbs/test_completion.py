@@ -14,7 +14,7 @@ import pytest
 _SCRIPTED = runpy.run_path(str(Path(__file__).parents[2] / "scripted_daemon.py"))
 ScriptedDaemon, HOLD = _SCRIPTED["ScriptedDaemon"], _SCRIPTED["HOLD"]
 
-PROCESS_SECONDS = 60.0
+PROCESS_SECONDS = 180.0
 BASH = """
 eval "$("$PROGRAM" completion bash)"
 COMP_WORDS=($LINE)

@@ -30,7 +30,7 @@ _SCRIPTED = runpy.run_path(str(_HERE / "scripted_daemon.py"))
 _SOUND = runpy.run_path(str(_HERE / "sound_facts.py"))
 ScriptedDaemon, with_gpu = _SCRIPTED["ScriptedDaemon"], _SOUND["with_gpu"]
 
-PROCESS_SECONDS = 110.0
+PROCESS_SECONDS = 180.0
 SPEEDS = {
     "wake_round_trip_seconds",
     "first_touch_bytes_per_second",

@@ -11,7 +11,7 @@ import pytest
 
 from weft.spec.job_spec import JobSpec
 
-PROCESS_SECONDS = 100.0
+PROCESS_SECONDS = 180.0
 WORKLOAD = """
 import torch, weft
 

@@ -13,7 +13,7 @@ import pytest
 from weft.cli.verbs.options import JobOptions
 from weft.spec.job_spec import SpecError
 
-PROCESS_SECONDS = 60.0
+PROCESS_SECONDS = 180.0
 FLAGS: dict[str, Any] = {"batch_size": 8, "epochs": 2, "seed": 7, "stages": 2, "microbatches": 4}
 
 

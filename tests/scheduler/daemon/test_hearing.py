@@ -33,7 +33,7 @@ from weft.spec.job_spec import JobSpec
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import Message
 
-SECONDS = 60.0
+SECONDS = 180.0
 POLL_SECONDS = 0.001
 NUM_TRIED = 100  # of a message's mutations, in `make test`
 JOB = "<its job>"

@@ -27,7 +27,7 @@ from weft.scheduler.daemon.pool import DIRECTORY, MAX_LOOKS, Child, Pool
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import Message, encode
 
-SECONDS = 60.0  # for anything that is awaited
+SECONDS = 180.0  # for anything that is awaited
 POLL_SECONDS = 0.001
 
 

@@ -20,7 +20,7 @@ from weft.scheduler.daemon.http import page_routes
 from weft.scheduler.daemon.http.page_routes import FOLDER
 from weft.scheduler.daemon.http.server import MetricsServer
 
-SECONDS = 30.0  # for anything that is awaited: far above what it takes
+SECONDS = 180.0  # for anything that is awaited: far above what it takes
 
 
 class OneJob:
