@@ -150,7 +150,7 @@ def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(daemon: Any, stra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ON_STAND_INS)
+@pytest.mark.pairs(strategy=tuple(ON_STAND_INS))  # one a day; a soak has them all
 def test_so_does_a_job_on_devices(own_daemon: StartDaemon, strategy: str) -> None:
     daemon = own_daemon(workers=2, stand_ins=2)
     with held_behind_a_snapshot(daemon, ON_STAND_INS[strategy]) as (job, spec, gate):

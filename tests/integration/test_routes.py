@@ -102,7 +102,7 @@ def goes_to(daemon: RealDaemon, job: str, where: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.pairs(name=tuple(JOBS))  # one a day
 def test_buckets_that_turn_as_a_job_runs_give_the_result_of_the_plain_loop(
     own_daemon: Any, tmp_path: Path, name: str
 ) -> None:
