@@ -24,7 +24,7 @@ _weft_completion "$PROGRAM"
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 JOBS = [{"job": "digits-1", "state": "completed"}, {"job": "digits-2", "state": "running"}]
-JOBS += [{"job": "circle-1", "state": "queued"}]
+JOBS += [{"job": "circle-1", "state": "queued"}, {"job": "circle-2", "state": "paused"}]
 
 
 @pytest.fixture
@@ -72,7 +72,8 @@ def weft(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPr
         ("weft run digits.toml --pre", ["--preset"]),
         ("weft run digits.toml --preset hybrid-", ["hybrid-coarse", "hybrid-fine"]),
         ("weft show d", ["digits-1", "digits-2"]),
-        ("weft cancel ", ["digits-2", "circle-1"]),
+        ("weft cancel ", ["digits-2", "circle-1", "circle-2"]),
+        ("weft resume ", ["digits-1", "circle-2"]),
         ("weft rm ", ["digits-1"]),
     ],
 )

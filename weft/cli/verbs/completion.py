@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Container
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from weft.cli.exits import guarded
+from weft.spec.job_state import TERMINAL_STATES, UNFINISHED_STATES, JobState
 
 PROGRAM = "weft"  # however it was started: the shell completes what its user types, and asks by that name
 VARIABLE = "_WEFT_COMPLETE"  # in which the shell asks
@@ -57,25 +59,28 @@ def prepare_answers() -> None:
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
     """Ids that begin so, each with the job's state."""
-    return _jobs(incomplete, live=True, ended=True)
+    return _jobs(incomplete, frozenset(JobState))
 
 
 def complete_live_job(incomplete: str) -> list[tuple[str, str]]:
-    return _jobs(incomplete, live=True, ended=False)
+    return _jobs(incomplete, UNFINISHED_STATES)
 
 
 def complete_ended_job(incomplete: str) -> list[tuple[str, str]]:
-    return _jobs(incomplete, live=False, ended=True)
+    return _jobs(incomplete, TERMINAL_STATES)
 
 
-def _jobs(incomplete: str, *, live: bool, ended: bool) -> list[tuple[str, str]]:
+def complete_job_to_resume(incomplete: str) -> list[tuple[str, str]]:
+    return _jobs(incomplete, {JobState.PAUSED, *TERMINAL_STATES})
+
+
+def _jobs(incomplete: str, states: Container[JobState]) -> list[tuple[str, str]]:
     from weft.client.client import Client, DaemonUnreachable, RequestRefused
     from weft.spec.field_errors import SpecError
-    from weft.spec.job_state import TERMINAL_STATES
 
     try:
         jobs = Client(timeout=ANSWER_SECONDS).jobs()
     except (DaemonUnreachable, RequestRefused, SpecError):
         return []  # a message would stand in the middle of the line that is typed
-    offered = [job for job in jobs if (ended if job["state"] in TERMINAL_STATES else live)]
+    offered = [job for job in jobs if job["state"] in states]
     return [(job["job"], job["state"]) for job in offered if job["job"].startswith(incomplete)]

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from weft.cli.exits import USAGE, guarded, leave, of_refusal
-from weft.cli.verbs.completion import complete_ended_job
+from weft.cli.verbs.completion import complete_ended_job, complete_job_to_resume
 from weft.cli.verbs.options import Json
 from weft.client.client import Client, RequestRefused
 from weft.client.result import to_json
@@ -19,6 +19,12 @@ from weft.transport.wire.frames import ErrorCode
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 EndedJob = Annotated[
     str, typer.Argument(metavar="JOB", autocompletion=complete_ended_job, help="The id of a job that has ended.")
+]
+PausedOrEnded = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", autocompletion=complete_job_to_resume, help="The id of a job that is paused, or has ended."
+    ),
 ]
 OF_ONE_JOB = (ErrorCode.NO_SUCH_JOB, ErrorCode.NOT_ENDED, ErrorCode.NOT_REMOVED)  # the next one may go all the same
 
@@ -34,7 +40,7 @@ def restart(job: EndedJob, json: Json = False) -> None:
 
 
 @guarded
-def resume(job: EndedJob, json: Json = False) -> None:
+def resume(job: PausedOrEnded, json: Json = False) -> None:
     """Go on with a job that is paused; or with one that has ended, from its newest checkpoint, as a new job.
 
     Prints its id. A new job has the spec and the priority of the old one, which stays as it is. Its code is read anew.
