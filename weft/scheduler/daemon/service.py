@@ -27,7 +27,6 @@ from weft.scheduler.ledger.ledger import AsyncLedger, IdTaken, JobRow, Ledger, L
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.removal import NotRemoved, claim, remove
 from weft.scheduler.runs.result import DETAILS, add_critical_path, best_model_of, details_of, model_of, result_of
-from weft.scheduler.runs.run import Run
 from weft.scheduler.runs.run_directory import read_log
 from weft.spec.admission import problem_of_crew, problem_of_spec
 from weft.spec.job_id import InvalidJobId
@@ -111,6 +110,7 @@ class Service:
                 remedy = f"or go on by another strategy: weft submit SPEC --set strategy... --resume {row.run_dir}"
                 raise WireError(ErrorCode.INVALID_SPEC, f"{row.job} stays paused: {problem}; {remedy}")
             self._driver.feed(ResumeRequested(job=row.job))
+            await self._until_known(request, row.job, paused=False)
             return {"job": row.job, "created": False}
         row = await self._ended_row(request, caller)
         await self._driver.savers.wait(row.job)
@@ -283,13 +283,20 @@ class Service:
         """Answered once its workers are free; or it has ended first."""
         row = await self._row(request)
         if (run := self._driver.runs.get(row.job)) is not None:
-            if (why := _problem_of_pause(run)) is not None:
+            if (why := run.why_not_paused()) is not None:
                 raise WireError(ErrorCode.NOT_PAUSED, f"{row.job} cannot be paused: {why}")
             run.files.log("asked to pause")
             self._driver.feed(PauseRequested(job=row.job))
             while row.job in self._driver.runs and not self._is_paused(row.job):
                 await caller.wait_for(run.changed)
-        return {"state": JobState.PAUSED if self._is_paused(row.job) else (await self._row(request)).state}
+            await self._driver.savers.wait(row.job)
+            await self._until_known(request, row.job, paused=True)
+        return {"state": (await self._row(request)).state}
+
+    async def _until_known(self, request: Message, job: str, *, paused: bool) -> None:
+        """To the ledger, so that the next daemon knows it, too."""
+        while self._is_paused(job) is paused and ((await self._row(request)).state is JobState.PAUSED) is not paused:
+            pass  # each look at it is behind what stood in its thread before
 
     def _is_paused(self, name: str) -> bool:
         job = self._core.jobs.get(name)
@@ -335,14 +342,6 @@ class Service:
             )
         await self._until_ended(row.job, caller)  # its end may be on its way to the ledger
         return await self._row(request)
-
-
-def _problem_of_pause(run: Run) -> str | None:
-    """Why it cannot stop and go on from there, as far as is known."""
-    if run.attempt is None or run.attempt.plan.has_snapshots:
-        return None
-    why = next((note for note in run.attempt.plan.notes if "snapshot" in note), "it keeps no snapshots")
-    return f"{why}; let it run, or end it with `weft cancel {run.job}`"
 
 
 def _told_of_the_ledger(verb: Verb) -> Verb:

@@ -323,6 +323,13 @@ class Run:
         if self.attempt is not None and attempt == self.attempt.number and self.attempt.unprofiled is not None:
             self.attempt.unprofiled.discard(worker)
 
+    def why_not_paused(self) -> str | None:
+        """Why it cannot stop and go on from there, as far as is known."""
+        if self.attempt is None or self.attempt.plan.has_snapshots:
+            return None
+        why = next((note for note in self.attempt.plan.notes if "snapshot" in note), "it keeps no snapshots")
+        return f"{why}; let it run, or end it with `weft cancel {self.job}`"
+
     def take_profiled(self) -> bool:
         """Once in an attempt: all its workers have made their profile, and the profiled iterations are over."""
         profile, attempt = self.spec.profile, self.attempt
