@@ -101,6 +101,12 @@ ROWS: Sequence[Row] = (
     _row("F8-each", "each write fails", f"{INTEGRATION}/test_failing_disk.py", mark=SOAK, takes=3600.0),
     _row("F8-full", "full and failing disks", f"{INTEGRATION}/test_full_disk.py", f"{INTEGRATION}/test_runs_disk.py"),
     _row("F9", "a kill at every step of a checkpoint's commit", "tests/machine/test_checkpoint_files.py"),
+    _row(
+        "F10",
+        "shared memory that is too small, at the plan or later",
+        "tests/scheduler/planning/test_planner.py::test_a_plan_that_shared_memory_cannot_hold_is_refused_with_the_sum",
+        "tests/transport/memory/test_directory.py",
+    ),
     _row("F11", "a daemon that cannot start", f"{INTEGRATION}/test_daemon_start.py"),
     _row("F15", "a ledger that is lost or damaged", f"{INTEGRATION}/test_lost_ledger.py", "tests/scheduler/ledger"),
     _row("F16", "few descriptors", f"{INTEGRATION}/test_scarce_descriptors.py", mark=SOAK, takes=300.0),
@@ -130,7 +136,9 @@ ROWS: Sequence[Row] = (
         f"{INTEGRATION}/test_frames.py::test_500_clients_that_never_read_are_cut_and_leave_nothing",
         mark=SOAK,
     ),
+    _row("B5", "clients and idle connections that hold descriptors", f"{INTEGRATION}/test_scarce_descriptors.py"),
     _row("B6", "mistaken specs and jobs", f"{INTEGRATION}/test_bad_input.py", f"{INTEGRATION}/test_bad_steps.py"),
     _row("B7", "a hostile run directory", f"{INTEGRATION}/test_hostile_run_directory.py"),
     _row("B8", "strangers at either end", f"{INTEGRATION}/test_peers.py", "tests/client/test_socket_trust.py"),
+    _row("B9", "hostile checkpoints", "tests/workers/snapshots/test_checkpoint.py"),
 )

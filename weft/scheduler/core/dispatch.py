@@ -234,18 +234,14 @@ def plan_to_go_on_with(job: Job) -> Plan | None:
 def halt(job: Job) -> list[Command]:
     """Has a job that is to stop do so behind a copy of what it has come to, which is told ahead; nothing while no place
     is free, and where the job is about to end."""
-    if job.stopping is None or job.ends < _all(job):
+    assert job.plan is not None
+    if job.stopping is None or job.ends < job.plan.itinerary.num_iterations:
         return []
     iteration = _next_to_learn(job)
     commands = _copy(job, iteration, to_disk=job.stopping.state == "paused")
     if any(each.iteration == iteration for each in job.copying):
         end_after(job, iteration + 1)
     return commands
-
-
-def _all(job: Job) -> int:
-    assert job.plan is not None
-    return job.plan.itinerary.num_iterations
 
 
 def begin_snapshot(job: Job) -> list[Command]:

@@ -48,9 +48,7 @@ class Ending(State):
 
     def _let_go(self, job: Job, worker: str) -> list[Command]:
         job.waiting_for.discard(worker)
-        if not job.waiting_for:
-            return self._released(job)
-        return []
+        return [] if job.waiting_for else self._released(job)
 
     def _released(self, job: Job) -> list[Command]:
         commands: list[Command] = [events.DropArenas(job=job.name, attempt=job.attempt)]

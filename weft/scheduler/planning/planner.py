@@ -69,15 +69,7 @@ def _plan(
     host_bytes_free: float,
 ) -> Plan:
     strategy = spec.strategy
-    placement = place(strategy, inspection, cuts, windows=windows, learns=spec.job.mode == "train")
-    if strategy.update == "balanced" and placement.synchronisation is not None:
-        placement = place(strategy, inspection, cuts, local_buckets(inspection, placement))
-    try:
-        rings = make_rings(strategy, inspection, placement)
-    except ShapeError as error:
-        raise PlanError(str(error)) from error
-    if speculation_bytes(inspection, placement, rings) > host_bytes_free:
-        placement = _without_speculation(placement)
+    placement, rings = _placed(spec, inspection, cuts, windows, host_bytes_free)
     bytes_free = min(shared_bytes_free, host_bytes_free)
     why_no_snapshots = why_not_snapshots(
         spec, inspection, plan_bytes(inspection, placement, rings, 0), bytes_free=bytes_free
@@ -121,6 +113,26 @@ def _plan(
     seconds = planned_seconds(PlannedJob(spec, plan), inspection)
     window = strategy.window or _default_window(graph, seconds)
     return _checked(dataclasses.replace(plan, task_seconds=seconds, window=window))
+
+
+def _placed(
+    spec: JobSpec,
+    inspection: Inspection,
+    cuts: Sequence[Cuts],
+    windows: Sequence[int | None],
+    host_bytes_free: float,
+) -> tuple[Placement, tuple[Ring, ...]]:
+    strategy = spec.strategy
+    placement = place(strategy, inspection, cuts, windows=windows, learns=spec.job.mode == "train")
+    if strategy.update == "balanced" and placement.synchronisation is not None:
+        placement = place(strategy, inspection, cuts, local_buckets(inspection, placement))
+    try:
+        rings = make_rings(strategy, inspection, placement)
+    except ShapeError as error:
+        raise PlanError(str(error)) from error
+    if speculation_bytes(inspection, placement, rings) > host_bytes_free:
+        placement = _without_speculation(placement)
+    return placement, rings
 
 
 def _check_memory(spec: JobSpec, shared: int, shared_bytes_free: int, why_no_snapshots: str | None) -> None:
