@@ -22,6 +22,7 @@ from weft.scheduler.core.events import (
     JobFaulted,
     RecordState,
     SaveSnapshot,
+    Snapshot,
     SnapshotSaved,
     WorkerLost,
 )
@@ -70,6 +71,23 @@ def test_while_one_is_being_written_there_is_no_other_and_recovery_goes_on(rehea
     assert copying.to_disk
     assert (copying.iteration + 1) % 5 == 0
     assert copying.iteration >= rehearsal.job.iterations_done
+
+
+def test_one_that_is_whole_while_another_is_written_waits_and_nobody_writes_over_that(plan: Plan) -> None:
+    """The best by a validation may have gone to the disk after this one was told."""
+    rehearsal = Rehearsal(dataclasses.replace(plan, checkpoint_steps=None, checkpoint_seconds=1e-3))
+    (adjust,) = rehearsal.tell(CheckpointDue(job="a", attempt=1))
+    written = Snapshot(iteration=0, place=2, tasks=("stage-0-0",), best=True)
+    rehearsal.job.saving = written
+    assert adjust.adjustment.snapshot != written.place
+    rehearsal.run_to(adjust.first_iteration + 2)
+    assert rehearsal.job.snapshot.iteration == adjust.first_iteration
+    assert (rehearsal.found(SaveSnapshot), rehearsal.job.saving) == ([], written)
+    rehearsal.due()
+    assert {each.adjustment.snapshot for each in rehearsal.found(Adjust)}.isdisjoint({written.place})
+    commands = rehearsal.tell(SnapshotSaved(job="a", path="there"))
+    (save,) = [command for command in commands if isinstance(command, SaveSnapshot)]
+    assert save.snapshot.iteration == adjust.first_iteration
 
 
 def test_one_copy_serves_recovery_and_the_disk(rehearsal: Any) -> None:

@@ -210,7 +210,7 @@ class Core(Ending):
             return []
         job.saving, job.on_disk = None, job.on_disk if event.path is not None else -1
         if job.phase is Phase.RUNNING:
-            return [*dispatch.save_best(job), *dispatch.halt(job), *dispatch.begin_checkpoint(job)]
+            return [*dispatch.save_next(job), *dispatch.halt(job), *dispatch.begin_checkpoint(job)]
         return self._let_go_of_copies(job) if job.phase is Phase.PAUSED else []
 
     def _result_saved(self, event: events.ResultSaved) -> list[Command]:

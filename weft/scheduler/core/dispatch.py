@@ -155,7 +155,7 @@ def keep_best(job: Job, event: EpochJudged) -> list[Command]:
     if job.snapshot is None or job.snapshot.iteration != last:
         return []
     job.best = dataclasses.replace(job.snapshot, best=True)
-    return save_best(job) if job.saving is None else []
+    return save_next(job)
 
 
 def save_best(job: Job) -> list[Command]:
@@ -311,9 +311,18 @@ def take_snapshots(job: Job) -> list[Command]:
         if copied.iteration < job.iterations_done:
             job.copying.remove(copied)
             job.snapshot = copied
-            commands.append(RecordSnapshot(job=job.name, attempt=job.attempt, snapshot=copied))
-            commands += save(job) if copied.to_disk else []
+            commands += [RecordSnapshot(job=job.name, attempt=job.attempt, snapshot=copied), *save_next(job)]
     return commands
+
+
+def save_next(job: Job) -> list[Command]:
+    """Of a running job, whose lanes go on writing: what waits for the disk, one at a time, since the place of one that
+    is on its way there is nobody else's meanwhile."""
+    if job.saving is not None:
+        return []
+    if job.best is not None:
+        return save_best(job)
+    return save(job) if job.snapshot is not None and job.snapshot.to_disk else []
 
 
 def save(job: Job) -> list[Command]:

@@ -109,6 +109,7 @@ class Service:
             if problem := problem_of_crew(JobSpec.parse(row.spec), self._driver.crew.kinds().values()):
                 remedy = f"or go on by another strategy: weft submit SPEC --set strategy... --resume {row.run_dir}"
                 raise WireError(ErrorCode.INVALID_SPEC, f"{row.job} stays paused: {problem}; {remedy}")
+            await self._driver.savers.wait(row.job)  # what it reads is written over by who goes on
             self._driver.feed(ResumeRequested(job=row.job))
             await self._until_known(request, row.job, paused=False)
             return {"job": row.job, "created": False}
