@@ -94,12 +94,16 @@ ON_STAND_INS = {
 
 @contextmanager
 def held_behind_a_snapshot(
-    daemon: Any, strategy: dict[str, Any], sections: Mapping[str, Any] = MappingProxyType({}), **job_fields: Any
+    daemon: Any,
+    strategy: dict[str, Any],
+    sections: Mapping[str, Any] = MappingProxyType({}),
+    source: str = SOURCE,
+    **job_fields: Any,
 ) -> Iterator[tuple[str, Any, Any]]:
     """(job, its spec, the gate at which it stands). sections: of the spec, beside [job] and [strategy]."""
     first, second = daemon.gate(), daemon.gate()
     arguments = {"gates": [str(first), str(second)], "calls_at": [FIRST_CALL, SECOND_CALL]}
-    spec = daemon.spec(SOURCE, strategy={"window": 16} | strategy, steps=STEPS, args=arguments, **job_fields)
+    spec = daemon.spec(source, strategy={"window": 16} | strategy, steps=STEPS, args=arguments, **job_fields)
     spec = type(spec).parse(spec.to_wire() | sections)
     job = daemon.submit(spec)
     try:

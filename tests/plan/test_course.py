@@ -165,6 +165,20 @@ def test_each_snapshot_is_of_one_iteration_alone() -> None:
     assert places() == [*[None] * 4, 2, None, 1, 2, 2]
 
 
+def test_what_was_measured_is_told_of_one_iteration_alone() -> None:
+    course = course_of(Itinerary(num_train=1, num_validation=0, batch_size=1, steps=6))
+
+    def measured() -> list[float | None]:
+        return [course.measured(course.iteration(index)) for index in range(6)]
+
+    assert measured() == [None] * 6
+    course.adjust(2, Adjustment(measured=0.0))
+    assert measured() == [None, None, 0.0, None, None, None]
+    course.adjust(4, Adjustment(snapshot=1))
+    course.adjust(4, Adjustment(measured=1.5))
+    assert measured() == [None, None, None, None, 1.5, None]
+
+
 def test_what_an_early_end_leaves_is_left_where_it_is_told_and_behind_each_epoch_that_is_judged() -> None:
     itinerary = Itinerary(num_train=3, num_validation=1, batch_size=1, steps=6)  # T T T V T T T V
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from weft.reference.loop import ReferenceResult, train
+from weft.spec.field_errors import SpecError
 from weft.spec.job_spec import JobSpec
 from weft.workload.faults import NonFiniteLoss
 
@@ -46,11 +48,13 @@ Run = Callable[..., ReferenceResult]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Trains the workload above, changed by Python source, by the axes given: ten steps of 4 samples."""
+    """Trains the workload above, changed by Python source, by the axes given: ten steps of 4 samples,
+    or as many epochs as are given."""
 
-    def go(changes: str = "", **strategy: Any) -> ReferenceResult:
+    def go(changes: str = "", *, epochs: int | None = None, **strategy: Any) -> ReferenceResult:
         (tmp_path / "job.py").write_text(f"{SOURCE}\ndef entry():\n    return workload({changes})\n")
-        job = {"entry": "job.py:entry", "batch_size": 4, "seed": 3, "steps": 10}
+        job = {"entry": "job.py:entry", "batch_size": 4, "seed": 3}
+        job |= {"steps": 10} if epochs is None else {"epochs": epochs}
         return train(JobSpec.parse({"job": job, "strategy": strategy, "directory": str(tmp_path)}))
 
     return go
@@ -166,6 +170,42 @@ def test_the_scheduler_steps_after_every_step_and_each_rate_is_reported(run: Run
         assert result.losses[step] == hand.backward(batch)
         hand.optimizer.step()
     assert_same_bits(result.state, hand.model)
+
+
+PLATEAU = "scheduler=lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)"
+
+
+def test_a_scheduler_that_takes_a_measured_value_steps_after_each_validation(run: Run) -> None:
+    result = run(f"validation=data(), {PLATEAU}", epochs=10)
+    hand = ByHand()
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(hand.optimizer, patience=0, threshold=0.5)
+    rates = []
+    for epoch in range(10):
+        order = torch.randperm(20, generator=torch.Generator().manual_seed(3 + epoch))
+        for batch in order.split(4):
+            hand.backward(batch)
+            rates.append(hand.optimizer.param_groups[0]["lr"])
+            hand.optimizer.step()
+        scheduler.step(result.validations[epoch]["loss"])
+    assert result.learning_rates == rates
+    assert len(set(rates)) > 2
+    assert_same_bits(result.state, hand.model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            "",
+            "= 'loss': the job has no validation; give Workload.validation, or a scheduler that takes no",
+        ),
+        (", validation=data(), scheduler_metric='f1'", "= 'f1': validations report loss; use one of these"),
+    ],
+    ids=["no validation", "no such value"],
+)
+def test_where_there_is_no_such_value_there_is_a_remedy(run: Run, changes: str, told: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(told)):
+        run(f"{PLATEAU}{changes}")
 
 
 def test_the_scheduler_steps_after_a_first_step_that_was_skipped(run: Run) -> None:

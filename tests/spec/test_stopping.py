@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.spec.job_spec import CheckpointSection, StopSection
-from weft.spec.stopping import MAX_KEPT, Rule, Standing, Training, UnknownMetric
+from weft.spec.stopping import MAX_KEPT, Rule, Standing, Training, UnknownMetric, value_for_scheduler
 
 
 def rule_of(**stop: Any) -> Rule:
@@ -75,6 +75,20 @@ def test_of_a_value_that_no_validation_reports_the_error_names_those_that_are() 
         rule_of(metric="f1").validated(Standing(), 0, {"loss": 1.0, "accuracy": 0.5})
     with pytest.raises(UnknownMetric, match=r"^stop\.metric = 'f1': the job has no validation; give Workload\.valid"):
         rule_of(metric="f1").validated(Standing(), 0, {})
+
+
+def test_a_scheduler_is_stepped_with_a_value_that_validations_report_or_there_is_a_remedy() -> None:
+    assert value_for_scheduler("accuracy", {"loss": 1.0, "accuracy": 0.5}) == 0.5
+    assert value_for_scheduler(None, {}) is None
+    with pytest.raises(
+        UnknownMetric, match=r"^Workload\.scheduler_metric, .* = 'f1': validations report loss; use one"
+    ):
+        value_for_scheduler("f1", {"loss": 1.0})
+    remedy = (
+        r"for ReduceLROnPlateau, = 'loss': the job has no validation; give Workload\.validation, or a scheduler that"
+    )
+    with pytest.raises(UnknownMetric, match=remedy):
+        value_for_scheduler("loss", {})
 
 
 @pytest.mark.parametrize(("best", "kept"), [(None, [True, False, True, False]), ("max", [True, True, False, False])])

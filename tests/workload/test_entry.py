@@ -209,6 +209,7 @@ def workload():
         ("made(optimizer='adam')", "Workload.optimizer is str; give a function"),
         ("made(weight=2)", "Workload.weight is int; give a function, or leave it out"),
         ("made(start=3)", "Workload.start is int; give the path of a safetensors file, or a state dict"),
+        ("made(scheduler_metric=1)", "Workload.scheduler_metric is int; give 'loss', or the name of a metric"),
         ("made(scheduler='cosine')", "Workload.scheduler is str; give a function, or leave it out"),
         ("made(metrics=['accuracy'])", "Workload.metrics is list; give a mapping from names to functions"),
         ("made(metrics={'accuracy': 1})", r"Workload.metrics\['accuracy'\] is int; give a function"),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from weft.workload.workload import WorkloadError, asks_to_stop, make_scheduler, weight_of
+from weft.workload.workload import Workload, WorkloadError, asks_to_stop, make_scheduler, metric_of, weight_of
 
 
 def an_optimizer() -> torch.optim.Optimizer:
@@ -61,17 +61,32 @@ def test_the_scheduler_sets_the_first_rate_at_once() -> None:
     ("factory", "text"),
     [
         (lambda optimizer: None, "Workload.scheduler returned None; it must return a torch.optim.lr_scheduler"),
-        (ReduceLROnPlateau, "Workload.scheduler returned ReduceLROnPlateau, whose step needs a measured value; use"),
         (
             lambda optimizer: LambdaLR(an_optimizer(), lambda step: 1.0),
             "Workload.scheduler returned a scheduler of another optimizer than it was given; build it on its arg",
         ),
     ],
-    ids=["none", "plateau", "another optimizer"],
+    ids=["none", "another optimizer"],
 )
 def test_a_scheduler_that_cannot_be_stepped_is_refused_with_a_remedy(factory: Any, text: str) -> None:
     with pytest.raises(WorkloadError, match=text):
         make_scheduler(factory, an_optimizer())
+
+
+def test_of_torchs_schedulers_one_takes_a_value_of_validations() -> None:
+    model = nn.Linear(1, 1)
+    data = torch.zeros(2, 1), torch.zeros(2, 1)
+    workload = Workload(
+        model=model,
+        train=data,
+        loss=nn.MSELoss(),
+        optimizer=torch.optim.Adam,
+        scheduler=ReduceLROnPlateau,
+        scheduler_metric="accuracy",
+    )
+    assert metric_of(workload, make_scheduler(workload.scheduler, an_optimizer())) == "accuracy"
+    assert metric_of(workload, make_scheduler(lambda given: LambdaLR(given, lambda step: 1.0), an_optimizer())) is None
+    assert metric_of(workload, None) is None
 
 
 @pytest.mark.parametrize(("answer", "stops"), [("stop", True), (None, False)])

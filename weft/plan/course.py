@@ -39,6 +39,7 @@ class Course:
         self._divided = self.microbatches[:1] if self.steals else self.microbatches
         self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
         self._snapshots: dict[int, int] = {}  # iteration -> place
+        self._measured: tuple[int, float] | None = None  # (iteration, what was measured before it), the newest
         self._judged = plan.judged
         self._ends = self.itinerary.num_iterations
         self._iterations: dict[int, Iteration] = {}
@@ -69,9 +70,9 @@ class Course:
         return self._judged and (iteration.step + 1) % self.itinerary.steps_per_epoch == 0
 
     def adjust(self, first: int, adjustment: Adjustment) -> None:
-        """Shares and ways hold from iteration `first` on; of grants, the iterations before it are over; a snapshot is
-        of that iteration alone, and the one before it is whole. What it changes has not been dispatched: of other ways,
-        not even the training iteration before."""
+        """Shares and ways hold from iteration `first` on; of grants, the iterations before it are over; a snapshot and
+        what was measured are of that iteration alone, and the snapshot before it is whole. What it changes has not been
+        dispatched: of other ways, not even the training iteration before."""
         if adjustment.shares:
             self.shares.set(first, tuple(adjustment.shares))
         if adjustment.local is not None:
@@ -80,6 +81,8 @@ class Course:
             self._grant(first, adjustment.grants)
         if adjustment.ends is not None:
             self._ends = adjustment.ends
+        if adjustment.measured is not None:
+            self._measured = (first, adjustment.measured)
         if adjustment.snapshot is not None:
             told = (*self._snapshots.items(), (first, adjustment.snapshot))
             self._snapshots = dict(sorted(told)[-KEPT_SNAPSHOTS:])
@@ -95,6 +98,11 @@ class Course:
     def snapshot_place(self, iteration: Iteration) -> int | None:
         """Where the iteration's SNAPSHOTs go; None where it has none."""
         return self._snapshots.get(iteration.index)
+
+    def measured(self, iteration: Iteration) -> float | None:
+        """What schedulers that take a measured value are stepped with before the iteration's update; None of most."""
+        newest = self._measured
+        return newest[1] if newest is not None and newest[0] == iteration.index else None
 
     # --- who has what
 

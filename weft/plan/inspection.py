@@ -120,6 +120,7 @@ class Inspection:
     data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
     on_epoch: bool = False  # the workload has a function that is asked after each epoch
+    scheduler_metric: str | None = None  # that the scheduler takes of each validation; None of one that takes none
     unsaved: str | None = None  # what of the optimizer's or the scheduler's state could not be put back, as a reason
 
     @property
@@ -165,6 +166,7 @@ class Inspection:
             data_bytes=data.get("data_bytes"),
             unsaved=data.get("unsaved"),
             on_epoch=data.get("on_epoch", False),
+            scheduler_metric=data.get("scheduler_metric"),
             peer_access=data.get("peer_access", False),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(

@@ -187,6 +187,7 @@ class Plan:
     checkpoint_steps: int | None = None  # between two that are written to the disk
     checkpoint_seconds: float | None = None  # the same
     on_epoch: bool = False  # the workload's function is asked, too
+    scheduler_metric: str | None = None  # of each validation: what the job's schedulers are stepped with behind it
     keeps_best: bool = False  # the best checkpoint by a validation stays
     judged: bool = False  # after each epoch lanes are sent nothing before it is known whether training goes on
 

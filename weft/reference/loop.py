@@ -9,6 +9,7 @@ A step of a job with two replicas:
     the batch     │ replica 0: microbatches 0 1 2 │ replica 1: 3 4 │     by the replicas' shares (`weft.plan.division`)
     the gradient  = Σ gradient of microbatch m, with the parameters that its replica sees · weight(m) / Σ weight
     the update    clip; the optimizer's step on the newest parameters, or none; the scheduler's step
+    the epoch     validation; the step of a scheduler that takes a value of it
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from weft.reference.passes import Seed, modules_of, passes_of
 from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
 from weft.spec.job_spec import JobSpec
-from weft.spec.stopping import ON_EPOCH, Rule, Training
+from weft.spec.stopping import ON_EPOCH, Rule, Training, value_for_scheduler
 from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
@@ -110,8 +111,10 @@ class _Loop:
         self._update = Update(spec.strategy, workload) if self._trains else None
         self._measured: list[dict[str, float]] = []
         self._training = Training(Rule.of(spec))
+        self._metric = None if self._update is None else self._update.metric
         if self._held_out is None:
             self._training.rule.check(())
+            value_for_scheduler(self._metric, {})
         self._stopped: str | None = None
         self._best: dict[str, torch.Tensor] | None = None
 
@@ -138,6 +141,7 @@ class _Loop:
                 self._stopped = self._judge(epoch, len(losses), validations[-1] if validations else {})
                 if before is not None and self._training.take_best(validations[-1]):
                     self._best = before
+                self._step_scheduler(validations[-1] if validations else {})
             epoch += 1
         record = UpdateRecord() if self._update is None else self._update.record
         return ReferenceResult(
@@ -151,6 +155,12 @@ class _Loop:
             best=self._best,
             state=self._state(),
         )
+
+    def _step_scheduler(self, values: dict[str, float]) -> None:
+        """One that takes a value of each epoch's validation."""
+        value = value_for_scheduler(self._metric, values)
+        if self._update is not None and value is not None:
+            self._update.validated(value)
 
     def _state(self) -> dict[str, torch.Tensor]:
         return {name: tensor.detach().clone().cpu() for name, tensor in self._workload.model.state_dict().items()}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from weft.plan.error_places import step_place, within
 from weft.spec.job_spec import Strategy
 from weft.workload.optimizer import make_optimizer
-from weft.workload.workload import Workload, WorkloadError, make_scheduler
+from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Update:
         self._parameters = list(workload.model.parameters())
         self._optimizer = _optimizer(workload)
         self._scheduler = make_scheduler(workload.scheduler, self._optimizer)
+        self.metric = metric_of(workload, self._scheduler)  # of validations, that the scheduler takes
 
     def apply(self, step: int) -> None:
         """Takes the gradients that stand in the parameters' `grad`, and clears them.
@@ -51,14 +54,20 @@ class Update:
             with within(step_place(self._optimizer)):
                 self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        self._step_scheduler()
+        if self._scheduler is not None and self.metric is None:
+            self._step_scheduler(self._scheduler)
 
-    def _step_scheduler(self) -> None:
-        if self._scheduler is not None:
-            with warnings.catch_warnings():  # torch takes it for a mistake if the first step is one that was skipped
-                warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
-                with within(step_place(self._scheduler)):
-                    self._scheduler.step()
+    def validated(self, value: float) -> None:
+        """After an epoch's validation, of whose values the scheduler takes one."""
+        assert self._scheduler is not None
+        self._step_scheduler(self._scheduler, value)
+
+    @staticmethod
+    def _step_scheduler(scheduler: LRScheduler, *value: Any) -> None:
+        with warnings.catch_warnings():  # torch takes it for a mistake if the first step is one that was skipped
+            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
+            with within(step_place(scheduler)):
+                scheduler.step(*value)
 
 
 def _optimizer(workload: Workload) -> torch.optim.Optimizer:

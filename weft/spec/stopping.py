@@ -26,13 +26,22 @@ MAX_KEPT = 8  # standings: more iterations than are copied, or were and are stil
 class UnknownMetric(SpecError):
     """Validations do not report what the rule is to look at."""
 
-    def __init__(self, field: str, metric: str, reported: Iterable[str]) -> None:
-        """reported: the names of what they do."""
+    def __init__(self, field: str, metric: str, reported: Iterable[str], otherwise: str) -> None:
+        """reported: the names of what they do. otherwise: what to do where there are none."""
         names = ", ".join(reported)
         remedy = f"validations report {names}; use one of these"
         if not names:
-            remedy = f"the job has no validation; give Workload.validation, or leave {field} out"
+            remedy = f"the job has no validation; give Workload.validation, or {otherwise}"
         super().__init__(f"{field} = {metric!r:.80}: {remedy}")
+
+
+def value_for_scheduler(metric: str | None, values: Mapping[str, float]) -> float | None:
+    """Of a validation, or of the names that validations report. metric: that the job's scheduler takes; None where it
+    takes none. Errors: UnknownMetric."""
+    if metric is None or metric in values:
+        return None if metric is None else values[metric]
+    field, other = "Workload.scheduler_metric, for ReduceLROnPlateau,", "a scheduler that takes no measured value"
+    raise UnknownMetric(field, metric, values, f"{other}, for example CosineAnnealingLR")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +107,7 @@ class Rule:
         best = None if self.checkpoint is None else self.checkpoint.keep_best
         for field, metric in (("stop.metric", stop), ("checkpoint.keep_best", best)):
             if metric is not None and metric not in names:
-                raise UnknownMetric(field, metric, names)
+                raise UnknownMetric(field, metric, names, f"leave {field} out")
 
     def is_best(self, standing: Standing, values: Mapping[str, float]) -> Standing | None:
         """What is remembered of a validation that is better than all before; None of another."""

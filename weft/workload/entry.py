@@ -153,6 +153,10 @@ def _checked(workload: object, spec: JobSpec) -> Workload:
         raise WorkloadError(
             f"Workload.start is {kind_of(workload.start)}; give the path of a safetensors file, or a state dict"
         )
+    if not isinstance(workload.scheduler_metric, str):
+        raise WorkloadError(
+            f"Workload.scheduler_metric is {kind_of(workload.scheduler_metric)}; give 'loss', or the name of a metric"
+        )
     _check_metrics(workload.metrics)
     _check_loss_or_step(workload)
     for name in ("validate", "weight", "collate", "scheduler", "on_epoch"):

@@ -59,7 +59,8 @@ class Workload:
         microbatch runs forward only, and its loss, which may be nan, is not asked for.
     collate: list of items -> batch; unset, `torch.utils.data.default_collate`, which takes dataclasses here, too.
     scheduler: called once with each optimizer, returns a `torch.optim.lr_scheduler.LRScheduler`; its `step()` is
-        called after every training step. One that needs a measured value (`ReduceLROnPlateau`) is refused.
+        called after every training step; of a `ReduceLROnPlateau` its `step(value)` after every epoch's validation.
+    scheduler_metric: the value of the validation that a `ReduceLROnPlateau` takes: "loss", or a metric's name.
     on_epoch: called in one process after each epoch and its validation, with what it has come to: {"epoch": from 0,
         "step": training steps done, "loss": the mean over the epoch's training, "validation": {name: value}}. Returns
         "stop" to end training there, or None.
@@ -79,6 +80,7 @@ class Workload:
     weight: WeightFunction | None = None
     collate: CollateFunction | None = None
     scheduler: SchedulerFactory | None = None
+    scheduler_metric: str = "loss"
     on_epoch: EpochFunction | None = None
     start: str | Path | Mapping[str, torch.Tensor] | None = None
 
@@ -130,13 +132,13 @@ def make_scheduler(factory: SchedulerFactory | None, optimizer: torch.optim.Opti
             f"Workload.scheduler returned {kind_of(scheduler)}; it must return a "
             "torch.optim.lr_scheduler.LRScheduler, for example CosineAnnealingLR(optimizer, T_max=100)"
         )
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise WorkloadError(
-            "Workload.scheduler returned ReduceLROnPlateau, whose step needs a measured value; "
-            "use a scheduler that depends on the number of steps alone, for example CosineAnnealingLR"
-        )
     if scheduler.optimizer is not optimizer:
         raise WorkloadError(
             "Workload.scheduler returned a scheduler of another optimizer than it was given; build it on its argument"
         )
     return scheduler
+
+
+def metric_of(workload: Workload, scheduler: LRScheduler | None) -> str | None:
+    """The value of validations that the scheduler takes; None of one that follows from the number of steps alone."""
+    return workload.scheduler_metric if isinstance(scheduler, ReduceLROnPlateau) else None

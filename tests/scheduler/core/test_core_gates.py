@@ -162,6 +162,36 @@ def test_an_epoch_that_was_not_judged_is_judged_before_an_attempt_goes_on_behind
     assert rehearsal.found(JudgeEpoch)[-1].iteration == 5
 
 
+def test_what_schedulers_are_stepped_with_is_told_to_all_ahead_of_the_next_epoch_and_again_where_that_is_made_again(
+    plan: Plan,
+) -> None:
+    rehearsal = Rehearsal(dataclasses.replace(plan, window=4))
+
+    def told(value: float) -> list[Any]:
+        judged = rehearsal.found(JudgeEpoch)[-1]
+        event = EpochJudged(job="a", attempt=judged.attempt, iteration=judged.iteration, measured=value)
+        commands: list[Any] = rehearsal.tell(event)
+        return commands
+
+    rehearsal.due()
+    rehearsal.run_to(EPOCH)
+    first, *work = told(0.5)
+    assert first == Adjust("a", 1, rehearsal.job.workers, EPOCH, Adjustment(measured=0.5))
+    assert {type(each) for each in work} == {Dispatch}
+    rehearsal.run_to(EPOCH + 2)
+    rehearsal.lose()
+    rehearsal.prepare()
+    assert rehearsal.found(Adjust, attempt=2) == [], "the epoch before is validated again"
+    rehearsal.run_to(EPOCH)
+    again, *_ = told(0.5)
+    assert again == dataclasses.replace(first, attempt=2, workers=rehearsal.job.workers)
+    for epoch in (2, 3):
+        rehearsal.run_to(epoch * EPOCH)
+        told(0.25)
+    rehearsal.run_to(4 * EPOCH)
+    assert [each for each in told(0.125) if isinstance(each, Adjust)] == [], "nothing is trained behind the last one"
+
+
 # --- asked to stop
 
 

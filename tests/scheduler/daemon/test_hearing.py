@@ -91,6 +91,7 @@ INSPECTION = {
     "batch_modules": [],
     "unsaved": None,
     "on_epoch": False,
+    "scheduler_metric": None,
     "copy_bytes_per_second": 5e9,
     "small_size": 0,
 }

@@ -67,6 +67,21 @@ def test_a_job_without_data_is_refused(plan_of: PlanOf, inspection_of: Inspectio
         plan_of(inspection_of([unit_of(0)], num_train=0))
 
 
+def test_a_job_whose_scheduler_takes_a_value_of_validations_is_judged_after_each_epoch_or_refused(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    def plan(**facts: Any) -> Plan:
+        return plan_of(inspection_of([unit_of(0)], **facts))
+
+    assert not plan(num_validation=4).judged
+    planned = plan(num_validation=4, scheduler_metric="loss")
+    assert (planned.judged, planned.scheduler_metric) == (True, "loss")
+    with pytest.raises(PlanError, match=r"^Workload\.scheduler_metric, .* = 'loss': the job has no validation; give"):
+        plan(scheduler_metric="loss")
+    with pytest.raises(PlanError, match=r"= 'f1': validations report loss; use one of these"):
+        plan(num_validation=4, scheduler_metric="f1")
+
+
 def test_several_loaders_for_data_that_one_process_draws_are_refused(
     plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
 ) -> None:

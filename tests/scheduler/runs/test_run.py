@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import pickle
 import runpy
@@ -19,7 +20,7 @@ from weft.plan.plan import Plan
 from weft.plan.rows import packed_rows
 from weft.plan.tables import NO_MORE, Adjustment
 from weft.scheduler.adapting.policy import Verdict
-from weft.scheduler.core.events import Snapshot
+from weft.scheduler.core.events import EpochJudged, JobFaulted, JudgeEpoch, Snapshot
 from weft.scheduler.runs import run_directory
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.run import PlannedAttempt, Run
@@ -271,6 +272,23 @@ def test_a_recording_that_waited_for_another_tells_that_the_job_has_ended_meanwh
     recording = Recording.load(run.files.path / "recording.msgpack")
     assert recording.facts["ended"] is True
     assert recording.iteration_ends == {0: 2 * SECOND}
+
+
+def test_of_an_epochs_validation_the_job_is_told_what_its_scheduler_takes(tmp_path: Path, plan: Plan) -> None:
+    judge = JudgeEpoch(job="digits-1", attempt=1, iteration=3, worker="cpu-0")
+    judged = {}
+    for metric in (None, "accuracy", "f1"):
+        run = run_in(tmp_path / "runs" / f"digits-{metric}")
+        run.begin(dataclasses.replace(plan, scheduler_metric=metric), ("cpu-0", "loader-0"))
+        for iteration in (2, 3):
+            report(run, iteration, iteration * MAX_SECONDS, 2, {"loss": 2.0, "accuracy": 0.5})
+            run.finish_iteration(iteration)
+        judged[metric] = run.judge_epoch(judge)
+        run.files.close()
+    assert judged[None] == EpochJudged(job="digits-1", attempt=1, iteration=3)
+    assert judged["accuracy"] == EpochJudged(job="digits-1", attempt=1, iteration=3, measured=0.5)
+    assert isinstance(fault := judged["f1"], JobFaulted)
+    assert "= 'f1': validations report loss, accuracy; use one of these" in fault.message
 
 
 # --- what changes as it runs

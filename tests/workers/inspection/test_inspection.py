@@ -510,6 +510,7 @@ def test_torchs_optimizers_can_be_put_back(cls: Any) -> None:
         lambda each: torch.optim.lr_scheduler.OneCycleLR(each, max_lr=0.1, total_steps=10, cycle_momentum=False),
         lambda each: torch.optim.lr_scheduler.MultiStepLR(each, [3, 5]),
         lambda each: torch.optim.lr_scheduler.LambdaLR(each, lambda step: 0.9**step),
+        torch.optim.lr_scheduler.ReduceLROnPlateau,
         lambda each: torch.optim.lr_scheduler.LambdaLR(each, lambda step: np.cos(step)),
         lambda each: torch.optim.lr_scheduler.SequentialLR(
             each,
@@ -517,7 +518,7 @@ def test_torchs_optimizers_can_be_put_back(cls: Any) -> None:
             milestones=[2],
         ),
     ],
-    ids=["OneCycleLR", "MultiStepLR", "LambdaLR", "LambdaLR by numpy", "SequentialLR"],
+    ids=["OneCycleLR", "MultiStepLR", "LambdaLR", "ReduceLROnPlateau", "LambdaLR by numpy", "SequentialLR"],
 )
 def test_torchs_schedulers_can_be_put_back(make: Any) -> None:
     assert unsaved_of(scheduler=make) is None

@@ -115,6 +115,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], lr_scheduler.LRScheduler
         milestones=[2],
     ),
     "CosineAnnealingWarmRestarts": lambda each: lr_scheduler.CosineAnnealingWarmRestarts(each, T_0=4),
+    "ReduceLROnPlateau": lambda each: lr_scheduler.ReduceLROnPlateau(each, factor=0.5, patience=0, threshold=1e3),
     "CyclicLR": lambda each: lr_scheduler.CyclicLR(each, 0.01, 0.1, step_size_up=2, cycle_momentum=False),
 }
 
@@ -142,13 +143,20 @@ def iteration_of(step: int) -> Iteration:
     return Iteration(index=step, training=True, epoch=0, step=step, start=0, size=1)
 
 
+def measured_before(iteration: Iteration) -> float | None:
+    """Of a validation behind every second step; schedulers that take none are not stepped with it."""
+    return 1.0 if iteration.step % 2 == 0 else None
+
+
 class Whole:
     """A stage that owns its state."""
 
     def __init__(self, workload: Workload) -> None:
         self.given = dict(workload.model.named_parameters())
         names = {id(each): name for name, each in self.given.items()}
-        self.update = StageUpdate(workload, list(self.given.values()), names, reports=True, digests=Digests())
+        self.update = StageUpdate(
+            workload, list(self.given.values()), names, reports=True, value=measured_before, digests=Digests()
+        )
         self.rates: list[float] = []
 
     def step(self, step: int, gradients: Gradients) -> None:
@@ -244,6 +252,7 @@ class Owners:
             speculative=self._speculative,
             missing=lambda bucket, iteration: self._missing,
             done=lambda bucket, iteration: None,
+            value=measured_before,
             device=HostDevice(),
             reports=True,
             digests=Digests(list(self.given)),  # which find nothing, whatever the optimizer

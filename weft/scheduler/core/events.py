@@ -160,6 +160,7 @@ class EpochJudged:
     iteration: int  # the last of the epoch, its validation included
     stop: str | None = None  # why training ends with it
     is_best: bool = False  # no validation before was better
+    measured: float | None = None  # with which schedulers that take a measured value are stepped now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

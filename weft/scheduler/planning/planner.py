@@ -32,7 +32,7 @@ from weft.scheduler.planning.simulator import SimulationError, simulate
 from weft.scheduler.planning.working_window import largest_that_fits, smallest_as_good
 from weft.spec.admission import problem_of_spec
 from weft.spec.job_spec import JobSpec
-from weft.spec.stopping import Rule, UnknownMetric
+from weft.spec.stopping import Rule, UnknownMetric, value_for_scheduler
 
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
 MIN_WINDOW_ITERATIONS = 2
@@ -106,6 +106,7 @@ def _plan(
         recovers=strategy.recovery == "snapshot",
         **_checkpoints(spec, itinerary),
         on_epoch=inspection.on_epoch,
+        scheduler_metric=inspection.scheduler_metric,
         judged=_is_judged(spec, inspection),
         streams=bool(inspection.streams),
         parameters=inspection.parameters,
@@ -177,12 +178,13 @@ def _checkpoints(spec: JobSpec, itinerary: Itinerary) -> dict[str, Any]:
 def _is_judged(spec: JobSpec, inspection: Inspection) -> bool:
     """Whether it is looked at what each epoch has come to. Errors: PlanError, where that cannot be."""
     rule = Rule.of(spec)
-    reported = dict.fromkeys(("loss", *inspection.metrics) if inspection.num_validation else ())
+    reported = dict.fromkeys(("loss", *inspection.metrics) if inspection.num_validation else (), 0.0)
     try:
         rule.check(reported)
+        value_for_scheduler(inspection.scheduler_metric, reported)
     except UnknownMetric as error:
         raise PlanError(str(error)) from error
-    return rule.judges or inspection.on_epoch
+    return rule.judges or inspection.on_epoch or inspection.scheduler_metric is not None
 
 
 def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:

@@ -46,7 +46,7 @@ from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, SnapshotPace
 from weft.spec.job_spec import JobSpec
 from weft.spec.job_state import JobState
-from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric
+from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric, value_for_scheduler
 
 MODEL = "model.safetensors"
 MAX_LAST_LINES, MAX_LAST_CHARS = 3, 400  # of a worker's output, for the report of its loss; arbitrary: the log has all
@@ -297,10 +297,11 @@ class Run:
         about = _About(job=command.job, attempt=command.attempt)
         try:
             stop = self.training.validated(epoch, values)
+            measured = value_for_scheduler(attempt.plan.scheduler_metric, values)
         except UnknownMetric as error:
             return JobFaulted(**about, reason="invalid-plan", message=str(error), exit_code=2)
         is_best = attempt.plan.keeps_best and self.training.take_best(values)
-        judged = EpochJudged(**about, iteration=command.iteration, stop=stop, is_best=is_best)
+        judged = EpochJudged(**about, iteration=command.iteration, stop=stop, is_best=is_best, measured=measured)
         if not attempt.plan.on_epoch:
             return judged
         self.asked = judged

@@ -138,6 +138,7 @@ class _Inspection(TypedDict):
     batch_modules: list[str]
     unsaved: str | None
     on_epoch: bool
+    scheduler_metric: str | None
     copy_bytes_per_second: _Rate
     small_size: _Whole
     device_units: NotRequired[list[_Unit]]

@@ -40,7 +40,7 @@ from weft.workload.data.batches import Batches
 from weft.workload.data.resident import can_be_resident
 from weft.workload.optimizer import make_optimizer
 from weft.workload.units import is_cut_by_calls
-from weft.workload.workload import Workload, WorkloadError
+from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of
 
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
@@ -87,6 +87,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
     if optimizer is not None and _device_updates(spec, device):
         on_device = device_update(workload, sample, device)
     update = on_host or on_device
+    scheduler = None if optimizer is None else make_scheduler(workload.scheduler, optimizer)
     return {
         "units": ran.units,
         "values": ran.values,
@@ -107,8 +108,9 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         "streams": batches.streams,
         "data_bytes": _data_bytes(batches),
         "on_epoch": learns and workload.on_epoch is not None,
+        "scheduler_metric": metric_of(workload, scheduler),
         "batch_modules": _batch_modules(workload.model),
-        "unsaved": None if optimizer is None else unsaved(workload, optimizer, update),
+        "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
         "copy_bytes_per_second": _copy_bytes_per_second(),
         "small_size": ran.small_size,
     }

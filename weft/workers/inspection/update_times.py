@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from weft.plan.error_places import step_place, within
 from weft.workers.devices.device import Device
@@ -21,7 +22,7 @@ from weft.workers.inspection.unit_facts import TIMED_RUNS
 from weft.workers.snapshots.plain import why_not_plain
 from weft.workers.updates.optimizer_state import options
 from weft.workload.optimizer import make_optimizer
-from weft.workload.workload import Workload, make_scheduler
+from weft.workload.workload import Workload
 
 SAMPLE_BYTES = 256 << 20  # of parameters: far beyond any cache, and tens of milliseconds a step
 
@@ -130,7 +131,7 @@ def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: 
     return UpdateTimes(seconds * scale, optimizer, moves=after == before, hides=after[-1] != before[-1])
 
 
-def unsaved(workload: Workload, optimizer: torch.optim.Optimizer, update: UpdateTimes | None) -> str | None:
+def unsaved(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None, update: UpdateTimes | None) -> str | None:
     """What could not be put back into another process, as a reason; None where all can. optimizer: of all parameters;
     update: of one that has stepped."""
     stepped = optimizer if update is None else update.optimizer
@@ -145,7 +146,6 @@ def unsaved(workload: Workload, optimizer: torch.optim.Optimizer, update: Update
     ]
     if why := why_not_plain(lambda: {"state": state, "options": [options(group) for group in stepped.param_groups]}):
         return f"the state of {type(stepped).__name__} cannot be put back ({why})"
-    scheduler = make_scheduler(workload.scheduler, optimizer)
     if scheduler is not None and (why := why_not_plain(scheduler.state_dict)):
         return f"the state of {type(scheduler).__name__} cannot be put back ({why})"
     return None

@@ -155,7 +155,14 @@ class ModelParts:
         if self._memory is None and not self._course.itinerary.forward_only:
             names = dict(zip(map(id, parameters), self._names, strict=True))
             digests = Digests() if self._spec.strategy.verify == "digest" else None
-            update = StageUpdate(self._workload, own.parameters(), names, reports=is_last, digests=digests)
+            update = StageUpdate(
+                self._workload,
+                own.parameters(),
+                names,
+                reports=is_last,
+                value=self._course.measured,
+                digests=digests,
+            )
             if self._saved is not None:
                 update.restore(self._saved)
             self.own_updates[holder[1]] = update

@@ -159,6 +159,7 @@ class BucketUpdates:
             begin=begin,
             done=done,
             takes=moves.device_takes if own else moves.host_takes,
+            value=course.measured,
             device=self._device,
             reports=self._view.position == self._view.reporter,
             digests=Digests(self._names) if self._strategy.verify == "digest" else None,

@@ -13,7 +13,7 @@ from weft.workers.snapshots.held import VALUES, Held
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.digests import Digests
 from weft.workers.updates.optimizer_state import options, parted_state, restored_state
-from weft.workers.updates.updates import restore_template, step_scheduler
+from weft.workers.updates.updates import Value, restore_template, step_scheduler
 from weft.workload.optimizer import make_optimizer
 from weft.workload.workload import Workload, make_scheduler
 
@@ -26,9 +26,11 @@ class StageUpdate:
         names: Mapping[int, str],
         *,
         reports: bool,
+        value: Value = lambda iteration: None,
         digests: Digests | None = None,
     ) -> None:
-        """names: of the model's parameters, by their ids. reports: it tells the learning rate of each step. digests:
+        """names: of the model's parameters, by their ids. reports: it tells the learning rate of each step. value:
+        what the scheduler is to be stepped with before an iteration's update. digests:
         where what it leaves is compared with what it finds."""
         model = workload.model.parameters()
         self._optimizer = make_optimizer(workload.optimizer, parameters, model=model)
@@ -36,6 +38,7 @@ class StageUpdate:
         self._stepping = within(step_place(self._optimizer))
         self._names = names
         self._reports = reports
+        self._value = value
         self._digests = digests
 
     def trained(self) -> set[int]:
@@ -84,6 +87,8 @@ class StageUpdate:
 
     def run(self, iteration: Iteration, measured: Measured) -> None:
         rate = 0.0
+        if self._scheduler is not None and (value := self._value(iteration)) is not None:
+            step_scheduler(self._scheduler, value)
         if self._optimizer is not None:
             rate = float(self._optimizer.param_groups[0].get("lr", 0.0))
             self.check()

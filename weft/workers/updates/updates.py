@@ -15,9 +15,11 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from weft.plan.buckets import Bucket
 from weft.plan.error_places import step_place, within
@@ -36,13 +38,15 @@ from weft.workload.workload import Workload, make_scheduler
 Missing = Callable[[Bucket, Iteration], frozenset[int]]
 Done = Callable[[Bucket, Iteration], None]
 Takes = Callable[[Bucket, Iteration], bool]
+Value = Callable[[Iteration], float | None]
 
 
 class Updates:
     """shards: by bucket. norm: None where nothing bounds updates. speculative: the step ends with VALIDATE. begin:
     called before a bucket's update, done once it stands. takes: whether a bucket is updated here in an iteration.
-    device: what has the shards. reports: this one tells the learning rate and the norm of each step. digests: where
-    what an update leaves is compared with what the next one finds."""
+    value: what the scheduler is to be stepped with before it. device: what has the shards. reports: this one tells the
+    learning rate and the norm of each step. digests: where what an update leaves is compared with what the next one
+    finds."""
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class Updates:
         done: Done,
         begin: Done = lambda bucket, iteration: None,
         takes: Takes = lambda bucket, iteration: True,
+        value: Value = lambda iteration: None,
         device: Device,
         reports: bool,
         digests: Digests | None = None,
@@ -78,11 +83,14 @@ class Updates:
         self._begin = begin
         self._done = done
         self._takes = takes
+        self._value = value
+        self._begun = -1  # the iteration of the newest step
         self._reports = reports
         self._digests = digests
 
     def update(self, bucket: Bucket, iteration: Iteration, measured: Measured) -> None:
         """The last bucket's also ends the step, even if it is updated elsewhere."""
+        self._begin_step(iteration)
         takes = self._takes(bucket, iteration)
         if takes:
             self._begin(bucket, iteration)
@@ -145,6 +153,7 @@ class Updates:
     def validate(self, iteration: Iteration, measured: Measured) -> None:
         """All updates of the iteration have been made; the norm is known."""
         assert self._norm is not None
+        self._begin_step(iteration)
         bound = self._norm.bound(iteration)
         self._stood = self._chooses and bool(bound.scale == 1.0) and not bound.skips
         for bucket in self._buckets:
@@ -183,6 +192,15 @@ class Updates:
         self._optimizer.hold(bucket.index, held, digests.names)
         return held
 
+    def _begin_step(self, iteration: Iteration) -> None:
+        """With the first of its tasks in an iteration, whichever that is."""
+        if iteration.index == self._begun:
+            return
+        self._begun = iteration.index
+        if self._scheduler is not None and (value := self._value(iteration)) is not None:
+            step_scheduler(self._scheduler, value)
+            self._optimizer.read_hyperparameters()
+
     def _step(self, bucket: Bucket, iteration: Iteration, bound: Bound) -> None:
         if not bound.skips:
             touched = self._touched(bucket, iteration)
@@ -217,7 +235,7 @@ class Updates:
 
 def restore_template(
     optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+    scheduler: LRScheduler | None,
     saved: Saved,
     names: Mapping[int, str],
 ) -> None:
@@ -229,11 +247,14 @@ def restore_template(
             scheduler.load_state_dict(copy.deepcopy(saved.scheduler))  # each has its own: it may be changed in place
 
 
-def step_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+def step_scheduler(scheduler: LRScheduler, *value: Any) -> None:
+    """After a training step; or with what was measured, behind an epoch. Each scheduler goes by one of the two."""
+    if isinstance(scheduler, ReduceLROnPlateau) is not bool(value):
+        return
     with warnings.catch_warnings():  # torch takes it for a mistake if the first step is one that was skipped
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
         with within(step_place(scheduler)):
-            scheduler.step()
+            scheduler.step(*value)
 
 
 def group_of(template: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> dict[int, int]:
