@@ -78,11 +78,11 @@ def test_one_that_is_whole_while_another_is_written_waits_and_nobody_writes_over
     rehearsal = Rehearsal(dataclasses.replace(plan, checkpoint_steps=None, checkpoint_seconds=1e-3))
     (adjust,) = rehearsal.tell(CheckpointDue(job="a", attempt=1))
     written = Snapshot(iteration=0, place=2, tasks=("stage-0-0",), best=True)
-    rehearsal.job.saving = written
+    rehearsal.job.saving = [written]
     assert adjust.adjustment.snapshot != written.place
     rehearsal.run_to(adjust.first_iteration + 2)
     assert rehearsal.job.snapshot.iteration == adjust.first_iteration
-    assert (rehearsal.found(SaveSnapshot), rehearsal.job.saving) == ([], written)
+    assert (rehearsal.found(SaveSnapshot), rehearsal.job.saving) == ([], [written])
     rehearsal.due()
     assert {each.adjustment.snapshot for each in rehearsal.found(Adjust)}.isdisjoint({written.place})
     commands = rehearsal.tell(SnapshotSaved(job="a", path="there"))

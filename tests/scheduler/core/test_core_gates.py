@@ -19,10 +19,13 @@ from weft.scheduler.core.events import (
     Dispatch,
     EpochJudged,
     JudgeEpoch,
+    PauseRequested,
+    Prepare,
     RecordIteration,
     RecordSnapshot,
     RecordState,
     ResultSaved,
+    ResumeRequested,
     SaveResult,
     SaveSnapshot,
     SnapshotSaved,
@@ -271,7 +274,8 @@ def test_of_each_epochs_last_step_there_is_a_copy_and_the_best_goes_to_the_disk(
         keeping.run_to((epoch + 1) * EPOCH)
         assert keeping.found(RecordSnapshot)[-1].snapshot.iteration == epoch * EPOCH + 2
         saved += [each for each in judged_best(keeping, is_best=is_best) if isinstance(each, SaveSnapshot)]
-        keeping.tell(SnapshotSaved(job="a", path="/runs/a"))
+        if is_best:
+            keeping.tell(SnapshotSaved(job="a", path="/runs/a"))
     assert [(each.snapshot.iteration, each.snapshot.best) for each in saved] == [(2, True), (2 * EPOCH + 2, True)]
     assert keeping.job.phase is Phase.SAVING
 
@@ -298,3 +302,23 @@ def test_a_best_that_still_waits_when_the_job_ends_is_written(keeping: Any) -> N
     assert keeping.job.phase is Phase.SAVING
     ended(keeping)
     assert [each.snapshot.iteration for each in keeping.found(SaveSnapshot)] == [2, 3 * EPOCH + 2]
+
+
+def test_of_two_that_a_pause_writes_the_newer_stays_in_memory_where_it_could_not_be_written(keeping: Any) -> None:
+    """The memory was let go of once the first was on the disk, and the job went on from that."""
+    keeping.run_to(EPOCH)
+    judged_best(keeping, is_best=True)
+    keeping.run_to(2 * EPOCH)
+    keeping.tell(PauseRequested(job="a"))
+    judged_best(keeping, is_best=True)
+    keeping.run_to(4 * EPOCH)
+    keeping.release()
+    assert keeping.job.phase is Phase.PAUSED
+    newest = keeping.found(SaveSnapshot)[-1].snapshot
+    assert [each.snapshot.iteration for each in keeping.found(SaveSnapshot)] == [2, EPOCH + 2, newest.iteration]
+    assert newest.iteration == 2 * EPOCH
+    for path in ("/of the first best", "/of the best", None):
+        assert keeping.tell(SnapshotSaved(job="a", path=path)) == []
+    keeping.tell(ResumeRequested(job="a"))
+    keeping.prepare()
+    assert {each.snapshot for each in keeping.found(Prepare, attempt=2)} == {newest}

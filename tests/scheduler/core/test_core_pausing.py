@@ -158,7 +158,7 @@ def test_where_all_places_are_taken_it_stops_behind_the_next_copy(rehearsal: Any
         rehearsal.due()
         if number < places - 1:
             rehearsal.run_to(rehearsal.job.copying[0].iteration + 1)
-            rehearsal.job.saving = rehearsal.job.saving or rehearsal.job.snapshot
+            rehearsal.job.saving = rehearsal.job.saving or [rehearsal.job.snapshot]
     assert pause(rehearsal) < 16
 
 

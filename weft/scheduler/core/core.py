@@ -208,7 +208,9 @@ class Core(Ending):
     def _snapshot_saved(self, event: events.SnapshotSaved) -> list[Command]:
         if (job := self.jobs.get(event.job)) is None:
             return []
-        job.saving, job.on_disk = None, job.on_disk if event.path is not None else -1
+        saved = job.saving.pop(0)
+        if event.path is not None:
+            job.on_disk = max(job.on_disk, saved.iteration)
         if job.phase is Phase.RUNNING:
             return [*dispatch.save_next(job), *dispatch.halt(job), *dispatch.begin_checkpoint(job)]
         return self._let_go_of_copies(job) if job.phase is Phase.PAUSED else []

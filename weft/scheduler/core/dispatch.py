@@ -171,7 +171,7 @@ def save_best(job: Job) -> list[Command]:
     best, job.best = job.best, None
     if best is None:
         return []
-    job.saving, job.on_disk = best, max(job.on_disk, best.iteration)
+    job.saving.append(best)
     return [SaveSnapshot(job=job.name, snapshot=best)]
 
 
@@ -277,15 +277,15 @@ def begin_checkpoint_now(job: Job) -> list[Command]:
 
 
 def _may_save(job: Job) -> bool:
-    return job.saving is None and not any(each.to_disk for each in job.copying)
+    return not job.saving and not any(each.to_disk for each in job.copying)
 
 
 def _copy(job: Job, iteration: int, *, to_disk: bool, best: bool = False) -> list[Command]:
     """Nothing where a place or an iteration is missing: after the last one there is the result. One place is left for
     what may turn out the best."""
     assert job.plan is not None
-    kept = (each for each in (job.snapshot, job.saving, job.best) if each)
-    tasks, taken = job.plan.snapshot_tasks(), [*job.copying, *kept]
+    kept = (each for each in (job.snapshot, job.best) if each)
+    tasks, taken = job.plan.snapshot_tasks(), [*job.copying, *job.saving, *kept]
     free = set(range(job.plan.snapshot_places)) - {each.place for each in taken if each.path is None}
     if job.plan.keeps_best and not best and not any(each.best for each in job.copying) and len(free) == 1:
         free = set()
@@ -326,7 +326,7 @@ def take_snapshots(job: Job) -> list[Command]:
 def save_next(job: Job) -> list[Command]:
     """Of a running job, whose lanes go on writing: what waits for the disk, one at a time, since the place of one that
     is on its way there is nobody else's meanwhile."""
-    if job.saving is not None:
+    if job.saving:
         return []
     if job.best is not None:
         return save_best(job)
@@ -334,12 +334,13 @@ def save_next(job: Job) -> list[Command]:
 
 
 def save(job: Job) -> list[Command]:
-    """The newest snapshot, unless it is on the disk; and the best, if that waits."""
+    """The newest snapshot, unless it is on the disk, or on its way there; and the best, if that waits."""
     newest, best = job.snapshot, save_best(job)
-    if newest is None or newest.iteration <= job.on_disk or newest.path is not None:
+    there = max([job.on_disk, *(each.iteration for each in job.saving)])
+    if newest is None or newest.iteration <= there or newest.path is not None:
         return best
     newest = dataclasses.replace(newest, best=False)
-    job.saving, job.on_disk = newest, newest.iteration
+    job.saving.append(newest)
     return [*best, SaveSnapshot(job=job.name, snapshot=newest)]
 
 

@@ -29,7 +29,7 @@ class Ending(State):
     def _let_go_of_copies(self, job: Job) -> list[Command]:
         """Of a job that is paused, once they are on the disk: that is where it will find them."""
         kept = job.snapshot
-        if job.saving is not None or (kept is not None and kept.path is None and kept.iteration > job.on_disk):
+        if job.saving or (kept is not None and kept.path is None and kept.iteration > job.on_disk):
             return []
         job.snapshot, copies, job.copies = None, job.copies, False
         return [events.DropArenas(job=job.name, attempt=None)] if copies else []

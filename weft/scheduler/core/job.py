@@ -83,8 +83,8 @@ class Job:
     snapshot: Snapshot | None = None  # the newest that is whole: what another attempt goes on from
     copying: list[Snapshot] = field(default_factory=list)  # those that lanes have been told of, until they are whole
     best: Snapshot | None = None  # the best so far, while it waits for its turn to be written to the disk
-    saving: Snapshot | None = None  # the one that is being written to the disk
-    on_disk: int = -1  # the iteration of the newest that is there, or is being written
+    saving: list[Snapshot] = field(default_factory=list)  # that are being written to the disk, one after another
+    on_disk: int = -1  # the iteration of the newest that is there
     copies: bool = False  # memory for snapshots may have been made
     losses: list[str] = field(default_factory=list)  # of workers, since it came further than ever; a report of each
     furthest: int = 0  # iterations that it had done when it last lost one
