@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from weft.machine.stacks import STOPPED, stacks_of, state_of
+from weft.machine.proc import STOPPED, state_of
+from weft.machine.stacks import stacks_of
 
 ANSWERS = "from weft.machine.stacks import answer_with_stacks; answer_with_stacks()"
 # C code that keeps the interpreter's lock, as a PyDLL does: no Python thread of the process runs any more.

@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from weft.machine.proc import STOPPED, state_of, text_of
+
 SIGNAL: Final = signal.SIGRTMIN + 10  # arbitrary: glibc has the first two, and users' programs mostly SIGUSR1
-STOPPED, TRACED = "T", "t"  # states as of proc(5): by a signal, by a debugger
 ANSWER_SECONDS: Final = 1.0  # to begin with it; far above what it takes
 SETTLED_SECONDS: Final = 0.05  # without another byte: it is whole
 MAX_BYTES: Final = 1 << 20  # faulthandler writes 100 threads of 100 frames at most
@@ -34,11 +35,6 @@ def answer_with_stacks() -> None:
     file = os.memfd_create(_NAME)
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
-
-
-def state_of(pid: int) -> str:
-    """Its letter; "" where it has ended."""
-    return _stat(Path(f"/proc/{pid}"))
 
 
 def stacks_of(pids: Mapping[str, int]) -> dict[str, str]:
@@ -57,7 +53,9 @@ def _threads(pid: int) -> str:
         threads = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda each: int(each.name))
     except OSError:
         return "it has ended"
-    return "\n".join(f"thread {of.name} ({_line(of / 'comm')}): {_stat(of)} {_line(of / 'wchan')}" for of in threads)
+    return "\n".join(
+        f"thread {of.name} ({text_of(of / 'comm')}): {_stat(of)} {text_of(of / 'wchan')}" for of in threads
+    )
 
 
 def _ask(pid: int) -> Path | str:
@@ -112,11 +110,4 @@ def _read(file: Path) -> str:
 
 
 def _stat(path: Path) -> str:
-    return next(iter(_line(path / "stat").rpartition(")")[2].split()), "")
-
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    return next(iter(text_of(path / "stat").rpartition(")")[2].split()), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import logging
 import resource
 import signal
@@ -20,10 +21,11 @@ import pytest
 
 from weft.machine.crew import make_crew
 from weft.machine.oom_kills import OomKills
+from weft.machine.proc import STOPPED, state_of
 from weft.scheduler.core import back_off
 from weft.scheduler.daemon import pool
 from weft.scheduler.daemon.link import Link
-from weft.scheduler.daemon.pool import DIRECTORY, MAX_LOOKS, Child, Pool
+from weft.scheduler.daemon.pool import DIRECTORY, HUNG_LOOKS, MAX_LOOKS, SAVER, STOPPED_LOOKS, Child, Pool
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import Message, encode
 
@@ -109,6 +111,7 @@ class Linked:
         self.said: list[Message] = []
         self.garbled: list[str] = []
         self.lost: list[tuple[int | None, str]] = []
+        self.saved: list[tuple[str, Message]] = []
         settings = Settings(runtime_dir=home, state_dir=home, workers=1, gpus=0, metrics="")
         self.pool = Pool(
             settings,
@@ -118,7 +121,7 @@ class Linked:
             lambda worker, problem: self.garbled.append(problem),
             lambda worker, what, at: None,
             lambda worker, code, shortage: self.lost.append((code, shortage)),
-            lambda job, answer: None,
+            lambda job, answer: self.saved.append((job, answer)),
             lambda: None,
             lambda: None,
         )
@@ -222,6 +225,84 @@ async def test_a_directory_that_sends_garbage_is_killed(linked: Linked) -> None:
     await linked.send(b"\0" * 100)
     assert await asyncio.to_thread(linked.process.wait, 60) == -signal.SIGKILL
     assert linked.garbled == []
+
+
+# --- those that are no workers
+
+
+def as_child(linked: Linked, role: str) -> None:
+    """What is linked is a saver of job "a", or the directory."""
+    name = DIRECTORY if role == DIRECTORY else f"{SAVER} of a"
+    linked.child.role, linked.child.name, linked.child.owes = role, name, role == SAVER
+    linked.pool._children = {name: linked.child}
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process does nothing: it may be on its way up still."""
+    monkeypatch.setattr(pool, "used_by", lambda pid: ("0", "0"))
+
+
+@pytest.mark.parametrize("role", [DIRECTORY, SAVER])
+async def test_one_that_is_stopped_is_told_to_go_on_and_killed_where_it_does_not(linked: Linked, role: str) -> None:
+    """A saver was waited for until somebody noticed, and with it every later checkpoint."""
+    as_child(linked, role)
+    linked.process.send_signal(signal.SIGSTOP)
+    await until(lambda: state_of(linked.process.pid) == STOPPED)
+    linked.child.is_stopped = True
+    linked.looks(STOPPED_LOOKS)
+    await until(lambda: state_of(linked.process.pid) == "S")
+    linked.looks(STOPPED_LOOKS)  # as if it had been stopped again
+    assert await asyncio.to_thread(linked.process.wait, SECONDS) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("role", [DIRECTORY, SAVER])
+@pytest.mark.usefixtures("quiet")
+async def test_one_that_owes_an_answer_and_in_which_nothing_goes_on_is_killed(linked: Linked, role: str) -> None:
+    as_child(linked, role)
+    linked.looks(HUNG_LOOKS[role])
+    assert linked.process.poll() is None
+    linked.looks(1)
+    assert await asyncio.to_thread(linked.process.wait, SECONDS) == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_a_saver_that_is_killed_for_it_has_written_nothing_and_says_why(linked: Linked) -> None:
+    as_child(linked, SAVER)
+    linked.looks(HUNG_LOOKS[SAVER] + 1)
+    linked.theirs.close()
+    linked.pool._server_said({"exited": linked.child.name, "pid": linked.process.pid, "code": -9})
+    await until(lambda: bool(linked.saved))
+    told = f"the process that wrote it was killed: nothing has gone on in it for {HUNG_LOOKS[SAVER]} s"
+    assert linked.saved == [("a", {"error": told})]
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_a_directory_that_answers_lives_as_long_as_it_does(linked: Linked) -> None:
+    as_child(linked, DIRECTORY)
+    for _ in range(3):
+        linked.looks(HUNG_LOOKS[DIRECTORY] - 1)
+        await linked.send(encode({"type": "there"}))
+    assert linked.process.poll() is None
+    assert linked.theirs.recv(1 << 16).count(b"arenas") == 3, "it is not asked again before it has answered"
+
+
+async def test_one_that_works_without_an_answer_is_left_alone(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_child(linked, SAVER)
+    seconds = itertools.count()
+    monkeypatch.setattr(pool, "used_by", lambda pid: (str(next(seconds)),))
+    linked.looks(2 * HUNG_LOOKS[SAVER])
+    assert linked.process.poll() is None
+
+
+async def test_a_fork_server_that_is_stopped_is_told_to_go_on(linked: Linked) -> None:
+    linked.pool._process = linked.process
+    linked.process.send_signal(signal.SIGSTOP)
+    await until(lambda: state_of(linked.process.pid) == STOPPED)
+    linked.looks(STOPPED_LOOKS - 1)
+    assert state_of(linked.process.pid) == STOPPED
+    linked.looks(1)
+    await until(lambda: state_of(linked.process.pid) == "S")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
-from weft.machine.stacks import STOPPED, TRACED, stacks_of, state_of
+from weft.machine.proc import STOPPED, TRACED, state_of
+from weft.machine.stacks import stacks_of
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.core.core import Core

@@ -26,6 +26,7 @@ import psutil
 from weft.machine.cgroups import read_cgroup_limits
 from weft.machine.crew import Crew
 from weft.machine.oom_kills import OomKills, told_shortage
+from weft.machine.proc import STOPPED, TRACED, state_of, used_by
 from weft.scheduler.core.back_off import back_off
 from weft.scheduler.daemon.link import Link
 from weft.spec.settings import Settings
@@ -35,7 +36,9 @@ from weft.transport.wire.frames import Message, encode
 SPIN_SECONDS = 4e-3
 DIRECTORY, WORKER, SAVER = "directory", "worker", "saver"  # roles of children
 RETRY_SECONDS = 0.1  # the least between two tries to get a pair of sockets
-STOPPED_LOOKS = 10  # a second apart, at a directory that is stopped before it is told to go on; arbitrary
+STOPPED_LOOKS = 10  # a second apart, at what is no worker and stopped, before it is told to go on; arbitrary
+# Looks at one that owes an answer and in which nothing goes on; arbitrary, and far above what a busy disk takes.
+HUNG_LOOKS = {DIRECTORY: 60, SAVER: 600}
 MAX_LOOKS = 10  # a second apart, at a link on which nothing goes on: a frame of 64 MiB takes one on a busy machine
 
 # Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
@@ -79,11 +82,14 @@ class Child:
     exit_code: int | None = None
     exited: bool = False
     peak_bytes: int | None = None  # the most that was resident, once it has exited
-    was_told_to_die: bool = False  # by the daemon: the kernel did not kill it
+    killed_for: str = ""  # by the daemon: the kernel did not kill it
     closed: bool = False
     is_stopped: bool = False
     answer: Message | None = None  # a saver's
-    num_stopped: int = 0  # looks in a row that found it stopped; of the directory alone
+    num_stopped: int = 0  # looks in a row that found it stopped; of those that are no workers, as the next three
+    owes: bool = False  # an answer to the daemon's last question; a saver always, its checkpoint
+    used: tuple[str, ...] = ()  # by it, at the last look
+    num_quiet: int = 0  # looks in a row in which it owed an answer and nothing went on in it
     num_looks: int = 0  # in a row that found nothing going on at its link
 
 
@@ -121,6 +127,7 @@ class Pool:
         self._socket: socket.socket | None = None
         self._server: Link | None = None
         self._closing = False
+        self._server_stopped = 0  # looks in a row that found it so
         self._crew = crew
         self._directory_failures = 0
         self._oom_kills = OomKills()
@@ -203,7 +210,7 @@ class Pool:
         child = self._children.get(worker)
         if child is not None and child.pid and not child.exited and not self._closing:
             _log.info("%s (pid %d) is killed: %s", worker, child.pid, cause)
-            child.was_told_to_die = True
+            child.killed_for = cause
             if child.link is not None:
                 child.link.deafen()
             with contextlib.suppress(ProcessLookupError):  # reaped this moment, and the server's word is on its way
@@ -213,25 +220,43 @@ class Pool:
         """Once a second: a child whose frame does not end, or whose link is gone while it lives, will never be heard of
         again. Looks are counted, not seconds: a daemon that comes late has not looked."""
         self._oom_kills.look(time.monotonic())
+        self._rouse_server()
         for child in list(self._children.values()):
-            if child.role == DIRECTORY:
+            if child.role != WORKER and child.pid and not child.exited:  # of workers jobs have what tells of hangs
                 self._rouse(child)
+                self._watch(child)
             if child.link is None or child.exited or child.is_stopped:
                 continue
             child.num_looks = child.num_looks + 1 if child.closed or child.link.is_stuck() else 0
             if child.num_looks == MAX_LOOKS:
                 self._broken(child, "the end of its link" if child.closed else "a frame without an end")
 
-    def _rouse(self, directory: Child) -> None:
-        """What all jobs have come to is in its memory: one that somebody has stopped is told to go on, and killed only
-        where it does not."""
-        directory.num_stopped = directory.num_stopped + 1 if directory.is_stopped else 0
-        if directory.num_stopped == STOPPED_LOOKS:
-            _log.warning("the directory (pid %d) has been stopped, and is told to go on", directory.pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(directory.pid, signal.SIGCONT)
-        elif directory.num_stopped == 2 * STOPPED_LOOKS:
-            self.kill(DIRECTORY, "it is stopped, and does not go on when it is told to")
+    def _rouse(self, child: Child) -> None:
+        """What all jobs have come to is in the directory's memory: one that somebody has stopped is told to go on, and
+        killed only where it does not. So is a saver: a checkpoint waits for it."""
+        child.num_stopped = child.num_stopped + 1 if child.is_stopped else 0
+        if child.num_stopped == STOPPED_LOOKS:
+            _tell_to_go_on(f"the {child.name}", child.pid)
+        elif child.num_stopped == 2 * STOPPED_LOOKS:
+            self.kill(child.name, "it is stopped, and does not go on when it is told to")
+
+    def _rouse_server(self) -> None:
+        """As the others. Who kills it ends the daemon."""
+        pid = 0 if self._process is None or self._closing else self._process.pid
+        self._server_stopped = self._server_stopped + 1 if pid and state_of(pid) == STOPPED else 0
+        if self._server_stopped and self._server_stopped % STOPPED_LOOKS == 0:
+            _tell_to_go_on("the fork server", pid)
+
+    def _watch(self, child: Child) -> None:
+        """One that hangs, in whatever it is, is killed: another directory is started, another checkpoint written."""
+        before, child.used = child.used, used_by(child.pid)
+        is_quiet = child.owes and child.used == before and not child.is_stopped and state_of(child.pid) != TRACED
+        child.num_quiet = child.num_quiet + 1 if is_quiet else 0
+        if child.num_quiet == HUNG_LOOKS[child.role]:
+            self.kill(child.name, f"nothing has gone on in it for {child.num_quiet} s")
+        elif child.role == DIRECTORY and not child.owes:
+            child.owes = True
+            self.send(DIRECTORY, {"arenas": None})
 
     async def stop(self) -> None:
         """Ends every child and the fork server, and waits until they are gone."""
@@ -253,7 +278,7 @@ class Pool:
 
     async def _fork(self, name: str, role: str, config: dict[str, Any]) -> None:
         assert self._socket is not None
-        child = Child(name, role)
+        child = Child(name, role, owes=role == SAVER)
         self._children[name] = child
         ours, theirs = await _socket_pair(name)
         with theirs:
@@ -310,6 +335,7 @@ class Pool:
             self._on_garbled(child.name, problem)
 
     def _child_said(self, child: Child, message: Message) -> None:
+        child.owes = False
         if child.role == WORKER:
             self._on_message(child.name, message)
         elif child.role == SAVER:
@@ -328,18 +354,25 @@ class Pool:
                 self._directory_failures = 0 if was_killed else self._directory_failures + 1
                 self._on_directory_lost()
             elif child.role == SAVER:
-                ended = shortage or f"ended with exit code {child.exit_code}"
+                killed = f"was killed: {child.killed_for}" if child.killed_for else ""
+                ended = shortage or killed or f"ended with exit code {child.exit_code}"
                 gone = {"error": f"the process that wrote it {ended}"}
                 self._on_saved(child.name.removeprefix(f"{SAVER} of "), child.answer or gone)
             else:
                 self._on_lost(child.name, child.exit_code, shortage)
 
     def _shortage(self, child: Child) -> str:
-        if child.exit_code != -signal.SIGKILL or child.was_told_to_die or not self._oom_kills.claim(time.monotonic()):
+        if child.exit_code != -signal.SIGKILL or child.killed_for or not self._oom_kills.claim(time.monotonic()):
             return ""
         shortage = told_shortage(child.peak_bytes, read_cgroup_limits(), psutil.virtual_memory().total)
         _log.warning("%s %s", child.name, shortage)
         return shortage
+
+
+def _tell_to_go_on(whom: str, pid: int) -> None:
+    _log.warning("%s (pid %d) has been stopped, and is told to go on", whom, pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 async def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:
