@@ -12,7 +12,7 @@ import pytest
 from weft.plan.graph import Lane
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
-from weft.scheduler.core.events import KillWorker, RecordState, WorkerHung, WorkerJoined, WorkerLost
+from weft.scheduler.core.events import KillWorker, RecordState, Release, WorkerHung, WorkerJoined, WorkerLost
 from weft.scheduler.core.hangs import FIRST, MULTIPLE, Hang, SeenLane, SeenWorker, deadline, find_hang, who_waits
 from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import MAX_LOSSES
@@ -136,7 +136,7 @@ def test_one_that_does_not_answer_is_at_fault_after_the_longest_of_its_deadlines
     assert (hang.cause, hang.worker) == ("silent", "cpu-1")
 
 
-def test_where_all_wait_nobody_is_killed(seen: Seen) -> None:
+def test_where_all_wait_no_worker_is_at_fault(seen: Seen) -> None:
     hang = seen.find()
     assert hang is not None
     assert (hang.cause, hang.worker) == ("nobody", None)
@@ -206,6 +206,38 @@ def test_a_job_that_hangs_again_and_again_fails_with_what_it_hangs_in(rehearsal:
     assert (
         last.message.count("cpu-0 sleeps in FORWARD(0,0); cpu-0 was killed for it, before any step") == MAX_LOSSES + 1
     )
+
+
+CIRCLE = "every lane waits and none does anything"
+
+
+def circle(rehearsal: Any, attempt: int = 1) -> list[Any]:
+    told: list[Any] = rehearsal.tell(WorkerHung(worker=None, job="a", attempt=attempt, message=CIRCLE))
+    return told
+
+
+def test_where_all_lanes_wait_all_let_go_nobody_is_killed_and_the_job_recovers(rehearsal: Any) -> None:
+    """It was told, and stood still until somebody cancelled it."""
+    assert circle(rehearsal) == [], "before there are any"
+    rehearsal.bring("a", Phase.RUNNING)
+    assert circle(rehearsal, attempt=2) == []
+    state, *released = circle(rehearsal)
+    assert (state.state, state.reason) == ("recovering", "hung")
+    assert state.message == "all lanes let go, and the job starts again (attempt 2)"
+    assert [(type(each), each.worker) for each in released] == [(Release, "cpu-0"), (Release, "loader-0")]
+    assert circle(rehearsal) == [], "it lets go"
+
+
+def test_a_job_whose_lanes_wait_for_each_other_again_and_again_fails(rehearsal: Any) -> None:
+    for attempt in range(1, MAX_LOSSES + 2):
+        rehearsal.bring("a", Phase.RUNNING)
+        circle(rehearsal, attempt)
+        last = rehearsal.release("a")[-1]
+    assert isinstance(last, RecordState)
+    assert (last.state, last.reason, last.attempt) == ("failed", "hung", MAX_LOSSES + 1)
+    assert last.message is not None
+    assert last.message.startswith(f"{CIRCLE}; stacks-*.txt in the run directory")
+    assert last.message.count(f". attempt {MAX_LOSSES}: {CIRCLE}") == 1
 
 
 def test_a_loss_after_a_hang_is_told_as_a_loss(rehearsal: Any) -> None:

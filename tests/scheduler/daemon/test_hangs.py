@@ -162,6 +162,21 @@ async def test_a_worker_that_does_not_answer_is_at_fault(begin: Callable[..., Lo
     assert [each.worker for each in look.fed if isinstance(each, WorkerHung)] == ["loader-0"]
 
 
+@pytest.mark.parametrize(("on_hang", "restarts"), [("restart", True), ("notify", False)])
+async def test_where_all_lanes_wait_the_job_is_begun_anew(
+    begin: Callable[..., Look], on_hang: str, restarts: bool
+) -> None:
+    look = begin(on_hang=on_hang)
+    for worker in ("cpu-0", "loader-0"):
+        look.says(worker, seconds=LEAST, waits_for=0)
+    look.look(LEAST + 3)
+    assert len(look.told) == 1
+    assert "every lane waits and none does anything" in look.told[0]
+    await look.act()
+    hung = [(each.worker, each.attempt) for each in look.fed if isinstance(each, WorkerHung)]
+    assert hung == ([(None, 1)] if restarts else [])
+
+
 async def test_what_takes_long_to_prepare_is_told_and_nobody_is_killed(begin: Callable[..., Look]) -> None:
     look = begin(Phase.PREPARING)
     look.look(FIRST * LEAST)

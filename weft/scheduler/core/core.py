@@ -66,7 +66,7 @@ class Core(Ending):
             case events.WorkerGarbled():
                 return self._worker_garbled(event)
             case events.WorkerHung():
-                return outcomes.kill_hung(event, self.jobs.get(event.job))
+                return self._hung(event)
             case events.JobPlanned():
                 return self._job_planned(event)
             case events.WorkerPrepared():
@@ -298,6 +298,13 @@ class Core(Ending):
         losses.note(event, job)
         job.workers = tuple(w for w in job.workers if w != event.worker)
         return commands + self._release(job, outcomes.of_lost_worker(event, job))
+
+    def _hung(self, event: events.WorkerHung) -> list[Command]:
+        """Where no worker is to blame, all let go."""
+        if event.worker is not None:
+            return outcomes.kill_hung(event.worker, event, self.jobs.get(event.job))
+        job = self._current(event.job, event.attempt, Phase.RUNNING)
+        return [] if job is None else self._release(job, outcomes.of_hung_lanes(event, job))
 
     def _worker_garbled(self, event: events.WorkerGarbled) -> list[Command]:
         """The job holds the worker until that is lost, which is soon."""

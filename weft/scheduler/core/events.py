@@ -45,7 +45,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHung:
-    worker: str  # for which nothing of the attempt comes to an end any more
+    worker: str | None  # for which nothing of the attempt comes to an end any more; None where lanes wait in a circle
     job: str
     attempt: int
     message: str  # what it is in, and for how long

@@ -6,7 +6,8 @@ is at fault, and those that wait for it are not:
     a worker is stopped          nothing in it goes on, whatever it was doing         after the least
     a worker does not answer     its code holds the interpreter, or a disk holds it   after the longest of its deadlines
     a lane is in a task          a loss that sleeps, a dataset that never returns     after that task's deadline
-    every lane waits             a fault of Weft's own: no worker is to blame         after the least
+    every lane waits             a fault of Weft's own: no worker is to blame, so     after the least
+                                 that all let go and the job goes on
 
 A slow job is no hang. So a deadline follows from what such tasks have taken, generously, and where nothing is known of
 them (the first ones build, compile and open what later ones use) it is many times the least.

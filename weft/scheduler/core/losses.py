@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 
-from weft.scheduler.core.events import JobFaulted, WorkerLost
+from weft.scheduler.core.events import JobFaulted, WorkerHung, WorkerLost
 from weft.scheduler.core.job import Job, Phase
 
 _DOING = {
@@ -29,6 +29,13 @@ def note(event: WorkerLost, job: Job) -> None:
 def note_corruption(event: JobFaulted, job: Job) -> None:
     """A worker has found that memory had changed, and did not use it."""
     _add(event.message, job)
+
+
+def note_hang(event: WorkerHung, job: Job) -> None:
+    """No worker is lost for it."""
+    done = job.iterations_done
+    after = f", after {job.plan.itinerary.label(done - 1)}" if done and job.plan is not None else ""
+    _add(f"{event.message}{after}", job)
 
 
 def _add(told: str, job: Job) -> None:

@@ -87,18 +87,26 @@ def of_fault(event: JobFaulted, job: Job) -> Outcome:
     return Outcome("failed", CORRUPTED, f"{event.message}{losses.told(job)}", event.exit_code)
 
 
-def kill_hung(event: WorkerHung, job: Job | None) -> list[Command]:
+def kill_hung(worker: str, event: WorkerHung, job: Job | None) -> list[Command]:
     """Nothing where it has ended meanwhile. Its loss, which follows, is told as what it is."""
-    if job is None or job.attempt != event.attempt or job.phase is Phase.RELEASING or event.worker not in job.workers:
+    if job is None or job.attempt != event.attempt or job.phase is Phase.RELEASING or worker not in job.workers:
         return []
     job.hung = event.message
-    return [KillWorker(worker=event.worker, cause=f"{event.job} hangs: {event.message}")]
+    return [KillWorker(worker=worker, cause=f"{event.job} hangs: {event.message}")]
 
 
 def _of_hung_worker(worker: str, job: Job) -> Outcome:
     if len(job.losses) <= MAX_LOSSES:
         return Outcome("recovering", "hung", f"{worker} is replaced, and the job {_again(job)}")
     return Outcome("failed", "hung", f"{job.hung}; {HUNG_REMEDY}", EXIT_HUNG)
+
+
+def of_hung_lanes(event: WorkerHung, job: Job) -> Outcome:
+    """Each waits for another. Another attempt has a board of its own; how many may end so is bounded as for losses."""
+    losses.note_hang(event, job)
+    if len(job.losses) <= MAX_LOSSES:
+        return Outcome("recovering", "hung", f"all lanes let go, and the job {_again(job)}")
+    return Outcome("failed", "hung", f"{event.message}; {HUNG_REMEDY}{losses.told(job)}", EXIT_HUNG)
 
 
 def of_garbled_worker(event: WorkerGarbled) -> Outcome:

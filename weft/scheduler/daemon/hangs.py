@@ -205,7 +205,7 @@ class Hangs:
         for worker, text in (await asyncio.to_thread(stacks_of, pids)).items():
             run.files.keep(f"stacks-{worker}.txt", text)
         run.files.log(f"stacks: {', '.join(f'stacks-{worker}.txt' for worker in pids)} in {run.files.path}")
-        if hang.worker is not None and run.spec.job.on_hang == "restart" and watch.is_told:
+        if hang.cause != "phase" and run.spec.job.on_hang == "restart" and watch.is_told:
             self._feed(WorkerHung(worker=hang.worker, job=job, attempt=attempt, message=hang.message))
 
 
