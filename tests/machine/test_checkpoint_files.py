@@ -225,7 +225,7 @@ def test_a_link_to_no_checkpoint_of_the_run_names_no_best(tmp_path: Path, target
 def test_the_manifest_tells_what_a_reader_needs(tmp_path: Path) -> None:
     path = write(tmp_path, 7)
     told = json.loads((path / "manifest.json").read_text())
-    assert told.keys() == {"format", "step", "training", "standing", "files"}
+    assert told.keys() == {"format", "step", "training", "standing", "adjusted", "files"}
     assert (told["step"], told["training"]) == (7, TRAINING)
     assert told["files"]["training.pt"][0] == 5
     assert told["format"] == checkpoint_files.FORMAT

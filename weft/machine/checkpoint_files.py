@@ -49,6 +49,7 @@ class Checkpoint:
     training: Mapping[str, Any]  # what its bits depend on: batch size, seed, number of samples
     files: Mapping[str, tuple[int, str]]  # by name: bytes, SHA-256
     standing: Mapping[str, Any]  # what `[stop]` goes on with, see weft.spec.stopping
+    adjusted: Mapping[str, Any]  # to what the job had been adjusted, see weft.scheduler.runs.checkpoints
 
 
 def name_of(step: int) -> str:
@@ -65,6 +66,7 @@ def read_manifest(path: Path) -> Checkpoint:
             )
         files = {str(name): (int(size), str(digest)) for name, (size, digest) in told["files"].items()}
         step, training, standing = int(told["step"]), dict(told["training"]), dict(told.get("standing", {}))
+        adjusted = dict(told.get("adjusted", {}))  # not there before it was kept
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} is no checkpoint, nor a run that has one; give a directory of RUN/checkpoints, such as "
@@ -76,7 +78,7 @@ def read_manifest(path: Path) -> Checkpoint:
         raise _damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
     if step < 0 or any(Path(name).name != name or name.startswith(".") for name in files):
         raise _damaged(path / MANIFEST, "it names what is no file of a checkpoint")
-    return Checkpoint(path=path, step=step, training=training, files=files, standing=standing)
+    return Checkpoint(path=path, step=step, training=training, files=files, standing=standing, adjusted=adjusted)
 
 
 def check_digests(checkpoint: Checkpoint) -> None:
@@ -136,6 +138,7 @@ def write_checkpoint(
     keep: int,
     best: bool = False,
     standing: Mapping[str, Any] = MappingProxyType({}),
+    adjusted: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Makes the checkpoint of a step whose files `write` puts into the directory that it is given; nothing where there
     is one already. keep: how many stay, the newest; the best one does, too. best: it is that from now on.
@@ -151,7 +154,8 @@ def write_checkpoint(
         try:
             partial.mkdir(0o700)
             write(partial)
-            _seal(partial, {"step": step, "training": dict(training), "standing": dict(standing)})
+            about = {"training": dict(training), "standing": dict(standing), "adjusted": dict(adjusted)}
+            _seal(partial, {"step": step, **about})
             shutil.rmtree(place, ignore_errors=True)
             os.rename(partial, place)
             sync(folder)

@@ -318,6 +318,33 @@ def test_iterations_that_are_made_again_have_the_shares_that_they_had(
     assert later.first_iteration >= done
 
 
+def test_a_job_that_another_daemon_has_left_goes_on_with_the_shares_of_its_checkpoint(
+    plan_of: Callable[..., Plan],
+) -> None:
+    plan = plan_of(replicas=2, microbatches=4, steps=60, share="adaptive")
+    told = ((9, Adjustment(shares=(3.0, 1.0))),)
+
+    def goes_on_from(checkpoint: Snapshot) -> Rehearsal:
+        rehearsal = Rehearsal(plan)
+        job = rehearsal.job
+        rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))  # before there was a snapshot
+        rehearsal.release()
+        rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+        rehearsal.tell(JobPlanned(job="a", attempt=2, plan=plan, checkpoint=checkpoint))
+        for worker in job.workers:
+            rehearsal.tell(WorkerPrepared(job="a", attempt=2, worker=worker))
+        return rehearsal
+
+    rehearsal = goes_on_from(Snapshot(iteration=9, path="there", adjusted=told))
+    assert {each.plan.shares for each in rehearsal.found(Prepare, attempt=2)} == {(3.0, 1.0)}
+    assert rehearsal.found(Adjust, attempt=2) == []
+    assert rehearsal.job.iterations_done == 10
+    (later,) = measure(rehearsal, 1.0, 9.0)
+    assert later.first_iteration >= 10, "it adapts on"
+    other = goes_on_from(Snapshot(iteration=9, path="there", adjusted=((9, Adjustment(shares=(1.0, 1.0, 1.0))),)))
+    assert {each.plan.shares for each in other.found(Prepare, attempt=2)} == {plan.shares}, "it has other replicas"
+
+
 def test_a_job_that_goes_on_while_replicas_steal_is_granted_what_is_left(plan_of: Callable[..., Plan]) -> None:
     rehearsal = Rehearsal(plan_of(replicas=2, microbatches=4, steps=16, share="stealing", window=4))
     whole = taken(rehearsal)

@@ -141,8 +141,9 @@ class Core(Ending):
         job = self._current(event.job, event.attempt, Phase.PLANNING)
         if job is None:
             return []
-        if job.snapshot is None:
+        if job.snapshot is None and event.checkpoint is not None:
             job.snapshot = event.checkpoint
+            job.adjustments = job.adjustments or event.checkpoint.adjusted
         return self._prepare(job, f"planned: {event.plan.limit_seconds * 1e3:.3g} ms an iteration at best", event.plan)
 
     def _prepare(self, job: Job, cause: str, plan: Plan) -> list[Command]:

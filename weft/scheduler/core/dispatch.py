@@ -207,7 +207,7 @@ def adopt(job: Job, plan: Plan) -> None:
     """The plan of an attempt, with the shares and ways that the job had in the iteration with which it begins; what it
     was adjusted to behind that, in iterations that had been made, is told again when it begins."""
     begins = first_iteration(job)
-    job.replays = job.furthest if begins else 0
+    job.replays = max(job.furthest, begins) if begins else 0  # begins: behind a checkpoint of another daemon's
     job.adjustments = tuple(each for each in job.adjustments if each[0] < job.replays and _fits(each[1], plan))
     job.plan = _adjusted(plan, [adjustment for first, adjustment in job.adjustments if first <= begins])
     job.policies = policies_of(_adjusted(plan, [adjustment for _, adjustment in job.adjustments]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.plan.tables import Adjustment
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
@@ -15,3 +17,4 @@ class Snapshot:
     to_disk: bool = False  # it was made to become a checkpoint
     best: bool = False  # behind it a validation says whether it is the best; when it is saved: it is
     path: str | None = None  # it is a checkpoint, and in no memory
+    adjusted: tuple[tuple[int, Adjustment], ...] = ()  # of a checkpoint: as Job.adjustments, by then

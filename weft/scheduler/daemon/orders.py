@@ -6,7 +6,7 @@ from typing import Any, assert_never
 
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.core.events import JudgeEpoch, PlanJob, Prepare, Release, SaveResult, Snapshot
-from weft.scheduler.runs.checkpoints import training_of
+from weft.scheduler.runs.checkpoints import adjusted_behind, training_of
 from weft.scheduler.runs.run import MODEL, Run
 from weft.transport.wire.frames import Message
 
@@ -51,6 +51,7 @@ def saver_order(snapshot: Snapshot, run: Run) -> dict[str, Any]:
         "step": plan.itinerary.at(snapshot.iteration).step + 1,
         "training": training_of(run.spec, plan),
         "standing": run.training.at(snapshot.iteration).to_wire(),
+        "adjusted": adjusted_behind(run.attempt, snapshot.iteration),
         "keep": KEPT if checkpoint is None else checkpoint.keep,
         "best": snapshot.best,
         "path": snapshot.path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from weft.machine.checkpoint_files import (
 from weft.metrics.recording.step_log import FILE as METRICS
 from weft.metrics.recording.step_log import StepLogError, recorded_iterations
 from weft.plan.plan import Plan
+from weft.plan.tables import Adjustment
 from weft.scheduler.core.events import Snapshot
 from weft.scheduler.planning.partition import PlanError
-from weft.scheduler.runs.run import Run
+from weft.scheduler.runs.run import PlannedAttempt, Run
 from weft.spec.job_spec import JobSpec
 from weft.spec.stopping import Standing
 
@@ -36,13 +38,16 @@ def find_checkpoint(run: Run, plan: Plan) -> Found:
     """Reads all of its bytes. Errors: PlanError, where the one that the spec names cannot be used."""
     newest, refused = newest_whole(run.files.path)
     told = [str(error) for error in refused]
+    is_own = newest is not None
     if newest is None:
         newest = _named(run)
         if newest is not None:
             _check_is_of(newest, run, plan)
     if newest is None:
         return Found(checkpoint=None, refused=told)
-    checkpoint = Snapshot(iteration=plan.itinerary.update_of(newest.step), path=str(newest.path))
+    iteration = plan.itinerary.update_of(newest.step)
+    adjusted = _adjusted_by(newest, iteration, told) if is_own else ()  # another job may be another strategy's
+    checkpoint = Snapshot(iteration=iteration, path=str(newest.path), adjusted=adjusted)
     try:
         recorded = recorded_iterations(run.files.path / METRICS, plan.itinerary)
     except (OSError, StepLogError) as error:
@@ -57,6 +62,35 @@ def _standing_of(checkpoint: Checkpoint, told: list[str]) -> Standing:
     except ValueError as error:
         told.append(f"{checkpoint.path}: {error}; [stop] begins anew")
         return Standing()
+
+
+def adjusted_behind(attempt: PlannedAttempt, iteration: int) -> dict[str, Any]:
+    """The shares, and the buckets that devices update themselves, in the iterations behind one: of a job in which they
+    change. Plain data."""
+    plan, course, adjusted = attempt.plan, attempt.course, dict[str, Any]()
+    if plan.share == "adaptive":
+        adjusted["shares"] = list(course.shares.of(iteration + 1))
+    if plan.has_ways:
+        adjusted["local"] = sorted(course.local.of(iteration + 1))
+    return adjusted
+
+
+def _adjusted_by(checkpoint: Checkpoint, iteration: int, told: list[str]) -> tuple[tuple[int, Adjustment], ...]:
+    """In place of what is no shares and no buckets: nothing."""
+    found, shares, local = [], checkpoint.adjusted.get("shares", []), checkpoint.adjusted.get("local", [])
+    if not _are((int, float), shares) or not _are((int,), local) or (shares and not sum(shares) > 0):
+        told.append(f"{checkpoint.path}: it does not say how the job was adjusted; it adapts anew")
+        return ()
+    if shares:
+        found.append(Adjustment(shares=tuple(shares)))
+    if "local" in checkpoint.adjusted:
+        found.append(Adjustment(local=tuple(local)))
+    return tuple((iteration, adjustment) for adjustment in found)
+
+
+def _are(kinds: tuple[type, ...], values: object) -> bool:
+    """A list of such numbers, finite, none below 0."""
+    return isinstance(values, list) and all(type(each) in kinds and 0 <= each < math.inf for each in values)
 
 
 def _named(run: Run) -> Checkpoint | None:

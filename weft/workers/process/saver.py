@@ -56,4 +56,5 @@ def _save(config: Mapping[str, Any]) -> Path:
         keep=config["keep"],
         best=config["best"],
         standing=config["standing"],
+        adjusted=config["adjusted"],
     )
