@@ -4,8 +4,8 @@
     another       stacks_of ──signal──▶ waits for it ──▶ reads the file through /proc/PID/fd
 
 The signal's handler needs neither the main thread nor the interpreter's lock, so it answers from a function that never
-returns and from C code that holds the lock. A process that is stopped answers nothing until it goes on. Native frames
-are not in it: they would take a debugger; what each thread waits for in the kernel is.
+returns and from C code that holds the lock. A process that is stopped answers nothing until it goes on. What each
+thread waits for in the kernel is in it, too, and where a debugger is installed, that one's account of native frames.
 """
 
 from __future__ import annotations
@@ -14,18 +14,25 @@ import contextlib
 import faulthandler
 import fcntl
 import os
+import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from weft.machine.proc import STOPPED, state_of, text_of
+from weft.machine.proc import STOPPED, state_of, threads_of
 
 SIGNAL: Final = signal.SIGRTMIN + 10  # arbitrary: glibc has the first two, and users' programs mostly SIGUSR1
 ANSWER_SECONDS: Final = 1.0  # to begin with it; far above what it takes
 SETTLED_SECONDS: Final = 0.05  # without another byte: it is whole
 MAX_BYTES: Final = 1 << 20  # faulthandler writes 100 threads of 100 frames at most
+NATIVE_SECONDS: Final = 10.0  # for a debugger, which reads the symbols of all libraries: two or so, with torch's
+# In order of speed; without a question to a server for symbols, which may not answer.
+TOOLS: Final = {"eu-stack": ("-p",), "gdb": ("-nx", "-batch", "-ex", "thread apply all bt 64", "-p")}
+_NO_SERVER: Final = {"DEBUGINFOD_URLS": ""}
 _NAME: Final = "weft-stacks"
 _LINK: Final = f"/memfd:{_NAME} (deleted)"
 
@@ -37,25 +44,17 @@ def answer_with_stacks() -> None:
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
 
 
-def stacks_of(pids: Mapping[str, int]) -> dict[str, str]:
-    """For people, by the processes' names. Whatever is missing is said there. Takes a second at most, whatever their
-    number: not for an event loop."""
+def stacks_of(pids: Mapping[str, int], native: Collection[str]) -> dict[str, str]:
+    """For people, by the processes' names. native: those of which native frames are wanted. Whatever is missing is said
+    there. Takes ANSWER_SECONDS and NATIVE_SECONDS at most, whatever their number: not for an event loop."""
     asked = {name: _ask(pid) for name, pid in pids.items()}
     files = {name: file for name, file in asked.items() if isinstance(file, Path)}
     _wait_until_whole(list(files.values()))
     told = {name: _read(files[name]) if name in files else str(asked[name]) for name in pids}
-    return {name: f"process {pid}\n{_threads(pid)}\n\n{told[name]}\n" for name, pid in pids.items()}
-
-
-def _threads(pid: int) -> str:
-    """A line for each: its number, name, state, and where in the kernel it is."""
-    try:
-        threads = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda each: int(each.name))
-    except OSError:
-        return "it has ended"
-    return "\n".join(
-        f"thread {of.name} ({text_of(of / 'comm')}): {_stat(of)} {text_of(of / 'wchan')}" for of in threads
-    )
+    threads = {name: "\n".join(threads_of(pid)) or "it has ended" for name, pid in pids.items()}
+    frames = _native_stacks({name: pids[name] for name in native})
+    parts = {name: (f"process {pid}\n{threads[name]}", told[name], frames.get(name, "")) for name, pid in pids.items()}
+    return {name: "\n\n".join(filter(None, each)) + "\n" for name, each in parts.items()}
 
 
 def _ask(pid: int) -> Path | str:
@@ -109,5 +108,41 @@ def _read(file: Path) -> str:
     return text or f"no stacks: it did not write them within {ANSWER_SECONDS:g} s"
 
 
-def _stat(path: Path) -> str:
-    return next(iter(text_of(path / "stat").rpartition(")")[2].split()), "")
+def _native_stacks(pids: Mapping[str, int]) -> dict[str, str]:
+    """By whichever debugger there is, at the same time for all. It holds them while it reads."""
+    tool = next((path for name in TOOLS if (path := shutil.which(name)) is not None), None)
+    if tool is None:
+        return dict.fromkeys(pids, f"no native stacks: install {' or '.join(TOOLS)}, which would tell them")
+    with ThreadPoolExecutor(max_workers=max(1, len(pids))) as threads:
+        told = threads.map(lambda pid: _native_of(pid, tool), pids.values())
+        return dict(zip(pids, told, strict=True))
+
+
+def _native_of(pid: int, tool: str) -> str:
+    if state_of(pid) == STOPPED:  # and a debugger might make it go on
+        return "no native stacks: it is stopped"
+    name, late = Path(tool).name, ""
+    command, environment = [tool, *TOOLS[name], str(pid)], {**os.environ, **_NO_SERVER}
+    try:
+        text = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            timeout=NATIVE_SECONDS,
+            check=False,
+        ).stdout
+    except subprocess.TimeoutExpired as error:
+        text, late = error.stdout or b"", f", which did not come to its end within {NATIVE_SECONDS:g} s"
+        _let_go(pid)
+    except OSError as error:
+        return f"no native stacks: {error}"
+    return f"native stacks, by {name}{late}:\n{text[:MAX_BYTES].decode('utf-8', 'replace').strip()}"
+
+
+def _let_go(pid: int) -> None:
+    """What a debugger held goes on with its end, unless that came at a bad moment."""
+    if state_of(pid) == STOPPED:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)

@@ -19,6 +19,7 @@ from weft.plan.plan import Plan
 from weft.scheduler.core.events import Event, TasksFinished, WorkerHung
 from weft.scheduler.core.hangs import FIRST
 from weft.scheduler.core.job import Phase
+from weft.scheduler.daemon import hangs
 from weft.scheduler.daemon.hangs import MAX_SECONDS, SILENT_LOOKS, Hangs
 
 _CORE = runpy.run_path(str(Path(__file__).parents[1] / "core" / "test_core.py"))
@@ -91,7 +92,9 @@ class Look:
 
 
 @pytest.fixture
-def begin(plan_of: Callable[..., Plan], tmp_path: Path) -> Callable[..., Look]:
+def begin(plan_of: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Look]:
+    """Its workers are this process, of which nobody is to take stacks."""
+    monkeypatch.setattr(hangs, "stacks_of", lambda pids, native: {name: f"stacks, {name in native}" for name in pids})
     plan = plan_of(stages=1, microbatches=2, steps=20)
 
     def begin(phase: Phase = Phase.RUNNING, on_hang: str = "restart") -> Look:
@@ -119,7 +122,7 @@ async def test_the_worker_that_holds_up_the_others_is_replaced(begin: Callable[.
     assert "cpu-0/compute waits for LOAD(0,0) of loader-0/load, for its FORWARD(0,0)" in look.log
     assert look.run.hang is not None
     await look.act()
-    assert set(look.kept) == {"stacks-cpu-0.txt", "stacks-loader-0.txt"}
+    assert look.kept == {"stacks-cpu-0.txt": "stacks, False", "stacks-loader-0.txt": "stacks, True"}, "native frames"
     (hung,) = look.fed
     assert isinstance(hung, WorkerHung)
     assert (hung.worker, hung.job, hung.attempt) == ("loader-0", "a", 1)

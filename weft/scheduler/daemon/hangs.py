@@ -202,7 +202,8 @@ class Hangs:
 
     async def _act(self, job: str, attempt: int, workers: Sequence[str], run: Run, watch: _Watch, hang: Hang) -> None:
         pids = {worker: pid for worker in workers if (pid := self._pool.pid(worker))}
-        for worker, text in (await asyncio.to_thread(stacks_of, pids)).items():
+        native = pids.keys() & {hang.worker} if hang.worker is not None else pids  # the others only wait for that one
+        for worker, text in (await asyncio.to_thread(stacks_of, pids, native)).items():
             run.files.keep(f"stacks-{worker}.txt", text)
         run.files.log(f"stacks: {', '.join(f'stacks-{worker}.txt' for worker in pids)} in {run.files.path}")
         if hang.cause != "phase" and run.spec.job.on_hang == "restart" and watch.is_told:
