@@ -58,3 +58,14 @@ def test_a_module_of_two_names_is_one() -> None:
     model.one = nn.Linear(2, 2)
     model.other, model.third = model.one, nn.Linear(2, 2)
     assert opaque(model) == ["one", "third"]
+
+
+def test_the_items_of_a_list_are_seen_in_whatever_it_stands() -> None:
+    """nanoGPT keeps its blocks in a dict beside two embeddings, and others each block's parts in a list: nobody calls
+    these, and no stage began within."""
+    model = nn.Module()
+    blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+    model.transformer = nn.ModuleDict({"wte": nn.Embedding(2, 2), "wpe": nn.Embedding(2, 2), "h": blocks})
+    model.layers = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2), nn.LayerNorm(2)]) for _ in range(2))
+    own = ["transformer.wte", "transformer.wpe", "transformer.h.0", "transformer.h.1"]
+    assert opaque(model) == [*own, "layers.0.0", "layers.0.1", "layers.1.0", "layers.1.1"]

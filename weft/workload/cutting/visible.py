@@ -92,7 +92,7 @@ def _visit(
         return
     found[module] = (name, CallKind.WALKED)
     kinds = Counter(type(child) for child in module.children() if _has_state(child))
-    has_items = isinstance(module, CONTAINERS) and _repeats(module)
+    has_items = isinstance(module, (nn.Sequential, nn.ModuleList)) and (is_item or _repeats(module))
     for key, child in module.named_children():
         is_twin = kinds[type(child)] > 1 and not isinstance(child, CONTAINERS)
         _visit(
@@ -105,6 +105,8 @@ def _visit(
 
 
 def _is_walked(module: nn.Module, *, is_root: bool, is_item: bool) -> bool:
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return True  # nobody calls it, but what is in it
     if is_item:
         return False
     if is_root or isinstance(module, CONTAINERS):
