@@ -31,6 +31,7 @@ class UnitFacts:
     carries_state: bool = False  # in training its forward computes with buffers that a forward has changed
     state: tuple[str, ...] = ()  # of a model cut by its own forward, names of the parameters and buffers that it uses
     repeated: tuple[str, ...] = ()  # of the first unit of such a model, modules that no stage begins with: called again
+    given: tuple[tuple[int, str], ...] = ()  # of such a model, to the call with which it begins: as in Border
     small_forward_seconds: float = 0.0  # as above, for a microbatch of Inspection.small_size
     small_backward_seconds: float = 0.0
 
@@ -198,6 +199,7 @@ def _units(units: Any) -> tuple[UnitFacts, ...]:
                 "tied_to": tuple(unit["tied_to"]),
                 "state": tuple(unit.get("state", ())),
                 "repeated": tuple(unit.get("repeated", ())),
+                "given": tuple((leaf, name) for leaf, name in unit.get("given", ())),
             }
         )
         for unit in units

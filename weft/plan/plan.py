@@ -108,6 +108,15 @@ class Ring:
         return [Holder(r, 0 if self.role is Role.INPUT else replicas[r].num_stages - 1) for r in numbers]
 
 
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Where a stage of a model that is cut by its own forward begins, and the one before ends: the first call of one of
+    these modules. Which that is may differ from one microbatch to the next, as layers are left out at random."""
+
+    modules: tuple[str, ...]  # with which the stage's units begin, and those of later stages
+    given: tuple[tuple[int, str], ...] = ()  # to the first of them: by number among its tensors, the value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePlan:
     """Units first .. last - 1 on the plan's worker `worker`."""
@@ -121,8 +130,8 @@ class StagePlan:
     replica: int = 0
     stage: int = 0
     # Of a model that is cut by its own forward:
-    begins: str | None = None  # the module with whose call it begins; None: with the step
-    ends: str | None = None  # that of the next stage
+    begins: Border | None = None  # None: with the step
+    ends: Border | None = None  # where the next stage begins; None: with the step
     state: tuple[str, ...] = ()  # names of the parameters and buffers that it uses
 
     @property

@@ -80,6 +80,18 @@ WRITES = {
 }
 
 
+BETWEEN = {
+    "a result of no module that jumps over stages": {
+        "middle": "twice, total = 2 * x, x.mean(); h = self.shift(x); total = total + h.std(); "
+        "x = self.middle(h) * twice + total"
+    },
+    "modules that are left out at random": {
+        "middle": "x = x if self.training and torch.rand(()) < 0.5 else self.shift(x); "
+        "x = x if self.training and torch.rand(()) < 0.5 else self.middle(x)"
+    },
+}
+
+
 @pytest.fixture
 def turns_of(planned: Any, tmp_path: Path) -> Callable[..., tuple[Any, Any]]:
     def build(parts: dict[str, str], **how: Any) -> tuple[Any, Any]:
@@ -98,8 +110,19 @@ def test_a_step_that_writes_to_what_it_is_given_trains_as_the_plain_loop(
 ) -> None:
     """What the first unit of a stage did was looked at alone, and of the batch only what training did. Other stages, or
     the same one in its second forward, then read from the slot what had been written there."""
-    how = {"stages": len(split) + 1, "split": split, "microbatches": 2, "recompute": recompute}
-    turns, spec = turns_of(WRITES[kind], **how)
+    trains_as_the_plain_loop(
+        *turns_of(WRITES[kind], stages=len(split) + 1, split=split, microbatches=2, recompute=recompute)
+    )
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("kind", BETWEEN)
+def test_so_does_one_with(turns_of: Callable[..., tuple[Any, Any]], kind: str, recompute: bool) -> None:
+    split = ["shift", "middle", "outlet"]
+    trains_as_the_plain_loop(*turns_of(BETWEEN[kind], stages=4, split=split, microbatches=4, recompute=recompute))
+
+
+def trains_as_the_plain_loop(turns: Any, spec: Any) -> None:
     turns.run(min)
     expected = reference.train(spec)
     means, facts = turns.measured()

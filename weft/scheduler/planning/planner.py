@@ -14,10 +14,10 @@ from typing import Any
 
 from weft.plan.buckets import Holder
 from weft.plan.graph import Graph, GraphError
-from weft.plan.inspection import Inspection
+from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.itinerary import Itinerary
 from weft.plan.placement import Cuts, Placement
-from weft.plan.plan import Plan, Ring, StagePlan
+from weft.plan.plan import Border, Plan, Ring, StagePlan
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
@@ -234,14 +234,21 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
                     parameter_bytes=parameters,
                     memory_bytes=memory,
                     copies_input=any(unit.in_place for unit in units if unit is units[0] or inspection.is_cut_by_calls),
-                    begins=units[0].name if first and inspection.is_cut_by_calls else None,
-                    ends=all_units[last].name if last < len(all_units) and inspection.is_cut_by_calls else None,
+                    begins=_border(inspection, all_units[first:]) if first else None,
+                    ends=_border(inspection, all_units[last:]),
                     state=tuple(sorted({name for unit in units for name in unit.state})),
                     replica=r,
                     stage=stage,
                 )
             )
     return tuple(plans)
+
+
+def _border(inspection: Inspection, units: Sequence[UnitFacts]) -> Border | None:
+    """units: behind it."""
+    if not units or not inspection.is_cut_by_calls:
+        return None
+    return Border(tuple(unit.name for unit in units), units[0].given)
 
 
 def _checked(plan: Plan) -> Plan:

@@ -31,6 +31,7 @@ _ExitCode = Annotated[int, Field(ge=1, le=255)]
 _Dimensions = Annotated[list[_Whole], Field(max_length=MAX_DIMENSIONS)]
 _Shapes = list[Annotated[tuple[_Whole, _Dimensions], Strict(False)]]  # msgpack makes lists of tuples
 _CutProblem = Annotated[tuple[_Whole, str], Strict(False)]
+_Given = Annotated[tuple[_Whole, str], Strict(False)]
 _StateEntry = Annotated[
     tuple[str, Literal["elements", "tensor", "int", "float", "bool"], str, _Whole],
     Strict(False),
@@ -77,6 +78,7 @@ class _Unit(TypedDict):
     in_place: bool
     state: NotRequired[list[str]]
     repeated: NotRequired[list[str]]
+    given: NotRequired[list[_Given]]
     carries_state: bool
     small_forward_seconds: _Seconds
     small_backward_seconds: _Seconds

@@ -30,7 +30,8 @@ from weft.workers.inspection.ran import Ran, first_batch
 from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS, carried, tried
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Step, named_tensors
-from weft.workload.cutting.recording import Recorded, StepRecording, Value
+from weft.workload.cutting.recorded import Recorded, Value
+from weft.workload.cutting.recording import StepRecording
 from weft.workload.cutting.skipped import SkippedCalls, pickled
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import Skeleton, build, flatten
@@ -256,7 +257,7 @@ class CutInspection:
         idle = (tensors.keys() & self._built) - frozenset[str]().union(*recorded.uses)
         seen: dict[str, int] = {}
         units = []
-        for number, (name, uses) in enumerate(zip(recorded.units, recorded.uses, strict=True)):
+        for number, (name, uses, given) in enumerate(zip(recorded.units, recorded.uses, recorded.given, strict=True)):
             own = [tensors[each] for each in uses if each in tensors]
             buffers = [each for each in uses if each in tensors and not isinstance(tensors[each], nn.Parameter)]
             units.append(
@@ -269,6 +270,7 @@ class CutInspection:
                     "backward_seconds": 0.0,
                     "state": sorted(uses | idle) if number == 0 else sorted(uses),
                     "repeated": list(recorded.repeated) if number == 0 else [],
+                    "given": [list(each) for each in given] if number else [],
                     "tied_to": sorted({seen[each] for each in buffers if each in seen}),
                     "in_place": False,
                     "carries_state": False,

@@ -19,7 +19,7 @@ from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
-from weft.workload.cutting.recording import Recorded, Value
+from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.skipped import SkippedCalls
 from weft.workload.data.tree import with_tensors
 
@@ -178,8 +178,8 @@ def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: 
         first,
         CutStep(
             model,
-            begins=recorded.units[first] if number else None,
-            ends=recorded.units[last] if last < len(recorded.units) else None,
+            begins=recorded.border(first) if number else None,
+            ends=recorded.border(last) if last < len(recorded.units) else None,
             own=names,
             receives=[value.name for value in receives],
             sends=[value.name for value in sends],

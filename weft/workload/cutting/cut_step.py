@@ -13,15 +13,18 @@ placeholders throughout.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
+from weft.plan.plan import Border
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
 from weft.workload.cutting.operation import TWO_WAYS_OUT
 from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, resolved
 from weft.workload.cutting.skipped import SkippedCalls
@@ -31,6 +34,7 @@ from weft.workload.workload import WorkloadError
 
 Step = Callable[[nn.Module, Any], Any]
 Bound = list[tuple[Placeholder, torch.Tensor]]
+_NOTHING = contextlib.nullcontext()
 MAX_TAPES = 64  # of a stage, by the shapes of its batch
 _SAME_CALLS = (
     "a step of several stages must call the same modules in the same order for every batch; keep what depends on the "
@@ -54,9 +58,14 @@ class _Leave(BaseException):
     """The next stage begins. No Exception, so that no `except Exception` of the user's stops it."""
 
 
+def call_name(module: str, occurrence: int) -> str:
+    """occurrence: of the module in the step, from 0."""
+    return f"{module}@{occurrence}" if occurrence else module
+
+
 def output_name(module: str, occurrence: int, leaf: int) -> str:
-    """Of a tensor that a module's call has returned. occurrence: of the module in the step, from 0."""
-    return f"{module}{f'@{occurrence}' if occurrence else ''}:{leaf}"
+    """Of a tensor that a module's call has returned."""
+    return f"{call_name(module, occurrence)}:{leaf}"
 
 
 def argument_name(module: str, leaf: int) -> str:
@@ -69,20 +78,23 @@ class CutStep:
         self,
         model: nn.Module,
         *,
-        begins: str | None,
-        ends: str | None,
+        begins: Border | None,
+        ends: Border | None,
         own: Collection[str],
         receives: Sequence[str],
         sends: Sequence[str],
         skipped: SkippedCalls,
     ) -> None:
-        """begins: the module with whose call the stage begins; None: with the step. ends: that of the next stage.
-        own: names of the parameters and buffers that it computes with. receives, sends: names of values.
-        skipped: what skipped calls return; several stages may have it in common."""
+        """begins, ends: None: with the step. own: names of the parameters and buffers that it computes with. receives,
+        sends: names of values. skipped: what skipped calls return; several stages may have it in common."""
         self._model = model
         self._begins, self._ends = begins, ends
+        self._can_begin = frozenset(begins.modules if begins else ())
+        self._can_end = frozenset(ends.modules if ends else ())
         self._receives, self._sends = tuple(receives), tuple(sends)
         self._makers = {name.rpartition(":")[0] for name in (*receives, *sends)}
+        self._loose = LooseNames()
+        self._looks = LooseResults(self._loose, self._made) if any(map(is_loose, (*receives, *sends))) else None
         self._own = frozenset(own)
         self._visible = visible_modules(model)
         tables = [each.module for each in self._visible if each.kind is CallKind.TRANSPARENT]
@@ -145,12 +157,13 @@ class CutStep:
         self._came = {name: tensor for name, tensor in came if tensor is not None}
         self._occurrences.clear()
         self._sent, self._known = {}, {}
+        self._loose.begin()
         self._is_inside = self._begins is None
         playing.tape = self._tape(step, batch)
         self._started, self.skipping_seconds = time.perf_counter(), 0.0
         try:
-            with self.numbers.running(seed):
-                result = step(self._model, batch)
+            with self.numbers.running(seed), self._looks or contextlib.nullcontext():
+                result = replaced(step(self._model, batch), resolved)
         except _Leave:
             return Sent(self._sent.get(name) for name in self._sends)
         finally:
@@ -160,9 +173,10 @@ class CutStep:
                 placeholder.came = None
         if self._ends is not None:
             raise OtherCallsError(
-                f"the step has ended without a call of {self._ends}, with which a stage begins; {_SAME_CALLS}"
+                f"the step has ended without a call of {self._ends.modules[0]}, with which a stage begins; "
+                f"{_SAME_CALLS}"
             )
-        return self._result(replaced(result, resolved))
+        return self._result(result)
 
     def _result(self, result: Any) -> Any:
         unknown = next((each for each in tensors_in(result) if isinstance(each, Placeholder)), None)
@@ -171,7 +185,7 @@ class CutStep:
         missing = next((name.rpartition(":")[0] for name in self._receives if name not in self._came), None)
         why = f"{missing} was not called" if missing else "other modules were called"
         raise OtherCallsError(
-            f"the step returns {unknown.what}, which needs what no other stage has sent: before {self._begins} {why}, "
+            f"the step returns {unknown.what}, which needs what no other stage has sent: before {self._first} {why}, "
             f"unlike when the step was tried before training; {_SAME_CALLS}"
         )
 
@@ -192,9 +206,13 @@ class CutStep:
         return tape
 
     @property
+    def _first(self) -> str:
+        return self._begins.modules[0] if self._begins else "the beginning of the step"
+
+    @property
     def span(self) -> str:
         """For people: where the stage begins and ends."""
-        return f"from {self._begins or 'the beginning of the step'} to {self._ends or 'the end of the step'}"
+        return f"from {self._first} to {self._ends.modules[0] if self._ends else 'the end of the step'}"
 
     # --- the listener
 
@@ -206,17 +224,20 @@ class CutStep:
             result = forward(*args, **kwargs)
             self._returned(visible, occurrence, result)
             return result
-        if visible.name == self._begins and not self._is_inside:
+        self._loose.call = call_name(visible.name, occurrence)
+        if not self._is_inside and visible.name in self._can_begin:
             args, kwargs = self._begin((args, kwargs))
-        elif visible.name == self._ends:
+        if visible.name in self._can_end:
             self._end((args, kwargs))
         if self._is_inside:
             self._check_own(visible)
             args, kwargs = replaced((args, kwargs), resolved)
-            result = self.numbers.run(visible, forward, args, kwargs)
+            with self._not_looking():
+                result = self.numbers.run(visible, forward, args, kwargs)
         else:
             given = (args, kwargs)
-            result = answered(visible, given, lambda: self._skipped.skip(visible, occurrence, forward, given))
+            with self._not_looking():
+                result = answered(visible, given, lambda: self._skipped.skip(visible, occurrence, forward, given))
             self.numbers.skip(visible)
         self._returned(visible, occurrence, result)
         return result
@@ -240,39 +261,45 @@ class CutStep:
         self.skipping_seconds = time.perf_counter() - self._started
         assert self._begins is not None
         for name, placeholder in self._known.items():
-            placeholder.came = self._came.get(name)
-        leaf = -1
+            placeholder.came = self._came[name]
+        came = {leaf: name for leaf, name in self._begins.given if name in self._came and name not in self._known}
+        leaves = itertools.count()
 
         def bound(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal leaf
-            leaf += 1
-            came = self._came.get(name := argument_name(self._begins or "", leaf))
-            if came is not None and isinstance(tensor, Placeholder):
-                tensor.came, self._known[name] = came, tensor
-            return resolved(tensor) if came is None else came
+            name = came.get(next(leaves))
+            if name is None:
+                return resolved(tensor)
+            if isinstance(tensor, Placeholder):
+                tensor.came, self._known[name] = self._came[name], tensor
+            return self._came[name]
 
         args, kwargs = replaced(given, bound)
         return args, kwargs
 
-    def _end(self, given: tuple[Any, ...]) -> None:
+    def _end(self, given: tuple[Any, ...]) -> NoReturn:
+        """An argument of the call is sent under its name also where the module that makes it has been left out, and
+        another one has made what is in its place."""
         assert self._ends is not None
         tensors = tensors_in(given)
-        for name in self._sends:
-            if name.startswith(">"):
-                self._sent[name] = _real(tensors[int(name.rpartition(":")[2])])
+        for leaf, name in self._ends.given:
+            if name in self._sends and name not in self._sent and leaf < len(tensors):
+                self._sent[name] = _real(tensors[leaf])
         raise _Leave
 
     def _returned(self, visible: Visible, occurrence: int, result: Any) -> None:
         """Values are known by who returned them."""
-        maker = f"{visible.name}@{occurrence}" if occurrence else visible.name
-        if maker not in self._makers:
-            return
-        for leaf, tensor in enumerate(tensors_in(result)):
-            name = output_name(visible.name, occurrence, leaf)
-            if self._is_inside and name in self._sends:
-                self._sent[name] = _real(tensor)
-            elif not self._is_inside and name in self._came and isinstance(tensor, Placeholder):
-                self._known[name] = tensor
+        if call_name(visible.name, occurrence) in self._makers:
+            for leaf, tensor in enumerate(tensors_in(result)):
+                self._made(output_name(visible.name, occurrence, leaf), tensor)
+
+    def _made(self, name: str, tensor: torch.Tensor) -> None:
+        if self._is_inside and name in self._sends:
+            self._sent[name] = _real(tensor)
+        elif not self._is_inside and name in self._came and isinstance(tensor, Placeholder):
+            self._known[name] = tensor
+
+    def _not_looking(self) -> contextlib.AbstractContextManager[object]:
+        return self._looks.paused() if self._looks else _NOTHING
 
 
 def _names_by_place(model: nn.Module) -> dict[tuple[nn.Module, str], str]:

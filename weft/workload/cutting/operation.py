@@ -25,7 +25,7 @@ _WORDS = {
 
 
 def result_of(func: Callable[..., Any]) -> str:
-    return f"the result of {_name(func)} at {user_line()}"
+    return f"the result of {name_of(func)} at {user_line()}"
 
 
 def asks_for_numbers(func: Callable[..., Any], what: str) -> str:
@@ -36,7 +36,7 @@ def asks_for_numbers(func: Callable[..., Any], what: str) -> str:
     return f"{name} at {line} needs the numbers of {what.removesuffix(f' at {line}')}"
 
 
-def _name(func: Callable[..., Any]) -> str:
+def name_of(func: Callable[..., Any]) -> str:
     name = getattr(func, "__name__", str(func))
     return _WORDS.get(name, name.strip("_"))
 

@@ -1,0 +1,184 @@
+"""Regions: what a recording has seen of a step, and what follows from it for stages.
+
+Every call of an opaque module begins a *region*: the call and what loosely follows it until the next. A *unit* is what
+a stage may begin with: a module that is called once, in the order of the calls.
+
+    regions     ┊ a ┊ b ┊ c ┊ a again ┊ b again ┊ d ┊
+    units       ┊ 0 ┊ 1 ┊ 2 ┊ 0       ┊ 1       ┊ 3 ┊
+
+A region of another call of a module belongs to the module's unit where the step goes through several modules again (a
+network for two inputs) and nothing in it needs what a later unit has made. Otherwise it belongs to the unit before it,
+and the module is in both.
+
+A tensor is *fed* where it depends on parameters, and not on the batch alone. What is fed in one unit and needed in a
+later one crosses each cut between them, by the name of the call that returns it or, if it is a loose result, by that of
+its operation. A loose result of parameters alone is made where it is needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from weft.workload.cutting.cut_step import argument_name
+from weft.workload.cutting.recorded import Value
+from weft.workload.cutting.visible import Visible
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """An operation that needs numbers, or a call."""
+
+    region: int
+    sources: list[Fed]
+    made: list[Fed]  # of an operation
+    asks: str = ""  # what for, where it tells numbers to Python
+
+
+@dataclass(slots=True, eq=False)
+class Fed:
+    """A tensor that is not of the batch alone."""
+
+    tensor: torch.Tensor
+    region: int  # in which it was made
+    name: str  # by which it would cross; of a parameter or buffer, its own
+    what: str  # for people
+    is_state: bool = False  # a parameter or buffer
+    is_loose: bool = False
+    is_of_state: bool = False  # made of parameters and of the batch, by nothing else
+    given: Fed | None = None  # the same tensor, as another call had returned it before
+
+
+class Regions:
+    """calls: by region, from 1. fed: those that were made. arguments: by region, of its call, by leaf. states: of each
+    call, the parameters and buffers of its module. reads: in their order."""
+
+    def __init__(
+        self,
+        calls: Sequence[Visible],
+        fed: Sequence[Fed],
+        arguments: Sequence[dict[int, Fed]],
+        states: Sequence[frozenset[str]],
+        reads: Sequence[Read],
+    ) -> None:
+        self._calls, self._fed, self._arguments, self._states, self._reads = calls, fed, arguments, states, reads
+        counts = Counter(calls)
+        once = [region for region, call in enumerate(calls, 1) if region > 1 and counts[call] == 1]
+        self._begins = [1, *once]  # of each unit, its region
+        self._unit_of = [max(0, sum(begin <= region for begin in self._begins) - 1) for region in range(len(calls) + 1)]
+        self._needed: dict[Fed, set[int]] = {}  # units
+        for read in reversed(reads):  # what it has made is read by later ones alone
+            units = self._made_in(read)
+            for source in read.sources:
+                _add(self._needed, source, units)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return tuple(self._calls[begin - 1].name if self._calls else "" for begin in self._begins)
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """Modules that are called several times and begin no unit."""
+        counts = Counter(self._calls)
+        return tuple(dict.fromkeys(each.name for each in self._calls if counts[each] > 1))
+
+    @cached_property
+    def given(self) -> tuple[tuple[tuple[int, str], ...], ...]:
+        return tuple(tuple((leaf, name) for leaf, name, _ in self._passed(begin)) for begin in self._begins)
+
+    @cached_property
+    def values(self) -> tuple[Value, ...]:
+        found = [*self._jumping(), *self._arguments_of_begins()]
+        return tuple(sorted(found, key=lambda value: (value.maker, value.name)))
+
+    @cached_property
+    def uses(self) -> tuple[frozenset[str], ...]:
+        """Of each unit, names of parameters and buffers."""
+        found: list[set[str]] = [set() for _ in self._begins]
+        for unit, names in zip(self._unit_of[1:], self._states, strict=True):
+            found[unit] |= names
+        for fed, units in self._needed.items():
+            for unit in units if fed.is_state else ():
+                found[unit].add(fed.name)
+        return tuple(map(frozenset, found))
+
+    @cached_property
+    def problems(self) -> dict[int, str]:
+        """By unit, why no stage may begin with it."""
+        found = {}
+        for unit, begin in enumerate(self._begins[1:], 1):
+            asked = next((read.asks for read in self._reads if read.asks and read.region < begin), None)
+            if asked is not None:
+                found[unit] = (
+                    f"{asked}, and every stage runs that line, also those that do not have them; leave it out, or "
+                    "make what is computed there an nn.Module of its own"
+                )
+        return _odd(self.values) | found
+
+    # --- what is needed where
+
+    def _unit(self, fed: Fed) -> int:
+        return self._unit_of[fed.region]
+
+    def _made_in(self, read: Read) -> set[int]:
+        """Units: where a result of state alone is needed in one of them it is made there."""
+        if read.made and all(map(self._is_made_again, read.made)):
+            return set().union(*(self._needed.get(each, ()) for each in read.made))
+        return {self._unit_of[read.region]}
+
+    def _is_made_again(self, fed: Fed) -> bool:
+        return fed.is_of_state and not fed.is_state and len(self._needed.get(fed, ())) <= 1
+
+    # --- values
+
+    def _passed(self, begin: int) -> Iterator[tuple[int, str, Fed]]:
+        """What the call of a region is given of earlier ones: (leaf, name, tensor)."""
+        for leaf, fed in self._arguments[begin].items() if begin < len(self._arguments) else ():
+            if fed.region < begin and not fed.is_state and not self._is_made_again(fed):
+                yield leaf, argument_name(self._calls[begin - 1].name, leaf) if fed.is_loose else fed.name, fed
+
+    def _jumping(self) -> Iterator[Value]:
+        for fed in self._fed:
+            maker = self._unit(fed)
+            readers = tuple(sorted(self._needed.get(fed, set()) - set(range(maker + 1))))
+            if readers and (not fed.is_loose or self._jumps(fed, maker, readers[-1])):
+                yield Value(name=fed.name, maker=maker, readers=readers, tensor=fed.tensor)
+
+    def _jumps(self, loose: Fed, maker: int, last: int) -> bool:
+        """Over a cut, and not as an argument of the call behind it."""
+        if self._is_made_again(loose):
+            return False
+        return any(
+            all(fed is not loose for fed in self._arguments[self._begins[unit]].values())
+            for unit in range(maker + 1, last + 1)
+        )
+
+    def _arguments_of_begins(self) -> Iterator[Value]:
+        for unit, begin in enumerate(self._begins[1:], 1):
+            for _, name, fed in self._passed(begin):
+                if fed.is_loose:
+                    yield Value(name=name, maker=unit - 1, readers=(unit,), tensor=fed.tensor)
+
+
+def _add(needed: dict[Fed, set[int]], fed: Fed | None, units: set[int]) -> None:
+    while fed is not None:
+        needed.setdefault(fed, set()).update(units)
+        fed = fed.given
+
+
+def _odd(values: Sequence[Value]) -> dict[int, str]:
+    return {
+        unit: f"{_maker(value.name)} passes on or gets a sparse or nested tensor, and only plain ones cross; make it "
+        "one (to_dense()), or cut elsewhere (strategy.split)"
+        for value in values
+        if value.tensor.layout is not torch.strided or value.tensor.is_nested
+        for unit in range(value.maker + 1, value.readers[-1] + 1)
+    }
+
+
+def _maker(name: str) -> str:
+    return name.strip(">~").rpartition(":")[0].partition(" ")[0]
