@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import signal
@@ -14,9 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from weft.transport.memory.board import num_words
+
 _RECOVERY = runpy.run_path(str(Path(__file__).with_name("test_recovery.py")))
-PIPELINE, SOURCE, lines_of, until, SECONDS, PASS_GATE = (
-    _RECOVERY[name] for name in ("PIPELINE", "SOURCE", "lines_of", "until", "SECONDS", "PASS_GATE")
+PIPELINE, SOURCE, lines_of, until, SECONDS, PASS_GATE, KnownKeyDaemon = (
+    _RECOVERY[name] for name in ("PIPELINE", "SOURCE", "lines_of", "until", "SECONDS", "PASS_GATE", "KnownKeyDaemon")
+)
+held_behind_a_snapshot, check_is_undisturbed = (
+    _RECOVERY[name] for name in ("held_behind_a_snapshot", "check_is_undisturbed")
 )
 StartDaemon = Callable[..., Any]
 
@@ -101,3 +107,26 @@ def test_a_dataset_that_does_not_return_is_told_with_stacks_and_who_waits_for_it
     log = daemon.log_of(job)
     assert log.count("the job hangs") == 1
     assert "attempt 2" not in log
+
+
+FIRST_OF_A_STEP = 505  # of the calls of the loss: 2 steps and 2 validations of 2 microbatches each are an epoch
+
+
+@pytest.mark.slow
+def test_a_job_in_which_every_lane_waits_is_begun_anew_and_the_result_is_the_same() -> None:
+    """What the first stage has said of its second microbatch is unsaid, while the last stage is in the first one."""
+    with KnownKeyDaemon(workers=2).serving() as daemon:
+        with held_behind_a_snapshot(daemon, PIPELINE, call=FIRST_OF_A_STEP, hang_seconds=1) as (job, spec, gate):
+            plan = json.loads(Path(daemon.client.show(job)["run_dir"], "plan.json").read_text())
+            tasks = list(plan["task_seconds"])
+            board = daemon.directory().of(f"{job}@1").block("board", 4 * num_words(len(tasks))).view(torch.int32)
+            unsaid, first = (1 + tasks.index(task) for task in ("FORWARD(0,1)", "FORWARD(1,0)"))
+            until(lambda: board[unsaid] > board[first], "the second microbatch's forward in the first stage")
+            board[unsaid] -= 1
+            gate.open()
+            log = daemon.until_logged(job, "recovering (hung)")
+            check_is_undisturbed(daemon, job, spec)
+        assert "every lane waits and none does anything" in log
+        assert "cpu-1/compute waits for FORWARD(0,1) of cpu-0/compute, for its FORWARD(1,1)" in log
+        assert "all lanes let go, and the job goes on after step" in daemon.log_of(job)
+        assert hangs(daemon, "nobody") == 1

@@ -98,11 +98,13 @@ def held_behind_a_snapshot(
     strategy: dict[str, Any],
     sections: Mapping[str, Any] = MappingProxyType({}),
     source: str = SOURCE,
+    call: int = SECOND_CALL,
     **job_fields: Any,
 ) -> Iterator[tuple[str, Any, Any]]:
-    """(job, its spec, the gate at which it stands). sections: of the spec, beside [job] and [strategy]."""
+    """(job, its spec, the gate at which it stands). sections: of the spec, beside [job] and [strategy]. call: of the
+    loss, in which the gate is."""
     first, second = daemon.gate(), daemon.gate()
-    arguments = {"gates": [str(first), str(second)], "calls_at": [FIRST_CALL, SECOND_CALL]}
+    arguments = {"gates": [str(first), str(second)], "calls_at": [FIRST_CALL, call]}
     spec = daemon.spec(source, strategy={"window": 16} | strategy, steps=STEPS, args=arguments, **job_fields)
     spec = type(spec).parse(spec.to_wire() | sections)
     job = daemon.submit(spec)
@@ -111,7 +113,7 @@ def held_behind_a_snapshot(
         due = time.monotonic() + LEAST_SECONDS
         until(lambda: time.monotonic() > due, "the time of a snapshot")
         first.open()
-        daemon.until_logged(job, f"at the gate of call {SECOND_CALL}")
+        daemon.until_logged(job, f"at the gate of call {call}")
         until(lambda: daemon.client.show(job)["snapshot_step"], "a snapshot")
         yield job, spec, second
     finally:
