@@ -86,8 +86,9 @@ BETWEEN = {
         "x = self.middle(h) * twice + total"
     },
     "modules that are left out at random": {
-        "middle": "x = x if self.training and torch.rand(()) < 0.5 else self.shift(x); "
-        "x = x if self.training and torch.rand(()) < 0.5 else self.middle(x)"
+        "middle": "x = nn.functional.dropout(x, 0.2, self.training); "
+        "x = x if self.training and torch.rand(()) < 0.5 else self.shift(x); x = x.tanh(); "
+        "x = x if self.training and torch.rand(()) < 0.5 else self.middle(x); x = 2 * x"
     },
 }
 

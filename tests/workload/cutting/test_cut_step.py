@@ -37,7 +37,7 @@ def recorded(model: nn.Module, step: Callable[..., Any], batch: Any) -> Recorded
 
 def stages_of(model: nn.Module, found: Recorded, cuts: list[int]) -> list[tuple[CutStep, list[Any], list[Any]]]:
     bounds, stages = [0, *cuts, len(found.units)], []
-    skipped = SkippedCalls(found.returned)
+    skipped = SkippedCalls(found.returned, redraws=found.redraws)
     for first, last in pairwise(bounds):
         own = range(first, last)
         came = [each for each in found.values if each.maker < first and not set(own).isdisjoint(each.readers)]
@@ -186,6 +186,17 @@ def test_what_a_step_returns_of_an_earlier_stage_comes_to_the_last() -> None:
     found = recorded(model, step, batch)
     result = run_cut(model, step, batch, found, [1, 2])
     assert all(torch.equal(value, found.result[name]) for name, value in result.items())
+
+
+def test_what_is_drawn_for_the_batch_behind_a_dropout_is_the_same_in_every_stage() -> None:
+    """Who has no numbers of what is dropped out drew nothing for it, and other numbers after it."""
+
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.dropout(model.one(x), 0.5)
+        mask = torch.rand(4)
+        return model.three(model.two(x) * mask) * mask
+
+    is_cut_everywhere(Loose(forward))
 
 
 class Skipping(nn.Module):

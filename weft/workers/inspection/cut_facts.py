@@ -41,6 +41,7 @@ from weft.workload.workload import Workload
 
 HEAD_SLACK = 256  # bytes: a head's length depends on the numbers in it
 _Times = list[tuple[float, float]]  # of each stage of a trial, forward and backward
+MAX_TRIES = 8  # arbitrary: of a step that leaves out blocks at random, to find one that calls all
 _PLACE = "in the step, tried before training"
 
 
@@ -109,6 +110,7 @@ class CutInspection:
         self._step = training_step(workload) if self._learns else validation_step(workload)
         self._buffers = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}
         self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
+        self._microbatch = 0  # in the key of random numbers
         self._metrics: list[str] = []
         self._writes_to_batch = False  # some run of a whole step has
 
@@ -119,7 +121,7 @@ class CutInspection:
             leave(self._model)
             if self._learns and self._held_out:
                 recorded = self._with_validation(recorded)
-            skipped = SkippedCalls(recorded.returned, self._device.torch)
+            skipped = SkippedCalls(recorded.returned, self._device.torch, recorded.redraws)
             problems = dict(recorded.problems)
             cuts = proven(
                 [unit for unit in range(1, len(recorded.units)) if unit not in problems],
@@ -144,7 +146,7 @@ class CutInspection:
             load_seconds=load_seconds,
             metrics=self._metrics or list(self._workload.metrics),
             users=self._users(recorded),
-            skipped_calls=pickled(skipped.needed),
+            skipped_calls=pickled(skipped.needed, recorded.redraws),
         )
 
     # --- runs
@@ -154,7 +156,7 @@ class CutInspection:
         return self._samples[max(self._samples)]
 
     def _seed(self, number: int) -> None:
-        self._device.seed(unit_key(self._spec.job.seed, 0, 0, number))
+        self._device.seed(unit_key(self._spec.job.seed, 0, self._microbatch, number))
 
     def _record(self, step: Step, batch: Any) -> tuple[Recorded, StepRecording]:
         recording = StepRecording(self._model)
@@ -175,7 +177,7 @@ class CutInspection:
     def _whole(self) -> tuple[Recorded, TrialOutcome]:
         """The whole step as it is, and what came out; buffers are as before."""
         self._model.train(self._learns)
-        recorded, recording = self._record(self._step, self._largest)
+        recorded, recording = self._fullest()
         loss = self._loss(recorded.result)
         if self._learns:
             with recording.installed_again(self._seed):
@@ -185,6 +187,19 @@ class CutInspection:
         outcome = TrialOutcome.of(self._model, loss)
         self._restore()
         return recorded, outcome
+
+    def _fullest(self) -> tuple[Recorded, StepRecording]:
+        """Of a few runs the one that calls most, where modules are left out at random."""
+        found = self._record(self._step, self._largest)
+        if not found[0].varies:
+            return found
+        num_calls = {}
+        for self._microbatch in range(1, MAX_TRIES + 1):
+            self._restore()
+            num_calls[self._microbatch] = self._record(self._step, self._largest)[0].num_calls
+        self._microbatch = max(num_calls, key=num_calls.__getitem__)
+        self._restore()
+        return self._record(self._step, self._largest)
 
     def _restore(self) -> None:
         for name, buffer in self._model.named_buffers():

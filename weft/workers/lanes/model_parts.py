@@ -46,7 +46,7 @@ from weft.workers.updates.digests import Digests
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.stage_update import StageUpdate
 from weft.workload.cutting.cut_step import CutStep
-from weft.workload.cutting.skipped import SkippedCalls, unpickled
+from weft.workload.cutting.skipped import unpickled
 from weft.workload.data.batches import sample_numbers
 from weft.workload.data.source import source_of
 from weft.workload.workload import Workload
@@ -188,7 +188,7 @@ class ModelParts:
             own=own.names,
             receives=parcels.received,
             sends=[value.name for value in parcels.sent],
-            skipped=SkippedCalls(unpickled(self._view.skipped_calls), self._device.torch),
+            skipped=unpickled(self._view.skipped_calls, self._device.torch),
         )
         self._cuts.append(cut)
         differentiable = [number in parcels.returned for number in range(len(parcels.received))]

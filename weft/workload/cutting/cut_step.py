@@ -25,6 +25,7 @@ from weft.plan.plan import Border
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
+from weft.workload.cutting.names import call_name, output_name
 from weft.workload.cutting.operation import TWO_WAYS_OUT
 from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, resolved
 from weft.workload.cutting.skipped import SkippedCalls
@@ -56,21 +57,6 @@ class Sent(list[torch.Tensor | None]):
 
 class _Leave(BaseException):
     """The next stage begins. No Exception, so that no `except Exception` of the user's stops it."""
-
-
-def call_name(module: str, occurrence: int) -> str:
-    """occurrence: of the module in the step, from 0."""
-    return f"{module}@{occurrence}" if occurrence else module
-
-
-def output_name(module: str, occurrence: int, leaf: int) -> str:
-    """Of a tensor that a module's call has returned."""
-    return f"{call_name(module, occurrence)}:{leaf}"
-
-
-def argument_name(module: str, leaf: int) -> str:
-    """Of a tensor that a stage which begins at this module is called with."""
-    return f">{module}:{leaf}"
 
 
 class CutStep:
@@ -159,7 +145,7 @@ class CutStep:
         self._sent, self._known = {}, {}
         self._loose.begin()
         self._is_inside = self._begins is None
-        playing.tape = self._tape(step, batch)
+        playing.tape, playing.redraws = self._tape(step, batch), self._skipped.redraws.get("", ())
         self._started, self.skipping_seconds = time.perf_counter(), 0.0
         try:
             with self.numbers.running(seed), self._looks or contextlib.nullcontext():
@@ -167,7 +153,7 @@ class CutStep:
         except _Leave:
             return Sent(self._sent.get(name) for name in self._sends)
         finally:
-            playing.tape = None
+            playing.tape, playing.redraws = None, ()
             self.bound = [(each, each.came) for each in self._known.values() if each.came is not None]
             for placeholder, _ in self.bound:
                 placeholder.came = None
@@ -225,6 +211,7 @@ class CutStep:
             self._returned(visible, occurrence, result)
             return result
         self._loose.call = call_name(visible.name, occurrence)
+        playing.redraws = ()
         if not self._is_inside and visible.name in self._can_begin:
             args, kwargs = self._begin((args, kwargs))
         if visible.name in self._can_end:
@@ -239,6 +226,7 @@ class CutStep:
             with self._not_looking():
                 result = answered(visible, given, lambda: self._skipped.skip(visible, occurrence, forward, given))
             self.numbers.skip(visible)
+        playing.redraws = self._skipped.redraws.get(self._loose.call, ())
         self._returned(visible, occurrence, result)
         return result
 
@@ -267,11 +255,9 @@ class CutStep:
 
         def bound(tensor: torch.Tensor) -> torch.Tensor:
             name = came.get(next(leaves))
-            if name is None:
-                return resolved(tensor)
-            if isinstance(tensor, Placeholder):
+            if name is not None and isinstance(tensor, Placeholder) and tensor.came is None:
                 tensor.came, self._known[name] = self._came[name], tensor
-            return self._came[name]
+            return resolved(tensor)
 
         args, kwargs = replaced(given, bound)
         return args, kwargs
@@ -281,9 +267,12 @@ class CutStep:
         another one has made what is in its place."""
         assert self._ends is not None
         tensors = tensors_in(given)
+        made = {leaf: self._sent.get(name) for leaf, name in reversed(self._ends.given)}
         for leaf, name in self._ends.given:
             if name in self._sends and name not in self._sent and leaf < len(tensors):
-                self._sent[name] = _real(tensors[leaf])
+                tensor = _real(tensors[leaf])
+                if tensor is not made[leaf]:
+                    self._sent[name] = made[leaf] = tensor
         raise _Leave
 
     def _returned(self, visible: Visible, occurrence: int, result: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from weft.plan.plan import Border
+from weft.workload.cutting.names import argument_name
 from weft.workload.cutting.skipped import Key, Returned
 
 
@@ -32,18 +33,66 @@ class Recorded:
     problems: dict[int, str]  # by unit, why no stage may begin with it
     repeated: tuple[str, ...]  # modules that are called several times, so that no unit begins with them
     returned: dict[Key, Returned]  # by each call of an opaque module
+    redraws: dict[str, frozenset[str]]  # by call, the operations behind it that draw in every stage
+    num_calls: int
+    varies: bool  # it asks for numbers that it has drawn: another run may call other modules
     result: Any  # of the step
 
     def border(self, unit: int) -> Border:
         """Where a stage begins with the unit."""
         return Border(self.units[unit:], self.given[unit])
 
+    def with_left_out(self, modules: Sequence[tuple[str, frozenset[str]]]) -> Recorded:
+        """modules: names, in the order of the model, and the parameters and buffers of each."""
+        recorded = self
+        for name, state in modules:
+            recorded = recorded._with_unit(name, state)
+        return recorded
+
+    def _with_unit(self, name: str, state: frozenset[str]) -> Recorded:
+        """Behind the item before it, where a stage may find itself begun or ended by its call."""
+        stack = {
+            int(unit.rpartition(".")[2]): number for number, unit in enumerate(self.units) if _is_beside(unit, name)
+        }
+        before = [number for item, number in stack.items() if item < int(name.rpartition(".")[2])]
+        place = max(before) + 1 if before else max(1, min(stack.values(), default=len(self.units)))
+
+        def moved(unit: int) -> int:
+            return unit + (unit >= place)
+
+        return dataclasses.replace(
+            self,
+            units=(*self.units[:place], name, *self.units[place:]),
+            uses=(*self.uses[:place], state, *self.uses[place:]),
+            given=(*self.given[:place], (), *self.given[place:]),
+            values=tuple(
+                dataclasses.replace(value, maker=moved(value.maker), readers=tuple(map(moved, value.readers)))
+                for value in self.values
+            ),
+            problems={moved(unit): text for unit, text in self.problems.items()}
+            | {place: "it was left out when the step was tried; cut at its neighbours"},
+            varies=True,
+        )
+
+    def with_spares(self) -> Recorded:
+        """With a value for each argument of a call with which a stage may begin, for runs in which it is none that a
+        module has returned: where the stage's own modules are left out, what comes behind them is given to the next."""
+        values = {value.name: value for value in self.values}
+        given = list(self.given)
+        for unit, module in enumerate(self.units[1:], 1):
+            for leaf, name in self.given[unit]:
+                spare = argument_name(module, leaf)
+                if spare not in values:
+                    values[spare] = Value(name=spare, maker=unit - 1, readers=(unit,), tensor=values[name].tensor)
+                    given[unit] = (*given[unit], (leaf, spare))
+        return dataclasses.replace(self, values=tuple(values.values()), given=tuple(given))
+
     def merged(self, other: Recorded, source: str) -> Recorded:
         """With what validation's run passes on beside. source: the field that its step is from."""
         places, shared = _places(self.units, other.units)
         values = {value.name: value for value in self.values}
         for value in filter(None, (_moved(each, places) for each in other.values)):
-            mine = values.get(value.name, value)
+            mine = values.get(value.name) or _differentiable(value)  # it ran without gradients
             shared -= set(range(min(mine.maker, value.maker) + 1, max(mine.maker, value.maker) + 1))
             readers = tuple(sorted({*mine.readers, *value.readers}))
             values[value.name] = dataclasses.replace(mine, readers=readers)
@@ -68,7 +117,15 @@ class Recorded:
             problems={**problems, **self.problems},
             repeated=tuple(dict.fromkeys((*self.repeated, *other.repeated))),
             returned={**other.returned, **self.returned},
+            redraws={**other.redraws, **self.redraws},
+            varies=self.varies or other.varies,
         )
+
+
+def _is_beside(unit: str, name: str) -> bool:
+    """In one list."""
+    (stack, _, number), (own, _, _) = unit.rpartition("."), name.rpartition(".")
+    return stack == own and number.isdigit()
 
 
 def _places(ours: Sequence[str], theirs: Sequence[str]) -> tuple[list[int], set[int]]:
@@ -79,6 +136,11 @@ def _places(ours: Sequence[str], theirs: Sequence[str]) -> tuple[list[int], set[
     if places != sorted(places):
         return [0] * len(theirs), set()
     return places, set(places) - {0}
+
+
+def _differentiable(value: Value) -> Value:
+    tensor = value.tensor.detach()
+    return dataclasses.replace(value, tensor=tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex()))
 
 
 def _moved(value: Value, places: Sequence[int]) -> Value | None:

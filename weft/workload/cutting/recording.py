@@ -11,10 +11,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from weft.workload.cutting.calls import CallNumbers, Seed
-from weft.workload.cutting.cut_step import Step, call_name, named_tensors, output_name
+from weft.workload.cutting.cut_step import Step, named_tensors
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.loose import LooseNames, made_by
-from weft.workload.cutting.operation import asks_for_numbers, result_of, user_line
+from weft.workload.cutting.names import call_name, output_name
+from weft.workload.cutting.operation import asks_for_numbers, name_of, result_of, user_line
 from weft.workload.cutting.placeholder import KNOWN
 from weft.workload.cutting.recorded import Recorded
 from weft.workload.cutting.regions import Fed, Read, Regions
@@ -44,6 +45,10 @@ class StepRecording(TorchFunctionMode):
         self._states: list[frozenset[str]] = []  # of each call
         self._returned: dict[Key, Returned] = {}
         self._loose = LooseNames()
+        self._drawing: set[str] = set()  # operations on what is fed that have drawn since the last call
+        self._redraws: dict[str, frozenset[str]] = {}
+        self._has_drawn = False  # for nothing that is fed
+        self._varies = False
 
     def run(self, step: Step, batch: Any, seed: Seed) -> Recorded:
         with listening(self._visible, self), self.numbers.running(seed), self:
@@ -83,8 +88,9 @@ class StepRecording(TorchFunctionMode):
         self, visible: Visible, occurrence: int, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self._calls.append(visible)
+        self._drawing.clear()
         self._loose.call = call_name(visible.name, occurrence)
-        self._states.append(frozenset(self._names[id(each)] for _, each in named_tensors(visible.module)))
+        self._states.append(self._state_of(visible))
         given = ((leaf, self._known(tensor)) for leaf, tensor in enumerate(tensors_in((args, kwargs))))
         self._arguments.append({leaf: fed for leaf, fed in given if fed is not None})
         self._read(tensors_in((args, kwargs)))
@@ -140,12 +146,17 @@ class StepRecording(TorchFunctionMode):
                 f"the step calls backward() at {user_line()}; leave it out, as what the optimizer does: Weft "
                 "differentiates the loss that the step returns"
             )
+        before = torch.default_generator.get_state()
         result = func(*args, **kwargs)
+        has_drawn = not torch.equal(before, torch.default_generator.get_state())
         made = made_by(func, args, result)
         if not made and _is_quiet(func):
             return result
+        self._varies |= self._has_drawn and not made
         name = self._loose.next(func) if made else ""
         sources = [fed for tensor in tensors_in((args, kwargs)) if (fed := self._known(tensor)) is not None]
+        if has_drawn:
+            self._draws(name_of(func), is_fed=bool(sources))
         if sources:
             writes = any(id(tensor) in self._names for tensor in made)  # to what the model keeps, so only once
             is_of_state = not writes and all(fed.is_of_state for fed in sources)
@@ -159,11 +170,21 @@ class StepRecording(TorchFunctionMode):
                 self._feed(fed)
         return result
 
+    def _draws(self, operation: str, *, is_fed: bool) -> None:
+        """What depends on the batch alone is drawn by every stage, and with the same numbers if each has drawn what the
+        one has drawn that had the numbers of the rest: a layer is left out behind a dropout, for example."""
+        if is_fed:
+            self._drawing.add(operation)
+            return
+        self._has_drawn = True
+        if self._drawing:
+            self._redraws[self._loose.call] = frozenset(self._drawing)
+
     # --- afterwards
 
     def _recorded(self, result: Any) -> Recorded:
         regions = Regions(self._calls, self._made, self._arguments, self._states, self._reads)
-        return Recorded(
+        recorded = Recorded(
             units=regions.units,
             values=regions.values,
             uses=regions.uses,
@@ -171,8 +192,29 @@ class StepRecording(TorchFunctionMode):
             problems=regions.problems,
             repeated=regions.repeated,
             returned=self._returned,
+            redraws=self._redraws,
+            num_calls=len(self._calls),
+            varies=self._varies,
             result=result,
-        )
+        ).with_left_out(self._left_out())
+        return recorded.with_spares() if recorded.varies else recorded
+
+    def _left_out(self) -> list[tuple[str, frozenset[str]]]:
+        """Items of repeated blocks of which others were called."""
+        called = {_kind_of_item(each) for each in self._calls} - {None}
+        return [
+            (each.name, self._state_of(each))
+            for each in self._visible
+            if each.kind is CallKind.OPAQUE and each not in self._occurrences and _kind_of_item(each) in called
+        ]
+
+    def _state_of(self, visible: Visible) -> frozenset[str]:
+        return frozenset(self._names[id(each)] for _, each in named_tensors(visible.module))
+
+
+def _kind_of_item(visible: Visible) -> tuple[str, type] | None:
+    stack, _, number = visible.name.rpartition(".")
+    return (stack, type(visible.module)) if number.isdigit() else None
 
 
 def _is_quiet(func: Callable[..., Any]) -> bool:

@@ -24,7 +24,7 @@ from functools import cached_property
 
 import torch
 
-from weft.workload.cutting.cut_step import argument_name
+from weft.workload.cutting.names import argument_name
 from weft.workload.cutting.recorded import Value
 from weft.workload.cutting.visible import Visible
 

@@ -15,6 +15,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from weft.workload.workload import WorkloadError
 
 MAX_SIGNATURES = 256  # of all skipped calls of a stage; a batch of another length has others
 Key = tuple[Any, ...]
+Redraws = Mapping[str, frozenset[str]]  # by the name of a call, operations behind it that draw where they are skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,12 @@ def _quiet() -> Iterator[None]:
         logger.disabled = was
 
 
-def pickled(records: Mapping[Key, Returned]) -> str:
+def pickled(records: Mapping[Key, Returned], redraws: Redraws) -> str:
     """For the other workers of the job, in base64. Errors: WorkloadError."""
-    if not records:
+    if not records and not redraws:
         return ""
     try:
-        return base64.b64encode(pickle.dumps(dict(records), pickle.HIGHEST_PROTOCOL)).decode()
+        return base64.b64encode(pickle.dumps((dict(records), dict(redraws)), pickle.HIGHEST_PROTOCOL)).decode()
     except Exception as error:  # whatever an object of the user's raises
         raise WorkloadError(
             f"what a module returns cannot go to another process ({error}), and it cannot be skipped without; use "
@@ -74,9 +76,10 @@ def pickled(records: Mapping[Key, Returned]) -> str:
         ) from error
 
 
-def unpickled(text: str) -> dict[Key, Returned]:
-    records: dict[Key, Returned] = pickle.loads(base64.b64decode(text)) if text else {}
-    return records
+def unpickled(text: str, device: torch.device | None = None) -> SkippedCalls:
+    """device: as of SkippedCalls."""
+    records, redraws = pickle.loads(base64.b64decode(text)) if text else ({}, {})
+    return SkippedCalls(records, device, redraws)
 
 
 def returned_of(result: Any, given: tuple[Any, ...]) -> Returned:
@@ -125,10 +128,16 @@ def _like_arguments(records: Sequence[Returned], arguments: Sequence[torch.Tenso
 
 
 class SkippedCalls:
-    def __init__(self, records: Mapping[Key, Returned], device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        records: Mapping[Key, Returned],
+        device: torch.device | None = None,
+        redraws: Redraws = MappingProxyType({}),
+    ) -> None:
         """records: of runs that had the numbers; `needed` of them are those that placeholders do not lead to. device:
         that the step computes on; the host's cores."""
         self.device = device
+        self.redraws = redraws
         self._foreign: MutableMapping[torch.Tensor, Placeholder] = WeakTensorKeyDictionary()
         self._known: dict[Key, Returned] = {}
         self._records: dict[Key, Returned] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from operator import is_
@@ -84,6 +84,7 @@ class Tape:
 
 class _Playing(threading.local):
     tape: Tape | None = None
+    redraws: Collection[str] = ()  # names of operations that draw their numbers though nobody has what they are of
 
 
 playing = _Playing()  # the tape of the run that this thread makes
