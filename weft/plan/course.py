@@ -99,6 +99,10 @@ class Course:
         """Where the iteration's SNAPSHOTs go; None where it has none."""
         return self._snapshots.get(iteration.index)
 
+    def next_snapshot_place(self, iteration: Iteration) -> int | None:
+        """The same of the first iteration behind it that has any and was told of."""
+        return next((place for index, place in self._snapshots.items() if index > iteration.index), None)
+
     def measured(self, iteration: Iteration) -> float | None:
         """What schedulers that take a measured value are stepped with before the iteration's update; None of most."""
         newest = self._measured

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from weft.machine.free_memory import SharedMemoryFull
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.workers.devices.host import HostDevice
 from weft.workers.snapshots.held import VALUES, Extent, Held, Piece
@@ -128,6 +129,64 @@ def test_another_attempts_task_writes_where_the_one_before_has_left_its_own(
     again.write(0, 6, held_of(4, number=3.0))
     assert values_of(goes_on) == values_of(read_place(directory, 1, TASK, 3)) == [2.0, 2.0]
     assert values_of(read_place(directory, 0, TASK, 6)) == [3.0, 3.0]
+
+
+def test_room_is_made_before_the_copy_comes(directory: Directory, places: SnapshotPlaces) -> None:
+    """Of what was there before there is nothing to be seen."""
+    assert not places.expects(1)
+    places.expect(1, held_of(4, number=1.0))
+    assert places.expects(1)
+    assert not places.expects(0)
+    places.close()
+    block = directory.find(arena_name(1, TASK)).block
+    places.write(1, 6, held_of(4, number=3.0, fixed={"frozen": torch.full((2,), 3.0)}))
+    assert values_of(read_place(directory, 1, TASK, 6)) == [3.0, 3.0, 3.0]
+    places.write(1, 8, held_of(4, number=4.0, fixed={"frozen": torch.full((2,), 4.0)}))
+    assert values_of(read_place(directory, 1, TASK, 8)) == [4.0, 4.0, 3.0], "what nobody trains is copied once"
+    assert directory.find(arena_name(1, TASK)).block.data_ptr() != block.data_ptr(), "it looks otherwise than expected"
+
+
+def test_a_room_that_looks_as_expected_is_the_one_that_is_written(directory: Directory, places: SnapshotPlaces) -> None:
+    held = held_of(4, number=1.0, fixed={"frozen": torch.full((2,), 1.0)})
+    places.expect(0, held)
+    places.close()
+    block = directory.find(arena_name(0, TASK)).block
+    places.write(0, 6, held)
+    assert values_of(read_place(directory, 0, TASK, 6)) == [1.0, 1.0, 1.0], "the first copy is of all"
+    assert directory.find(arena_name(0, TASK)).block.data_ptr() == block.data_ptr()
+
+
+def test_a_copy_waits_for_its_room(directory: Directory, places: SnapshotPlaces) -> None:
+    for place in range(2):
+        held = held_of(1 << 20, number=place)
+        places.expect(place, held)
+        places.write(place, place, held)
+        assert values_of(read_place(directory, place, TASK, place)) == [float(place)] * 2
+
+
+def test_a_room_that_cannot_be_had_beside_is_told_by_the_copy(
+    directory: Directory, places: SnapshotPlaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> Any:
+        raise SharedMemoryFull("there is none")
+
+    monkeypatch.setattr(Directory, "create", full)
+    places.expect(0, held_of(4))
+    places.close()
+    with pytest.raises(SharedMemoryFull, match="there is none"):
+        places.write(0, 0, held_of(4))
+    monkeypatch.undo()
+    places.write(0, 0, held_of(4, number=1.0))
+    assert values_of(read_place(directory, 0, TASK, 0)) == [1.0, 1.0]
+
+
+def test_another_attempt_finds_the_room_of_the_one_before(directory: Directory, places: SnapshotPlaces) -> None:
+    places.write(0, 0, held_of(4, number=1.0))
+    block = directory.find(arena_name(0, TASK)).block
+    again = SnapshotPlaces(directory, TASK, HostDevice())
+    again.write(0, 6, held_of(4, number=3.0, options={"weight": {"lr": 0.1}}))
+    assert values_of(read_place(directory, 0, TASK, 6)) == [3.0, 3.0]
+    assert directory.find(arena_name(0, TASK)).block.data_ptr() == block.data_ptr()
 
 
 def test_one_of_another_iteration_is_as_good_as_none(directory: Directory, places: SnapshotPlaces) -> None:

@@ -58,6 +58,7 @@ class Arena:
         if block.numel() < layout.num_bytes:
             raise ValueError(f"an arena of {block.numel()} bytes cannot hold a layout of {layout.num_bytes}")
         self.block = block
+        self.layout = layout
         self._entries = {entry.name: entry for entry in layout.entries}
 
     def __getitem__(self, name: str) -> torch.Tensor:

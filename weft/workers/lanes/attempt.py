@@ -136,6 +136,11 @@ class Attempt:
         for board in self._boards_to_abort:
             board.abort()
 
+    def close(self) -> None:
+        """Its lanes have ended."""
+        for copies in self._snapshots.values():
+            copies.close()
+
     def abort_with(self, board: Board) -> None:
         """Another board on which lanes wait."""
         self._boards_to_abort.append(board)
@@ -173,15 +178,21 @@ class Attempt:
     def _takes(self, task: Task) -> Callable[[Iteration], bool] | None:
         if task.kind is Kind.SNAPSHOT:
             verifies = self._verifies(task)
-            return lambda iteration: (verifies and not iteration.learns) or self._copies(iteration)
+            return lambda iteration: self._copies(task, iteration) if iteration.learns else verifies
         if task.kind is Kind.LOAD and self._turns.takers > 1:
             turns, loader = self._turns, task.holder.stage
             position = turns.order().index((task.holder.replica, _given(task.microbatch)))
             return lambda iteration: turns.has(loader, position, iteration.index)
         return self._parts.updates.takes(task) if self._parts.updates is not None else None
 
-    def _copies(self, iteration: Iteration) -> bool:
-        return self.course.snapshot_place(iteration) is not None
+    def _copies(self, task: Task, iteration: Iteration) -> bool:
+        """Or makes room for a copy that is told."""
+        return self.course.snapshot_place(iteration) is not None or self._lacking(task, iteration) is not None
+
+    def _lacking(self, task: Task, iteration: Iteration) -> int | None:
+        """The place of the next snapshot, where it has no room yet."""
+        place = self.course.next_snapshot_place(iteration)
+        return None if place is None or self._snapshots[task.id].expects(place) else place
 
     def _verifies(self, task: Task) -> bool:
         """Whether the task looks, behind a validation too, whether what was read there is still as it was left: the
@@ -225,10 +236,12 @@ class Attempt:
                 return updates.bind(task, measured)
 
     def _snapshot(self, task: Task, iteration: Iteration) -> None:
-        place = self.course.snapshot_place(iteration)
+        place, copies = self.course.snapshot_place(iteration), self._snapshots[task.id]
         try:
             if place is not None:
-                self._snapshots[task.id].write(place, iteration.index, self._parts.hold(task, iteration))
+                copies.write(place, iteration.index, self._parts.hold(task, iteration))
+            elif (lacking := self._lacking(task, iteration)) is not None:
+                copies.expect(lacking, self._parts.hold(task, iteration))
             self._parts.check(task, iteration)
         except SharedMemoryFull as error:  # whoever would go on from it finds another iteration there
             self._uncopied = str(error)

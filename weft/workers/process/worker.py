@@ -275,6 +275,8 @@ class _Worker:
 
     def _release(self, message: Message) -> None:
         peak_bytes = peak_resident_bytes() if self._attempt is not None else None
+        if self._attempt is not None:
+            self._attempt.close()
         self._attempt, self._progress = None, list
         unload(JobSpec.parse(message["spec"]), self._baseline.modules)
         os.chdir("/")

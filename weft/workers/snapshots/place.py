@@ -2,12 +2,16 @@
 
     arena "snapshot-PLACE-TASK"    │ facts: length, plain data ░░░ │ tensor 0 │ tensor 1 │ ...      ░ room to grow
 
-An arena is made by the first snapshot that goes there, and anew where what is copied has changed its shape. It belongs
-to the job and to no attempt of it, and the directory has it, so it outlives every worker.
+An arena is made beside the lane, once a snapshot is told that will go there: memory that nobody has had costs ten times
+as much as the copy. It is made anew where what is copied has changed its shape. It belongs to the job and to no attempt
+of it, and the directory has it, so it outlives every worker, and another attempt's copies go there again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.machine.free_memory import SharedMemoryFull
 from weft.transport.memory.arena import Arena, Layout
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.workers.devices.device import Memory
 from weft.workers.snapshots.held import Held
 from weft.workers.snapshots.plain import decoded, encoded
 
+_PAGE_BYTES = 1 << 12
+_TOUCHED_BYTES = 1 << 26  # at a time: a job that ends waits for no more
+_FACTS_STEP = 1 << 16  # so that another attempt's facts find the same room
 _LENGTH_BYTES = 8
 _FACTS = "facts"
 
@@ -28,10 +36,12 @@ _Kind = tuple[tuple[torch.Size, tuple[int, ...], torch.dtype], ...]
 
 
 @dataclass(slots=True)
-class _Made:
+class _Room:
     kind: _Kind
+    arena: Arena
     facts: Tensor  # uint8
     tensors: list[Tensor]
+    is_written: bool = False  # what does not change is there, too
 
 
 class SnapshotPlaces:
@@ -41,35 +51,81 @@ class SnapshotPlaces:
         self._directory = directory
         self._task = task
         self._device = device
-        self._made: dict[int, _Made] = {}
+        self._rooms: dict[int, _Room] = {}
+        self._makers: dict[int, threading.Thread] = {}  # by place: who makes its room, or has
+        self._closed = False
 
     def write(self, place: int, iteration: int, held: Held) -> None:
         """Behind what the calling lane has launched; over when its task is."""
         tensors = held.tensors()
         facts = encoded({"iteration": iteration, **held.facts()})
-        made, is_new = self._room(place, tensors, len(facts))
+        room = self._room(place, tensors, len(facts))
         length = len(facts).to_bytes(_LENGTH_BYTES, "little")
-        made.facts[: _LENGTH_BYTES + len(facts)] = torch.frombuffer(bytearray(length + facts), dtype=torch.uint8)
-        count = len(tensors) if is_new else held.num_changing()
-        for target, source in zip(made.tensors[:count], tensors, strict=False):
+        room.facts[: _LENGTH_BYTES + len(facts)] = torch.frombuffer(bytearray(length + facts), dtype=torch.uint8)
+        count = held.num_changing() if room.is_written else len(tensors)
+        for target, source in zip(room.tensors[:count], tensors, strict=False):
             self._device.copy(target, source.detach())
+        room.is_written = True
 
-    def _room(self, place: int, tensors: Sequence[Tensor], num_bytes: int) -> tuple[_Made, bool]:
-        """And whether nothing has been written there."""
-        kind = tuple((each.shape, each.stride(), each.dtype) for each in tensors)
-        made = self._made.get(place)
-        if made is not None and made.kind == kind and made.facts.numel() >= _LENGTH_BYTES + num_bytes:
-            return made, False
-        made = self._made[place] = self._make(place, kind, tensors, num_bytes)
-        return made, True
+    def expects(self, place: int) -> bool:
+        """Whether the place has room, or is to have it."""
+        return place in self._makers or place in self._rooms
 
-    def _make(self, place: int, kind: _Kind, tensors: Sequence[Tensor], num_bytes: int) -> _Made:
+    def expect(self, place: int, held: Held) -> None:
+        """Makes room beside the calling lane for what will look like this; where that fails, `write` tries again."""
+        tensors, num_bytes = held.tensors(), len(encoded(held.facts()))
+        maker = threading.Thread(target=self._make_beside, args=(place, _kind_of(tensors), tensors, num_bytes))
+        with contextlib.suppress(RuntimeError):  # of a system that has no thread more
+            maker.start()
+            self._makers[place] = maker
+
+    def close(self) -> None:
+        """No room is made any more."""
+        self._closed = True
+        for maker in self._makers.values():
+            maker.join()
+
+    def _room(self, place: int, tensors: Sequence[Tensor], num_bytes: int) -> _Room:
+        if place in self._makers:
+            self._makers[place].join()
+        kind, room = _kind_of(tensors), self._rooms.get(place)
+        if room is None or room.kind != kind or room.facts.numel() < _LENGTH_BYTES + num_bytes:
+            room = self._rooms[place] = self._make(place, kind, tensors, num_bytes)
+        return room
+
+    def _make_beside(self, place: int, kind: _Kind, tensors: Sequence[Tensor], num_bytes: int) -> None:
+        with contextlib.suppress(OSError):  # the parent has died, and so will this process
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))  # of this thread: the lane's core is the lane's
+        with contextlib.suppress(SharedMemoryFull, SharedMemoryGone):
+            room = self._make(place, kind, tensors, num_bytes)
+            block = room.arena.block
+            for begin in range(0, block.numel(), _TOUCHED_BYTES):
+                if self._closed:
+                    return
+                block[begin : begin + _TOUCHED_BYTES : _PAGE_BYTES].zero_()  # mapped before the copy comes
+            self._rooms[place] = room
+
+    def _make(self, place: int, kind: _Kind, tensors: Sequence[Tensor], num_bytes: int) -> _Room:
         name = arena_name(place, self._task)
-        room = torch.empty(_LENGTH_BYTES + 2 * num_bytes, dtype=torch.uint8, device="meta")
-        layout = Layout.of([(_FACTS, room), *((str(n), tensor) for n, tensor in enumerate(tensors))])
-        self._directory.forget(name)
-        arena = self._directory.create(name, layout)
-        return _Made(kind, arena[_FACTS], [arena[str(number)] for number in range(len(tensors))])
+        facts_bytes = -(-(_LENGTH_BYTES + 2 * num_bytes) // _FACTS_STEP) * _FACTS_STEP
+        facts = torch.empty(facts_bytes, dtype=torch.uint8, device="meta")
+        layout = Layout.of([(_FACTS, facts), *((str(n), tensor) for n, tensor in enumerate(tensors))])
+        arena = self._left(name, layout)
+        if arena is None:
+            self._directory.forget(name)
+            arena = self._directory.create(name, layout)
+        return _Room(kind, arena, arena[_FACTS], [arena[str(number)] for number in range(len(tensors))])
+
+    def _left(self, name: str, layout: Layout) -> Arena | None:
+        """By the attempt before."""
+        with contextlib.suppress(SharedMemoryGone):  # most often because there is none
+            arena = self._directory.find(name)
+            return arena if arena.layout == layout else None
+        return None
+
+
+def _kind_of(tensors: Sequence[Tensor]) -> _Kind:
+    return tuple((each.shape, each.stride(), each.dtype) for each in tensors)
 
 
 def read_place(directory: Directory, place: int, task: str, iteration: int) -> Held:
