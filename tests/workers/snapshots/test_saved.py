@@ -104,3 +104,18 @@ def test_buffers_are_those_of_the_replica_or_else_of_the_first() -> None:
 def test_the_schedulers_state_is_that_of_whoever_had_one() -> None:
     assert Saved([Held(), Held(scheduler={"last_epoch": 3}), Held()]).scheduler == {"last_epoch": 3}
     assert Saved([Held()]).scheduler is None
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["in its shape", "flat"])
+def test_what_lies_as_it_is_asked_for_is_not_copied(whole: bool) -> None:
+    """A large model's state would be touched twice, in memory that nobody has had."""
+    value = torch.arange(6.0).view(2, 3)
+    held = Held(replica=0)
+    if whole:
+        held.add_whole("weight", VALUES, value)
+    else:
+        held.pieces.append(Piece(VALUES, [Extent("weight", 0, 0, 6)], value.view(6)))
+    found = Saved([held]).values("weight", torch.zeros(2, 3))
+    assert found is not None
+    assert found.data_ptr() == value.data_ptr()
+    assert torch.equal(found, value)

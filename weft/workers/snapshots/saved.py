@@ -78,10 +78,14 @@ class Saved:
         return self._states.get(parameter, {})
 
     def flat(self, parameter: str, entry: str, like: Tensor) -> Tensor:
-        """One entry's elements in the order of the parameter's memory."""
+        """One entry's elements in the order of the parameter's memory; where they lie like that, these, which are to be
+        read only."""
         pieces = self._pieces[parameter][entry]
-        if not pieces[0][0].stop:
-            return in_memory_order(parameter, pieces[0][1], like)
+        extent, first = pieces[0]
+        if not extent.stop:
+            return in_memory_order(parameter, first, like)
+        if len(pieces) == 1 and extent.offset == 0 and first.numel() == like.numel():
+            return first
         flat = torch.empty(like.numel(), dtype=pieces[0][1].dtype)
         ends = [extent.offset + tensor.numel() for extent, tensor in pieces]
         if max(ends) != like.numel() or sum(tensor.numel() for _, tensor in pieces) < like.numel():
@@ -92,9 +96,12 @@ class Saved:
 
 
 def in_memory_order(parameter: str, value: Tensor, like: Tensor) -> Tensor:
-    """Flat, in the order of the parameter's memory. Errors: WorkloadError for another shape."""
+    """Flat, in the order of the parameter's memory; no copy where it has that. Errors: WorkloadError for another
+    shape."""
     if value.shape != like.shape:
         raise _of_another_shape(parameter, f"the shape {tuple(value.shape)}", like)
+    if value.stride() == torch.empty_like(like, device="meta").stride():
+        return value.as_strided((value.numel(),), (1,))
     flat = torch.empty(like.numel(), dtype=value.dtype)
     shaped(flat, like).copy_(value)
     return flat
