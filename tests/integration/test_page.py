@@ -8,7 +8,7 @@ import re
 import runpy
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ wide_recording, TASK_NS = _RECORDED["wide_recording"], _RECORDED["TASK_NS"]
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason="Debian's chromium is not installed")
 PIPELINE = {"stages": 2, "microbatches": 4}
 ENDLESS = 100_000_000
+Serve = Callable[[Any], Awaitable[str]]  # what the page shows; where it is
 VIEW = "(await import('./page.js')).view"
 RAISES = """
 def workload():
@@ -101,7 +102,20 @@ def test_an_unknown_job_and_a_bad_number_are_refused_with_what_to_do(daemon: Rea
 
 
 @pytest.fixture
-async def browser() -> AsyncIterator[Any]:
+async def serve() -> AsyncIterator[Serve]:
+    servers: list[MetricsServer] = []
+
+    async def start(source: Any) -> str:
+        servers.append(MetricsServer(Exporter(), "127.0.0.1", 0, source))
+        return await servers[-1].start()
+
+    yield start
+    for server in servers:
+        await server.stop()
+
+
+@pytest.fixture
+async def browser(serve: Serve) -> AsyncIterator[Any]:  # which outlives it: a page asks again every second
     """After the test: no error on its console, and no request to anybody but the page's own server."""
     async with Browser() as browser:
         yield browser
@@ -338,14 +352,14 @@ async def test_a_narrow_page_begins_with_the_job_and_fits(daemon: RealDaemon, br
 
 @needs_chromium
 @pytest.mark.slow
-async def test_a_page_that_has_not_heard_from_the_daemon_does_not_say_that_there_is_no_job(browser: Any) -> None:
+async def test_a_page_that_has_not_heard_from_the_daemon_does_not_say_that_there_is_no_job(
+    browser: Any, serve: Serve
+) -> None:
     """With a job in its address it said "none yet" while it was connecting."""
-    server = MetricsServer(Exporter(), "127.0.0.1", 0, _Silent())
-    await browser.open(f"{await server.start()}/#job=wide-1")
+    await browser.open(f"{await serve(_Silent())}/#job=wide-1")
     await browser.until("document.getElementById('jobs').textContent", "the list of jobs")
     assert await text(browser, "#jobs") == "not known yet"
     assert not await browser.evaluate("document.body.textContent.includes('No job yet')")
-    await server.stop()
 
 
 class _Wide:
@@ -379,9 +393,8 @@ class _Silent(_Wide):
 
 @needs_chromium
 @pytest.mark.slow
-async def test_32_lanes_of_200_tasks_are_drawn_and_each_bar_can_be_clicked(browser: Any) -> None:
-    server = MetricsServer(Exporter(), "127.0.0.1", 0, _Wide())
-    await browser.open(await server.start())
+async def test_32_lanes_of_200_tasks_are_drawn_and_each_bar_can_be_clicked(browser: Any, serve: Serve) -> None:
+    await browser.open(await serve(_Wide()))
     await browser.until(f"(async () => {VIEW}.timeline?.iterations.length === 4)()", "four iterations")
     await browser.until("document.getElementById('canvas').height > 700", "32 lanes")
     assert await is_painted(browser)
@@ -395,4 +408,3 @@ async def test_32_lanes_of_200_tasks_are_drawn_and_each_bar_can_be_clicked(brows
         if not picked["mode"].startswith("stall"):
             assert picked["duration"] == TASK_NS
         assert (await details(browser))["lane"] == f"cpu-{lane}/compute"
-    await server.stop()
