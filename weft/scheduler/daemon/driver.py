@@ -20,34 +20,9 @@ from weft.machine.free_memory import free_memory
 from weft.metrics.prometheus.exporter import Exporter
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
+from weft.scheduler.core import events
 from weft.scheduler.core.core import Core
-from weft.scheduler.core.events import (
-    Adjust,
-    Command,
-    Dispatch,
-    DropArenas,
-    Event,
-    JobFaulted,
-    JobMeasured,
-    JobPlanned,
-    JobSubmitted,
-    JudgeEpoch,
-    KillWorker,
-    PlanJob,
-    Prepare,
-    RecordIteration,
-    RecordSnapshot,
-    RecordState,
-    RecordVerdict,
-    Release,
-    SaveResult,
-    SaveSnapshot,
-    SetTimer,
-    Snapshot,
-    SnapshotSaved,
-    StartWorker,
-    Ticked,
-)
+from weft.scheduler.core.events import Command, Event, Snapshot
 from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import EXIT_SOFTWARE
 from weft.scheduler.daemon.guard import Guard, Spawn
@@ -150,7 +125,7 @@ class Driver:
         if attempt > 1 and not paused:
             self._exporter.add("weft_recoveries_total", cause="daemon-restart")
             files.log(f"the daemon has restarted; the job runs again (attempt {attempt})")
-        begin = partial(JobSubmitted, job=row.job, priority=row.priority, attempt=attempt, paused=paused)
+        begin = partial(events.JobSubmitted, job=row.job, priority=row.priority, attempt=attempt, paused=paused)
         self.feed(begin(needs=workers_needed(spec.strategy), inspector=inspecting_worker(spec.strategy)))
         problem = problem_of_crew(spec, self.crew.kinds().values())
         if problem is not None and not paused:  # of a job in the ledger: there were more workers when it was submitted
@@ -178,7 +153,7 @@ class Driver:
         except PlanError as error:
             self._fail(name, attempt, "invalid-plan", error, exit_code=2)
         else:
-            self.feed(JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint))
+            self.feed(events.JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint))
 
     async def _checkpoint_of(self, run: Run, plan: Plan) -> Snapshot | None:
         """What the job goes on from, if there is anything on the disk, and nothing newer. Errors: PlanError."""
@@ -198,7 +173,7 @@ class Driver:
         return found.checkpoint
 
     def _fail(self, job: str, attempt: int, reason: str, error: Exception | str, *, exit_code: int) -> None:
-        self.feed(JobFaulted(job=job, attempt=attempt, reason=reason, message=str(error), exit_code=exit_code))
+        self.feed(events.JobFaulted(job=job, attempt=attempt, reason=reason, message=str(error), exit_code=exit_code))
 
     # --- the boundary: what goes wrong about one job is that job's end, and nobody else's
 
@@ -236,60 +211,60 @@ class Driver:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case Dispatch():
+            case events.Dispatch():
                 self._pool.send(command.worker, {"type": "dispatch", "lane": command.lane, "work": command.work})
-            case Adjust():
+            case events.Adjust():
                 message = {"type": "adjust", "first": command.first_iteration, "adjustment": command.adjustment}
                 for worker in command.workers:
                     self._pool.send(worker, message)
                 self.runs[command.job].adjust(command.first_iteration, command.adjustment)
-            case RecordVerdict():
+            case events.RecordVerdict():
                 self.runs[command.job].judge(command.verdict, command.first_iteration)
-            case JudgeEpoch():
+            case events.JudgeEpoch():
                 if (event := self.runs[command.job].judge_epoch(command)) is not None:
                     self.feed(event)
                 else:  # the job's own function has to say
                     self._pool.send(command.worker, order_of(command, self.runs[command.job]))
-            case RecordIteration():
+            case events.RecordIteration():
                 self._record_iteration(command)
-            case RecordSnapshot():
+            case events.RecordSnapshot():
                 attempt = self.runs[command.job].attempt
                 assert attempt is not None
                 attempt.note_snapshot(command.snapshot)
                 self._exporter.set("weft_job_snapshot_step", attempt.snapshot_step or 0, job=command.job)
-            case SaveSnapshot():
+            case events.SaveSnapshot():
                 run = self.runs[command.job]
                 run.files.flush()  # who goes on from it finds the lines of all steps before
                 self.savers.save(run.job, saver_order(command.snapshot, run), partial(self._saved, run))
-            case StartWorker():
+            case events.StartWorker():
                 task = self._spawn(self._start_worker(command), f"start {command.worker}")
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
-            case KillWorker():
+            case events.KillWorker():
                 self._pool.kill(command.worker, command.cause)
-            case SetTimer():
-                asyncio.get_running_loop().call_later(command.seconds, self.feed, Ticked())
-            case PlanJob() | Prepare() | SaveResult() | Release():
-                if isinstance(command, Prepare) and command.position == 0:
+            case events.SetTimer():
+                asyncio.get_running_loop().call_later(command.seconds, self.feed, events.Ticked())
+            case events.PlanJob() | events.Prepare() | events.SaveResult() | events.Release():
+                if isinstance(command, events.Prepare) and command.position == 0:
                     self._begin(command)
                 self._pool.send(command.worker, order_of(command, self.runs[command.job]))
-            case DropArenas(attempt=None):
+            case events.DropArenas(attempt=None):
                 self.savers.after(command.job, partial(self._drop, command))
-            case DropArenas():
+            case events.DropArenas():
                 self._drop(command)
-            case RecordState():
+            case events.RecordState():
                 self._record_state(command)
             case _:
                 assert_never(command)
 
-    def _drop(self, command: DropArenas) -> None:
+    def _drop(self, command: events.DropArenas) -> None:
         self._pool.send(DIRECTORY, {"arenas": arenas_name(command.job, command.attempt)})
 
     def _saved(self, run: Run, answer: Message) -> None:
         """The job may have ended meanwhile."""
         with self.guard.around(f"the checkpoint of {run.job}"):
             self._note_checkpoint(run, answer)
-        self.feed(SnapshotSaved(job=run.job, path=answer.get("path")))
+        self.feed(events.SnapshotSaved(job=run.job, path=answer.get("path")))
 
     def _note_checkpoint(self, run: Run, answer: Message) -> None:
         run.files.log(f"no checkpoint: {answer['error']}" if "error" in answer else f"checkpoint {answer['path']}")
@@ -303,9 +278,9 @@ class Driver:
         for number, policy in enumerate(job.policies if job is not None else ()):
             if (ticked or policy.after_each_iteration) and (measured := policy.take()) is not None:
                 assert job is not None
-                self.feed(JobMeasured(job=name, attempt=job.attempt, policy=number, measured=measured))
+                self.feed(events.JobMeasured(job=name, attempt=job.attempt, policy=number, measured=measured))
 
-    def _begin(self, command: Prepare) -> None:
+    def _begin(self, command: events.Prepare) -> None:
         run, job, plan = self.runs[command.job], self.core.jobs[command.job], command.plan
         if run.attempt is not None:
             self._metrics.publish(run.attempt)  # what the attempt before has left
@@ -314,12 +289,12 @@ class Driver:
         for line in lines_of_plan(plan, job.workers) if begins == 0 else ():
             run.files.log(line)
 
-    async def _start_worker(self, command: StartWorker) -> None:
+    async def _start_worker(self, command: events.StartWorker) -> None:
         await asyncio.sleep(command.delay_seconds)
         with self.guard.around(f"the start of {command.worker}", lambda bug: self.hearing.lost(command.worker, None)):
             await self._pool.start_worker(command.worker)
 
-    def _record_iteration(self, command: RecordIteration) -> None:
+    def _record_iteration(self, command: events.RecordIteration) -> None:
         run = self.runs[command.job]
         attempt, iteration = run.attempt, run.finish_iteration(command.iteration)
         assert attempt is not None
@@ -330,7 +305,7 @@ class Driver:
         for event in run.take_due(time.monotonic()):
             self.feed(event)
 
-    def _record_state(self, command: RecordState) -> None:
+    def _record_state(self, command: events.RecordState) -> None:
         name, run, now = command.job, self.runs[command.job], time.time()
         run.state = state = JobState(command.state)
         self.any_change.notify()
@@ -366,7 +341,7 @@ class Driver:
 
     def tick(self) -> None:
         """Once a second: brings the live numbers of each running job to the metrics, its files and its followers."""
-        self.feed(Ticked())
+        self.feed(events.Ticked())
         with self.guard.around("the tick"):
             self._pool.look()
             self._metrics.tick((run.attempt for run in self.runs.values() if run.attempt is not None), time.monotonic())
