@@ -38,7 +38,9 @@ from weft.plan.rows import pack
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import JobPlanned, JobSubmitted, TasksFinished, WorkerJoined, WorkerPrepared
 from weft.scheduler.daemon.driver import Driver
-from weft.scheduler.daemon.pool import SPIN_SECONDS, Child, Pool
+from weft.scheduler.daemon.link import Child
+from weft.scheduler.daemon.pool import SPIN_SECONDS, Pool
+from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.ledger.ledger import AsyncLedger, Ledger
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.runs.run_writer import RunWriter
@@ -153,7 +155,7 @@ async def _serve_as_daemon(peer: socket.socket, home: Path, trips: int) -> None:
         def spawn(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
             return group.create_task(work, name=name)
 
-        driver = Driver(muster(settings), ledger, exporter, pool, spawn, RunWriter())
+        driver = Driver(Estate.begin(muster(settings)), ledger, exporter, pool, spawn, RunWriter())
         driver.start()
         spec = job_spec(steps=trips, window=1)
         submission = await ledger.run(

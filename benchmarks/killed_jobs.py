@@ -28,7 +28,7 @@ from weft.client.client import Client
 from weft.metrics.recording.recording import Recording
 from weft.plan.kinds import FIRST_STALL
 from weft.plan.rows import Row
-from weft.scheduler.daemon.pool import ALLOCATOR
+from weft.scheduler.daemon.fork_server import ALLOCATOR
 from weft.scheduler.runs.snapshot_pace import COST_SHARE, LEAST_SECONDS
 from weft.spec.job_spec import JobSpec
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from weft.scheduler.daemon.pool import ALLOCATOR
+from weft.scheduler.daemon.fork_server import ALLOCATOR
 
 PEERS = Path(__file__).resolve().parent / "peers"
 END_SECONDS = 10.0  # for a process whose partner has died in the middle of an operation, too

@@ -32,7 +32,7 @@ from weft.client.client import Client
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
 from weft.plan.worker_view import WorkerView
-from weft.scheduler.daemon.pool import ALLOCATOR
+from weft.scheduler.daemon.fork_server import ALLOCATOR
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec

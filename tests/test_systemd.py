@@ -48,6 +48,7 @@ def settings_of(unit: str) -> dict[str, list[str]]:
         ("RuntimeDirectoryMode", "0700"),
         ("StateDirectoryMode", "0700"),
         ("ExecStart", "/usr/bin/env weft daemon"),
+        ("ExecReload", "/usr/bin/env weft daemon --replace"),
     ],
 )
 def test_a_service_has_what_the_daemon_needs(unit: str, key: str, value: str) -> None:

@@ -63,6 +63,7 @@ def messages(ended: str, spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "restart": {"job": ended},
         "resume": {"job": ended},
         "remove": {"job": "nobody"},
+        "replace": {"executable": "/nobody/python"},
         "status": {},
     }
 

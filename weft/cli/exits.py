@@ -5,7 +5,8 @@ a job's own code   run, wait, logs -f, submit -f (128 + N when signal N killed i
 4  no such job, or nothing recorded of it  77   not yours
 69 no daemon answers, or run's own         124  wait timed out
    does not start
-1  compare: no preset completed; doctor: a problem was found; daemon: it could not start, or its fork server was lost
+1  compare: no preset completed; doctor: a problem was found; daemon: it could not start, its fork server was lost, or
+   it was not to be replaced and goes on as it is
 130 Ctrl-C, 143 SIGTERM, 141 nobody reads stdout
  74 stdout, a file, the daemon's ledger or a new job's run directory cannot be written, or a job's files not removed
 """
@@ -26,6 +27,7 @@ from weft.transport.wire.frames import ErrorCode, Message
 
 P = ParamSpec("P")
 
+FAILED = 1
 USAGE = 2
 NO_SUCH_JOB = 4
 UNREACHABLE = 69
@@ -53,6 +55,7 @@ _REFUSALS: dict[str, int] = {
     ErrorCode.NOT_ENDED: TRY_LATER,
     ErrorCode.NOT_PAUSED: USAGE,
     ErrorCode.NOT_REMOVED: CANNOT_WRITE,
+    ErrorCode.NOT_REPLACED: FAILED,
     ErrorCode.NO_ROOM: CANNOT_WRITE,
     ErrorCode.TIMED_OUT: TIMED_OUT,
     ErrorCode.LEDGER_UNAVAILABLE: CANNOT_WRITE,

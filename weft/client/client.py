@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
@@ -165,6 +166,13 @@ class Client:
         """Forgets a job that has ended, and removes its run directory; returns its id."""
         return _reply(str, self._conversation.remove(job))
 
+    def replace(self, executable: str = sys.executable) -> Message:
+        """Has the daemon go on as the Weft of that Python, with its workers and their jobs, in the same process.
+
+        {"version": of the new daemon, "jobs": that run, "problem": why they had to start from the disk, or empty}.
+        """
+        return _reply(dict, self._conversation.replace(executable))
+
     def status(self) -> Message:
         """The daemon itself: pid, version, workers, number of jobs in each state, address of the metrics."""
         return _reply(dict, self._conversation.status())
@@ -235,6 +243,10 @@ class AsyncClient:
     async def remove(self, job: str) -> str:
         """See `Client.remove`."""
         return await _async_reply(str, self._conversation.remove(job))
+
+    async def replace(self, executable: str = sys.executable) -> Message:
+        """See `Client.replace`."""
+        return await _async_reply(dict, self._conversation.replace(executable))
 
     async def status(self) -> Message:
         """See `Client.status`."""

@@ -37,6 +37,7 @@ WAIT_SLICE_SECONDS = 30.0  # of one `wait` request, so that a daemon that hangs 
 PAUSE_SECONDS = 600.0  # the daemon answers once the iterations that its workers have begun are over
 CANCEL_SECONDS = 30.0  # the daemon answers once the job has ended: its workers finish, or are killed
 SAVE_SECONDS = 60.0  # for a checkpoint that is still being written
+REPLACE_SECONDS = 240.0  # the other Weft is looked at, what is under way is finished, and it starts
 REMOVE_SECONDS = 900.0  # of one job's files, of which there may be millions, behind another job's
 RECONNECT_SECONDS = 60.0  # a daemon restarts in about a second; systemd waits longer between later attempts
 FIRST_PAUSE_SECONDS = 0.05
@@ -199,6 +200,9 @@ class Conversation:
     def remove(self, job: str) -> Script:
         reply = yield from self._call("remove", {"job": job}, extra_seconds=REMOVE_SECONDS)
         yield Deliver(reply["job"])
+
+    def replace(self, executable: str) -> Script:
+        yield Deliver((yield from self._call("replace", {"executable": executable}, extra_seconds=REPLACE_SECONDS)))
 
     def status(self) -> Script:
         yield Deliver((yield from self._call("status", {})))

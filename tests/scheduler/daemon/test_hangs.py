@@ -50,6 +50,7 @@ class Look:
             Exporter(),
             lambda what, job, work: self.begun.append(work),
             self.fed.append,
+            {},
         )
         self.now = 0.0
         self.answers: dict[str, list[dict[str, Any]]] = {}

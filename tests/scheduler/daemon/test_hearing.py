@@ -24,9 +24,10 @@ from weft.plan.kinds import MODE_INDEX
 from weft.plan.rows import pack
 from weft.scheduler.core.events import CancelRequested
 from weft.scheduler.core.job import Phase
-from weft.scheduler.daemon import driver as driver_module
+from weft.scheduler.daemon import plans
 from weft.scheduler.daemon.driver import Driver
 from weft.scheduler.daemon.pool import Pool
+from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.spec.job_spec import JobSpec
@@ -226,7 +227,7 @@ async def staged(home: Path) -> AsyncIterator[Stage]:
     try:
         async with asyncio.TaskGroup() as group:
             pool.driver = Driver(
-                make_crew(settings, (), (0,), {}),
+                Estate.begin(make_crew(settings, (), (0,), {})),
                 ledger,
                 Exporter(),
                 cast(Pool, pool),
@@ -371,8 +372,8 @@ def fails(*arguments: Any, **named: Any) -> Any:
 
 
 PLACES = {
-    "the plan": ("weft.scheduler.daemon.driver.make_plan", fails, "internal"),
-    "its memory": ("weft.scheduler.daemon.driver.free_memory", fails, "internal"),
+    "the plan": ("weft.scheduler.daemon.plans.make_plan", fails, "internal"),
+    "its memory": ("weft.scheduler.daemon.plans.free_memory", fails, "internal"),
     "its directory": ("weft.scheduler.runs.run_writer.RunWriter.make_directory", fails, "internal"),
     "its begin": ("weft.scheduler.runs.run.Run.begin", fails, "internal"),
     "its lanes' first work": ("weft.scheduler.core.dispatch.begin", fails, "internal"),
@@ -423,7 +424,7 @@ async def test_a_job_that_is_cancelled_while_a_thread_plans_it_has_only_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
-    work = getattr(driver_module, step)
+    work = getattr(plans, step)
 
     def held(*arguments: Any, **named: Any) -> Any:
         begun.set()
@@ -432,7 +433,7 @@ async def test_a_job_that_is_cancelled_while_a_thread_plans_it_has_only_ended(
 
     async with staged(tmp_path) as stage:
         with monkeypatch.context() as patch:
-            patch.setattr(driver_module, step, held)
+            patch.setattr(plans, step, held)
             job = await stage.submit(spec(), until=Phase.PLANNING)
             await stage.until(begun.is_set, step)
             row = await stage.end(job)

@@ -38,6 +38,7 @@ from weft.cli.verbs.options import (
     Workers,
 )
 from weft.cli.verbs.recordings import plot, trace
+from weft.cli.verbs.replacing import replace_daemon
 from weft.cli.verbs.top import top
 from weft.cli.verbs.training import finish, follow_job, run, submit
 from weft.cli.verbs.whatif import whatif
@@ -140,11 +141,26 @@ def daemon(
     accept_empty_ledger: Annotated[
         bool, typer.Option("--accept-empty-ledger", help="Start although the ledger is lost, without its jobs.")
     ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Have the daemon that runs go on as this Weft; its jobs train on meanwhile."),
+    ] = False,
+    tell_shape: Annotated[bool, typer.Option("--tell-shape", hidden=True)] = False,
     parent: Annotated[int | None, typer.Option(metavar="PID", help="Stop when it ends.", hidden=True)] = None,
 ) -> None:
-    """Run the daemon in the foreground until SIGTERM."""
-    from weft.spec.settings import load_settings
+    """Run the daemon in the foreground until SIGTERM.
 
+    With --replace, the one that runs becomes this Weft, with the settings that it has: after an upgrade, for example.
+    """
+    if replace:
+        return replace_daemon(runtime_dir)
+    if tell_shape:
+        from weft.scheduler.daemon.replacing.shape import shape
+
+        return _print_json({"version": __version__, "shape": shape()})
+    from weft.scheduler.daemon.replacing.handover import Handover
+
+    handover = Handover.inherited(os.environ)
     if parent is not None:
         from weft.client.embedded import end_with
 
@@ -158,10 +174,12 @@ def daemon(
         "runs_dir": runs_dir,
         "drain_seconds": drain_seconds,
     }
-    settings = load_settings(flags, os.environ, config)
+    handed = None if handover is None else handover.settings()
     from weft.scheduler.daemon.daemon import main as daemon_main
+    from weft.spec.settings import load_settings
 
-    raise SystemExit(daemon_main(settings, accept_empty_ledger=accept_empty_ledger))
+    settings = load_settings(flags, os.environ, config) if handed is None else handed
+    raise SystemExit(daemon_main(settings, accept_empty_ledger=accept_empty_ledger, handover=handover))
 
 
 app.command(epilog="Example: weft submit digits.toml --set job.seed=8 --id digits-seed-8 -f")(submit)

@@ -4,6 +4,8 @@ startup  lock and socket → ledger → fork server, directory, workers → metr
 serve    clients, workers and a tick a second, until SIGTERM or SIGINT
 drain    no new jobs; running ones may end within the budget, then they stop and stay unfinished in the ledger
          (a second signal skips the wait) → workers end → ledger and socket close
+
+`weft daemon --replace` has it begin again as another program, in the same process: replacing/ is about that.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import platform
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,10 +32,15 @@ from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.core.events import DirectoryLost, DrainRequested
 from weft.scheduler.daemon import notify
 from weft.scheduler.daemon.driver import Driver
+from weft.scheduler.daemon.fork_server import PoolError
 from weft.scheduler.daemon.guard import Spawn
 from weft.scheduler.daemon.http.server import MetricsAddressError, MetricsServer
+from weft.scheduler.daemon.link import Brood
 from weft.scheduler.daemon.observatory import Observatory
-from weft.scheduler.daemon.pool import Pool, PoolError
+from weft.scheduler.daemon.pool import DIRECTORY, Pool
+from weft.scheduler.daemon.replacing.estate import Estate
+from weft.scheduler.daemon.replacing.handover import Handover
+from weft.scheduler.daemon.replacing.succession import SIGNALS, Succession
 from weft.scheduler.daemon.service import Service
 from weft.scheduler.ledger.ledger import AsyncLedger, Ledger, LedgerError
 from weft.scheduler.ledger.series import publish
@@ -52,10 +59,10 @@ EXIT_UNAVAILABLE = 1
 _log = logging.getLogger("weft.daemon")
 
 
-def main(settings: Settings, *, accept_empty_ledger: bool = False) -> int:
+def main(settings: Settings, *, accept_empty_ledger: bool = False, handover: Handover | None = None) -> int:
     """Runs the daemon until it is told to stop; returns its exit code. Prints why where it cannot start.
 
-    accept_empty_ledger: begin without the jobs of a ledger that is lost.
+    accept_empty_ledger: begin without the jobs of a ledger that is lost. handover: what this process had as another.
     """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     limit = raise_limit()
@@ -63,7 +70,7 @@ def main(settings: Settings, *, accept_empty_ledger: bool = False) -> int:
         _log.warning("only %d descriptors may be open: clients are refused early; raise LimitNOFILE", limit)
     problems: list[BaseException] = []
     try:
-        uvloop.run(_Daemon(settings, os.environ, accept_empty_ledger).run())
+        uvloop.run(_Daemon(settings, os.environ, accept_empty_ledger, handover).run())
     except* (
         RuntimeDirectoryError,
         RunsDirectoryError,
@@ -84,8 +91,11 @@ class RunsDirectoryError(RuntimeError):
 
 
 class _Daemon:
-    def __init__(self, settings: Settings, environment: Mapping[str, str], accept_empty_ledger: bool) -> None:
+    def __init__(
+        self, settings: Settings, environment: Mapping[str, str], accept_empty_ledger: bool, handover: Handover | None
+    ) -> None:
         self._settings = settings
+        self._handover = handover
         self._environment = environment
         self._accept_empty_ledger = accept_empty_ledger
         self._stop = asyncio.Event()
@@ -96,12 +106,12 @@ class _Daemon:
     async def run(self) -> None:
         """Errors: those that main names."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # that came while the process became this program
         settings = self._settings
         async with contextlib.AsyncExitStack() as stack:
-            inherited = notify.listen_fds(self._environment, os.getpid())
-            runtime = RuntimeDirectory.open(settings.runtime_dir, inherited[0] if inherited else None)
+            runtime = self._open_runtime()
             stack.callback(_clean, runtime)
             ledger = await AsyncLedger.open(
                 settings.state_dir / "ledger.sqlite", settings.runs_path, accept_empty=self._accept_empty_ledger
@@ -111,6 +121,13 @@ class _Daemon:
             await self._serve(runtime, ledger, stack)
         if self._failure:
             raise PoolError(self._failure)
+
+    def _open_runtime(self) -> RuntimeDirectory:
+        handed = None if self._handover is None else self._handover.runtime(self._settings)
+        if handed is not None:
+            return handed
+        inherited = notify.listen_fds(self._environment, os.getpid())
+        return RuntimeDirectory.open(self._settings.runtime_dir, inherited[0] if inherited else None)
 
     def _signalled(self) -> None:
         if self._stop.is_set():
@@ -124,12 +141,13 @@ class _Daemon:
         self._stop.set()
 
     async def _serve(self, runtime: RuntimeDirectory, ledger: AsyncLedger, stack: contextlib.AsyncExitStack) -> None:
-        crew = muster(self._settings)
         writer = RunWriter()
         stack.push_async_callback(writer.close)
+        handed = await self._take_over(writer)
+        estate = Estate.begin(muster(self._settings)) if handed is None else handed[0]
         pool = Pool(
             self._settings,
-            crew,
+            estate.crew,
             notify.child_environment(self._environment),
             lambda worker, message: driver.hearing.said(worker, message),
             lambda worker, problem: driver.hearing.garbled(worker, problem),
@@ -154,19 +172,35 @@ class _Daemon:
                 with driver.guard.around("the start of the directory", restart_soon):
                     await pool.start_directory()
 
-            driver = Driver(crew, ledger, self._exporter, pool, spawn, writer)
+            driver = Driver(estate, ledger, self._exporter, pool, spawn, writer)
             service = Service(self._settings, driver, ledger, self._exporter, pool)
             stack.push_async_callback(pool.stop)
-            await pool.start(self._settings.state_dir / "workers.log")
-            driver.start()
-            await self._serve_http(service, Observatory(driver, ledger), stack)
+            if handed is None:
+                await pool.start(self._settings.state_dir / "workers.log")
+                driver.start()
+            else:
+                await pool.take_over(handed[1])
+                driver.go_on()
+                pool.resume()
+                if not pool.has(DIRECTORY):
+                    background.append(spawn(start_directory(), "start directory"))
+            http = await self._serve_http(service, Observatory(driver, ledger), stack)
             await self._adopt_unfinished(driver, ledger)
-            server = await asyncio.start_unix_server(
-                lambda reader, writer: service.accept(spawn, reader, writer),
-                sock=runtime.listener,
-                backlog=BACKLOG,
-                **_KEEP_INHERITED_SOCKET,
+            door = _Door(runtime, lambda reader, writer: service.reception.accept(spawn, reader, writer))
+            succession = Succession(
+                settings=self._settings,
+                environment=self._environment,
+                runtime=runtime,
+                driver=driver,
+                pool=pool,
+                ledger=ledger,
+                reception=service.reception,
+                door=door,
+                http=http,
+                is_stopping=self._stop.is_set,
             )
+            service.announce_succession(succession.asked)
+            await door.open()
             background += [
                 group.create_task(self._tick(driver, ledger), name="tick"),
                 group.create_task(self._watch_lag(), name="lag"),
@@ -174,31 +208,51 @@ class _Daemon:
             gc.collect()
             gc.freeze()  # all that was imported: some 50 ms of every later collection that nothing would come of
             notify.notify_ready(self._environment)
-            _log.info("weft %s serves %s with %s", __version__, runtime.path, crew)
+            _log.info("weft %s serves %s with %s", __version__, runtime.path, estate.crew)
+            if self._handover is not None:
+                self._handover.answer(
+                    {"version": __version__, "jobs": driver.num_running(), "problem": self._handover.problem}
+                )
             await self._stop.wait()
             await self._drain(driver)
             await self._until_saved(driver)
-            server.close()
-            service.close()
+            door.close()
+            service.reception.close()
             driver.close()
             for task in background:
                 task.cancel()
 
-    async def _serve_http(self, service: Service, observatory: Observatory, stack: contextlib.AsyncExitStack) -> None:
+    async def _take_over(self, writer: RunWriter) -> tuple[Estate, Brood] | None:
+        """What the daemon before has left, if it can be read; else nothing of it is left."""
+        if self._handover is None:
+            return None
+        handed = self._handover.open(writer)
+        if handed is None:
+            await asyncio.to_thread(self._handover.end_children)
+        return handed
+
+    async def _serve_http(
+        self, service: Service, observatory: Observatory, stack: contextlib.AsyncExitStack
+    ) -> MetricsServer | None:
         self._exporter.set(
             "weft_build_info", 1, version=__version__, python=platform.python_version(), torch=version("torch")
         )
         address = self._settings.metrics_address
         if address is None:
-            return
-        metrics = MetricsServer(self._exporter, *address, observatory)
+            return None
+        letter = None if self._handover is None else self._handover.letter
+        metrics = MetricsServer(self._exporter, *address, observatory, () if letter is None else letter.http)
         stack.push_async_callback(metrics.stop)
         url = await metrics.start()
         service.announce_metrics(url)
         _log.info("timelines at %s/, metrics at %s/metrics", url, url)
+        return metrics
 
     async def _adopt_unfinished(self, driver: Driver, ledger: AsyncLedger) -> None:
+        """Those of them that have not been handed over."""
         for row in await ledger.run(Ledger.unfinished):
+            if row.job in driver.runs:
+                continue
             with driver.guard.around(f"the return of {row.job}"):  # it stays as it is in the ledger
                 driver.adopt(row, attempt=row.attempt + 1)
 
@@ -250,6 +304,26 @@ class _Daemon:
         while driver.savers.num_active and not self._failure and asyncio.get_running_loop().time() < deadline:
             notify.notify_extend(self._environment, 2 * TICK_SECONDS)
             await asyncio.sleep(0.05)
+
+
+class _Door:
+    """The control socket. While it is closed, clients wait in the kernel's queue."""
+
+    def __init__(
+        self, runtime: RuntimeDirectory, accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
+    ) -> None:
+        self._runtime = runtime
+        self._accept = accept
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_unix_server(
+            self._accept, sock=self._runtime.listener.dup(), backlog=BACKLOG, **_KEEP_INHERITED_SOCKET
+        )
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
 
 
 def _spawner(group: asyncio.TaskGroup) -> Spawn:

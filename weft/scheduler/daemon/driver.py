@@ -15,27 +15,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
-from weft.machine.crew import Crew
-from weft.machine.free_memory import free_memory
 from weft.metrics.prometheus.exporter import Exporter
-from weft.plan.inspection import Inspection
-from weft.plan.plan import Plan
 from weft.scheduler.core import events
-from weft.scheduler.core.core import Core
-from weft.scheduler.core.events import Command, Event, Snapshot
+from weft.scheduler.core.back_off import back_off
+from weft.scheduler.core.events import Command, Event
 from weft.scheduler.core.job import Phase
 from weft.scheduler.core.outcomes import EXIT_SOFTWARE
 from weft.scheduler.daemon.guard import Guard, Spawn
 from weft.scheduler.daemon.hangs import Hangs
 from weft.scheduler.daemon.hearing import Hearing
 from weft.scheduler.daemon.orders import arenas_name, order_of, saver_order
-from weft.scheduler.daemon.pool import DIRECTORY, Pool
-from weft.scheduler.daemon.savers import Savers
+from weft.scheduler.daemon.plans import Plans
+from weft.scheduler.daemon.pool import DIRECTORY, Pool, saver_of
+from weft.scheduler.daemon.replacing.estate import Estate
+from weft.scheduler.daemon.savers import Order, Savers
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
-from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.plan_notes import lines_of_plan
-from weft.scheduler.planning.planner import make_plan
-from weft.scheduler.runs.checkpoints import find_checkpoint
 from weft.scheduler.runs.recording import keep_profiled
 from weft.scheduler.runs.result import conclude, could_not_begin, details_of
 from weft.scheduler.runs.run import Changed, Run
@@ -52,12 +47,13 @@ MAX_BUG_CHARS = 500  # of an exception's text, in the reason that a job's owner 
 
 
 class Driver:
+    """estate: its own from here on, and all of its state that outlives it."""
+
     def __init__(
-        self, crew: Crew, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn, writer: RunWriter
+        self, estate: Estate, ledger: AsyncLedger, exporter: Exporter, pool: Pool, spawn: Spawn, writer: RunWriter
     ) -> None:
-        self.crew = crew
-        self.core = Core(crew.kinds())
-        self.runs: dict[str, Run] = {}  # of jobs that have not ended; others are in the ledger
+        self.estate = estate
+        self.crew, self.core, self.runs = estate.crew, estate.core, estate.runs
         self.any_change = Changed()  # of any job's state
         self._ledger = ledger
         self._exporter = exporter
@@ -66,10 +62,12 @@ class Driver:
         self._spawn = spawn
         self.writer = writer
         self._starting: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[None]] = set()  # about a job, and no other daemon could do them
         self.guard = Guard()
-        self.savers = Savers(pool.start_saver, spawn, self.guard)
+        self.savers = Savers(pool.start_saver, spawn, self.guard, self._saved, self._drop, estate.writing)
+        self._plans = Plans(estate, self.savers, self.feed, self._fail)
         self._failing: set[str] = set()  # jobs that are being failed for a bug of ours
-        self._hangs = Hangs(self.core, self.runs, pool, exporter, self._begin_task, self.feed)
+        self._hangs = Hangs(self.core, self.runs, pool, exporter, self._begin_task, self.feed, estate.watches)
         self.hearing = Hearing(
             self.core,
             self.runs,
@@ -78,8 +76,9 @@ class Driver:
             feed=self.feed,
             perform=self._perform_guarded,
             progress=self._hangs.heard,
-            plan=lambda message: self._begin_task("plan", message["job"], self._plan(message)),
+            plan=self._begin_plan,
             fail=self._fail_for_bug,
+            device_facts=estate.device_facts,
         )
 
     # --- into the core
@@ -136,55 +135,57 @@ class Driver:
         if error is not None and not error.is_shortage and (job := self.core.jobs.get(run.job)) is not None:
             self._fail(run.job, job.attempt, "run-directory", error, exit_code=1)
 
-    async def _plan(self, message: Message) -> None:
-        name, attempt = message["job"], message["attempt"]
-        job, run = self.core.jobs.get(name), self.runs.get(name)
-        if job is None or run is None or job.attempt != attempt:
-            return
-        try:
-            told = message["inspection"] | self.hearing.device_facts.of(job.workers)
-            told["peer_access"] = self.crew.has_peer_access(job.workers)
-            inspection, run.inspection = Inspection.from_wire(told), told
-            free = free_memory()
-            plan = await asyncio.to_thread(
-                make_plan, run.spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
-            )
-            checkpoint = await self._checkpoint_of(run, plan)
-        except PlanError as error:
-            self._fail(name, attempt, "invalid-plan", error, exit_code=2)
-        else:
-            self.feed(events.JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint))
-
-    async def _checkpoint_of(self, run: Run, plan: Plan) -> Snapshot | None:
-        """What the job goes on from, if there is anything on the disk, and nothing newer. Errors: PlanError."""
-        job = self.core.jobs.get(run.job)
-        if job is None or job.snapshot is not None:
-            return None
-        await self.savers.wait(run.job)
-        found = await asyncio.to_thread(find_checkpoint, run, plan)
-        if run.job not in self.runs:  # it was cancelled meanwhile
-            return None
-        for line in found.refused:
-            run.files.log(line)
-        if found.checkpoint is not None:
-            run.recorded = max(run.recorded, found.recorded)
-            run.training.keep(found.checkpoint.iteration, found.standing)
-            run.files.log(f"goes on from {found.checkpoint.path}")
-        return found.checkpoint
+    def _begin_plan(self, message: Message) -> None:
+        job = message["job"]
+        self._spawn(self._guarded("plan", job, self._plans.make(message)), f"plan {job}")
 
     def _fail(self, job: str, attempt: int, reason: str, error: Exception | str, *, exit_code: int) -> None:
         self.feed(events.JobFaulted(job=job, attempt=attempt, reason=reason, message=str(error), exit_code=exit_code))
 
+    # --- from one daemon to the next
+
+    @property
+    def is_settled(self) -> bool:
+        """What is under way could be begun anew from the estate, and nothing is being written."""
+        return not self._settling and self.writer.is_idle
+
+    async def settle(self) -> None:
+        """So that it is, unless something begins meanwhile."""
+        if self._settling:
+            await asyncio.wait(self._settling)
+        for run in self.runs.values():
+            run.files.flush()
+        await self.writer.settled()
+
+    def go_on(self) -> None:
+        """With an estate: begins anew what was under way for it, and tells the metrics, which were new."""
+        for worker in self.core.workers.values():
+            self._exporter.set("weft_worker_up", worker.up, worker=worker.name)
+            if not self._pool.has(worker.name):
+                delay = back_off(worker.failures)
+                self._perform(events.StartWorker(worker=worker.name, kind=worker.kind, delay_seconds=delay))
+        for run in self.runs.values():
+            if run.attempt is not None:
+                self._metrics.begin(run.attempt)
+                self._exporter.set("weft_job_snapshot_step", run.attempt.snapshot_step or 0, job=run.job)
+            job = self.core.jobs.get(run.job)
+            if job is not None and job.phase is Phase.PLANNING and run.inspected_attempt == job.attempt:
+                self._begin_plan({"job": job.name, "attempt": job.attempt, "inspection": run.inspection})
+        for name in self.estate.writing.now:
+            if not self._pool.has(saver_of(name)):
+                self.savers.begin(name)
+
     # --- the boundary: what goes wrong about one job is that job's end, and nobody else's
 
     def _begin_task(self, what: str, job: str, work: Coroutine[Any, Any, None]) -> None:
-        """A task about one job."""
+        """A task about one job, which has to end before another daemon can go on with it."""
+        task = self._spawn(self._guarded(what, job, work), f"{what} {job}")
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
 
-        async def guarded() -> None:
-            with self.guard.around(f"{what} of {job}", partial(self._fail_for_bug, job)):
-                await work
-
-        self._spawn(guarded(), f"{what} {job}")
+    async def _guarded(self, what: str, job: str, work: Coroutine[Any, Any, None]) -> None:
+        with self.guard.around(f"{what} of {job}", partial(self._fail_for_bug, job)):
+            await work
 
     def _perform_guarded(self, command: Command) -> None:
         with self.guard.around(type(command).__name__, partial(self._fail_for_bug, self._job_of(command))):
@@ -235,7 +236,7 @@ class Driver:
             case events.SaveSnapshot():
                 run = self.runs[command.job]
                 run.files.flush()  # who goes on from it finds the lines of all steps before
-                self.savers.save(run.job, saver_order(command.snapshot, run), partial(self._saved, run))
+                self.savers.save(Order(run, saver_order(command.snapshot, run)))
             case events.StartWorker():
                 task = self._spawn(self._start_worker(command), f"start {command.worker}")
                 self._starting.add(task)
@@ -249,7 +250,7 @@ class Driver:
                     self._begin(command)
                 self._pool.send(command.worker, order_of(command, self.runs[command.job]))
             case events.DropArenas(attempt=None):
-                self.savers.after(command.job, partial(self._drop, command))
+                self.savers.drop_after(command)
             case events.DropArenas():
                 self._drop(command)
             case events.RecordState():

@@ -38,8 +38,8 @@ Begin = Callable[[str, str, Coroutine[Any, Any, None]], None]  # a task about a 
 
 
 @dataclass(slots=True)
-class _Watch:
-    """Of one job."""
+class Watch:
+    """What the looks at one job have come to."""
 
     mark: tuple[object, ...] = ()  # what changes whenever anything comes to an end
     quiet: float = 0.0  # seconds since it did
@@ -70,6 +70,7 @@ class Hangs:
         exporter: Exporter,
         begin: Begin,
         feed: Callable[[Event], None],
+        watches: dict[str, Watch],
     ) -> None:
         self._core = core
         self._runs = runs
@@ -77,7 +78,7 @@ class Hangs:
         self._exporter = exporter
         self._begin = begin
         self._feed = feed
-        self._watches: dict[str, _Watch] = {}
+        self._watches = watches
         self._looked_at: float | None = None
         for cause in get_args(HangCause):  # what has been at 0 can be seen to grow
             exporter.add("weft_hangs_total", 0, cause=cause)
@@ -108,11 +109,11 @@ class Hangs:
             if (run := self._runs.get(job.name)) is None:
                 continue
             if job.phase in LOOKED_AT:
-                self._look_at(job, run, self._watches.setdefault(job.name, _Watch()), passed)
+                self._look_at(job, run, self._watches.setdefault(job.name, Watch()), passed)
             else:
                 run.hang = None
 
-    def _look_at(self, job: Job, run: Run, watch: _Watch, passed: float) -> None:
+    def _look_at(self, job: Job, run: Run, watch: Watch, passed: float) -> None:
         mark = job.attempt, job.phase, len(job.waiting_for), sum(lane.finished for lane in job.lanes.values())
         if mark != watch.mark:
             self._note_end(job, run, watch)
@@ -128,7 +129,7 @@ class Hangs:
         elif job.phase is Phase.RUNNING:
             self._ask(job, watch)
 
-    def _note_end(self, job: Job, run: Run, watch: _Watch) -> None:
+    def _note_end(self, job: Job, run: Run, watch: Watch) -> None:
         """Something has come to an end again."""
         if watch.is_told and job.phase is Phase.RUNNING and watch.mark[0] == job.attempt:
             run.files.log("the job goes on by itself")
@@ -136,14 +137,14 @@ class Hangs:
         watch.answers.clear()
         watch.unanswered.clear()
 
-    def _ask(self, job: Job, watch: _Watch) -> None:
+    def _ask(self, job: Job, watch: Watch) -> None:
         for worker in job.workers:
             watch.unanswered[worker] = watch.unanswered.get(worker, 0) + 1
             self._pool.send(worker, {"type": "look", "job": job.name, "attempt": job.attempt})
 
     # --- what there is to see
 
-    def _hang_of(self, job: Job, run: Run, watch: _Watch, least: float) -> Hang | None:
+    def _hang_of(self, job: Job, run: Run, watch: Watch, least: float) -> Hang | None:
         if job.phase is not Phase.RUNNING:
             return self._hang_of_phase(job, watch, least)
         if job.gate == job.iterations_done:
@@ -157,7 +158,7 @@ class Hangs:
             return None  # what workers say is not of one moment
         return hang
 
-    def _seen(self, job: Job, watch: _Watch, worker: str) -> SeenWorker:
+    def _seen(self, job: Job, watch: Watch, worker: str) -> SeenWorker:
         state = state_of(self._pool.pid(worker) or 0)
         if state == STOPPED:
             return SeenWorker(name=worker, state="stopped", lanes=())
@@ -174,13 +175,13 @@ class Hangs:
         )
         return SeenWorker(name=worker, state="answers", lanes=lanes)
 
-    def _hang_of_phase(self, job: Job, watch: _Watch, least: float) -> Hang | None:
+    def _hang_of_phase(self, job: Job, watch: Watch, least: float) -> Hang | None:
         """Preparing and saving have no measure: what takes long there is told, and only a stopped worker replaced."""
         whom = {Phase.PLANNING: job.workers[job.inspector : job.inspector + 1], Phase.SAVING: job.workers[:1]}
         waits = whom.get(job.phase, sorted(job.waiting_for))
         return self._stopped(waits) or _too_long(f"{job.phase}", waits, watch, least)
 
-    def _hang_at_gate(self, job: Job, watch: _Watch, least: float) -> Hang | None:
+    def _hang_at_gate(self, job: Job, watch: Watch, least: float) -> Hang | None:
         """No lane has anything to do: a function of the user's may be looking at what the epoch has come to."""
         return self._stopped(job.workers) or _too_long("the end of an epoch", job.workers, watch, least)
 
@@ -190,7 +191,7 @@ class Hangs:
 
     # --- what is told, and done
 
-    def _tell(self, job: Job, run: Run, watch: _Watch, hang: Hang) -> None:
+    def _tell(self, job: Job, run: Run, watch: Watch, hang: Hang) -> None:
         watch.note(job)
         run.hang = f"it hangs: {hang.message}"
         run.files.log(f"the job hangs, and nothing of it has ended for {watch.quiet:.0f} s: {hang.message}")
@@ -200,7 +201,7 @@ class Hangs:
         run.changed.notify()
         self._begin("stacks", job.name, self._act(job.name, job.attempt, job.workers, run, watch, hang))
 
-    async def _act(self, job: str, attempt: int, workers: Sequence[str], run: Run, watch: _Watch, hang: Hang) -> None:
+    async def _act(self, job: str, attempt: int, workers: Sequence[str], run: Run, watch: Watch, hang: Hang) -> None:
         pids = {worker: pid for worker in workers if (pid := self._pool.pid(worker))}
         native = pids.keys() & {hang.worker} if hang.worker is not None else pids  # the others only wait for that one
         for worker, text in (await asyncio.to_thread(stacks_of, pids, native)).items():
@@ -210,7 +211,7 @@ class Hangs:
             self._feed(WorkerHung(worker=hang.worker, job=job, attempt=attempt, message=hang.message))
 
 
-def _too_long(what: str, waits: Sequence[str], watch: _Watch, least: float) -> Hang | None:
+def _too_long(what: str, waits: Sequence[str], watch: Watch, least: float) -> Hang | None:
     if watch.quiet < FIRST * least:
         return None
     message = f"{what} has taken {watch.quiet:.0f} s so far, and waits for {', '.join(waits)}"

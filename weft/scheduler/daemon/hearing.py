@@ -13,7 +13,7 @@ light fails its job as `internal`. Nothing in here raises.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from weft.metrics.prometheus.exporter import Exporter
@@ -35,11 +35,31 @@ from weft.scheduler.core.events import (
 )
 from weft.scheduler.core.job import Job, Phase
 from weft.scheduler.core.outcomes import CORRUPTED, OUT_OF_MEMORY
-from weft.scheduler.daemon.device_facts import DeviceFacts
 from weft.scheduler.daemon.guard import Guard
 from weft.scheduler.runs.run import Run
 from weft.transport.wire.frames import Message
 from weft.transport.wire.worker_messages import Garbled, checked
+
+_DEVICE_FACTS = ("link_bytes_per_second", "device_bytes")  # of several devices the least counts
+
+
+class DeviceFacts:
+    """What workers have told of their devices, and what of it a job on several of them is planned with."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, Mapping[str, float | None]] = {}
+
+    def add(self, worker: str, message: Message) -> None:
+        """message: by which it has joined."""
+        self._told[worker] = {fact: message[fact] for fact in _DEVICE_FACTS}
+
+    def of(self, workers: Sequence[str]) -> dict[str, float | None]:
+        """None for what none of these has told."""
+        return {fact: self._least(fact, workers) for fact in _DEVICE_FACTS}
+
+    def _least(self, fact: str, workers: Sequence[str]) -> float | None:
+        told = [self._told[worker][fact] for worker in workers if worker in self._told]
+        return min((each for each in told if each is not None), default=None)
 
 
 class Hearing:
@@ -58,8 +78,9 @@ class Hearing:
         progress: Callable[[str, Job, list[Message]], None],
         plan: Callable[[Message], None],
         fail: Callable[[str | None, Exception], None],
+        device_facts: DeviceFacts,
     ) -> None:
-        self.device_facts = DeviceFacts()
+        self._device_facts = device_facts
         self._core = core
         self._runs = runs
         self._exporter = exporter
@@ -152,7 +173,7 @@ class Hearing:
         if self._core.workers[worker].up:
             raise Garbled("it has joined already")
         self._exporter.set("weft_worker_up", 1, worker=worker)
-        self.device_facts.add(worker, message)
+        self._device_facts.add(worker, message)
         self._feed(WorkerJoined(worker=worker, kind=self._core.workers[worker].kind))
 
     def _inspected(self, message: Message, job: Job, run: Run) -> None:

@@ -25,9 +25,9 @@ from typing import Any
 from weft.metrics.accounts.history import History
 from weft.metrics.recording.recording import FILE, Recording, RecordingError, packed_by_lane
 from weft.metrics.views.page_data import timeline
+from weft.scheduler.core.waiting import why
 from weft.scheduler.daemon.driver import Driver
 from weft.scheduler.daemon.http.page_routes import SourceUnavailable, finite
-from weft.scheduler.daemon.summary import brief_of, summary_of
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger, LedgerError
 from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.recording import empty_recording, simulated
@@ -44,6 +44,32 @@ _FIGURES = (
     *("seconds", "first_iteration_seconds", "iteration_seconds", "limit_seconds", "validation"),
     *("plan", "time", "overlap"),
 )
+
+
+def summary_of(row: JobRow, driver: Driver) -> Json:
+    """What `weft ps` and the page tell of a job in a line. Where the run has news, from there."""
+    if row.job not in driver.core.jobs:
+        return {**brief_of(row, driver), "why": None}
+    return {**brief_of(row, driver), "why": why(driver.core, row.job) or driver.runs[row.job].hang}
+
+
+def brief_of(row: JobRow, driver: Driver) -> Json:
+    """A summary without the reason why the job waits or hangs, which takes a look at the whole queue."""
+    run = driver.runs.get(row.job)
+    attempt = run.attempt if run else None
+    return {
+        "job": row.job,
+        "state": run.state if run else row.state,
+        "reason": row.reason,
+        "exception": (row.result or {}).get("exception"),
+        "priority": row.priority,
+        "step": attempt.progress.step if attempt else row.step,
+        "steps": attempt.plan.itinerary.steps if attempt else (row.result or {}).get("steps"),
+        "loss": attempt.progress.loss if attempt else row.loss,
+        "submitted_at": row.submitted_at,
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+    }
 
 
 class Observatory:

@@ -13,13 +13,12 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
@@ -28,7 +27,8 @@ from weft.machine.crew import Crew
 from weft.machine.oom_kills import OomKills, told_shortage
 from weft.machine.proc import STOPPED, TRACED, state_of, used_by
 from weft.scheduler.core.back_off import back_off
-from weft.scheduler.daemon.link import Link
+from weft.scheduler.daemon.fork_server import PoolError, start_fork_server
+from weft.scheduler.daemon.link import Brood, Child, HeldLink, Link
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import Message, encode
 
@@ -41,56 +41,7 @@ STOPPED_LOOKS = 10  # a second apart, at what is no worker and stopped, before i
 HUNG_LOOKS = {DIRECTORY: 60, SAVER: 600}
 MAX_LOOKS = 10  # a second apart, at a link on which nothing goes on: a frame of 64 MiB takes one on a busy machine
 
-# Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
-# one heap that is kept serves them from warm pages, and transparent huge pages the ones above 32 MiB.
-ALLOCATOR = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    "MALLOC_TOP_PAD_": str(64 << 20),
-    "THP_MEM_ALLOC_ENABLE": "1",
-}
-
-# torch may ask for a GPU even while it is imported, and a process that has asked CUDA itself cannot be forked any more.
-# NVML can be asked.
-FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-
 _log = logging.getLogger("weft.pool")
-
-
-class PoolError(RuntimeError):
-    """The fork server cannot be started. The text says why."""
-
-
-def _opened(log: Path) -> IO[bytes]:
-    try:
-        return log.open("ab")
-    except OSError as error:
-        raise PoolError(
-            f"{log}: cannot be opened ({error.strerror}); move away what is there, or give another --state-dir"
-        ) from error
-
-
-@dataclass(slots=True)
-class Child:
-    """It has ended once it has an exit code and its link is closed."""
-
-    name: str
-    role: str
-    link: Link | None = None
-    pid: int = 0  # 0 until it is forked
-    exit_code: int | None = None
-    exited: bool = False
-    peak_bytes: int | None = None  # the most that was resident, once it has exited
-    killed_for: str = ""  # by the daemon: the kernel did not kill it
-    closed: bool = False
-    is_stopped: bool = False
-    answer: Message | None = None  # a saver's
-    num_stopped: int = 0  # looks in a row that found it stopped; of those that are no workers, as the next three
-    owes: bool = False  # an answer to the daemon's last question; a saver always, its checkpoint
-    used: tuple[str, ...] = ()  # by it, at the last look
-    num_quiet: int = 0  # looks in a row in which it owed an answer and nothing went on in it
-    num_looks: int = 0  # in a row that found nothing going on at its link
 
 
 class Pool:
@@ -113,7 +64,7 @@ class Pool:
         on_server_lost: Callable[[], None],
     ) -> None:
         self._settings = settings
-        self._environment = environment
+        self._environment = dict(environment)
         self._on_message = on_message
         self._on_garbled = on_garbled
         self._on_stop = on_stop
@@ -123,7 +74,7 @@ class Pool:
         self._on_server_lost = on_server_lost
         self._authkey = secrets.token_bytes(32)
         self._children: dict[str, Child] = {}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: psutil.Process | None = None
         self._socket: socket.socket | None = None
         self._server: Link | None = None
         self._closing = False
@@ -136,6 +87,9 @@ class Pool:
     def directory_address(self) -> Path:
         return self._settings.runtime_dir / "directory.sock"
 
+    def has(self, name: str) -> bool:
+        return name in self._children
+
     def pid(self, worker: str) -> int | None:
         child = self._children.get(worker)
         return child.pid if child else None
@@ -146,30 +100,68 @@ class Pool:
             self._socket, theirs = socket.socketpair()
         except OSError as error:
             raise PoolError(f"the fork server cannot be started: {error}") from error
-        environment = {**self._environment, **ALLOCATOR, **FORKABLE, "OMP_NUM_THREADS": str(self._settings.threads)}
-        command = [sys.executable, "-m", "weft.workers", str(theirs.fileno()), str(os.getpid())]
-        with theirs, _opened(log) as output:
-            try:
-                self._process = subprocess.Popen(  # noqa: ASYNC220  (a fork and an exec: about a millisecond)
-                    command,
-                    pass_fds=[theirs.fileno()],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise PoolError(
-                    f"{sys.executable}: the fork server cannot be started ({error.strerror}); "
-                    "check the installation, and how many processes you may have"
-                ) from error
-        loop = asyncio.get_running_loop()
-        connection = self._socket.dup()
-        _, self._server = await loop.create_connection(
-            lambda: Link(connection, self._server_said, self._server_closed, self._server_broken), sock=connection
-        )
+        environment = self._environment | {"OMP_NUM_THREADS": str(self._settings.threads)}
+        with theirs:
+            self._process = start_fork_server(theirs, environment, log)
+        await self._hear_server(self._socket)
         await self.start_directory()
+
+    async def _hear_server(self, ours: socket.socket, held: HeldLink | None = None) -> None:
+        loop, connection = asyncio.get_running_loop(), ours.dup()
+        _, self._server = await loop.create_connection(
+            lambda: Link(connection, self._server_said, self._server_closed, self._server_broken, held),
+            sock=connection,
+        )
+
+    # --- from one daemon to the next
+
+    def hold(self) -> None:
+        """Nothing more is heard, until `resume`. What is said waits in the sockets."""
+        for link in self._links():
+            link.hold()
+
+    def resume(self) -> None:
+        for link in self._links():
+            link.resume()
+
+    def _links(self) -> list[Link]:
+        links = (*(child.link for child in self._children.values()), self._server)  # of an end it tells, and last
+        return [link for link in links if link is not None]
+
+    def brood(self) -> Brood | None:
+        """All that it has, while it is on hold; None where the fork server is gone. A child that was not asked for yet
+        is left out."""
+        server = None if self._server is None else self._server.held()
+        if server is None or self._process is None or self._closing:
+            return None
+        return Brood(
+            authkey=self._authkey,
+            server_pid=self._process.pid,
+            server=server,
+            children=tuple(
+                (replace(child, link=None), child.link.held())
+                for child in self._children.values()
+                if child.link is not None
+            ),
+            directory_failures=self._directory_failures,
+            oom_kills=self._oom_kills,
+        )
+
+    async def take_over(self, brood: Brood) -> None:
+        """What another pool had, in this process; nothing is heard before `resume`."""
+        self._authkey, self._oom_kills = brood.authkey, brood.oom_kills
+        self._directory_failures = brood.directory_failures
+        self._process = psutil.Process(brood.server_pid)
+        self._socket = socket.socket(fileno=brood.server.descriptor)
+        self._children = {child.name: child for child, _ in brood.children}
+        await self._hear_server(self._socket, brood.server)
+        for child, held in brood.children:
+            if held is None:
+                continue
+            ours = socket.socket(fileno=held.descriptor)
+            _, child.link = await asyncio.get_running_loop().create_connection(
+                partial(self._link, child, ours, held), sock=ours
+            )
 
     async def start_directory(self) -> None:
         """At once, unless it keeps failing of itself."""
@@ -199,7 +191,7 @@ class Pool:
     async def start_saver(self, job: str, config: Mapping[str, Any]) -> None:
         """Its answer comes to on_saved(job, answer), with an error where it has ended without one."""
         address = str(self.directory_address)
-        await self._fork(f"{SAVER} of {job}", SAVER, {"directory": address, "authkey": self._authkey, **config})
+        await self._fork(saver_of(job), SAVER, {"directory": address, "authkey": self._authkey, **config})
 
     def send(self, worker: str, message: Message) -> None:
         child = self._children.get(worker)
@@ -225,9 +217,10 @@ class Pool:
             if child.role != WORKER and child.pid and not child.exited:  # of workers jobs have what tells of hangs
                 self._rouse(child)
                 self._watch(child)
-            if child.link is None or child.exited or child.is_stopped:
+            if child.exited or child.is_stopped or (child.link is None and not child.closed):
                 continue
-            child.num_looks = child.num_looks + 1 if child.closed or child.link.is_stuck() else 0
+            is_gone = child.link is None or child.closed or child.link.is_stuck()
+            child.num_looks = child.num_looks + 1 if is_gone else 0
             if child.num_looks == MAX_LOOKS:
                 self._broken(child, "the end of its link" if child.closed else "a frame without an end")
 
@@ -272,7 +265,7 @@ class Pool:
             process = self._process
             try:
                 await asyncio.to_thread(process.wait, 5.0)
-            except subprocess.TimeoutExpired:
+            except psutil.TimeoutExpired:
                 process.kill()
                 await asyncio.to_thread(process.wait)
 
@@ -318,12 +311,13 @@ class Pool:
             self._closing = True
             self._on_server_lost()
 
-    def _link(self, child: Child, connection: socket.socket) -> Link:
+    def _link(self, child: Child, connection: socket.socket, held: HeldLink | None = None) -> Link:
         return Link(
             connection,
             lambda message: self._child_said(child, message),
             lambda: self._child_closed(child),
             lambda problem: self._broken(child, problem),
+            held,
         )
 
     def _broken(self, child: Child, problem: str) -> None:
@@ -373,6 +367,10 @@ def _tell_to_go_on(whom: str, pid: int) -> None:
     _log.warning("%s (pid %d) has been stopped, and is told to go on", whom, pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
+
+
+def saver_of(job: str) -> str:
+    return f"{SAVER} of {job}"
 
 
 async def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:

@@ -21,7 +21,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -77,6 +77,7 @@ class Visit:
         self._writer = writer
         self._bounds = bounds
         self.stalls_since: float | None = time.monotonic()  # waits since then for its hello, frame or reading
+        self.verb: str | None = None  # of the request that is being answered
         writer.transport.set_write_buffer_limits(BUFFERED_BYTES)
 
     async def read(self) -> bytes:
@@ -107,8 +108,12 @@ class Visit:
         if self._writer.is_closing():
             return True
         poll = select.poll()
-        poll.register(self._writer.get_extra_info("socket").fileno(), 0)  # a hang-up is always told
+        poll.register(self.descriptor(), 0)  # a hang-up is always told
         return bool(poll.poll(0))
+
+    def descriptor(self) -> int:
+        number: int = self._writer.get_extra_info("socket").fileno()
+        return number
 
     def peer_uid(self) -> int:
         connection = self._writer.get_extra_info("socket")
@@ -118,7 +123,7 @@ class Visit:
 
     def is_among_the_last(self) -> bool:
         """Whether it has one of the descriptors that are kept for what the daemon has taken on."""
-        return is_among_the_last(self._writer.get_extra_info("socket").fileno())
+        return is_among_the_last(self.descriptor())
 
     async def dismiss(self, error: WireError) -> None:
         """Tells why, and closes once the client can have read it.
@@ -156,6 +161,10 @@ class Caller:
         self._number = number
         self._visit = visit
 
+    def line(self) -> tuple[int, int]:
+        """(the request's id, descriptor of the connection): where somebody else may answer it."""
+        return self._number, self._visit.descriptor()
+
     async def send(self, event: Message) -> None:
         await self._visit.send({"id": self._number, "event": event})
 
@@ -182,6 +191,7 @@ class Reception:
         self._bounds = bounds or Bounds()
         self._visits: dict[asyncio.Task[None], Visit] = {}
         self._talking: set[Visit] = set()
+        self._answered = Changed()  # a request
         self._most = 0  # visits at once, since memory was last given back
         self._complaints = Complaints(_log)
 
@@ -198,6 +208,13 @@ class Reception:
         self._visits[task] = visit
         task.add_done_callback(self._forget)
         self._exporter.set("weft_control_connections", len(self._visits))
+
+    async def until_answered(self, lasting: Collection[str], seconds: float) -> None:
+        """Returns when every request is answered, but those with a verb that lasts; or after so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while any(visit.verb not in (None, *lasting) for visit in self._visits.values()):
+                    await self._answered.wait()
 
     def close(self) -> None:
         """Cuts every connection."""
@@ -309,7 +326,12 @@ class Reception:
         if handler is None:
             known = ", ".join(sorted(self._verbs))
             raise WireError(ErrorCode.UNKNOWN_VERB, f"no verb {verb!r:.80}; this daemon knows {known}")
-        await visit.send({"id": number, "ok": await handler(request, Caller(number, visit))})
+        visit.verb = verb
+        try:
+            await visit.send({"id": number, "ok": await handler(request, Caller(number, visit))})
+        finally:
+            visit.verb = None
+            self._answered.notify()
 
     def _count(self, code: ErrorCode) -> None:
         if code is not ErrorCode.TIMED_OUT:  # a client that waits long is told so every half minute

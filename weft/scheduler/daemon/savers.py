@@ -7,37 +7,67 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from weft.scheduler.core.events import DropArenas
 from weft.scheduler.daemon.guard import Guard, Spawn
+from weft.scheduler.runs.run import Run
 from weft.transport.wire.frames import Message
 
 Start = Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, None]]
 
 
-class Savers:
-    """start: of a job's saver, see Pool.start_saver; what it answers comes to `answered`."""
+class Order(NamedTuple):
+    run: Run  # of the job, which may have ended meanwhile
+    config: Mapping[str, Any]  # of its saver
 
-    def __init__(self, start: Start, spawn: Spawn, guard: Guard) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """By job."""
+
+    now: dict[str, Order] = field(default_factory=dict)
+    next: dict[str, list[Order]] = field(default_factory=dict)  # those that wait
+    then: dict[str, DropArenas] = field(default_factory=dict)  # what is done once nothing of the job is written
+
+
+class Savers:
+    """start: of a job's saver, see Pool.start_saver; what it answers comes to `answered`. saved: told of the
+    checkpoint's path, or of an error."""
+
+    def __init__(
+        self,
+        start: Start,
+        spawn: Spawn,
+        guard: Guard,
+        saved: Callable[[Run, Message], None],
+        drop: Callable[[DropArenas], None],
+        writing: Writing,
+    ) -> None:
         self._start = start
         self._spawn = spawn
         self._guard = guard
-        self._done: dict[str, Callable[[Message], None]] = {}  # by job, for those that are being written
-        self._next: dict[str, list[tuple[Mapping[str, Any], Callable[[Message], None]]]] = {}  # those that wait
-        self._after: dict[str, Callable[[], None]] = {}
+        self._saved = saved
+        self._drop = drop
+        self._writing = writing
         self._idle: dict[str, asyncio.Future[None]] = {}
 
     @property
     def num_active(self) -> int:
-        return len(self._done)
+        return len(self._writing.now)
 
-    def save(self, job: str, config: Mapping[str, Any], done: Callable[[Message], None]) -> None:
-        """done: told of the checkpoint's path, or of an error."""
-        if job in self._done:
-            self._next.setdefault(job, []).append((config, done))
+    def save(self, order: Order) -> None:
+        job = order.run.job
+        if job in self._writing.now:
+            self._writing.next.setdefault(job, []).append(order)
             return
-        self._done[job] = done
-        self._spawn(self._begin(job, config), f"checkpoint of {job}")
+        self._writing.now[job] = order
+        self.begin(job)
+
+    def begin(self, job: str) -> None:
+        """Starts the process that is to write what there is to be written now."""
+        self._spawn(self._begin(job, self._writing.now[job].config), f"checkpoint of {job}")
 
     async def _begin(self, job: str, config: Mapping[str, Any]) -> None:
         what = f"the start of the saver of {job}"
@@ -46,24 +76,24 @@ class Savers:
 
     def answered(self, job: str, answer: Message) -> None:
         """Its process has ended."""
-        self._done.pop(job)(answer)
-        if waiting := self._next.get(job):
-            self.save(job, *waiting.pop(0))
+        self._saved(self._writing.now.pop(job).run, answer)
+        if waiting := self._writing.next.get(job):
+            self.save(waiting.pop(0))
             return
-        self._next.pop(job, None)
-        if (after := self._after.pop(job, None)) is not None:
-            after()
+        self._writing.next.pop(job, None)
+        if (dropped := self._writing.then.pop(job, None)) is not None:
+            self._drop(dropped)
         if (idle := self._idle.pop(job, None)) is not None:
             idle.set_result(None)
 
-    def after(self, job: str, act: Callable[[], None]) -> None:
+    def drop_after(self, command: DropArenas) -> None:
         """Done once nothing of the job is being written, now or later."""
-        if job in self._done:
-            self._after[job] = act
+        if command.job in self._writing.now:
+            self._writing.then[command.job] = command
         else:
-            act()
+            self._drop(command)
 
     async def wait(self, job: str) -> None:
         """Until nothing of the job is being written."""
-        if job in self._done:
+        if job in self._writing.now:
             await asyncio.shield(self._idle.setdefault(job, asyncio.get_running_loop().create_future()))

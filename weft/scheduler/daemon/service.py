@@ -19,10 +19,9 @@ from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import CancelRequested, PauseRequested, ResumeRequested
 from weft.scheduler.core.job import Phase
 from weft.scheduler.daemon.driver import Driver
-from weft.scheduler.daemon.guard import Spawn
+from weft.scheduler.daemon.observatory import summary_of
 from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.daemon.reception import Caller, Reception, Verb
-from weft.scheduler.daemon.summary import summary_of
 from weft.scheduler.ledger.ledger import AsyncLedger, IdTaken, JobRow, Ledger, LedgerError, Submission
 from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.removal import NotRemoved, claim, remove
@@ -52,6 +51,7 @@ class Service:
         self._ledger = ledger
         self._pool = pool
         self._metrics_url: str | None = None
+        self._succession: Verb
         self._removing = asyncio.Lock()  # one at a time: each takes a thread, of which planning needs one, too
         verbs: dict[str, Verb] = {
             "submit": self._submit,
@@ -65,9 +65,10 @@ class Service:
             "restart": self._restart,
             "resume": self._resume,
             "remove": self._remove,
+            "replace": self._replace,
             "status": self._status,
         }
-        self._reception = Reception({name: _told_of_the_ledger(verb) for name, verb in verbs.items()}, exporter)
+        self.reception = Reception({name: _told_of_the_ledger(verb) for name, verb in verbs.items()}, exporter)
 
     @property
     def _core(self) -> Core:
@@ -76,13 +77,8 @@ class Service:
     def announce_metrics(self, url: str) -> None:
         self._metrics_url = url
 
-    def accept(self, spawn: Spawn, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Begins to serve a new connection, in a task of the daemon's group."""
-        self._reception.accept(spawn, reader, writer)
-
-    def close(self) -> None:
-        """Cuts every connection."""
-        self._reception.close()
+    def announce_succession(self, replace: Verb) -> None:
+        self._succession = replace
 
     # --- verbs
 
@@ -184,6 +180,9 @@ class Service:
             await self._ledger.run(Ledger.remove, row.job)
         self._driver.any_change.notify()
         return {"job": row.job}
+
+    async def _replace(self, request: Message, caller: Caller) -> Message:
+        return await self._succession(request, caller)
 
     async def _ps(self, request: Message, caller: Caller) -> Message:
         before = field(request, "ended_before", (int, float, type(None)), None)

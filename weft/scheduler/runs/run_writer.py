@@ -68,9 +68,16 @@ class RunWriter:
     def __init__(self) -> None:
         self.troubles = Troubles()
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="run-writer")
+        self._newest: Future[None] | None = None  # of what was put
 
     def put(self, write: Callable[[], None]) -> None:
-        self._executor.submit(write).add_done_callback(_tell_of_bug)
+        self._newest = self._executor.submit(write)
+        self._newest.add_done_callback(_tell_of_bug)
+
+    @property
+    def is_idle(self) -> bool:
+        """All that was put is done."""
+        return self._newest is None or self._newest.done()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Done in its turn. Errors: as the work's."""

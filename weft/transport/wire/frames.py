@@ -61,6 +61,7 @@ class ErrorCode(enum.StrEnum):
     NOT_ENDED = "not-ended"
     NOT_PAUSED = "not-paused"
     NOT_REMOVED = "not-removed"
+    NOT_REPLACED = "not-replaced"
     INTERNAL_ERROR = "internal-error"
     LEDGER_UNAVAILABLE = "ledger-unavailable"
     NO_ROOM = "no-room"
@@ -102,6 +103,11 @@ class FrameReader:
     def holds_part(self) -> bool:
         """A frame has begun and not ended."""
         return bool(self._buffer)
+
+    @property
+    def part(self) -> bytes:
+        """Of the frame that has begun, what has come."""
+        return bytes(self._buffer)
 
     def feed(self, data: bytes) -> list[Message]:
         messages, error = self.take(data)

@@ -40,8 +40,8 @@ class RuntimeDirectory:
     def __init__(self, path: Path, lock_fd: int, listener: socket.socket, *, owns_socket: bool) -> None:
         self.path = path
         self.listener = listener
-        self._lock_fd = lock_fd
-        self._owns_socket = owns_socket
+        self.lock_fd = lock_fd
+        self.owns_socket = owns_socket
 
     @classmethod
     def open(cls, path: Path, inherited_fd: int | None = None) -> Self:
@@ -68,16 +68,23 @@ class RuntimeDirectory:
             undo.pop_all()
         return cls(path, lock_fd, listener, owns_socket=inherited_fd is None)
 
+    @classmethod
+    def inherit(cls, path: Path, lock_fd: int, listener_fd: int, *, owns_socket: bool) -> Self:
+        """What this process had before it became another program: the lock was never free."""
+        listener = _inherit(listener_fd)
+        listener.setblocking(False)
+        return cls(path.absolute(), lock_fd, listener, owns_socket=owns_socket)
+
     def close(self) -> None:
         """Stops listening, unlinks the socket (unless it was inherited) and the lock, unlocks. May be called twice."""
-        if self._lock_fd < 0:
+        if self.lock_fd < 0:
             return
         self.listener.close()
-        if self._owns_socket:
+        if self.owns_socket:
             (self.path / SOCKET_NAME).unlink(missing_ok=True)
         (self.path / LOCK_NAME).unlink(missing_ok=True)
-        os.close(self._lock_fd)
-        self._lock_fd = -1
+        os.close(self.lock_fd)
+        self.lock_fd = -1
 
 
 def _make(path: Path) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
+from collections.abc import Sequence
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -27,10 +29,13 @@ class MetricsAddressError(OSError):
 class MetricsServer:
     """Serves an exporter on one address, from the event loop that starts it. Starts once and stops once.
 
-    source: of the jobs that the timeline page shows; without one there is no page.
+    source: of the jobs that the timeline page shows; without one there is no page. inherited: descriptors of sockets
+    that listen on that address already.
     """
 
-    def __init__(self, exporter: Exporter, host: str, port: int, source: Source | None = None) -> None:
+    def __init__(
+        self, exporter: Exporter, host: str, port: int, source: Source | None = None, inherited: Sequence[int] = ()
+    ) -> None:
         self._exporter = exporter
         self._host = host
         self._port = port
@@ -43,7 +48,8 @@ class MetricsServer:
         if source is not None:
             Page(source, application)
         self._runner = web.AppRunner(application, access_log=None, logger=_log, shutdown_timeout=SHUTDOWN_SECONDS)
-        self._server: asyncio.Server | None = None
+        self._inherited = inherited
+        self._servers: list[asyncio.Server] = []
         self._sparing = SparingFilter()
 
     async def start(self) -> str:
@@ -53,20 +59,28 @@ class MetricsServer:
         """
         await self._runner.setup()
         assert self._runner.server is not None
-        factory = self._connections.factory(self._runner.server)
+        factory, loop = self._connections.factory(self._runner.server), asyncio.get_running_loop()
         try:
-            self._server = await asyncio.get_running_loop().create_server(factory, self._host, self._port)
+            if self._inherited:
+                listeners = [socket.socket(fileno=descriptor) for descriptor in self._inherited]
+                self._servers = [await loop.create_server(factory, sock=listener) for listener in listeners]
+            else:
+                self._servers = [await loop.create_server(factory, self._host, self._port)]
         except OSError as error:
             await self._runner.cleanup()
             raise _explained(error, self._host, self._port) from error
         _log.addFilter(self._sparing)
-        host, port = self._server.sockets[0].getsockname()[:2]
+        host, port = self._servers[0].sockets[0].getsockname()[:2]
         return f"http://{_bracketed(host)}:{port}"
+
+    def descriptors(self) -> list[int]:
+        """Of the sockets that listen."""
+        return [listener.fileno() for server in self._servers for listener in server.sockets]
 
     async def stop(self) -> None:
         """Closes the address and all connections. Does nothing if it was not started."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         await self._runner.cleanup()
         _log.removeFilter(self._sparing)
 

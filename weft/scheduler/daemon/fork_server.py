@@ -1,0 +1,61 @@
+"""The fork server's process, as the daemon starts it; what it does is in weft/workers/process/fork_server.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+# Large tensors come and go every iteration. Served from mappings of their own they would be page faults at 2.6 GB/s:
+# one heap that is kept serves them from warm pages, and transparent huge pages the ones above 32 MiB.
+ALLOCATOR = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
+
+# torch may ask for a GPU even while it is imported, and a process that has asked CUDA itself cannot be forked any more.
+# NVML can be asked.
+FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+class PoolError(RuntimeError):
+    """The fork server cannot be started. The text says why."""
+
+
+def _opened(log: Path) -> IO[bytes]:
+    try:
+        return log.open("ab")
+    except OSError as error:
+        raise PoolError(
+            f"{log}: cannot be opened ({error.strerror}); move away what is there, or give another --state-dir"
+        ) from error
+
+
+def start_fork_server(theirs: socket.socket, environment: Mapping[str, str], log: Path) -> psutil.Popen:
+    """theirs: its end of the socket by which it is asked. Errors: PoolError."""
+    command = [sys.executable, "-m", "weft.workers", str(theirs.fileno()), str(os.getpid())]
+    with _opened(log) as output:
+        try:
+            return psutil.Popen(  # a fork and an exec: about a millisecond
+                command,
+                pass_fds=[theirs.fileno()],
+                env={**environment, **ALLOCATOR, **FORKABLE},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise PoolError(
+                f"{sys.executable}: the fork server cannot be started ({error.strerror}); "
+                "check the installation, and how many processes you may have"
+            ) from error

@@ -1,0 +1,70 @@
+"""Plans: from a worker's inspection of a job to the plan that the core goes on with; beside the loop, for seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from weft.machine.free_memory import free_memory
+from weft.plan.inspection import Inspection
+from weft.plan.plan import Plan
+from weft.scheduler.core.events import Event, JobPlanned, Snapshot
+from weft.scheduler.daemon.replacing.estate import Estate
+from weft.scheduler.daemon.savers import Savers
+from weft.scheduler.planning.partition import PlanError
+from weft.scheduler.planning.planner import make_plan
+from weft.scheduler.runs.checkpoints import find_checkpoint
+from weft.scheduler.runs.run import Run
+from weft.transport.wire.frames import Message
+
+
+class Fail(Protocol):
+    def __call__(self, job: str, attempt: int, reason: str, error: Exception | str, *, exit_code: int) -> None: ...
+
+
+class Plans:
+    """feed: one event to the core. fail: an attempt of a job."""
+
+    def __init__(self, estate: Estate, savers: Savers, feed: Callable[[Event], None], fail: Fail) -> None:
+        self._estate = estate
+        self._savers = savers
+        self._feed = feed
+        self._fail = fail
+
+    async def make(self, message: Message) -> None:
+        """message: by which the inspection has come. Nothing of what it is made from changes: it may be made anew."""
+        name, attempt = message["job"], message["attempt"]
+        job, run = self._estate.core.jobs.get(name), self._estate.runs.get(name)
+        if job is None or run is None or job.attempt != attempt:
+            return
+        try:
+            told = message["inspection"] | self._estate.device_facts.of(job.workers)
+            told["peer_access"] = self._estate.crew.has_peer_access(job.workers)
+            inspection, run.inspection = Inspection.from_wire(told), told
+            free = free_memory()
+            plan = await asyncio.to_thread(
+                make_plan, run.spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
+            )
+            checkpoint = await self._checkpoint_of(run, plan)
+        except PlanError as error:
+            self._fail(name, attempt, "invalid-plan", error, exit_code=2)
+        else:
+            self._feed(JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint))
+
+    async def _checkpoint_of(self, run: Run, plan: Plan) -> Snapshot | None:
+        """What the job goes on from, if there is anything on the disk, and nothing newer. Errors: PlanError."""
+        job = self._estate.core.jobs.get(run.job)
+        if job is None or job.snapshot is not None:
+            return None
+        await self._savers.wait(run.job)
+        found = await asyncio.to_thread(find_checkpoint, run, plan)
+        if run.job not in self._estate.runs:  # it was cancelled meanwhile
+            return None
+        for line in found.refused:
+            run.files.log(line)
+        if found.checkpoint is not None:
+            run.recorded = max(run.recorded, found.recorded)
+            run.training.keep(found.checkpoint.iteration, found.standing)
+            run.files.log(f"goes on from {found.checkpoint.path}")
+        return found.checkpoint

@@ -1,0 +1,1 @@
+"""How the daemon goes on as another Weft, with the workers that it has."""
