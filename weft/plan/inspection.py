@@ -32,6 +32,8 @@ class UnitFacts:
     state: tuple[str, ...] = ()  # of a model cut by its own forward, names of the parameters and buffers that it uses
     repeated: tuple[str, ...] = ()  # of the first unit of such a model, modules that no stage begins with: called again
     given: tuple[tuple[int, str], ...] = ()  # of such a model, to the call with which it begins: as in Border
+    ends: tuple[str, ...] = ()  # as in Border, like the next
+    late: tuple[str, ...] = ()
     small_forward_seconds: float = 0.0  # as above, for a microbatch of Inspection.small_size
     small_backward_seconds: float = 0.0
 
@@ -200,6 +202,8 @@ def _units(units: Any) -> tuple[UnitFacts, ...]:
                 "state": tuple(unit.get("state", ())),
                 "repeated": tuple(unit.get("repeated", ())),
                 "given": tuple((leaf, name) for leaf, name in unit.get("given", ())),
+                "ends": tuple(unit.get("ends", ())),
+                "late": tuple(unit.get("late", ())),
             }
         )
         for unit in units

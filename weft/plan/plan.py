@@ -115,6 +115,9 @@ class Border:
 
     modules: tuple[str, ...]  # with which the stage's units begin, and those of later stages
     given: tuple[tuple[int, str], ...] = ()  # to the first of them: by number among its tensors, the value
+    # Where a step goes through modules again, and the stage before has some to run behind that first call:
+    ends: tuple[str, ...] = ()  # calls with which that stage ends, "module" or "module@1" for its second
+    late: tuple[str, ...] = ()  # second and further calls of modules, all of which are run where the first is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,9 @@ BETWEEN = {
         "middle": "twice, total = 2 * x, x.mean(); h = self.shift(x); total = total + h.std(); "
         "x = self.middle(h) * twice + total"
     },
+    "modules that are called for two inputs": {
+        "middle": "x = self.middle(self.shift(x).tanh()) + self.middle(self.shift(x + 2 * x).tanh()) / 2"
+    },
     "modules that are left out at random": {
         "middle": "x = nn.functional.dropout(x, 0.2, self.training); "
         "x = x if self.training and torch.rand(()) < 0.5 else self.shift(x); x = x.tanh(); "

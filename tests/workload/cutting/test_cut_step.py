@@ -199,6 +199,52 @@ def test_what_is_drawn_for_the_batch_behind_a_dropout_is_the_same_in_every_stage
     is_cut_everywhere(Loose(forward))
 
 
+class Writing(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.mul_(0.5))
+
+
+def twins(model: Any, x: torch.Tensor) -> torch.Tensor:
+    first, second = model(x), model(2 * x)
+    loss: torch.Tensor = (first * second).sum()
+    return loss
+
+
+@pytest.mark.parametrize(
+    "step", [twins, lambda model, x: twins(model, x) if torch.is_grad_enabled() else summed(model, x)]
+)
+def test_a_network_for_two_inputs_is_cut_as_for_one(step: Callable[..., Any]) -> None:
+    """Only what was called once could begin a stage. What a later stage's block writes to is not the stage's own."""
+
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        x = model.one(x)
+        x = x + model.two(x.tanh())
+        y = x.exp()
+        return model.three(y) + y
+
+    model = Loose(forward)
+    model.three = Writing(4, 4)
+    batch = torch.randn(2, 4)
+    found = recorded(model, step, batch)
+    assert (found.units, found.repeated, found.late) == (("one", "two", "three"), (), ("one@1", "two@1", "three@1"))
+    assert torch.equal(run_cut(model, step, batch, found, [1, 2]), found.result)
+    with torch.no_grad():
+        merged = found.merged(recorded(model, step, batch), "Workload.step")
+        whole = recorded(model, step, batch).result
+        for cuts in ([1], [2], [1, 2]):
+            assert torch.equal(run_cut(model, step, batch, merged, cuts), whole)
+
+
+def test_a_module_that_needs_in_its_second_call_what_later_ones_have_made_is_in_each_unit_that_calls_it() -> None:
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = model.two(model.one(x))
+        return model.three(x)
+
+    found = is_cut_everywhere(Loose(forward))
+    assert (found.units, found.repeated, found.late) == (("one", "two", "three"), ("one",), ("two@1",))
+
+
 class Skipping(nn.Module):
     """A block that is left out at random, inside of its own forward."""
 

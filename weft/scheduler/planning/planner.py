@@ -248,7 +248,7 @@ def _border(inspection: Inspection, units: Sequence[UnitFacts]) -> Border | None
     """units: behind it."""
     if not units or not inspection.is_cut_by_calls:
         return None
-    return Border(tuple(unit.name for unit in units), units[0].given)
+    return Border(tuple(unit.name for unit in units), units[0].given, units[0].ends, units[0].late)
 
 
 def _checked(plan: Plan) -> Plan:

@@ -79,6 +79,8 @@ class _Unit(TypedDict):
     state: NotRequired[list[str]]
     repeated: NotRequired[list[str]]
     given: NotRequired[list[_Given]]
+    ends: NotRequired[list[str]]
+    late: NotRequired[list[str]]
     carries_state: bool
     small_forward_seconds: _Seconds
     small_backward_seconds: _Seconds

@@ -272,7 +272,8 @@ class CutInspection:
         idle = (tensors.keys() & self._built) - frozenset[str]().union(*recorded.uses)
         seen: dict[str, int] = {}
         units = []
-        for number, (name, uses, given) in enumerate(zip(recorded.units, recorded.uses, recorded.given, strict=True)):
+        for number, (name, uses) in enumerate(zip(recorded.units, recorded.uses, strict=True)):
+            border = recorded.border(number)
             own = [tensors[each] for each in uses if each in tensors]
             buffers = [each for each in uses if each in tensors and not isinstance(tensors[each], nn.Parameter)]
             units.append(
@@ -285,7 +286,9 @@ class CutInspection:
                     "backward_seconds": 0.0,
                     "state": sorted(uses | idle) if number == 0 else sorted(uses),
                     "repeated": list(recorded.repeated) if number == 0 else [],
-                    "given": [list(each) for each in given] if number else [],
+                    "given": [list(each) for each in border.given] if number else [],
+                    "ends": list(border.ends) if number else [],
+                    "late": list(border.late) if number else [],
                     "tied_to": sorted({seen[each] for each in buffers if each in seen}),
                     "in_place": False,
                     "carries_state": False,

@@ -63,7 +63,8 @@ def _told(cause: BaseException | None) -> str:
     if isinstance(cause, OtherCallsError):  # with the very calls that were recorded
         return (
             "modules before it pass on an object that is no tensor, tuple, list, dict or dataclass, and nothing in it "
-            "crosses; return one of these, or cut elsewhere (strategy.split)"
+            "crosses, or each run calls others, as random or numpy draw; return one of these, draw from torch's "
+            "default generator, or cut elsewhere (strategy.split)"
         )
     if isinstance(cause, WorkloadError):
         return str(cause)

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -76,7 +76,9 @@ class CutStep:
         self._model = model
         self._begins, self._ends = begins, ends
         self._can_begin = frozenset(begins.modules if begins else ())
-        self._can_end = frozenset(ends.modules if ends else ())
+        self._can_pass = frozenset(ends.modules if ends else ())
+        self._can_end = frozenset((ends.ends or ends.modules) if ends else ())
+        self._late = frozenset(border.late if (border := begins or ends) else ())
         self._receives, self._sends = tuple(receives), tuple(sends)
         self._makers = {name.rpartition(":")[0] for name in (*receives, *sends)}
         self._loose = LooseNames()
@@ -92,6 +94,7 @@ class CutStep:
         self._skipped = skipped
         self._occurrences: dict[Visible, int] = {}
         self._is_inside = False
+        self._has_passed = False  # the first call of the next stage
         self._came: Mapping[str, torch.Tensor] = {}
         self._known: dict[str, Placeholder] = {}
         self._sent: dict[str, torch.Tensor] = {}
@@ -144,7 +147,7 @@ class CutStep:
         self._occurrences.clear()
         self._sent, self._known = {}, {}
         self._loose.begin()
-        self._is_inside = self._begins is None
+        self._is_inside, self._has_passed = self._begins is None, False
         playing.tape, playing.redraws = self._tape(step, batch), self._skipped.redraws.get("", ())
         self._started, self.skipping_seconds = time.perf_counter(), 0.0
         try:
@@ -157,6 +160,8 @@ class CutStep:
             self.bound = [(each, each.came) for each in self._known.values() if each.came is not None]
             for placeholder, _ in self.bound:
                 placeholder.came = None
+        if self._has_passed:
+            return Sent(self._sent.get(name) for name in self._sends)
         if self._ends is not None:
             raise OtherCallsError(
                 f"the step has ended without a call of {self._ends.modules[0]}, with which a stage begins; "
@@ -214,28 +219,36 @@ class CutStep:
         playing.redraws = ()
         if not self._is_inside and visible.name in self._can_begin:
             args, kwargs = self._begin((args, kwargs))
-        if visible.name in self._can_end:
-            self._end((args, kwargs))
-        if self._is_inside:
-            self._check_own(visible)
+        if visible.name in self._can_pass and not self._has_passed:
+            self._pass((args, kwargs))
+        if self._loose.call in self._can_end:
+            raise _Leave
+        if self._is_inside and not self._is_others(visible):
             args, kwargs = replaced((args, kwargs), resolved)
             with self._not_looking():
                 result = self.numbers.run(visible, forward, args, kwargs)
         else:
             given = (args, kwargs)
+            hides = self._is_inside
             with self._not_looking():
-                result = answered(visible, given, lambda: self._skipped.skip(visible, occurrence, forward, given))
+                result = answered(
+                    visible, given, lambda: self._skipped.skip(visible, occurrence, forward, given, hides=hides)
+                )
             self.numbers.skip(visible)
         playing.redraws = self._skipped.redraws.get(self._loose.call, ())
         self._returned(visible, occurrence, result)
         return result
 
-    def _check_own(self, visible: Visible) -> None:
-        if visible in self._others:
+    def _is_others(self, visible: Visible) -> bool:
+        """Of a call inside of the stage."""
+        if visible not in self._others:
+            return False
+        if self._loose.call not in self._late and visible.name not in self._can_pass:
             raise OtherCallsError(
                 f"{visible} is called in the stage {self.span}, and was not called there when the step was tried "
                 f"before training, so another stage has it; {_SAME_CALLS}"
             )
+        return True
 
     def _again(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """From inside a backward, by torch.utils.checkpoint around a call."""
@@ -262,10 +275,11 @@ class CutStep:
         args, kwargs = replaced(given, bound)
         return args, kwargs
 
-    def _end(self, given: tuple[Any, ...]) -> NoReturn:
+    def _pass(self, given: tuple[Any, ...]) -> None:
         """An argument of the call is sent under its name also where the module that makes it has been left out, and
         another one has made what is in its place."""
         assert self._ends is not None
+        self._has_passed = True
         tensors = tensors_in(given)
         made = {leaf: self._sent.get(name) for leaf, name in reversed(self._ends.given)}
         for leaf, name in self._ends.given:
@@ -273,7 +287,6 @@ class CutStep:
                 tensor = _real(tensors[leaf])
                 if tensor is not made[leaf]:
                     self._sent[name] = made[leaf] = tensor
-        raise _Leave
 
     def _returned(self, visible: Visible, occurrence: int, result: Any) -> None:
         """Values are known by who returned them."""
@@ -284,8 +297,10 @@ class CutStep:
     def _made(self, name: str, tensor: torch.Tensor) -> None:
         if self._is_inside and name in self._sends:
             self._sent[name] = _real(tensor)
-        elif not self._is_inside and name in self._came and isinstance(tensor, Placeholder):
+        elif name in self._came and isinstance(tensor, Placeholder):
             self._known[name] = tensor
+            if self._is_inside:
+                tensor.came = self._came[name]
 
     def _not_looking(self) -> contextlib.AbstractContextManager[object]:
         return self._looks.paused() if self._looks else _NOTHING

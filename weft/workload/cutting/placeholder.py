@@ -144,9 +144,9 @@ def _no_autocast_cache() -> Iterator[None]:
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, Placeholder):
-        return tensor
-    return tensor.fake if tensor.came is None else tensor.came
+    if isinstance(tensor, Placeholder) and tensor.came is None:
+        return tensor.fake
+    return resolved(tensor).detach()  # of a result torch would ask the gradient, and warn
 
 
 def _any_requires(tensors: Sequence[torch.Tensor]) -> bool:

@@ -30,6 +30,8 @@ class Recorded:
     values: tuple[Value, ...]
     uses: tuple[frozenset[str], ...]  # of each unit, names of parameters and buffers
     given: tuple[tuple[tuple[int, str], ...], ...]  # of each unit, as in Border
+    ends: tuple[tuple[str, ...], ...]  # of each unit, as in Border
+    late: tuple[str, ...]  # as in Border
     problems: dict[int, str]  # by unit, why no stage may begin with it
     repeated: tuple[str, ...]  # modules that are called several times, so that no unit begins with them
     returned: dict[Key, Returned]  # by each call of an opaque module
@@ -40,7 +42,7 @@ class Recorded:
 
     def border(self, unit: int) -> Border:
         """Where a stage begins with the unit."""
-        return Border(self.units[unit:], self.given[unit])
+        return Border(self.units[unit:], self.given[unit], self.ends[unit], self.late)
 
     def with_left_out(self, modules: Sequence[tuple[str, frozenset[str]]]) -> Recorded:
         """modules: names, in the order of the model, and the parameters and buffers of each."""
@@ -65,6 +67,7 @@ class Recorded:
             units=(*self.units[:place], name, *self.units[place:]),
             uses=(*self.uses[:place], state, *self.uses[place:]),
             given=(*self.given[:place], (), *self.given[place:]),
+            ends=(*self.ends[:place], (), *self.ends[place:]),
             values=tuple(
                 dataclasses.replace(value, maker=moved(value.maker), readers=tuple(map(moved, value.readers)))
                 for value in self.values

@@ -53,7 +53,7 @@ class StepRecording(TorchFunctionMode):
     def run(self, step: Step, batch: Any, seed: Seed) -> Recorded:
         with listening(self._visible, self), self.numbers.running(seed), self:
             result = step(self._model, batch)
-        self._read(tensors_in(result))
+        self._read(None, tensors_in(result))
         return self._recorded(result)
 
     @contextlib.contextmanager
@@ -93,7 +93,7 @@ class StepRecording(TorchFunctionMode):
         self._states.append(self._state_of(visible))
         given = ((leaf, self._known(tensor)) for leaf, tensor in enumerate(tensors_in((args, kwargs))))
         self._arguments.append({leaf: fed for leaf, fed in given if fed is not None})
-        self._read(tensors_in((args, kwargs)))
+        self._read(self._region, tensors_in((args, kwargs)))
         self._depth += 1
         try:
             return self.numbers.run(visible, forward, args, kwargs)
@@ -112,10 +112,10 @@ class StepRecording(TorchFunctionMode):
             self._fed[id(tensor)] = fed
         return fed
 
-    def _read(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Their numbers are needed here."""
+    def _read(self, region: int | None, tensors: Sequence[torch.Tensor]) -> None:
+        """Their numbers are needed there."""
         sources = [fed for tensor in tensors if (fed := self._known(tensor)) is not None]
-        self._reads.append(Read(self._region, sources, []))
+        self._reads.append(Read(region, sources, []))
 
     def _feed(self, fed: Fed) -> None:
         self._fed[id(fed.tensor)] = fed
@@ -126,8 +126,8 @@ class StepRecording(TorchFunctionMode):
         out at random does so at times. Whoever reads it then reads what the call got, too."""
         fed = self._fed.get(id(tensor))
         if fed is None or fed.is_loose:
-            self._read([tensor])
-            self._feed(Fed(tensor, self._region, name, f"what {maker} returns"))
+            self._read(self._region, [tensor])
+            self._feed(Fed(tensor, self._region, name, f"what {maker} returns", sources=() if fed is None else (fed,)))
         elif is_own and not fed.is_state:
             self._feed(Fed(tensor, self._region, name, f"what {maker} returns", given=fed))
 
@@ -161,7 +161,15 @@ class StepRecording(TorchFunctionMode):
             writes = any(id(tensor) in self._names for tensor in made)  # to what the model keeps, so only once
             is_of_state = not writes and all(fed.is_of_state for fed in sources)
             found = [
-                Fed(tensor, self._region, f"{name}:{leaf}", result_of(func), is_loose=True, is_of_state=is_of_state)
+                Fed(
+                    tensor,
+                    self._region,
+                    f"{name}:{leaf}",
+                    result_of(func),
+                    is_loose=True,
+                    is_of_state=is_of_state,
+                    sources=sources,
+                )
                 for leaf, tensor in enumerate(made)
             ]
             asks = "" if made else asks_for_numbers(func, sources[0].what)
@@ -189,6 +197,8 @@ class StepRecording(TorchFunctionMode):
             values=regions.values,
             uses=regions.uses,
             given=regions.given,
+            ends=regions.ends,
+            late=regions.late,
             problems=regions.problems,
             repeated=regions.repeated,
             returned=self._returned,

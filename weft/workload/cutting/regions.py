@@ -6,9 +6,9 @@ a stage may begin with: a module that is called once, in the order of the calls.
     regions     ┊ a ┊ b ┊ c ┊ a again ┊ b again ┊ d ┊
     units       ┊ 0 ┊ 1 ┊ 2 ┊ 0       ┊ 1       ┊ 3 ┊
 
-A region of another call of a module belongs to the module's unit where the step goes through several modules again (a
-network for two inputs) and nothing in it needs what a later unit has made. Otherwise it belongs to the unit before it,
-and the module is in both.
+A later call of a module belongs to the module's unit where the step goes through several modules again (a network for
+two inputs) and the call needs nothing that a later unit has made. Otherwise it belongs to the unit before it, and the
+module is in both.
 
 A tensor is *fed* where it depends on parameters, and not on the batch alone. What is fed in one unit and needed in a
 later one crosses each cut between them, by the name of the call that returns it or, if it is a loose result, by that of
@@ -17,6 +17,7 @@ its operation. A loose result of parameters alone is made where it is needed.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from functools import cached_property
 
 import torch
 
-from weft.workload.cutting.names import argument_name
+from weft.workload.cutting.names import argument_name, call_name
 from weft.workload.cutting.recorded import Value
 from weft.workload.cutting.visible import Visible
 
@@ -33,7 +34,7 @@ from weft.workload.cutting.visible import Visible
 class Read:
     """An operation that needs numbers, or a call."""
 
-    region: int
+    region: int | None  # None: what the step returns
     sources: list[Fed]
     made: list[Fed]  # of an operation
     asks: str = ""  # what for, where it tells numbers to Python
@@ -51,6 +52,7 @@ class Fed:
     is_loose: bool = False
     is_of_state: bool = False  # made of parameters and of the batch, by nothing else
     given: Fed | None = None  # the same tensor, as another call had returned it before
+    sources: Sequence[Fed] = ()  # of a loose result; of one that a module without state returns, it
 
 
 class Regions:
@@ -66,10 +68,11 @@ class Regions:
         reads: Sequence[Read],
     ) -> None:
         self._calls, self._fed, self._arguments, self._states, self._reads = calls, fed, arguments, states, reads
-        counts = Counter(calls)
-        once = [region for region, call in enumerate(calls, 1) if region > 1 and counts[call] == 1]
-        self._begins = [1, *once]  # of each unit, its region
-        self._unit_of = [max(0, sum(begin <= region for begin in self._begins) - 1) for region in range(len(calls) + 1)]
+        self._counts = Counter(calls)
+        self._late = _called_in_passes(calls)  # modules whose other calls belong to their own unit
+        self._until: list[int] = []  # by unit, the last region of it and of those before
+        self._unit: dict[Fed, int] = {}  # that has it
+        self._place()
         self._needed: dict[Fed, set[int]] = {}  # units
         for read in reversed(reads):  # what it has made is read by later ones alone
             units = self._made_in(read)
@@ -83,8 +86,36 @@ class Regions:
     @property
     def repeated(self) -> tuple[str, ...]:
         """Modules that are called several times and begin no unit."""
-        counts = Counter(self._calls)
-        return tuple(dict.fromkeys(each.name for each in self._calls if counts[each] > 1))
+        return tuple(
+            dict.fromkeys(each.name for each in self._calls if self._counts[each] > 1 and each not in self._late)
+        )
+
+    @property
+    def ends(self) -> tuple[tuple[str, ...], ...]:
+        """Of each unit, as in Border."""
+        names = self._call_names()
+        found = []
+        for unit in range(len(self._begins)):
+            last = max((region for region, other in enumerate(self._unit_of) if other < unit), default=0)
+            found.append(tuple(names[last + 1 :]) if last > self._begins[unit] else ())
+        return tuple(found)
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        return tuple(
+            name
+            for name, call in zip(self._call_names()[1:], self._calls, strict=True)
+            if call in self._late and name != call.name
+        )
+
+    def _call_names(self) -> list[str]:
+        """By region."""
+        seen: Counter[Visible] = Counter()
+        names = [""]
+        for call in self._calls:
+            names.append(call_name(call.name, seen[call]))
+            seen[call] += 1
+        return names
 
     @cached_property
     def given(self) -> tuple[tuple[tuple[int, str], ...], ...]:
@@ -110,8 +141,8 @@ class Regions:
     def problems(self) -> dict[int, str]:
         """By unit, why no stage may begin with it."""
         found = {}
-        for unit, begin in enumerate(self._begins[1:], 1):
-            asked = next((read.asks for read in self._reads if read.asks and read.region < begin), None)
+        for unit in range(1, len(self._begins)):
+            asked = next((read.asks for read in self._reads if read.asks and self._is_beside(read, unit)), None)
             if asked is not None:
                 found[unit] = (
                     f"{asked}, and every stage runs that line, also those that do not have them; leave it out, or "
@@ -121,14 +152,60 @@ class Regions:
 
     # --- what is needed where
 
-    def _unit(self, fed: Fed) -> int:
-        return self._unit_of[fed.region]
+    def _place(self) -> None:
+        """Regions to units. A module that needs in a later call what a later unit has made cannot be in one alone."""
+        while True:
+            begins = {call: region for region, call in reversed(list(enumerate(self._calls, 1)))}
+            own = [begin for call, begin in begins.items() if self._counts[call] == 1 or call in self._late]
+            self._begins = sorted({1, *own})  # of each unit, its region
+            number = {begin: unit for unit, begin in enumerate(self._begins)}
+            self._unit_of, self._unit = [0], {}
+            self._until = [
+                max(
+                    region
+                    for region, call in enumerate(self._calls, 1)
+                    if number.get(begins[call], unit + 1) <= unit and (region in number or call in self._late)
+                )
+                for unit in range(len(self._begins) if self._calls else 0)
+            ]
+            made = iter(self._fed)
+            ahead = next(made, None)
+            for region, call in enumerate(self._calls, 1):
+                while ahead is not None and ahead.region < region:
+                    self._unit[ahead] = self._unit_with(ahead.region, ahead.sources)
+                    ahead = next(made, None)
+                needed = max((self._unit.get(fed, 0) for fed in self._arguments[region].values()), default=0)
+                if call not in self._late:
+                    unit = max(number.get(region, 0), self._unit_of[-1], needed)
+                elif (unit := number[begins[call]]) < needed:
+                    self._late.discard(call)
+                    break
+                self._unit_of.append(unit)
+            else:
+                while ahead is not None:
+                    self._unit[ahead] = self._unit_with(ahead.region, ahead.sources)
+                    ahead = next(made, None)
+                return
+
+    def _unit_with(self, region: int, sources: Sequence[Fed]) -> int:
+        """Where an operation is made: in the first unit that may have all of it and whose stage runs so far."""
+        if not sources:  # what a call returns
+            return self._unit_of[region]
+        unit = max(self._unit.get(each, 0) for each in sources)
+        return min(max(unit, self._unit_of[region]), max(unit, bisect_left(self._until, region)))
 
     def _made_in(self, read: Read) -> set[int]:
         """Units: where a result of state alone is needed in one of them it is made there."""
         if read.made and all(map(self._is_made_again, read.made)):
             return set().union(*(self._needed.get(each, ()) for each in read.made))
-        return {self._unit_of[read.region]}
+        return {len(self._begins) - 1 if read.region is None else self._unit_with(read.region, read.sources)}
+
+    def _is_beside(self, read: Read, unit: int) -> bool:
+        """Whether a stage that has not the numbers of it runs it, where stages meet at the unit."""
+        if read.region is None:
+            return False
+        last = max(region for region, other in enumerate(self._unit_of) if other < unit)
+        return self._unit_with(read.region, read.sources) < unit or read.region < last
 
     def _is_made_again(self, fed: Fed) -> bool:
         return fed.is_of_state and not fed.is_state and len(self._needed.get(fed, ())) <= 1
@@ -143,7 +220,7 @@ class Regions:
 
     def _jumping(self) -> Iterator[Value]:
         for fed in self._fed:
-            maker = self._unit(fed)
+            maker = self._unit[fed]
             readers = tuple(sorted(self._needed.get(fed, set()) - set(range(maker + 1))))
             if readers and (not fed.is_loose or self._jumps(fed, maker, readers[-1])):
                 yield Value(name=fed.name, maker=maker, readers=readers, tensor=fed.tensor)
@@ -162,6 +239,21 @@ class Regions:
             for _, name, fed in self._passed(begin):
                 if fed.is_loose:
                     yield Value(name=name, maker=unit - 1, readers=(unit,), tensor=fed.tensor)
+
+
+def _called_in_passes(calls: Sequence[Visible]) -> set[Visible]:
+    """Modules that are called several times, together with others of the kind."""
+    seen: set[Visible] = set()
+    again = []
+    for call in calls:
+        again.append(call in seen)
+        seen.add(call)
+    found = {call for call, is_again in zip(calls, again, strict=True) if is_again}
+    for number, call in enumerate(calls):
+        beside = [other for other in (number - 1, number + 1) if 0 <= other < len(calls)]
+        if again[number] and not any(again[other] and calls[other] is not call for other in beside):
+            found.discard(call)
+    return found
 
 
 def _add(needed: dict[Fed, set[int]], fed: Fed | None, units: set[int]) -> None:

@@ -92,7 +92,11 @@ def returned_of(result: Any, given: tuple[Any, ...]) -> Returned:
             frozenset(number for number, tensor in enumerate(came) if tensor.shape == leaf.shape) for leaf in leaves
         )
     same = {leaf: arguments[id(tensor)] for leaf, tensor in enumerate(leaves) if id(tensor) in arguments}
-    return Returned(replaced(result, without_numbers), requires, same, shaped_as)
+    try:
+        structure = replaced(result, without_numbers)
+    except Exception:  # what a class that looks at its tensors raises: a packed sequence wants some on the host
+        structure = replaced(result, lambda tensor: torch.empty_like(tensor, requires_grad=False))
+    return Returned(structure, requires, same, shaped_as)
 
 
 def key_of(visible: Visible, occurrence: int, given: tuple[Any, ...]) -> Key:
@@ -163,15 +167,22 @@ class SkippedCalls:
         calls = {key[:2] for key in self.needed}
         self.needed |= {key: each for key, each in records.items() if key[:2] in calls}
 
-    def skip(self, visible: Visible, occurrence: int, forward: Forward, given: tuple[Any, ...]) -> Any:
+    def skip(
+        self, visible: Visible, occurrence: int, forward: Forward, given: tuple[Any, ...], *, hides: bool = False
+    ) -> Any:
+        """hides: what is given has numbers, and is the stage's own, so the module must not write to it."""
         key = key_of(visible, occurrence, given)
         returned = self._known.get(key)
         if returned is None:
             if len(self._known) >= MAX_SIGNATURES:
                 self._known.clear()
-            returned = self._known[key] = self._computed(key, visible, forward, given)
+            seen = replaced(given, self._hidden) if hides else given
+            returned = self._known[key] = self._computed(key, visible, forward, seen)
         what = (f"output {leaf} of {visible}" if leaf else f"the output of {visible}" for leaf in itertools.count())
         return replaced(returned.structure, self._placing(returned, what, given))
+
+    def _hidden(self, tensor: torch.Tensor) -> Placeholder:
+        return placeholder_of(tensor, "an argument", requires_grad=tensor.requires_grad, device=self.device)
 
     def _computed(self, key: Key, visible: Visible, forward: Forward, given: tuple[Any, ...]) -> Returned:
         record = self._records.get(key) or self._by_first.get(key[:-1])  # a mask may be there, or not
