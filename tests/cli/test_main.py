@@ -229,6 +229,7 @@ def test_a_loss_that_is_not_finite_is_null_in_json(runtime: Path, daemon: Any) -
         ("unknown-verb", 70),
         ("not-ended", 75),
         ("not-removed", 74),
+        ("not-replaced", 1),
         ("internal-error", 70),
     ],
 )
@@ -243,7 +244,9 @@ def test_wait_that_has_timed_out_exits_with_124(runtime: Path, daemon: Any) -> N
     assert weft(runtime, "wait", "digits-1", "--timeout", 0).returncode == 124
 
 
-@pytest.mark.parametrize("arguments", [["ps"], ["ps", "--json"], ["show", "x"], ["logs", "-f", "x"], ["status"]])
+@pytest.mark.parametrize(
+    "arguments", [["ps"], ["ps", "--json"], ["show", "x"], ["logs", "-f", "x"], ["status"], ["daemon", "--replace"]]
+)
 def test_without_a_daemon_every_verb_says_how_to_start_one(runtime: Path, arguments: list[str]) -> None:
     done = weft(runtime, *arguments)
     assert (done.returncode, done.stdout) == (69, "")
@@ -274,6 +277,32 @@ def test_cancel_and_status_print_what_the_daemon_says(runtime: Path, daemon: Any
     assert json.loads(weft(runtime, "cancel", "digits-1", "--json").stdout)["state"] == "cancelled"
     assert "2 running" in weft(runtime, "status").stdout
     assert json.loads(weft(runtime, "status", "--json").stdout) == status
+
+
+@pytest.mark.parametrize(
+    ("jobs", "problem", "told"),
+    [
+        (0, "", ""),
+        (1, "", "; 1 job went on"),
+        (2, "", "; 2 jobs went on"),
+        (1, "it is torn", "; 1 job starts from its newest checkpoint"),
+        (2, "it is torn", "; 2 jobs start from their newest checkpoints"),
+    ],
+)
+def test_a_daemon_that_was_replaced_says_what_became_of_its_jobs(
+    runtime: Path, daemon: Any, jobs: int, problem: str, told: str
+) -> None:
+    scripted = daemon({"replace": [[{"ok": {"version": "9.9", "jobs": jobs, "problem": problem}}]]})
+    done = weft(runtime, "daemon", "--replace")
+    assert (done.returncode, done.stdout) == (0, f"weft 9.9 serves{told}\n")
+    assert done.stderr == (f"weft: the running jobs could not be handed over: {problem}\n" if problem else "")
+    assert scripted.requests[0] == {"id": 1, "verb": "replace", "executable": sys.executable}
+
+
+def test_a_daemon_that_is_replaced_keeps_its_settings(runtime: Path) -> None:
+    done = weft(runtime, "daemon", "--replace", "--workers", "3")
+    told = "weft: --replace keeps the settings of the daemon that runs; leave --workers out, or restart it\n"
+    assert (done.returncode, done.stderr) == (2, told)
 
 
 def test_restart_prints_the_new_jobs_id(runtime: Path, daemon: Any) -> None:

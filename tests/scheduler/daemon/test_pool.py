@@ -24,8 +24,8 @@ from weft.machine.oom_kills import OomKills
 from weft.machine.proc import STOPPED, state_of
 from weft.scheduler.core import back_off
 from weft.scheduler.daemon import pool
-from weft.scheduler.daemon.link import Child, Link
-from weft.scheduler.daemon.pool import DIRECTORY, HUNG_LOOKS, MAX_LOOKS, SAVER, STOPPED_LOOKS, Pool
+from weft.scheduler.daemon.link import DIRECTORY, SAVER, Child, Link
+from weft.scheduler.daemon.pool import HUNG_LOOKS, MAX_LOOKS, STOPPED_LOOKS, Pool
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import Message, encode
 

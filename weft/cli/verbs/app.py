@@ -152,8 +152,17 @@ def daemon(
 
     With --replace, the one that runs becomes this Weft, with the settings that it has: after an upgrade, for example.
     """
+    flags: dict[str, object] = {"workers": workers, "threads": threads, "stand_ins": stand_ins, "metrics": metrics}
+    flags |= {
+        "gpus": gpus,
+        "loaders": loaders,
+        "runtime_dir": runtime_dir,
+        "state_dir": state_dir,
+        "runs_dir": runs_dir,
+        "drain_seconds": drain_seconds,
+    }
     if replace:
-        return replace_daemon(runtime_dir)
+        return replace_daemon(flags | {"config": config})
     if tell_shape:
         from weft.scheduler.daemon.replacing.shape import shape
 
@@ -165,15 +174,6 @@ def daemon(
         from weft.client.embedded import end_with
 
         end_with(parent)
-    flags: dict[str, object] = {"workers": workers, "threads": threads, "stand_ins": stand_ins, "metrics": metrics}
-    flags |= {
-        "gpus": gpus,
-        "loaders": loaders,
-        "runtime_dir": runtime_dir,
-        "state_dir": state_dir,
-        "runs_dir": runs_dir,
-        "drain_seconds": drain_seconds,
-    }
     handed = None if handover is None else handover.settings()
     from weft.scheduler.daemon.daemon import main as daemon_main
     from weft.spec.settings import load_settings

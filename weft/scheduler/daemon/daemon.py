@@ -35,9 +35,9 @@ from weft.scheduler.daemon.driver import Driver
 from weft.scheduler.daemon.fork_server import PoolError
 from weft.scheduler.daemon.guard import Spawn
 from weft.scheduler.daemon.http.server import MetricsAddressError, MetricsServer
-from weft.scheduler.daemon.link import Brood
+from weft.scheduler.daemon.link import DIRECTORY, Brood
 from weft.scheduler.daemon.observatory import Observatory
-from weft.scheduler.daemon.pool import DIRECTORY, Pool
+from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.replacing.handover import Handover
 from weft.scheduler.daemon.replacing.succession import SIGNALS, Succession
@@ -202,7 +202,7 @@ class _Daemon:
             service.announce_succession(succession.asked)
             await door.open()
             background += [
-                group.create_task(self._tick(driver, ledger), name="tick"),
+                group.create_task(self._tick(driver, ledger, pool), name="tick"),
                 group.create_task(self._watch_lag(), name="lag"),
             ]
             gc.collect()
@@ -210,9 +210,9 @@ class _Daemon:
             notify.notify_ready(self._environment)
             _log.info("weft %s serves %s with %s", __version__, runtime.path, estate.crew)
             if self._handover is not None:
-                self._handover.answer(
-                    {"version": __version__, "jobs": driver.num_running(), "problem": self._handover.problem}
-                )
+                problem = self._handover.problem
+                jobs = driver.num_running() if handed is not None else driver.num_unfinished()
+                self._handover.answer({"version": __version__, "jobs": jobs, "problem": problem})
             await self._stop.wait()
             await self._drain(driver)
             await self._until_saved(driver)
@@ -256,13 +256,16 @@ class _Daemon:
             with driver.guard.around(f"the return of {row.job}"):  # it stays as it is in the ledger
                 driver.adopt(row, attempt=row.attempt + 1)
 
-    async def _tick(self, driver: Driver, ledger: AsyncLedger) -> None:
+    async def _tick(self, driver: Driver, ledger: AsyncLedger, pool: Pool) -> None:
         watchdog = notify.watchdog_seconds(self._environment, os.getpid())
         interval = min(TICK_SECONDS, watchdog) if watchdog else TICK_SECONDS
         while True:
             driver.tick()
             with driver.guard.around("the look at the ledger"):
                 publish(await ledger.run(Ledger.look), ledger.health, self._exporter)
+            if pool.is_of_another_weft and driver.is_idle:
+                _log.info("no job has a worker: all are started again, of weft %s", __version__)
+                await driver.renew(self._settings.state_dir / "workers.log")
             if watchdog:
                 notify.notify_watchdog(self._environment)
             await asyncio.sleep(interval)

@@ -24,9 +24,10 @@ from weft.scheduler.core.outcomes import EXIT_SOFTWARE
 from weft.scheduler.daemon.guard import Guard, Spawn
 from weft.scheduler.daemon.hangs import Hangs
 from weft.scheduler.daemon.hearing import Hearing
+from weft.scheduler.daemon.link import DIRECTORY, saver_of
 from weft.scheduler.daemon.orders import arenas_name, order_of, saver_order
 from weft.scheduler.daemon.plans import Plans
-from weft.scheduler.daemon.pool import DIRECTORY, Pool, saver_of
+from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Order, Savers
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger
@@ -106,6 +107,10 @@ class Driver:
         waiting = (Phase.QUEUED, Phase.PAUSED)
         return sum(name not in self.core.jobs or self.core.jobs[name].phase not in waiting for name in self.runs)
 
+    def num_unfinished(self) -> int:
+        """Jobs that run, or wait for workers."""
+        return sum(job.phase is not Phase.PAUSED for job in self.core.jobs.values())
+
     def adopt(self, row: JobRow, *, attempt: int) -> None:
         """Takes a job that stands in the ledger into the core; attempt is above 1 after a restart.
 
@@ -174,6 +179,19 @@ class Driver:
         for name in self.estate.writing.now:
             if not self._pool.has(saver_of(name)):
                 self.savers.begin(name)
+
+    @property
+    def is_idle(self) -> bool:
+        """Every process is there, and none has anything of a job's."""
+        free = all(worker.up and worker.job is None for worker in self.core.workers.values())
+        is_kept = self.savers.num_active or any(job.copies for job in self.core.jobs.values())
+        return free and not is_kept and self._pool.has(DIRECTORY)
+
+    async def renew(self, log: Path) -> None:
+        """All processes, of which nobody needs anything."""
+        for worker in list(self.core.workers.values()):
+            self.hearing.lost(worker.name, None)
+        await self._pool.renew(log)
 
     # --- the boundary: what goes wrong about one job is that job's end, and nobody else's
 

@@ -13,6 +13,7 @@ from weft.machine.oom_kills import OomKills
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 
 RECEIVE_BYTES = 1 << 16
+DIRECTORY, WORKER, SAVER = "directory", "worker", "saver"  # roles of children
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ class Child:
 class Brood:
     """What a pool has, between two daemons."""
 
+    stamp: str  # of the Weft that the fork server was started from
     authkey: bytes
     server_pid: int
     server: HeldLink
@@ -184,3 +186,8 @@ class Brood:
 
     def descriptors(self) -> list[int]:
         return [link.descriptor for link in (self.server, *(link for _, link in self.children)) if link is not None]
+
+
+def saver_of(job: str) -> str:
+    """The name of its process."""
+    return f"{SAVER} of {job}"

@@ -28,13 +28,13 @@ from weft.machine.oom_kills import OomKills, told_shortage
 from weft.machine.proc import STOPPED, TRACED, state_of, used_by
 from weft.scheduler.core.back_off import back_off
 from weft.scheduler.daemon.fork_server import PoolError, start_fork_server
-from weft.scheduler.daemon.link import Brood, Child, HeldLink, Link
+from weft.scheduler.daemon.link import DIRECTORY, SAVER, WORKER, Brood, Child, HeldLink, Link, saver_of
+from weft.scheduler.daemon.replacing.shape import stamp
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import Message, encode
 
 # A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
 SPIN_SECONDS = 4e-3
-DIRECTORY, WORKER, SAVER = "directory", "worker", "saver"  # roles of children
 RETRY_SECONDS = 0.1  # the least between two tries to get a pair of sockets
 STOPPED_LOOKS = 10  # a second apart, at what is no worker and stopped, before it is told to go on; arbitrary
 # Looks at one that owes an answer and in which nothing goes on; arbitrary, and far above what a busy disk takes.
@@ -76,6 +76,8 @@ class Pool:
         self._children: dict[str, Child] = {}
         self._process: psutil.Process | None = None
         self._socket: socket.socket | None = None
+        self._own_stamp = self._stamp = stamp()  # of this Weft, and of that which the fork server is of
+        self._renewing = asyncio.Lock()  # held while there is none
         self._server: Link | None = None
         self._closing = False
         self._server_stopped = 0  # looks in a row that found it so
@@ -96,20 +98,24 @@ class Pool:
 
     async def start(self, log: Path) -> None:
         """Starts the fork server; returns at once, what is asked of it waits. Errors: PoolError."""
+        await self._start_server(log)
+        await self.start_directory()
+
+    async def _start_server(self, log: Path) -> None:
         try:
             self._socket, theirs = socket.socketpair()
         except OSError as error:
             raise PoolError(f"the fork server cannot be started: {error}") from error
+        self._stamp = self._own_stamp
         environment = self._environment | {"OMP_NUM_THREADS": str(self._settings.threads)}
         with theirs:
             self._process = start_fork_server(theirs, environment, log)
         await self._hear_server(self._socket)
-        await self.start_directory()
 
     async def _hear_server(self, ours: socket.socket, held: HeldLink | None = None) -> None:
         loop, connection = asyncio.get_running_loop(), ours.dup()
         _, self._server = await loop.create_connection(
-            lambda: Link(connection, self._server_said, self._server_closed, self._server_broken, held),
+            lambda: Link(connection, self._server_said, lambda: self._server_closed(ours), self._server_broken, held),
             sock=connection,
         )
 
@@ -129,12 +135,12 @@ class Pool:
         return [link for link in links if link is not None]
 
     def brood(self) -> Brood | None:
-        """All that it has, while it is on hold; None where the fork server is gone. A child that was not asked for yet
-        is left out."""
+        """All that it has, but for children that were not asked for yet; None where the fork server is gone."""
         server = None if self._server is None else self._server.held()
         if server is None or self._process is None or self._closing:
             return None
         return Brood(
+            stamp=self._stamp,
             authkey=self._authkey,
             server_pid=self._process.pid,
             server=server,
@@ -149,19 +155,28 @@ class Pool:
 
     async def take_over(self, brood: Brood) -> None:
         """What another pool had, in this process; nothing is heard before `resume`."""
-        self._authkey, self._oom_kills = brood.authkey, brood.oom_kills
+        self._stamp, self._authkey, self._oom_kills = brood.stamp, brood.authkey, brood.oom_kills
         self._directory_failures = brood.directory_failures
-        self._process = psutil.Process(brood.server_pid)
+        self._process, loop = psutil.Process(brood.server_pid), asyncio.get_running_loop()
         self._socket = socket.socket(fileno=brood.server.descriptor)
         self._children = {child.name: child for child, _ in brood.children}
         await self._hear_server(self._socket, brood.server)
         for child, held in brood.children:
-            if held is None:
-                continue
-            ours = socket.socket(fileno=held.descriptor)
-            _, child.link = await asyncio.get_running_loop().create_connection(
-                partial(self._link, child, ours, held), sock=ours
-            )
+            if held is not None:
+                ours = socket.socket(fileno=held.descriptor)
+                _, child.link = await loop.create_connection(partial(self._link, child, ours, held), sock=ours)
+
+    @property
+    def is_of_another_weft(self) -> bool:
+        return self._stamp != self._own_stamp and not self._renewing.locked()
+
+    async def renew(self, log: Path) -> None:
+        """A fork server of this Weft in the place of the one before, whose children have nothing to do and end with it.
+        Workers are to be started again. Errors: PoolError."""
+        async with self._renewing:
+            await self._end_server()
+            await self._start_server(log)
+        await self.start_directory()
 
     async def start_directory(self) -> None:
         """At once, unless it keeps failing of itself."""
@@ -254,15 +269,16 @@ class Pool:
     async def stop(self) -> None:
         """Ends every child and the fork server, and waits until they are gone."""
         self._closing = True
-        for child in list(self._children.values()):
-            if child.link is not None:
-                child.link.close()
-        if self._server is not None:
-            self._server.close()
-        if self._socket is not None:
-            self._socket.close()
-        if self._process is not None:
-            process = self._process
+        await self._end_server()
+
+    async def _end_server(self) -> None:
+        links, ours, process = self._links(), self._socket, self._process
+        self._children, self._server, self._socket, self._process = {}, None, None, None
+        for link in links:
+            link.close()
+        if ours is not None:
+            ours.close()
+        if process is not None:
             try:
                 await asyncio.to_thread(process.wait, 5.0)
             except psutil.TimeoutExpired:
@@ -270,6 +286,8 @@ class Pool:
                 await asyncio.to_thread(process.wait)
 
     async def _fork(self, name: str, role: str, config: dict[str, Any]) -> None:
+        async with self._renewing:
+            pass
         assert self._socket is not None
         child = Child(name, role, owes=role == SAVER)
         self._children[name] = child
@@ -305,9 +323,9 @@ class Pool:
         assert self._server is not None
         self._server.abort()
 
-    def _server_closed(self) -> None:
+    def _server_closed(self, ours: socket.socket) -> None:
         """The fork server is gone and the kernel has killed its children: nothing can run any more."""
-        if not self._closing:
+        if not self._closing and ours is self._socket:
             self._closing = True
             self._on_server_lost()
 
@@ -367,10 +385,6 @@ def _tell_to_go_on(whom: str, pid: int) -> None:
     _log.warning("%s (pid %d) has been stopped, and is told to go on", whom, pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
-
-
-def saver_of(job: str) -> str:
-    return f"{SAVER} of {job}"
 
 
 async def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:

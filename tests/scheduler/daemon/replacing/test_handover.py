@@ -57,6 +57,7 @@ staged, spec, of = (_HEARING[name] for name in ("staged", "spec", "of"))
 NOTHING = os.open(os.devnull, os.O_RDONLY)  # a descriptor that may become anybody's
 SETTINGS = Settings(workers=2, gpus=0, metrics="")
 BROOD = Brood(
+    stamp="of files",
     authkey=b"key",
     server_pid=1,
     server=HeldLink(5, b"", b"", False),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,13 @@ CLASSES: Final = (
     "workers/process",
 )
 MESSAGES: Final = ("plan/worker_view.py", "scheduler/daemon/orders.py", "transport/wire/worker_messages.py")
+
+
+def stamp(package: Path = Path(weft.__file__).parent) -> str:
+    """Of the files themselves: another one after every installation, and for every place."""
+    files = [path for path in sorted(package.rglob("*.py")) if path.is_file()]
+    told = [(str(path), (about := path.stat()).st_size, about.st_mtime_ns) for path in files]
+    return hashlib.sha256(repr((sys.executable, told)).encode()).hexdigest()[:16]
 
 
 def shape(package: Path = Path(weft.__file__).parent) -> str:
