@@ -10,18 +10,20 @@ import torch
 
 LOADING = -1  # stands for the unit in the key of random numbers that a dataset draws (augmentation)
 
-_MASK = (1 << 64) - 1
+KEY_MASK = (1 << 64) - 1
 
 
 def unit_key(seed: int, step: int, microbatch: int, unit: int) -> int:
     """A 64-bit key from the four numbers (the finalizer of SplitMix64; Steele, Lea and Flood, OOPSLA 2014, fig. 17)."""
-    key = seed & _MASK
-    for part in (step, microbatch, unit):
-        key = (key + part + 1) * 0x9E3779B97F4A7C15 & _MASK
-        key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-        key = (key ^ (key >> 27)) * 0x94D049BB133111EB & _MASK
-        key ^= key >> 31
-    return key
+    return mixed(mixed(mixed(seed & KEY_MASK, step), microbatch), unit)
+
+
+def mixed(key: int, part: int) -> int:
+    """A key with one more number."""
+    key = (key + part + 1) * 0x9E3779B97F4A7C15 & KEY_MASK
+    key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9 & KEY_MASK
+    key = (key ^ (key >> 27)) * 0x94D049BB133111EB & KEY_MASK
+    return key ^ (key >> 31)
 
 
 def seed_unit(seed: int, step: int, microbatch: int, unit: int) -> None:

@@ -115,6 +115,13 @@ def build(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> Any:
 
 def with_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The batch as a step sees it, with what the function makes of each tensor."""
+    kind = type(batch)
+    if kind is tuple or kind is list or kind is dict:  # as most are, and a fifth of the time
+        parts = list(batch.values()) if kind is dict else batch
+        is_plain = all(type(part) is torch.Tensor and not part.requires_grad for part in parts)
+        if is_plain and len(set(map(id, parts))) == len(parts):
+            made = [function(part) for part in parts]
+            return dict(zip(batch, made, strict=True)) if kind is dict else kind(made)
     tensors, skeleton = flatten(batch)
     return build(skeleton, [function(tensor) for tensor in tensors])
 
