@@ -45,7 +45,8 @@ class Mlp(nn.Module):
 
 
 class Residual(nn.Module):
-    """A loose sum around each block, which the blocks write into, and gradient checkpoints outside of them."""
+    """A loose sum around each block, which the blocks write into, and gradient checkpoints outside of them. Blocks are
+    left out at random."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +59,8 @@ class Residual(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.inlet(x)
         for number, block in enumerate(self.blocks):
+            if self.training and torch.rand(()) < 0.2:
+                continue
             x = x + (checkpoint(block, x, use_reentrant=False) if number % 2 else block(x))
         return self.outlet(x)
 
@@ -171,7 +174,7 @@ class Vae(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = self.encoder(x).relu()
-        mean, variance = self.mean(x), self.variance(x)
+        mean, variance = self.mean(x), self.variance(x).clamp(-4, 4)
         return self.decoder(mean + torch.randn_like(mean) * (0.5 * variance).exp()), mean, variance
 
 
@@ -346,6 +349,13 @@ def _classify(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
     return {"loss": cross_entropy(output, batch["y"]), "accuracy": right}
 
 
+def _classify_twice(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """With other dropout, and as alike as may be."""
+    one, other = model(batch["x"]), model(batch["x"])
+    loss = cross_entropy(one, batch["y"]) + cross_entropy(other, batch["y"])
+    return loss + 0.3 * (one.softmax(1) - other.softmax(1)).square().sum()
+
+
 def _paint_again(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
     output, mean, variance = model(batch["x"])
     loss, distance = mse_loss(output, batch["x"]), (variance.exp() + mean**2 - variance - 1).mean()
@@ -390,7 +400,7 @@ _OWN: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[int
     "vae": (Vae, _paint_again, _rows),
     "heads": (Heads, _decide, _rows),
     "gated": (Gated, _classify, _rows),
-    "pixels": (Pixels, _classify, _images),
+    "pixels": (Pixels, _classify_twice, _images),
     "transformer": (lambda: nn.Transformer(8, 2, 2, 2, 16, 0.1, batch_first=True), _translate, _pairs_of_sequences),
 }
 _THEIRS = dict.fromkeys(("gpt2", "bert", "llama", "t5", "mixtral"), _ids) | {"vit": _pixels, "whisper": _sounds}

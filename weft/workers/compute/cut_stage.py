@@ -19,9 +19,10 @@ from weft.plan.plan import SlotValue
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
 from weft.workers.compute.stage import Stage, Tensors, computing_in, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
+from weft.workload.cutting.calls import Made
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
 from weft.workload.data.tree import with_tensors
-from weft.workload.randomness import unit_key
+from weft.workload.randomness import KEY_MASK, mixed
 from weft.workload.step import check_names, step_source, step_values, training_step, validation_step
 from weft.workload.workload import Workload
 
@@ -37,6 +38,7 @@ class _Saved:
     batch: Any
     sent: Tensors | None  # with its graph, unless it is recomputed
     bound: Bound  # what stood for what
+    calls: Made  # their numbers
     began: Began  # where it is recomputed, the buffers that forward changes, as they were before
 
 
@@ -62,7 +64,7 @@ class CutStage(Stage):
         self._sources = {learns: step_source(workload, learns=learns) for learns in (True, False)}
         self._names: dict[str, list[str]] = {}  # by source: of what the first batch reported
         self._differentiable = tuple(differentiable)
-        self._seed = seed
+        self._key = seed & KEY_MASK
         self._recompute = recompute
         self._device = device
         self._copies_input = copies_input
@@ -116,7 +118,7 @@ class CutStage(Stage):
             with self._buffers.as_they_were(saved.began):
                 saved.sent = self._run_saved(microbatch, saved)[0]
         self._cut.rebind(saved.bound)
-        self._cut.numbers.run_again(self._seeder(microbatch, saved.step))
+        self._cut.numbers.run_again(self._seeder(microbatch, saved.step), saved.calls)
         written = [
             self._copies_input and given is not None and given._version != version
             for given, version in zip(saved.given, saved.versions, strict=True)
@@ -134,7 +136,7 @@ class CutStage(Stage):
         self, microbatch: int, step: int, received: Tensors, batch: Any
     ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
         leaves = [leaf_of(each, wants) for each, wants in zip(received, self._differentiable, strict=True)]
-        saved = _Saved(step, leaves, leaves, [], batch, None, [], [])
+        saved = _Saved(step, leaves, leaves, [], batch, None, [], {}, [])
         self._saved[microbatch] = saved
         if not self._recompute:
             saved.sent, values = self._run_saved(microbatch, saved)
@@ -149,7 +151,7 @@ class CutStage(Stage):
         saved.given = [None if leaf is None else self._apart(leaf) for leaf in saved.leaves]
         saved.versions = [0 if each is None else each._version for each in saved.given]
         result = self._run(microbatch, saved.step, saved.given, saved.batch, learns=True)
-        saved.bound = self._cut.bound
+        saved.bound, saved.calls = self._cut.bound, self._cut.numbers.made
         if isinstance(result, Sent):
             return result, {}
         values = step_values(result, self._sources[True], learns=True)
@@ -167,8 +169,5 @@ class CutStage(Stage):
             return self._cut.run(self._steps[learns], batch, received, self._seeder(microbatch, step))
 
     def _seeder(self, microbatch: int, step: int) -> Any:
-        return partial(_seed_call, self._device, self._seed, step, microbatch)
-
-
-def _seed_call(device: Device, seed: int, step: int, microbatch: int, number: int) -> None:
-    device.seed(unit_key(seed, step, microbatch, number))
+        key, seed = mixed(mixed(self._key, step), microbatch), self._device.seed
+        return lambda number: seed(mixed(key, number))

@@ -19,6 +19,7 @@ from weft.workload.cutting.visible import CallKind, Forward, Visible, listening,
 from weft.workload.workload import WorkloadError
 
 Seed = Callable[[int], None]
+Made = dict[Visible, list[int]]  # numbers of calls
 
 
 class CallNumbers:
@@ -27,14 +28,14 @@ class CallNumbers:
     def __init__(self) -> None:
         self._seed: Seed | None = None
         self._runs_again = False
-        self._numbers: dict[Visible, list[int]] = {}
-        self.count = 0  # of calls in this run
+        self.made: Made = {}  # by the last run
+        self.count = 0  # of calls in it
 
     @contextlib.contextmanager
     def running(self, seed: Seed) -> Iterator[None]:
         """One run of the step."""
         self._seed, self._runs_again, self.count = seed, False, 0
-        self._numbers.clear()
+        self.made = {}
         seed(0)
         try:
             yield
@@ -50,9 +51,12 @@ class CallNumbers:
         finally:
             self._seed = None
 
-    def run_again(self, seed: Seed) -> None:
-        """What is called from now on, until the next run, is called by a backward."""
+    def run_again(self, seed: Seed, made: Made | None = None) -> None:
+        """What is called from now on, until the next run, is called by a backward. made: by the run that it is of;
+        that of the last one."""
         self._seed, self._runs_again = seed, True
+        if made is not None:
+            self.made = made
 
     @property
     def is_running(self) -> bool:
@@ -75,11 +79,11 @@ class CallNumbers:
 
     def _next(self, visible: Visible) -> int:
         number, self.count = self.count, self.count + 1
-        self._numbers.setdefault(visible, []).append(number)
+        self.made.setdefault(visible, []).append(number)
         return number
 
     def _number_again(self, visible: Visible) -> int:
-        numbers = self._numbers.get(visible, [])
+        numbers = self.made.get(visible, [])
         if len(numbers) != 1:
             raise WorkloadError(
                 f"{visible} is called {len(numbers)} times in a step, under torch.utils.checkpoint, so nobody knows "

@@ -25,7 +25,7 @@ from weft.plan.plan import Border
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
-from weft.workload.cutting.names import call_name, output_name
+from weft.workload.cutting.names import call_name
 from weft.workload.cutting.operation import TWO_WAYS_OUT
 from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, resolved
 from weft.workload.cutting.skipped import SkippedCalls
@@ -213,30 +213,33 @@ class CutStep:
         occurrence = self._occurrences[visible] = self._occurrences.get(visible, -1) + 1
         if visible.kind is not CallKind.OPAQUE:
             result = forward(*args, **kwargs)
-            self._returned(visible, occurrence, result)
+            if (call := call_name(visible.name, occurrence)) in self._makers:
+                self._returned(call, result)
             return result
-        self._loose.call = call_name(visible.name, occurrence)
+        self._loose.call = call = call_name(visible.name, occurrence) if occurrence else visible.name
         playing.redraws = ()
         if not self._is_inside and visible.name in self._can_begin:
             args, kwargs = self._begin((args, kwargs))
         if visible.name in self._can_pass and not self._has_passed:
             self._pass((args, kwargs))
-        if self._loose.call in self._can_end:
+        if call in self._can_end:
             raise _Leave
         if self._is_inside and not self._is_others(visible):
-            args, kwargs = replaced((args, kwargs), resolved)
-            with self._not_looking():
+            if kwargs or any(type(each) is not torch.Tensor for each in args):
+                args, kwargs = replaced((args, kwargs), resolved)
+            with self._not_looking or _NOTHING:
                 result = self.numbers.run(visible, forward, args, kwargs)
         else:
             given = (args, kwargs)
             hides = self._is_inside
-            with self._not_looking():
+            with self._not_looking or _NOTHING:
                 result = answered(
                     visible, given, lambda: self._skipped.skip(visible, occurrence, forward, given, hides=hides)
                 )
             self.numbers.skip(visible)
-        playing.redraws = self._skipped.redraws.get(self._loose.call, ())
-        self._returned(visible, occurrence, result)
+        playing.redraws = self._skipped.redraws.get(call, ())
+        if call in self._makers:
+            self._returned(call, result)
         return result
 
     def _is_others(self, visible: Visible) -> bool:
@@ -288,11 +291,10 @@ class CutStep:
                 if tensor is not made[leaf]:
                     self._sent[name] = made[leaf] = tensor
 
-    def _returned(self, visible: Visible, occurrence: int, result: Any) -> None:
+    def _returned(self, call: str, result: Any) -> None:
         """Values are known by who returned them."""
-        if call_name(visible.name, occurrence) in self._makers:
-            for leaf, tensor in enumerate(tensors_in(result)):
-                self._made(output_name(visible.name, occurrence, leaf), tensor)
+        for leaf, tensor in enumerate(tensors_in(result)):
+            self._made(f"{call}:{leaf}", tensor)
 
     def _made(self, name: str, tensor: torch.Tensor) -> None:
         if self._is_inside and name in self._sends:
@@ -302,8 +304,9 @@ class CutStep:
             if self._is_inside:
                 tensor.came = self._came[name]
 
-    def _not_looking(self) -> contextlib.AbstractContextManager[object]:
-        return self._looks.paused() if self._looks else _NOTHING
+    @property
+    def _not_looking(self) -> contextlib.AbstractContextManager[object] | None:
+        return self._looks.paused() if self._looks else None
 
 
 def _names_by_place(model: nn.Module) -> dict[tuple[nn.Module, str], str]:

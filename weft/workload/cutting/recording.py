@@ -93,7 +93,7 @@ class StepRecording(TorchFunctionMode):
         self._states.append(self._state_of(visible))
         given = ((leaf, self._known(tensor)) for leaf, tensor in enumerate(tensors_in((args, kwargs))))
         self._arguments.append({leaf: fed for leaf, fed in given if fed is not None})
-        self._read(self._region, tensors_in((args, kwargs)))
+        self._reads.append(Read(self._region, list(self._arguments[-1].values()), [], is_call=True))
         self._depth += 1
         try:
             return self.numbers.run(visible, forward, args, kwargs)
@@ -173,7 +173,7 @@ class StepRecording(TorchFunctionMode):
                 for leaf, tensor in enumerate(made)
             ]
             asks = "" if made else asks_for_numbers(func, sources[0].what)
-            self._reads.append(Read(self._region, sources, found, asks))
+            self._reads.append(Read(self._region, sources, found, asks=asks))
             for fed in found:
                 self._feed(fed)
         return result

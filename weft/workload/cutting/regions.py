@@ -37,6 +37,7 @@ class Read:
     region: int | None  # None: what the step returns
     sources: list[Fed]
     made: list[Fed]  # of an operation
+    is_call: bool = False
     asks: str = ""  # what for, where it tells numbers to Python
 
 
@@ -198,7 +199,9 @@ class Regions:
         """Units: where a result of state alone is needed in one of them it is made there."""
         if read.made and all(map(self._is_made_again, read.made)):
             return set().union(*(self._needed.get(each, ()) for each in read.made))
-        return {len(self._begins) - 1 if read.region is None else self._unit_with(read.region, read.sources)}
+        if read.region is None:
+            return {len(self._begins) - 1}
+        return {self._unit_of[read.region] if read.is_call else self._unit_with(read.region, read.sources)}
 
     def _is_beside(self, read: Read, unit: int) -> bool:
         """Whether a stage that has not the numbers of it runs it, where stages meet at the unit."""
