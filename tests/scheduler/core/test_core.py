@@ -22,6 +22,7 @@ from weft.scheduler.core.events import (
     DrainRequested,
     DropArenas,
     Event,
+    HandoverBegun,
     JobFaulted,
     JobPlanned,
     JobSubmitted,
@@ -170,6 +171,24 @@ def test_a_job_goes_from_submission_to_completion(rehearsal: Rehearsal, plan: Pl
     ]
     assert rehearsal.core.jobs == {}
     assert rehearsal.core.free() == {"cpu": ["cpu-0", "cpu-1"], "loader": ["loader-0", "loader-1"]}
+
+
+def test_before_a_handover_each_lane_is_sent_work_ahead_and_no_more_until_it_is_through(
+    plan_of: Callable[..., Plan],
+) -> None:
+    rehearsal = Rehearsal(plan_of(stages=1, microbatches=2, steps=100, window=4, recovery="off"))
+    rehearsal.submit("a")
+    rehearsal.submit("b")
+    rehearsal.bring("a", Phase.RUNNING)
+    rehearsal.tell(HandoverBegun(windows=3))
+    lanes = rehearsal.core.jobs["a"].lanes.values()
+    assert [lane.sent for lane in lanes] == [12, 12]
+    for lane in lanes:
+        rehearsal.tell(TasksFinished("a", 1, lane.worker, lane.name, 9))
+    assert [lane.sent for lane in lanes] == [12, 12]
+    for lane in lanes:
+        rehearsal.tell(TasksFinished("a", 1, lane.worker, lane.name, 1))
+    assert [lane.sent for lane in lanes] == [14, 14]
 
 
 def test_a_window_of_one_is_central_dispatch(rehearsal: Rehearsal, plan: Plan) -> None:

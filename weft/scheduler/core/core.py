@@ -91,6 +91,9 @@ class Core(Ending):
                 return self._cancel_requested(event)
             case events.DrainRequested():
                 return self._drain_requested(event)
+            case events.HandoverBegun():
+                running = [job for job in self.jobs.values() if job.phase is Phase.RUNNING]
+                return [command for job in running for command in dispatch.send_ahead(job, event.windows)]
             case events.Ticked():
                 return self._ticked()
         assert_never(event)

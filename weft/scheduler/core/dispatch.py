@@ -91,11 +91,21 @@ def lane_finished(job: Job, lane: LaneState) -> list[Command]:
 def top_up(job: Job, lane: LaneState) -> list[Command]:
     """Sends the lane its next tasks, up to the window, once half of the window is free."""
     assert job.plan is not None
-    window = job.plan.window
     outstanding = lane.sent - lane.finished
-    if lane.sent == lane.total or (outstanding and 2 * outstanding > window):
+    if outstanding and 2 * outstanding > job.plan.window:
         return []
-    until = min(lane.finished + window, lane.total, lane.total if lane.allowed is None else lane.allowed)
+    return _send(job, lane, job.plan.window)
+
+
+def send_ahead(job: Job, windows: int) -> list[Command]:
+    """So many to each lane, as far as it may be sent. What changes the iterations that come is later by as much."""
+    assert job.plan is not None
+    return [command for lane in job.lanes.values() for command in _send(job, lane, windows * job.plan.window)]
+
+
+def _send(job: Job, lane: LaneState, ahead: int) -> list[Command]:
+    """Its next tasks, to so many ahead of what it has finished."""
+    until = min(lane.finished + ahead, lane.total, lane.total if lane.allowed is None else lane.allowed)
     if job.gate is not None:
         until = min(until, job.gate * len(lane.program))
     if until <= lane.sent:

@@ -14,6 +14,7 @@ from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.policy import Verdict
 from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
 from weft.scheduler.adapting.routes import RouteMeasurement
+from weft.scheduler.core.handover import HandoverBegun as HandoverBegun
 from weft.scheduler.core.snapshot import Snapshot as Snapshot
 
 # --- events
@@ -220,6 +221,7 @@ Rare = (  # after which a job may be able to start
     | ResumeRequested
     | CancelRequested
     | DrainRequested
+    | HandoverBegun
     | Ticked
 )
 Event = Rare | TasksFinished | JobMeasured | SnapshotDue | CheckpointDue | EpochJudged | StopRequested

@@ -1,7 +1,8 @@
 """Succession: the daemon becomes another Weft, and its workers go on meanwhile with what they were sent.
 
     asked ─▶ does that Weft start, and take over? ─▶ the door is closed; requests are answered to their end
-          ─▶ workers are no longer heard, what was begun for jobs is finished and written ─▶ letter ─▶ execve
+          ─▶ workers are sent work ahead, and heard no longer; what was begun for jobs is finished and written
+          ─▶ letter ─▶ execve
 
 Until that last moment everything can be taken back, and is where something is in the way: the daemon goes on as it is.
 The process stays the same one, so whoever has started it notices nothing. Clients that connect meanwhile wait; those
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol
 
+from weft.scheduler.core.events import HandoverBegun
 from weft.scheduler.daemon import notify
 from weft.scheduler.daemon.driver import Driver
 from weft.scheduler.daemon.http.server import MetricsServer
@@ -37,6 +39,7 @@ from weft.version import __version__
 CHECK_SECONDS: Final = 60.0  # for the other Weft to say what it is: a second, and more on a busy machine
 ANSWER_SECONDS: Final = 5.0  # for requests that are being answered; those that take longer are cut
 SETTLE_SECONDS: Final = 20.0  # for what was begun for jobs; a job's end writes its recording, which takes a second
+AHEAD_WINDOWS: Final = 12  # of a quarter of a second: what follows takes a second, and three on a busy machine
 MAX_PATH_CHARS: Final = 4096
 LASTING: Final = frozenset({"follow", "wait", "replace"})  # verbs whose clients come back, or are answered after it
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -81,6 +84,7 @@ class Succession:
         self.door.close()
         try:
             await self.reception.until_answered(LASTING, ANSWER_SECONDS)
+            self.driver.feed(HandoverBegun(windows=AHEAD_WINDOWS))
             self.pool.hold()
             async with asyncio.timeout(SETTLE_SECONDS):
                 await self._settled()
