@@ -248,6 +248,28 @@ def test_a_model_may_be_cut_between_units_that_each_use_a_parameter_several_time
     assert told["cut_problems"] == []
 
 
+def test_a_cut_is_tried_twice_since_the_second_time_calls_are_skipped_by_heart() -> None:
+    """A block that put something into a list which it was given did so the first time alone where it was skipped."""
+
+    class Block(nn.Linear):
+        def forward(self, x: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+            seen.append(x)
+            return super().forward(x)
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = Block(3, 4), Block(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen: list[torch.Tensor] = []
+            return self.last(self.first(x, seen), seen) / len(seen)
+
+    ((unit, problem),) = inspect(workload_of(Counting()), spec_of())["cut_problems"]
+    assert unit == 1
+    assert problem.startswith("cut there, the loss (")
+
+
 def test_a_model_that_has_nothing_to_train_is_refused() -> None:
     frozen = nn.Linear(3, 2).requires_grad_(False)
     for model in (nn.Sequential(nn.ReLU()), frozen):

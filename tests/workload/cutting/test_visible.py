@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from weft.workload.cutting.visible import CallKind, visible_modules
+from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
 
 MODELS = runpy.run_path(str(Path(__file__).resolve().parents[2] / "any_models.py"))
 
@@ -69,3 +70,33 @@ def test_the_items_of_a_list_are_seen_in_whatever_it_stands() -> None:
     model.layers = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2), nn.LayerNorm(2)]) for _ in range(2))
     own = ["transformer.wte", "transformer.wpe", "transformer.h.0", "transformer.h.1"]
     assert opaque(model) == [*own, "layers.0.0", "layers.0.1", "layers.1.0", "layers.1.1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["model", "in place"])
+def test_a_compiled_model_is_run_as_it_was_before(how: str) -> None:
+    """The tracing went through what listens to the calls, and failed there."""
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    x = torch.ones(1, 2)
+    plain = model(x)
+    if how == "model":
+        model = torch.compile(model, backend=_no_backend)
+    else:
+        model.compile(backend=_no_backend)
+    heard: list[str] = []
+    with listening(visible_modules(model), Hearing(heard)):
+        assert torch.equal(model(x), plain)
+    assert [name.removeprefix("_orig_mod").removeprefix(".") for name in heard][-2:] == ["0", "1"]
+
+
+def _no_backend(*args: Any) -> Any:
+    raise AssertionError("it is compiled")
+
+
+class Hearing:
+    def __init__(self, heard: list[str]) -> None:
+        self._heard = heard
+
+    def call(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._heard.append(visible.name)
+        return forward(*args, **kwargs)

@@ -25,6 +25,7 @@ from torch import nn
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 Forward = Callable[..., Any]
+_REPLACED = ("forward", "_compiled_call_impl")  # attributes of modules that are heard
 
 
 class CallKind(enum.Enum):
@@ -58,18 +59,27 @@ def visible_modules(model: nn.Module) -> list[Visible]:
 
 @contextlib.contextmanager
 def listening(visible: list[Visible], listener: Listener) -> Iterator[None]:
-    """The calls of these modules go to the listener, until the end."""
-    before = [(each.module, each.module.__dict__.get("forward")) for each in visible]
+    """The calls of these modules go to the listener, until the end. What was compiled runs as it was before."""
+    before = [(each.module, {key: each.module.__dict__.get(key) for key in _REPLACED}) for each in visible]
     for each in visible:
-        each.module.__dict__["forward"] = _heard(each, each.module.forward, listener)
+        own = {"forward": _heard(each, _forward_of(each.module), listener), "_compiled_call_impl": None}
+        each.module.__dict__.update(own)
     try:
         yield
     finally:
         for module, own in before:
-            if own is None:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = own
+            for key, value in own.items():
+                if value is None:
+                    del module.__dict__[key]
+                else:
+                    module.__dict__[key] = value
+
+
+def _forward_of(module: nn.Module) -> Forward:
+    """Of one that torch.compile has made, whose tracing would go through the listener, the forward of what is in it."""
+    original = module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+    forward: Forward = module.forward if original is None else original
+    return forward
 
 
 def _heard(visible: Visible, forward: Forward, listener: Listener) -> Forward:
