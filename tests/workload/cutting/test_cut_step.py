@@ -235,6 +235,15 @@ def test_a_network_for_two_inputs_is_cut_as_for_one(step: Callable[..., Any]) ->
             assert torch.equal(run_cut(model, step, batch, merged, cuts), whole)
 
 
+def test_what_validation_alone_calls_for_two_inputs_is_not_cut() -> None:
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        return model.three(model.two(model.one(x)))
+
+    model, batch = Loose(forward), torch.randn(2, 4)
+    found = recorded(model, summed, batch).merged(recorded(model, twins, batch), "Workload.validate")
+    assert found.problems.keys() == {1, 2}
+
+
 def test_a_module_that_needs_in_its_second_call_what_later_ones_have_made_is_in_each_unit_that_calls_it() -> None:
     def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):

@@ -54,7 +54,8 @@ def _agreeing(cuts: Sequence[int], difference: Difference, problems: dict[int, s
         else:
             problems[cut] = (
                 f"cut there, {differs} differs from that of the uncut step; keep in buffers what lasts from call "
-                "to call, draw from torch's default generator, or cut elsewhere (strategy.split)"
+                "to call, draw from torch's default generator (and not from random's or numpy's), or cut elsewhere "
+                "(strategy.split)"
             )
     return kept
 

@@ -35,7 +35,6 @@ from weft.workload.workload import WorkloadError
 
 Step = Callable[[nn.Module, Any], Any]
 Bound = list[tuple[Placeholder, torch.Tensor]]
-_NOTHING = contextlib.nullcontext()
 MAX_TAPES = 64  # of a stage, by the shapes of its batch
 _SAME_CALLS = (
     "a step of several stages must call the same modules in the same order for every batch; keep what depends on the "
@@ -227,15 +226,16 @@ class CutStep:
         if self._is_inside and not self._is_others(visible):
             if kwargs or any(type(each) is not torch.Tensor for each in args):
                 args, kwargs = replaced((args, kwargs), resolved)
-            with self._not_looking or _NOTHING:
-                result = self.numbers.run(visible, forward, args, kwargs)
+            result = self._unseen(self.numbers.run, visible, forward, args, kwargs)
         else:
             given = (args, kwargs)
             hides = self._is_inside
-            with self._not_looking or _NOTHING:
-                result = answered(
-                    visible, given, lambda: self._skipped.skip(visible, occurrence, forward, given, hides=hides)
-                )
+            result = self._unseen(
+                answered,
+                visible,
+                given,
+                lambda: self._skipped.skip(visible, occurrence, forward, given, hides=hides),
+            )
             self.numbers.skip(visible)
         playing.redraws = self._skipped.redraws.get(call, ())
         if call in self._makers:
@@ -304,9 +304,12 @@ class CutStep:
             if self._is_inside:
                 tensor.came = self._came[name]
 
-    @property
-    def _not_looking(self) -> contextlib.AbstractContextManager[object] | None:
-        return self._looks.paused() if self._looks else None
+    def _unseen(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a call does inside is nobody's business."""
+        if self._looks is None:
+            return function(*args)
+        with self._looks.paused():
+            return function(*args)
 
 
 def _names_by_place(model: nn.Module) -> dict[tuple[nn.Module, str], str]:

@@ -11,6 +11,7 @@ microseconds, so only a stage does it that sends or receives such a result.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,7 +52,7 @@ class LooseNames:
 
     def next(self, func: Callable[..., Any]) -> str:
         """Of an operation that makes tensors; without the number of the tensor."""
-        key = f"~{self.call} {name_of(func)} {user_line()}"
+        key = f"~{self.call} {name_of(func)} {os.path.basename(user_line())}"
         number = self._counts[key]
         self._counts[key] += 1
         return f"{key}#{number}"

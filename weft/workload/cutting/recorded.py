@@ -93,6 +93,8 @@ class Recorded:
     def merged(self, other: Recorded, source: str) -> Recorded:
         """With what validation's run passes on beside. source: the field that its step is from."""
         places, shared = _places(self.units, other.units)
+        if not set(other.late) <= set(self.late):
+            shared = set()  # where a stage ends is known of training alone
         values = {value.name: value for value in self.values}
         for value in filter(None, (_moved(each, places) for each in other.values)):
             mine = values.get(value.name) or _differentiable(value)  # it ran without gradients

@@ -146,9 +146,9 @@ class StepRecording(TorchFunctionMode):
                 f"the step calls backward() at {user_line()}; leave it out, as what the optimizer does: Weft "
                 "differentiates the loss that the step returns"
             )
-        before = torch.default_generator.get_state()
+        before = _generators()
         result = func(*args, **kwargs)
-        has_drawn = not torch.equal(before, torch.default_generator.get_state())
+        has_drawn = not all(map(torch.equal, before, _generators()))
         made = made_by(func, args, result)
         if not made and _is_quiet(func):
             return result
@@ -220,6 +220,11 @@ class StepRecording(TorchFunctionMode):
 
     def _state_of(self, visible: Visible) -> frozenset[str]:
         return frozenset(self._names[id(each)] for _, each in named_tensors(visible.module))
+
+
+def _generators() -> list[torch.Tensor]:
+    """States of torch's own ones."""
+    return [each.get_state() for each in (torch.default_generator, *torch.cuda.default_generators)]
 
 
 def _kind_of_item(visible: Visible) -> tuple[str, type] | None:
