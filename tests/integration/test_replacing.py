@@ -106,12 +106,12 @@ def metrics_of(daemon: Any) -> tuple[str, str]:
         return url, answer.read().decode()
 
 
-def vanishing_python(daemon: Any) -> Path:
-    """A Python that says what it is, once, and is gone then."""
+def python_that(daemon: Any, *, first: str = "true", later: str = "true") -> str:
+    """A Python that does something before it says what it is, or before it is the next daemon. Shell."""
     path: Path = daemon.home / "python"
-    path.write_text(f'#!/bin/sh\nrm "$0"\nexec {sys.executable} "$@"\n')
+    path.write_text(f'#!/bin/sh\ncase "$*" in *--tell-shape) {first};; *) {later};; esac\nexec {sys.executable} "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
+    return str(path)
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_daemon_is_replaced_again_and_again_while_a_job_trains() -> None:
         for python, problem in (
             ("/nobody/python", "/nobody/python: cannot be started (No such file or directory)"),
             ("/bin/true", "/bin/true: has no Weft that could take over (it says nothing)"),
-            (str(vanishing_python(daemon)), "python: cannot be started (No such file or directory)"),
+            (python_that(daemon, first='rm "$0"'), "python: cannot be started (No such file or directory)"),
         ):
             with pytest.raises(RequestRefused) as refused:
                 daemon.client.replace(python)
@@ -183,3 +183,20 @@ def test_what_the_next_daemon_cannot_read_costs_what_a_restart_costs() -> None:
         assert has_the_plain_loops_bits(result, spec)
         assert "the daemon has restarted; the job runs again (attempt 2)" in daemon.log_of(job)
         assert not set(pids.values()) & set(daemon.worker_pids().values())
+
+        check_a_directory_that_dies_between_two_daemons(daemon)
+
+
+def check_a_directory_that_dies_between_two_daemons(daemon: Any) -> None:
+    """There were two then: one for which it was missing, and one for which its end was told."""
+    gate = daemon.gate()
+    spec = daemon.spec(SOURCE, strategy=STRATEGY, steps=100, args={"gates": ["", str(gate), ""]})
+    job = daemon.submit(spec)
+    daemon.until_logged(job, f"at the gate of call {CALLS[0]}")
+    python = python_that(daemon, later=f"kill -9 {daemon.directory().pid}")
+    assert daemon.client.replace(python)["problem"] == ""
+    gate.open()
+    assert has_the_plain_loops_bits(daemon.client.wait(job, SECONDS), spec)
+    log = daemon.log_of(job)
+    assert log.count("recovering (directory-lost)") == log.count("(attempt ") == 1
+    assert daemon.directory().is_running()

@@ -23,6 +23,7 @@ from weft.scheduler.core.events import (
     Dispatch,
     DropArenas,
     Event,
+    HandoverBegun,
     JobFaulted,
     JobMeasured,
     JobPlanned,
@@ -551,3 +552,14 @@ def test_a_job_of_two_thousand_million_iterations_is_answered_at_once(plan_of: C
     endless = dataclasses.replace(plan.itinerary, steps=2**31 - 2)
     rehearsal = Rehearsal(dataclasses.replace(plan, itinerary=endless))
     assert len(rehearsal.due()) == (1 if mode == "train" else 0)
+
+
+def test_before_a_handover_a_snapshot_is_told_and_then_the_work_behind_it_is_sent(plan_of: Callable[..., Plan]) -> None:
+    """A worker that was lost soon after it cost all that had been sent ahead."""
+    rehearsal = Rehearsal(plan_of(stages=1, microbatches=2, steps=100, window=8))
+    first = max(-(-lane.sent // len(lane.program)) for lane in rehearsal.job.lanes.values())
+    snapshot, *work = rehearsal.tell(HandoverBegun(windows=4))
+    assert isinstance(snapshot, Adjust)
+    assert (snapshot.first_iteration, snapshot.adjustment.snapshot) == (first, 0)
+    assert len(work) == len(rehearsal.job.lanes)
+    assert all(isinstance(each, Dispatch) for each in work)

@@ -98,9 +98,10 @@ def top_up(job: Job, lane: LaneState) -> list[Command]:
 
 
 def send_ahead(job: Job, windows: int) -> list[Command]:
-    """So many to each lane, as far as it may be sent. What changes the iterations that come is later by as much."""
+    """So many to each lane, as far as it may be sent, with a snapshot at their begin: the next one is behind them."""
     assert job.plan is not None
-    return [command for lane in job.lanes.values() for command in _send(job, lane, windows * job.plan.window)]
+    work = (command for lane in job.lanes.values() for command in _send(job, lane, windows * job.plan.window))
+    return [*begin_snapshot(job), *work]
 
 
 def _send(job: Job, lane: LaneState, ahead: int) -> list[Command]:

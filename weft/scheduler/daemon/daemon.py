@@ -181,9 +181,9 @@ class _Daemon:
             else:
                 await pool.take_over(handed[1])
                 driver.go_on()
-                pool.resume()
-                if not pool.has(DIRECTORY):
+                if not pool.has(DIRECTORY):  # one of which we hear only now that it has died is started again for that
                     background.append(spawn(start_directory(), "start directory"))
+                pool.resume()
             http = await self._serve_http(service, Observatory(driver, ledger), stack)
             await self._adopt_unfinished(driver, ledger)
             door = _Door(runtime, lambda reader, writer: service.reception.accept(spawn, reader, writer))
