@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from weft.scheduler.daemon import notify as notify_module
 from weft.scheduler.daemon.notify import (
     ServiceManagerError,
     child_environment,
@@ -65,9 +66,20 @@ def test_an_address_that_is_no_unix_socket_is_refused(address: str) -> None:
         notify_ready({"NOTIFY_SOCKET": address})
 
 
-def test_a_manager_that_has_gone_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        notify_ready({"NOTIFY_SOCKET": str(tmp_path / "gone")})
+def test_a_manager_that_has_gone_costs_a_line_and_no_daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert not notify_ready({"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    assert "the service manager does not take READY ([Errno 2] No such file or directory)" in caplog.text
+
+
+def test_so_does_one_that_reads_no_more(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon's loop waits for it no longer than SEND_TIMEOUT_SECONDS; it ended by the TimeoutError."""
+    monkeypatch.setattr(notify_module, "SEND_TIMEOUT_SECONDS", 0.01)
+    while notify_watchdog(environment):  # until the kernel's queue is full
+        pass
+    assert "the service manager does not take WATCHDOG (timed out)" in caplog.text
+    assert not notify_stopping(environment)
 
 
 def test_the_watchdog_is_fed_twice_in_each_deadline() -> None:

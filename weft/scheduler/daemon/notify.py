@@ -6,6 +6,7 @@ environment: it is passed in, and everything is a no-op where the service manage
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ FIRST_LISTEN_FD = 3  # SD_LISTEN_FDS_START
 MAX_LISTEN_FDS = 16  # we have one socket unit with one socket; more than a handful is a wrong number
 SEND_TIMEOUT_SECONDS = 1.0  # the manager's queue holds few datagrams, and the daemon's loop must not hang on a full one
 _PREFIXES = ("WATCHDOG_", "LISTEN_")
+
+_log = logging.getLogger("weft.notify")
 
 
 class ServiceManagerError(ValueError):
@@ -43,8 +46,9 @@ def notify_extend(environment: Mapping[str, str], seconds: float) -> bool:
 def notify(environment: Mapping[str, str], **fields: str) -> bool:
     """Sends fields to NOTIFY_SOCKET in one datagram; False, and nothing sent, where there is none.
 
-    Line breaks in a value become spaces, so that no job's name can end a field. Raises OSError if the manager doesn't
-    take the datagram within SEND_TIMEOUT_SECONDS, and ServiceManagerError for an address that is no Unix socket.
+    Line breaks in a value become spaces, so that no job's name can end a field. A manager that does not take the
+    datagram within SEND_TIMEOUT_SECONDS costs a line in the log, and no job. Errors: ServiceManagerError, for an
+    address that is no Unix socket.
     """
     address = environment.get("NOTIFY_SOCKET", "")
     if not address:
@@ -56,7 +60,11 @@ def notify(environment: Mapping[str, str], **fields: str) -> bool:
     text = "\n".join(f"{name}={' '.join(value.split())}" for name, value in fields.items())
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
         sender.settimeout(SEND_TIMEOUT_SECONDS)
-        sender.sendto(text.encode(), address)
+        try:
+            sender.sendto(text.encode(), address)
+        except OSError as error:
+            _log.warning("NOTIFY_SOCKET: the service manager does not take %s (%s)", ", ".join(fields), error)
+            return False
     return True
 
 
