@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from weft.machine.free_memory import free_memory
@@ -58,6 +59,8 @@ class Plans:
         if job is None or job.snapshot is not None:
             return None
         await self._savers.wait(run.job)
+        if run.spec.job.resume_from is not None:  # a job that has just been cancelled is still being written
+            await self._savers.wait_for(Path(run.spec.directory, run.spec.job.resume_from))
         found = await asyncio.to_thread(find_checkpoint, run, plan)
         if run.job not in self._estate.runs:  # it was cancelled meanwhile
             return None

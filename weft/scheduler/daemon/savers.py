@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.scheduler.core.events import DropArenas
@@ -97,3 +98,9 @@ class Savers:
         """Until nothing of the job is being written."""
         if job in self._writing.now:
             await asyncio.shield(self._idle.setdefault(job, asyncio.get_running_loop().create_future()))
+
+    async def wait_for(self, place: Path) -> None:
+        """The same of the job whose run directory this is, or in whose it is."""
+        for job, order in list(self._writing.now.items()):
+            if order.run.files.path in (place, *place.parents):
+                await self.wait(job)
