@@ -78,21 +78,14 @@ def make(tool: Path, script: str) -> None:
     tool.chmod(0o755)
 
 
-def waits_in_two_calls(pid: int) -> bool:
-    told = threads_of(pid)
-    return len(told) == 2 and "read" in told[0] and "futex" in told[1]
-
-
 def test_of_each_thread_the_call_in_which_it_waits_is_told() -> None:
     with running(WAITS) as pid:
+        both = re.compile(rf"thread {pid} \(.+\): S in read\b.*\nthread \d+ \(.+\): S in futex\b")
         deadline = time.monotonic() + SECONDS
-        while not waits_in_two_calls(pid):
-            assert time.monotonic() < deadline, threads_of(pid)
+        while not both.match("\n".join(told := threads_of(pid))):
+            assert time.monotonic() < deadline, told
             time.sleep(0.01)
-        main, other = threads_of(pid)
-        assert re.match(rf"thread {pid} \(.+\): S in read\b", main)
-        assert re.match(r"thread \d+ \(.+\): S in futex\b", other)
-        assert main in stacks_of({"it": pid}, ["it"])["it"].splitlines()
+        assert told[0] in stacks_of({"it": pid}, ["it"])["it"].splitlines()
 
 
 def test_without_a_debugger_the_text_says_which_would_tell_native_stacks() -> None:
