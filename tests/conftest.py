@@ -53,19 +53,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _half(items: Sequence[pytest.Item], half: int, *, quick: bool) -> set[Path]:
-    """Whole files, and as many tests in one half as in the other, of those that are quick or of those that are not."""
-    counted = [
-        item.path
-        for item in items
-        if (item.get_closest_marker("quick") is not None) is quick
-        and not any(item.get_closest_marker(name) for name in ("gpu", "soak"))
-    ]
-    halves: tuple[set[Path], set[Path]] = set(), {item.path for item in items}.difference(counted)
-    counts = [0, 0]
-    for path, size in sorted(Counter(counted).items(), key=lambda each: (-each[1], each[0])):
-        number = counts.index(min(counts))
+    """Whole files, and as long in one half as in the other, of those that are quick or of those that are not."""
+    seconds: Counter[Path] = Counter()
+    for item in items:
+        is_run = not any(item.get_closest_marker(name) for name in ("gpu", "soak"))
+        if is_run and (item.get_closest_marker("quick") is not None) is quick:
+            slow = item.get_closest_marker("slow")
+            seconds[item.path] += slow.kwargs.get("seconds", 1) if slow is not None else 1
+    halves: tuple[set[Path], set[Path]] = set(), {item.path for item in items}.difference(seconds)
+    sums = [0, 0]
+    for path, size in sorted(seconds.items(), key=lambda each: (-each[1], each[0])):
+        number = sums.index(min(sums))
         halves[number].add(path)
-        counts[number] += size
+        sums[number] += size
     return halves[half]
 
 

@@ -152,7 +152,7 @@ def known_verbs(daemon: RealDaemon) -> set[str]:
     return set(text.partition("this daemon knows ")[2].split(", "))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_every_field_of_every_message_made_wrong_in_every_way_is_answered_by_name(
     daemon: RealDaemon, ended: str
 ) -> None:
@@ -173,7 +173,7 @@ def test_every_field_of_every_message_made_wrong_in_every_way_is_answered_by_nam
     assert "Traceback" not in daemon.log()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_every_message_cut_at_every_byte_is_closed_cleanly(daemon: RealDaemon, ended: str) -> None:
     """B3: nothing is answered, nothing is reset, and nothing stays."""
     for verb, fields in messages(ended, daemon.spec(FAILING).to_wire()).items():
@@ -186,7 +186,7 @@ def test_every_message_cut_at_every_byte_is_closed_cleanly(daemon: RealDaemon, e
     assert "cut" not in {job["job"] for job in daemon.client.jobs()}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_500_clients_with_64_descriptors_each_leave_none_of_them(daemon: RealDaemon) -> None:
     import array
     import socket
@@ -274,7 +274,7 @@ class Honest:
                 self.failures.append(repr(error))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize(
     "number", [20_000, pytest.param(200_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])], ids=str
 )

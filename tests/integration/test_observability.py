@@ -26,7 +26,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 @needs_prometheus
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 @pytest.mark.timeout(280)  # 45 s on a quiet machine
 def test_every_panel_has_data_and_promtool_finds_no_fault_in_a_real_run() -> None:
     command = [sys.executable, str(FOLDER / "check.py"), "--seconds", "15"]
@@ -36,7 +36,7 @@ def test_every_panel_has_data_and_promtool_finds_no_fault_in_a_real_run() -> Non
 
 
 @needs_prometheus
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_prometheus_is_served_beside_a_running_daemon_until_it_is_interrupted(
     own_daemon: Callable[..., RealDaemon],
 ) -> None:

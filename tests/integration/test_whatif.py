@@ -53,7 +53,7 @@ def iteration_seconds(result: dict[str, Any]) -> list[float]:
     return [row["seconds"] for row in metrics_rows(result["run_dir"]) if row.get("seconds")]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_a_change_is_predicted_in_the_right_order_of_what_it_then_takes(daemon: RealDaemon) -> None:
     recorded = run(daemon)
     for setting, changed in [
@@ -81,7 +81,7 @@ def test_a_change_is_predicted_in_the_right_order_of_what_it_then_takes(daemon: 
             assert outlook["bottleneck"].endswith("/compute")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_without_a_change_the_answer_explains_how_far_the_simulation_is_off(daemon: RealDaemon) -> None:
     result = run(daemon)
     answer = ask(daemon, result["job"])
@@ -97,7 +97,7 @@ def test_without_a_change_the_answer_explains_how_far_the_simulation_is_off(daem
         assert word in page
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_what_makes_no_sense_and_who_is_not_there_have_their_exit_codes(daemon: RealDaemon) -> None:
     job = run(daemon)["job"]
     for setting, text in [
@@ -113,7 +113,7 @@ def test_what_makes_no_sense_and_who_is_not_there_have_their_exit_codes(daemon: 
     assert "nobody-1" in missing.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_more_workers_than_the_daemon_has_is_an_answer_with_a_note(daemon: RealDaemon) -> None:
     answer = ask(daemon, run(daemon)["job"], "strategy.replicas=4")
     assert any("needs 8 cpu workers and the daemon has 3" in note for note in answer["notes"])

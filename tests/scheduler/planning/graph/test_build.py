@@ -186,7 +186,7 @@ def itineraries(draw: st.DrawFn, num_microbatches: int) -> Itinerary:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=11)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_every_reader_finds_what_it_should_however_the_lanes_race(
@@ -220,7 +220,7 @@ def test_every_reader_finds_what_it_should_however_the_lanes_race(
     Race(case, rng).to_end()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=11)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_a_bucket_may_go_either_way_in_each_iteration(
@@ -246,7 +246,7 @@ def test_a_bucket_may_go_either_way_in_each_iteration(
     Race(case, rng).to_end()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=11)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_layers_of_a_working_window_take_turns_however_the_lanes_race(
