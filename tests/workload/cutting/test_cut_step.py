@@ -511,34 +511,33 @@ def test_modules_in_another_order_in_validation_leave_no_cut() -> None:
     assert recorded_in_both(Loose(forward)).problems.keys() == {1, 2}
 
 
-def run_of_flow(usual: str, other: str) -> Any:
-    """A step that was recorded with some calls, by their names, and is run in two stages with others."""
-    calls = usual
+def flow(calls: list[str]) -> Loose:
+    """A model that calls its modules one after another: those named by what is in the list when it runs."""
 
     def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
-        for name in calls.split():
+        for name in calls[0].split():
             x = getattr(model, name)(x)
         return x
 
-    model, batch = Loose(forward), torch.randn(2, 4)
+    return Loose(forward)
+
+
+def run_of_flow(usual: str, other: str) -> Any:
+    """A step that was recorded with some calls, by their names, and is run in two stages with others."""
+    calls = [usual]
+    model, batch = flow(calls), torch.randn(2, 4)
     found = recorded(model, summed, batch)
-    calls = other
+    calls[0] = other
     return run_cut(model, summed, batch, found, [len(found.units) - 1])
 
 
 @pytest.mark.parametrize("other", ["one three", "two three", "three"])
 def test_modules_may_be_left_out_if_what_the_next_gets_is_what_they_would_have_got(other: str) -> None:
     """Layers that are left out at random: a stage begins with whichever of its modules is called."""
-    calls = "one two three"
-
-    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
-        for name in calls.split():
-            x = getattr(model, name)(x)
-        return x
-
-    model, batch = Loose(forward), torch.randn(2, 4)
+    calls = ["one two three"]
+    model, batch = flow(calls), torch.randn(2, 4)
     found = recorded(model, summed, batch)
-    calls = other
+    calls[0] = other
     whole = recorded(model, summed, batch).result
     for cuts in ([1], [2], [1, 2]):
         assert torch.equal(run_cut(model, summed, batch, found, cuts), whole)

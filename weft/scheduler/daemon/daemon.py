@@ -145,18 +145,7 @@ class _Daemon:
         stack.push_async_callback(writer.close)
         handed = await self._take_over(writer)
         estate = Estate.begin(muster(self._settings)) if handed is None else handed[0]
-        pool = Pool(
-            self._settings,
-            estate.crew,
-            notify.child_environment(self._environment),
-            lambda worker, message: driver.hearing.said(worker, message),
-            lambda worker, problem: driver.hearing.garbled(worker, problem),
-            lambda worker, what, at: driver.hearing.stopped(worker, what, at),
-            lambda worker, code, shortage: driver.hearing.lost(worker, code, shortage),
-            lambda job, answer: driver.savers.answered(job, answer),
-            lambda: restart_directory(),
-            self._server_lost,
-        )
+        pool = self._make_pool(estate, lambda: driver, lambda: restart_directory())
         async with asyncio.TaskGroup() as group:
             spawn = _spawner(group)
             background: list[asyncio.Task[None]] = []
@@ -187,19 +176,7 @@ class _Daemon:
             http = await self._serve_http(service, Observatory(driver, ledger), stack)
             await self._adopt_unfinished(driver, ledger)
             door = _Door(runtime, lambda reader, writer: service.reception.accept(spawn, reader, writer))
-            succession = Succession(
-                settings=self._settings,
-                environment=self._environment,
-                runtime=runtime,
-                driver=driver,
-                pool=pool,
-                ledger=ledger,
-                reception=service.reception,
-                door=door,
-                http=http,
-                is_stopping=self._stop.is_set,
-            )
-            service.announce_succession(succession.asked)
+            self._allow_succession(runtime, ledger, driver, pool, service, door, http)
             await door.open()
             background += [
                 group.create_task(self._tick(driver, ledger, pool), name="tick"),
@@ -210,9 +187,8 @@ class _Daemon:
             notify.notify_ready(self._environment)
             _log.info("weft %s serves %s with %s", __version__, runtime.path, estate.crew)
             if self._handover is not None:
-                problem = self._handover.problem
                 jobs = driver.num_running() if handed is not None else driver.num_unfinished()
-                self._handover.answer({"version": __version__, "jobs": jobs, "problem": problem})
+                self._handover.answer({"version": __version__, "jobs": jobs, "problem": self._handover.problem})
             await self._stop.wait()
             await self._drain(driver)
             await self._until_saved(driver)
@@ -221,6 +197,46 @@ class _Daemon:
             driver.close()
             for task in background:
                 task.cancel()
+
+    def _make_pool(self, estate: Estate, driver: Callable[[], Driver], restart_directory: Callable[[], None]) -> Pool:
+        """driver: which is made with the pool, and there before it hears anything."""
+        return Pool(
+            self._settings,
+            estate.crew,
+            notify.child_environment(self._environment),
+            lambda worker, message: driver().hearing.said(worker, message),
+            lambda worker, problem: driver().hearing.garbled(worker, problem),
+            lambda worker, what, at: driver().hearing.stopped(worker, what, at),
+            lambda worker, code, shortage: driver().hearing.lost(worker, code, shortage),
+            lambda job, answer: driver().savers.answered(job, answer),
+            restart_directory,
+            self._server_lost,
+        )
+
+    def _allow_succession(
+        self,
+        runtime: RuntimeDirectory,
+        ledger: AsyncLedger,
+        driver: Driver,
+        pool: Pool,
+        service: Service,
+        door: _Door,
+        http: MetricsServer | None,
+    ) -> None:
+        """From here on another daemon may be asked for."""
+        succession = Succession(
+            settings=self._settings,
+            environment=self._environment,
+            runtime=runtime,
+            driver=driver,
+            pool=pool,
+            ledger=ledger,
+            reception=service.reception,
+            door=door,
+            http=http,
+            is_stopping=self._stop.is_set,
+        )
+        service.announce_succession(succession.asked)
 
     async def _take_over(self, writer: RunWriter) -> tuple[Estate, Brood] | None:
         """What the daemon before has left, if it can be read; else nothing of it is left."""
