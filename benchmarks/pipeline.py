@@ -61,7 +61,13 @@ CASES = (
         args={"layers": 8, "dim": 256, "heads": 4, "context": 128, "vocabulary": 8192, "samples": 64},
         iterations=6,
         turns=7,
-        over_limit={"gpipe": "<= 1.03", "1f1b": "<= 1.03"},
+        over_limit={
+            "gpipe": "<= 1.03",
+            "1f1b": "<= 1.03",
+            "last-stage": "<= 1.03",
+            "model-parallel": "<= 1.03",
+            "zero-bubble": "<= 1.03",
+        },
         vs_torch={"gpipe": ">= 1.0", "1f1b": ">= 1.0"},
     ),
     Case(
@@ -79,7 +85,7 @@ def collect(quick: bool) -> list[Result]:
     results = []
     with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
         for case in CASES:
-            for schedule in ("gpipe", "1f1b"):
+            for schedule in dict.fromkeys([*case.vs_torch, *case.over_limit]):
                 results += _measure(client, case, schedule, 2 if quick else case.turns)
     return results
 
@@ -89,32 +95,33 @@ def _measure(client: Client, case: Case, schedule: str, turns: int) -> list[Resu
     split = [first for first, _ in stages[1:]]
     weft_seconds, torch_seconds, limit_seconds = [], [], []
     with ExitStack() as stack:
-        gloo = stack.enter_context(torch_peers(case, schedule, stages))
+        has_peer = schedule in case.vs_torch
+        gloo = stack.enter_context(torch_peers(case, schedule, stages)) if has_peer else None
         alone = stack.enter_context(_stage_peers(case, schedule, plan, split))
-        for peers in (gloo, alone):
+        for peers in filter(None, (gloo, alone)):
             ask(peers, 3)
         for _ in range(turns):
             weft_seconds.append(_weft(client, _spec(case, schedule, case.iterations + WARM_ITERATIONS, split)))
-            torch_seconds.append(statistics.median(ask(gloo, case.iterations)[0]))
+            if gloo is not None:
+                torch_seconds.append(statistics.median(ask(gloo, case.iterations)[0]))
             limit_seconds.append(_limit(plan, ask(alone, case.iterations)))
-    name = f"{case.prefix}{schedule}"
+    name = f"{case.prefix}{schedule.replace('-', '_')}"
     shape = ", ".join(f"{key} {value}" for key, value in case.args.items() if key != "samples")
-    return [
+    results = [
         ratio_result(
             f"{name}_over_limit",
             weft_seconds,
             limit_seconds,
             goal=case.over_limit.get(schedule),
             how=f"iteration ÷ the graph's limit from task times alone, both cores loaded; GPT {shape}",
-        ),
-        ratio_result(
-            f"{name}_vs_torch",
-            torch_seconds,
-            weft_seconds,
-            goal=case.vs_torch.get(schedule),
-            how="iteration of torch.distributed.pipelining over Gloo ÷ ours, same cut, schedule, cores and allocator",
-        ),
+        )
     ]
+    if torch_seconds:
+        how = "iteration of torch.distributed.pipelining over Gloo ÷ ours, same cut, schedule, cores and allocator"
+        results.append(
+            ratio_result(f"{name}_vs_torch", torch_seconds, weft_seconds, goal=case.vs_torch.get(schedule), how=how)
+        )
+    return results
 
 
 def _spec(case: Case, schedule: str, steps: int, split: list[int] | None = None) -> JobSpec:

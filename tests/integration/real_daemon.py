@@ -177,10 +177,21 @@ class RealDaemon:
         return server
 
     def directory(self) -> psutil.Process:
-        """The directory's process: the fork server's child that is no worker."""
+        """The directory's process, also while others write checkpoints. Errors: IndexError, psutil.NoSuchProcess while
+        it is being replaced."""
+        return self._helpers()[0]
+
+    def savers(self) -> list[psutil.Process]:
+        """The processes that write checkpoints."""
+        with suppress(psutil.NoSuchProcess):
+            return self._helpers()[1:]
+        return []
+
+    def _helpers(self) -> list[psutil.Process]:
+        """The fork server's children that are no workers: the directory first, then those that give way to others."""
         workers = set(self.worker_pids().values())
-        (directory,) = [child for child in self.fork_server().children() if child.pid not in workers]
-        return directory
+        others = [child for child in self.fork_server().children() if child.pid not in workers]
+        return sorted(others, key=lambda child: (child.nice(), child.create_time()))
 
     def worker_pids(self) -> dict[str, int]:
         return {worker["worker"]: worker["pid"] for worker in self.client.status()["workers"]}

@@ -42,13 +42,21 @@ def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:
     name=MODELS["NAMES"],
     stages=(1, 2, 3),
     microbatches=(1, 3, 4),
-    schedule=("gpipe", "1f1b"),
+    schedule=("gpipe", "1f1b", "zero-bubble"),
     recompute=(False, True),
 )
 def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
     daemon: RealDaemon, name: str, stages: int, microbatches: int, schedule: str, recompute: bool
 ) -> None:
     spec = any_spec(name, stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute)
+    assert same_as_the_plain_loop(daemon, spec)
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(name=("mlp", "resnet18", "unet"), recompute=(False, True))
+def test_so_it_does_where_backwards_are_split(daemon: RealDaemon, name: str, recompute: bool) -> None:
+    """Of six microbatches two have no sample in an epoch's last batch, and the others have one."""
+    spec = any_spec(name, stages=3, microbatches=6, schedule="zero-bubble", recompute=recompute)
     assert same_as_the_plain_loop(daemon, spec)
 
 

@@ -42,10 +42,11 @@ def with_checkpoints(daemon: Any, every: str, strategy: dict[str, Any], **table:
 
 
 def ran_with_checkpoints(daemon: Any, every: str, strategy: dict[str, Any], **table: Any) -> dict[str, Any]:
-    """Its last checkpoint may be written when it has ended."""
+    """With its last checkpoint, which may still be written when it has ended: the one before goes then."""
     result: dict[str, Any] = daemon.run(with_checkpoints(daemon, every, strategy, **table))
     assert result["state"] == "completed", result["error"]
-    until(lambda: checkpoints(Path(result["run_dir"])), "a checkpoint")
+    until(lambda: not daemon.savers(), "the last checkpoint")
+    assert checkpoints(Path(result["run_dir"]))
     return result
 
 
@@ -244,12 +245,7 @@ def test_a_saver_that_is_killed_costs_its_checkpoint_alone(own_daemon: StartDaem
     spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2})
     spec = type(spec).parse(spec.to_wire() | {"job": {**spec.to_wire()["job"], "steps": 4000}})
     job = daemon.submit(spec)
-    known = {daemon.directory().pid, *daemon.worker_pids().values()} if daemon.process else set()
-
-    def saver() -> Any:
-        return next((child for child in daemon.fork_server().children() if child.pid not in known), None)
-
-    os.kill(until(saver, "a saver").pid, signal.SIGKILL)
+    os.kill(until(daemon.savers, "a saver")[0].pid, signal.SIGKILL)
     result = daemon.client.wait(job, SECONDS)
     assert result["state"] == "completed", result["error"]
     found, refused = newest_whole(Path(result["run_dir"]))

@@ -202,3 +202,23 @@ def test_a_traceback_is_printed_once_and_a_failed_run_has_no_empty_rows(daemon: 
         assert not [line for line in told.splitlines() if line.rstrip().endswith(" -")], told
     listed = daemon.weft("ps", "--all").stdout.splitlines()[1]
     assert "user-error ZeroDivisionError" in listed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forward", "told"),
+    [
+        ("x = BreaksBackward.apply(x)", "in the first part of backward of stage 1, microbatch "),
+        (
+            "x = x + checkpoint(torch.tanh, x, use_reentrant=True)",
+            'give it use_reentrant=False, or use strategy.schedule = "1f1b"',
+        ),
+    ],
+    ids=["an error", "a backward that cannot be split"],
+)
+def test_where_backwards_are_split_it_says_in_which_part(daemon: Any, forward: str, told: str) -> None:
+    source = "from torch.utils.checkpoint import checkpoint\n" + source_of({"forward": forward})
+    strategy = {"stages": 2, "split": [2], "microbatches": 2, "schedule": "zero-bubble"}
+    result = daemon.run(daemon.spec(source, batch_size=BATCH, epochs=20, seed=SEED, strategy=strategy))
+    assert result["state"] == "failed"
+    assert told in result["error"], result["error"]

@@ -281,15 +281,10 @@ def kill_worker(name: str) -> Callable[[RealDaemon], None]:
     return kill
 
 
-def kill_directory(daemon: RealDaemon) -> None:
-    daemon.directory().kill()
-
-
 VICTIMS = {
     "first stage": kill_worker("cpu-0"),
     "last stage": kill_worker("cpu-1"),
     "loader": kill_worker("loader-0"),
-    "directory": kill_directory,
 }
 
 

@@ -119,13 +119,13 @@ def test_a_directory_that_is_killed_while_workers_call_it_starts_the_job_again(
 
 def num_connections(daemon: RealDaemon) -> int:
     """Ends of connections to the directory at its side, those that it has not taken yet included, and its listener."""
-    address = str(daemon.runtime / "directory.sock")
+    address = str((daemon.runtime / "directory.sock").resolve())
     return sum(line.endswith(address) for line in Path("/proc/net/unix").read_text().splitlines())
 
 
 def num_handing_over(daemon: RealDaemon) -> int:
     with contextlib.suppress(FileNotFoundError):  # a directory is tidying up
-        return len(os.listdir(daemon.runtime / "handover"))
+        return len(list((daemon.runtime / "handover").glob("listener-*")))
     return 0
 
 

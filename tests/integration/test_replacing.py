@@ -7,15 +7,19 @@ import stat
 import sys
 import threading
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from weft.client.client import RequestRefused
+from weft.machine.checkpoint_files import newest_whole
 from weft.reference import loop as reference
+from weft.spec.job_spec import JobSpec
 from weft.version import __version__
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
@@ -185,6 +189,7 @@ def test_what_the_next_daemon_cannot_read_costs_what_a_restart_costs() -> None:
         assert not set(pids.values()) & set(daemon.worker_pids().values())
 
         check_a_directory_that_dies_between_two_daemons(daemon)
+        check_a_checkpoint_that_is_being_written(daemon)
 
 
 def check_a_directory_that_dies_between_two_daemons(daemon: Any) -> None:
@@ -198,5 +203,44 @@ def check_a_directory_that_dies_between_two_daemons(daemon: Any) -> None:
     gate.open()
     assert has_the_plain_loops_bits(daemon.client.wait(job, SECONDS), spec)
     log = daemon.log_of(job)
-    assert log.count("recovering (directory-lost)") == log.count("(attempt ") == 1
+    assert log.count("the workers hand the job's memory on") == 1
+    assert "(attempt " not in log
     assert daemon.directory().is_running()
+
+
+def check_a_checkpoint_that_is_being_written(daemon: Any) -> None:
+    """The same process finishes it. It is stopped while the daemon is replaced, so that it does not end before; after
+    ten seconds it would be told to go on, and then the next one is looked at."""
+    gate = daemon.gate()
+    spec = daemon.spec(SOURCE, strategy=STRATEGY, steps=60, args={"gates": ["", str(gate), ""]})
+    spec = JobSpec.parse(spec.to_wire() | {"checkpoint": {"every": "5 steps", "keep": 60}})
+    ours = {daemon.directory().pid, *daemon.worker_pids().values()}
+    job = daemon.submit(spec)
+    folder = Path(daemon.client.show(job)["run_dir"], "checkpoints")
+    is_over = False
+    while not is_over:
+        saver, partial = until(lambda: saver_in_the_midst(daemon, ours, folder), "a saver")
+        assert daemon.client.replace()["problem"] == ""
+        with suppress(psutil.NoSuchProcess):
+            is_over = partial.exists() and saver.status() == psutil.STATUS_STOPPED
+            saver.resume()
+    gate.open()
+    assert has_the_plain_loops_bits(daemon.client.wait(job, SECONDS), spec)
+    log = daemon.log_of(job)
+    assert "(attempt " not in log
+    assert "recovering" not in log
+    until(lambda: not list(folder.glob(".*")), "the last checkpoint")
+    assert (folder / partial.name.removeprefix(".") / "manifest.json").exists()
+    assert newest_whole(folder.parent)[1] == []
+
+
+def saver_in_the_midst(daemon: Any, others: set[int], folder: Path) -> tuple[psutil.Process, Path] | None:
+    """(stopped there, what it writes). others: the fork server's children that are none."""
+    with suppress(psutil.NoSuchProcess):
+        for process in daemon.fork_server().children():
+            while process.pid not in others:  # until it has ended
+                process.suspend()
+                if begun := list(folder.glob(".*")):
+                    return process, begun[0]
+                process.resume()
+    return None

@@ -56,14 +56,25 @@ STRATEGIES: dict[str, Strategy] = {
     },
     "the first of three without a share": {"replicas": 3, "shares": [0, 0.5, 1 / 7], "bucket_mib": TINY},
     "the last of two without a share": {"replicas": 2, "shares": [0.5, 0], "microbatches": 2, "sync": "coarse"},
-    "two stages each, recomputed": {"replicas": 2, "stages": 2, "microbatches": 3, "recompute": True},
+    "two stages each, recomputed, split": {
+        "replicas": 2,
+        "stages": 2,
+        "microbatches": 3,
+        "recompute": True,
+        "schedule": "zero-bubble",
+    },
     "two stages of one replica": {"stages": 2, "microbatches": 3, "bucket_mib": TINY},
     "a device": {"replicas": [GPU]},
     "a device, updated by the host": {"replicas": [GPU], "update": "cpu", "microbatches": 2, "bucket_mib": TINY},
     "a device's two stages": {"replicas": [TWO_GPU], "microbatches": 3, "bucket_mib": TINY},
     "a device's two stages, coarse, by the host": {"replicas": [TWO_GPU], "update": "cpu", "sync": "coarse"},
     "a device's two stages, balanced": {"replicas": [TWO_GPU], "microbatches": 3, "update": "balanced"},
-    "two stages on one device": {"replicas": [TWO_GPU | {"gpus": 1}], "microbatches": 3, "bucket_mib": TINY},
+    "two stages on one device, split": {
+        "replicas": [TWO_GPU | {"gpus": 1}],
+        "microbatches": 3,
+        "bucket_mib": TINY,
+        "schedule": "zero-bubble",
+    },
     "a working window": {"replicas": [GPU | {"working_window": 2}], "microbatches": 2, **STREAMED, "bucket_mib": TINY},
     "a host beside a working window": {"replicas": [CPU, GPU | {"working_window": 1}], **STREAMED},
     "two devices": {"replicas": [GPU, GPU], "microbatches": 2, "bucket_mib": TINY},
@@ -72,8 +83,9 @@ STRATEGIES: dict[str, Strategy] = {
     "a device beside a host": {"replicas": [GPU, CPU], "microbatches": 2, "bucket_mib": TINY, "shares": [0.85, 0.15]},
     "a device beside a host, coarse, by the host": {"replicas": [GPU, CPU], "update": "cpu", "sync": "coarse"},
     "a host beside a device, balanced": {"replicas": [CPU, TWO_GPU], "update": "balanced", "bucket_mib": TINY},
-    "two stages each of both, balanced": {
+    "two stages each of both, balanced, split": {
         "replicas": [TWO_GPU, TWO_CPU],
+        "schedule": "zero-bubble",
         "microbatches": 3,
         "update": "balanced",
         "bucket_mib": TINY,
@@ -85,7 +97,12 @@ BOUNDED: dict[str, Strategy] = {
     "two replicas, coarse": {"replicas": 2, "sync": "coarse"},
     "two replicas": {"replicas": 2, "bucket_mib": TINY},
     "two stages of one replica": {"stages": 2, "microbatches": 3},
-    "two stages beside one": {"replicas": [TWO_CPU, CPU], "microbatches": 3, "bucket_mib": TINY},
+    "two stages beside one, split": {
+        "replicas": [TWO_CPU, CPU],
+        "microbatches": 3,
+        "bucket_mib": TINY,
+        "schedule": "zero-bubble",
+    },
     "a device": {"replicas": [GPU]},
     "a working window": {"replicas": [GPU | {"working_window": "auto"}], **STREAMED},
     "two devices, by the host": {"replicas": [GPU, GPU], "update": "cpu"},
@@ -197,7 +214,7 @@ def test_in_single_precision_the_difference_is_rounding(
 @pytest.mark.slow
 @pytest.mark.pairs(
     optimizer=("sgd", "adagrad", "decayed", "trusting"),
-    name=("two replicas", "a device beside a host", "two stages each of both, balanced"),
+    name=("two replicas", "a device beside a host", "two stages each of both, balanced, split"),
 )
 def test_any_optimizer_with_a_scheduler_steps_as_in_the_plain_loop(
     machine: RealDaemon, optimizer: str, name: str

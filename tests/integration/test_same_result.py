@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from weft.reference import loop as reference
 from weft.spec.job_spec import JobSpec
+from weft.spec.schedule_text import SCHEDULE_NAMES
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, EXAMPLES, metrics_rows = _REAL["RealDaemon"], _REAL["EXAMPLES"], _REAL["metrics_rows"]
@@ -69,7 +70,7 @@ def examples_spec(job: dict[str, Any], **strategy: Any) -> JobSpec:
     job=JOBS,
     stages=(1, 2, 3),
     microbatches=(1, 4, 7),
-    schedule=("gpipe", "1f1b"),
+    schedule=SCHEDULE_NAMES,
     window=(None, 1),
     recompute=(False, True),
     loaders=(1, 2, 3),
@@ -86,6 +87,26 @@ def test_any_strategy_gives_the_result_of_the_plain_loop(
 ) -> None:
     how = {"schedule": schedule, "window": window, "recompute": recompute, "loaders": loaders}
     assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], stages=stages, microbatches=microbatches, **how))
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(job=JOBS, recompute=(False, True))
+def test_a_backward_in_two_parts_gives_it_too(daemon: RealDaemon, job: str, recompute: bool) -> None:
+    how = {"schedule": "zero-bubble", "recompute": recompute}
+    assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], stages=3, microbatches=6, **how))
+
+
+def test_a_schedule_from_a_file_gives_it_too_and_the_file_may_go(daemon: RealDaemon, tmp_path: Path) -> None:
+    grid = tmp_path / "mine.grid"
+    grid.write_text("# mine\nF0 F1 B0 F2 F3 B1 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n")
+    toml = tmp_path / "job.toml"
+    toml.write_text(
+        f'[job]\nentry = "{EXAMPLES}/digits.py:workload"\nargs = {{ hidden = 16 }}\nepochs = 1\nbatch_size = 239\n'
+        'seed = 11\n[strategy]\nstages = 2\nmicrobatches = 4\nschedule = "mine.grid"\n'
+    )
+    spec = JobSpec.load(toml)
+    grid.unlink()
+    assert same_as_the_plain_loop(daemon, spec)
 
 
 HEADER = """

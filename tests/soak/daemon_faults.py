@@ -19,6 +19,7 @@ from jobs import JOBS
 from stage import ORPHAN_SECONDS, SECONDS, Stage, names_in_shared_memory, until
 
 from weft.client.client import DaemonUnreachable, RequestRefused
+from weft.spec.job_spec import JobSpec
 
 MOST_ENDS = 3  # of daemons, in one try
 NUM_JOBS = 2  # that wait or run beside each other
@@ -114,25 +115,28 @@ def answers(daemon: Any) -> bool:
 NUM_BALANCED = 40
 KINDS = ("completed", "completed", "completed", "failed", "cancelled")
 SMALL = 8  # steps
+ANY_SHARE = 0.25  # of those that complete are of any preset and model, which cost several times as much
 WORKER_KILLS, DAEMON_KILLS = 6, 2
+MOST_HITS = 3  # of one job by kills of its workers, as in F1
 
 
 def balance(stage: Stage, chance: random.Random) -> Counter[str]:
     """Small jobs are submitted while workers, clients and the daemon die: each has exactly one end, the right one."""
     daemon = stage.daemon
-    specs = {kind: small_spec(stage, kind) for kind in set(KINDS)}
     wanted = {f"balanced-{chance.getrandbits(40)}-{number}": chance.choice(KINDS) for number in range(NUM_BALANCED)}
     daemon_kills = {chance.randrange(5, NUM_BALANCED) for _ in range(DAEMON_KILLS)}
     worker_kills = {chance.randrange(NUM_BALANCED) for _ in range(WORKER_KILLS)}
     before = all_jobs(stage)
     cancelled: dict[str, str] = {}
+    hit: Counter[str] = Counter()
     for number, (job, kind) in enumerate(wanted.items()):
-        submit_dying(daemon, specs[kind], job, chance)
-        assert daemon.submit(specs[kind], job=job) == job
+        spec = small_spec(stage, kind, chance)
+        submit_dying(daemon, spec, job, chance)
+        assert daemon.submit(spec, job=job) == job
         if kind == "cancelled":
             cancelled[job] = daemon.client.cancel(job)
         if number in worker_kills:
-            kill_a_worker(daemon, chance)
+            kill_a_worker(daemon, chance, hit)
         if number in daemon_kills:
             time.sleep(chance.uniform(0.0, 0.5))
             daemon.kill()
@@ -148,11 +152,17 @@ def balance(stage: Stage, chance: random.Random) -> Counter[str]:
     return Counter(ends.values())
 
 
-def small_spec(stage: Stage, kind: str) -> Any:
+def small_spec(stage: Stage, kind: str, chance: random.Random) -> Any:
+    """Of those that complete some are any of the soak's jobs, cut short."""
+    if kind == "completed" and chance.random() < ANY_SHARE:
+        job = JOBS[chance.choice(list(JOBS))]
+        tables = job.spec(stage.daemon).to_wire()
+        shorter = {"steps": SMALL} if job.model is None else {"epochs": 1}
+        return JobSpec.parse(tables | {"job": tables["job"] | shorter})
     source = "def workload():\n    raise ValueError('on purpose')\n" if kind == "failed" else None
-    job = {"steps": SMALL} if kind == "completed" else {"steps": 100_000_000}
     given = {"source": source} if source else {}
-    return stage.daemon.spec(**given, strategy={"microbatches": 2}, **job)
+    steps = SMALL if kind == "completed" else 100_000_000
+    return stage.daemon.spec(**given, strategy={"microbatches": 2}, steps=steps)
 
 
 def submit_dying(daemon: Any, spec: Any, job: str, chance: random.Random) -> None:
@@ -162,18 +172,22 @@ def submit_dying(daemon: Any, spec: Any, job: str, chance: random.Random) -> Non
             dying.send({"id": 1, "verb": "submit", "spec": spec.to_wire(), "job": job})
 
 
-def kill_a_worker(daemon: Any, chance: random.Random) -> None:
-    held = [worker["pid"] for worker in daemon.client.status()["workers"] if worker["job"] and worker["pid"]]
+def kill_a_worker(daemon: Any, chance: random.Random, hit: Counter[str]) -> None:
+    """hit: how often each job has been; one that is hit again and again is given up, and should be."""
+    workers = [worker for worker in daemon.client.status()["workers"] if worker["job"] and worker["pid"]]
+    held = [worker for worker in workers if hit[worker["job"]] < MOST_HITS]
     if held:
+        worker = chance.choice(held)
+        hit[worker["job"]] += 1
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(chance.choice(held), signal.SIGKILL)
+            os.kill(worker["pid"], signal.SIGKILL)
 
 
 ROWS: Sequence[Row] = (
     Row(
         id="F4",
         what="SIGKILL of the daemon, its own start included, and restart",
-        asked=300,
+        asked=100,
         unit="kills",
         each=2,
         play=partial(end_daemons, kill_daemon, True),
@@ -190,7 +204,7 @@ ROWS: Sequence[Row] = (
     Row(
         id="F6",
         what="SIGKILL of everything at once, and restart",
-        asked=100,
+        asked=20,
         unit="times",
         each=2,
         play=partial(end_daemons, kill_everything, True),

@@ -13,7 +13,7 @@ from contextlib import suppress
 from deck import Row
 from jobs import JOBS, PACED, PAUSE_SECONDS, STEPS
 from phases import phase_of, reach
-from stage import Stage, directory_of, until
+from stage import Stage, until
 from worker_faults import workers_of
 
 from weft.spec.job_spec import JobSpec
@@ -69,7 +69,7 @@ def stop_directory(stage: Stage, chance: random.Random) -> Counter[str]:
     """It is told to go on, or replaced."""
     name = chance.choice(list(JOBS))
     stage.undisturbed(name)
-    directory = directory_of(stage.daemon)
+    directory = stage.daemon.directory()
     directory.suspend()
     try:
         stage.check(stage.submit(name), name)

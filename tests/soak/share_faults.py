@@ -10,10 +10,9 @@ from typing import Any
 
 from deck import Row
 from jobs import PACED, PAUSE_SECONDS, STEPS
-from phases import PHASES
 from safetensors.torch import load_file
 from stage import SECONDS, Stage, metrics_rows
-from worker_faults import kill_one, without_misfires
+from worker_faults import NUM_KILLS, kill_one, phases_of, without_misfires
 
 from weft.reference import loop as reference
 
@@ -39,7 +38,7 @@ def kill_workers(stage: Stage, chance: random.Random) -> Counter[str]:
     strategy = MEASURED[chance.choice(list(MEASURED))]
     spec = stage.daemon.spec(IN_FLOAT64, strategy=strategy, steps=STEPS, args=arguments)
     job = stage.daemon.submit(spec)
-    fired = Counter([kill_one(stage, job, chance.choice(PHASES), chance)])
+    fired = Counter(kill_one(stage, job, phase, chance) for phase in phases_of(chance, chance.choice(NUM_KILLS)))
     check(stage, job, spec)
     return without_misfires(fired)
 
@@ -66,6 +65,7 @@ ROWS: Sequence[Row] = (
         what="SIGKILL of workers of jobs whose shares are measured",
         asked=50,
         unit="kills",
+        each=2,
         play=kill_workers,
     ),
 )

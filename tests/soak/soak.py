@@ -29,6 +29,7 @@ import client_faults
 import daemon_faults
 import hang_faults
 import memory_faults
+import replace_faults
 import share_faults
 import stop_faults
 import suite_rows
@@ -42,6 +43,7 @@ ROWS: Sequence[Row] = sorted(
         *worker_faults.ROWS,
         *share_faults.ROWS,
         *stop_faults.ROWS,
+        *replace_faults.ROWS,
         *daemon_faults.ROWS,
         *client_faults.ROWS,
         *hang_faults.ROWS,
@@ -49,9 +51,10 @@ ROWS: Sequence[Row] = sorted(
         *checkpoint_faults.ROWS,
         *suite_rows.ROWS,
     ),
-    key=lambda row: ("FBbs".index(row.id[0]), int(row.id[1:]) if row.id[1:].isdigit() else 0),
+    key=lambda row: ("FBbsr".index(row.id[0]), int(row.id[1:]) if row.id[1:].isdigit() else 0),
 )
 DEFAULT_SECONDS = 1800.0
+DEFAULT_DAEMONS = 4  # on two cores: a try mostly waits, for its job's pauses and for the moment of its fault
 MAX_CHARS = 2000  # of a miss that are printed; all of it is kept
 MAX_MISSES = 25  # then something is wrong that more tries tell nothing of
 
@@ -70,10 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"seed {options.seed}, {seconds:.0f} s", flush=True)
     cards = dealt(rows, options.seed, lambda: seconds - (time.monotonic() - began))
     if options.card:
-        cards = iter(_cards(rows, options.card))
+        played = _cards(rows, options.card)
+        rows, cards = [card.row for card in played], iter(played)
     shown = ROWS if options.write else rows  # a page is to say what has not been tried, too
     tallies = soaked(shown, cards, options.daemons)
-    print(f"\n{table.as_text(tallies)}\n\nseed {options.seed}, {time.monotonic() - began:.0f} s")
+    print(f"\n{table.as_text(tallies)}\n\nseed {options.seed}, {time.monotonic() - began:.0f} s. {table.pace(tallies)}")
     if options.write:
         table.write(options.write, table.section(tallies, options.seed, time.monotonic() - began))
     return 1 if tallies.num_missed else 0
@@ -90,7 +94,7 @@ def soaked(
 
     num_stages: tries that are played beside each other, each with a daemon of its own.
     """
-    tallies = table.Tallies(rows)
+    tallies = table.Tallies(rows, num_stages)
     misses = Path(tempfile.mkdtemp(prefix="weft-soak-"))
     results = Results()
     stages = [make_stage(misses, results) for _ in range(num_stages)]
@@ -131,7 +135,10 @@ class Company:
         while (card := self._next()) is not None:
             began, last = time.monotonic(), card
             self._play(card, stage)
-            self._say(f"{card} {time.monotonic() - began:.1f} s", flush=True)
+            seconds = time.monotonic() - began
+            with self._lock:
+                self._tallies.took(card, seconds)
+            self._say(f"{card} {seconds:.1f} s", flush=True)
         if last is not None and not self.is_over:
             self._end(last, stage)
 
@@ -185,7 +192,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=secrets.randbits(BITS), help="of the order and of every try")
     parser.add_argument("--only", default="", help="rows, such as F1,F4")
     parser.add_argument("--card", help="one try once more, such as F1:123, as a miss names it")
-    parser.add_argument("--daemons", type=int, default=1, help="so many tries are played beside each other")
+    parser.add_argument(
+        "--daemons", type=int, default=DEFAULT_DAEMONS, help="so many tries are played beside each other"
+    )
     parser.add_argument("--write", type=Path, help="a page that has the markers for a table")
     return parser
 

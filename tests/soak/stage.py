@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from jobs import JOBS
 from safetensors.torch import load_file
@@ -156,7 +155,7 @@ class Stage:
         assert result["state"] == "completed", self.daemon.log_of(result["job"])
         shown = self.daemon.client.show(result["job"])
         self.daemon.until_idle()
-        until(lambda: not savers(self.daemon), "the last checkpoint")
+        until(lambda: not self.daemon.savers(), "the last checkpoint")
         kept = self._misses / "undisturbed" / name.replace(" ", "-")
         shutil.copytree(result["run_dir"], kept, symlinks=True)  # its checkpoints are for those who damage some
         self._before = self.daemon.footprint()  # a first job of its kind may leave something for the next
@@ -205,25 +204,6 @@ class Stage:
 def lines_of(run_dir: Path) -> list[dict[str, Any]]:
     """Of metrics.jsonl, without times."""
     return [{key: value for key, value in row.items() if key != "seconds"} for row in metrics_rows(str(run_dir))]
-
-
-def savers(daemon: Any) -> list[psutil.Process]:
-    """Processes that write a checkpoint."""
-    with suppress(psutil.NoSuchProcess, IndexError):
-        return _beside_workers(daemon)[1:]
-    return []
-
-
-def directory_of(daemon: Any) -> psutil.Process:
-    """Also while others write checkpoints."""
-    return _beside_workers(daemon)[0]
-
-
-def _beside_workers(daemon: Any) -> list[psutil.Process]:
-    """The fork server's children that are no workers: the directory, which is older, and savers."""
-    workers = set(daemon.worker_pids().values())
-    others = [child for child in daemon.fork_server().children() if child.pid not in workers]
-    return sorted(others, key=psutil.Process.create_time)
 
 
 def held_by(daemon: Any) -> str:

@@ -97,15 +97,16 @@ def _row(
 
 ROWS: Sequence[Row] = (
     _row("F3-cancel", "a cancel, whatever is stopped", f"{INTEGRATION}/test_processes.py", mark=SOAK, takes=600.0),
-    _row("F7", "memory that runs out", "tests/machine/test_oom_kills.py", "tests/workload/test_faults.py"),
+    _row("F7", "memory that runs out", "tests/machine/test_oom_kills.py", "tests/workload/test_faults.py", takes=90.0),
     _row("F8-each", "each write fails", f"{INTEGRATION}/test_failing_disk.py", mark=SOAK, takes=3600.0),
     _row("F8-full", "full and failing disks", f"{INTEGRATION}/test_full_disk.py", f"{INTEGRATION}/test_runs_disk.py"),
-    _row("F9", "a kill at every step of a checkpoint's commit", "tests/machine/test_checkpoint_files.py"),
+    _row("F9", "a kill at every step of a checkpoint's commit", "tests/machine/test_checkpoint_files.py", takes=60.0),
     _row(
         "F10",
         "shared memory that is too small, at the plan or later",
         "tests/scheduler/planning/test_planner.py::test_a_plan_that_shared_memory_cannot_hold_is_refused_with_the_sum",
         "tests/transport/memory/test_directory.py",
+        takes=60.0,
     ),
     _row("F11", "a daemon that cannot start", f"{INTEGRATION}/test_daemon_start.py"),
     _row("F15", "a ledger that is lost or damaged", f"{INTEGRATION}/test_lost_ledger.py", "tests/scheduler/ledger"),
@@ -140,5 +141,5 @@ ROWS: Sequence[Row] = (
     _row("B6", "mistaken specs and jobs", f"{INTEGRATION}/test_bad_input.py", f"{INTEGRATION}/test_bad_steps.py"),
     _row("B7", "a hostile run directory", f"{INTEGRATION}/test_hostile_run_directory.py"),
     _row("B8", "strangers at either end", f"{INTEGRATION}/test_peers.py", "tests/client/test_socket_trust.py"),
-    _row("B9", "hostile checkpoints", "tests/workers/snapshots/test_checkpoint.py"),
+    _row("B9", "hostile checkpoints", "tests/workers/snapshots/test_checkpoint.py", takes=60.0),
 )

@@ -16,7 +16,7 @@ from deck import Card, Row
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- written by tests/soak/soak.py -->", "<!-- end of what the run wrote -->"
 HEADINGS = ("row", "what", "asked for", "done", "tries", "passed", "missed")
-MAX_KINDS = 8  # of faults that are told apart in a row; more are a sum
+MAX_KINDS = 10  # of faults that are told apart in a row; more are a sum
 
 
 @dataclass(slots=True)
@@ -27,11 +27,15 @@ class Tally:
     passed: int = 0
     idle: int = 0  # tries whose fault came too late: they count as none
     missed: list[str] = field(default_factory=list)  # the cards
+    seconds: float = 0.0  # of all its tries
 
 
 class Tallies:
-    def __init__(self, rows: Sequence[Row]) -> None:
+    """num_stages: tries that are played beside each other."""
+
+    def __init__(self, rows: Sequence[Row], num_stages: int = 1) -> None:
         self.rows = list(rows)
+        self.num_stages = num_stages
         self.of = {id(row): Tally() for row in rows}
 
     def passed(self, card: Card, faults: Counter[str]) -> None:
@@ -44,6 +48,20 @@ class Tallies:
 
     def missed(self, card: Card) -> None:
         self.of[id(card.row)].missed.append(str(card))
+
+    def took(self, card: Card, seconds: float) -> None:
+        self.of[id(card.row)].seconds += seconds
+
+    @property
+    def whole_hours(self) -> float:
+        """That all which is asked for takes at the pace of what was done, of the rows that have any."""
+        tallies = [(row, self.of[id(row)]) for row in self.rows]
+        seconds = sum(
+            tally.seconds * (row.asked if row.asked > 1 else tally.faults.total()) / tally.faults.total()
+            for row, tally in tallies
+            if tally.passed
+        )
+        return seconds / 3600 / self.num_stages
 
     @property
     def num_missed(self) -> int:
@@ -83,7 +101,14 @@ def section(tallies: Tallies, seed: int, seconds: float) -> str:
     where = f"{os.cpu_count()} cores of {_processor()}, Linux {platform.release().partition('-')[0]}"
     took = f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
     told = f"{today}, commit {_commit()}, {where}, Python {platform.python_version()}: {took} with seed {seed}."
-    return f"{told}\n\n{as_markdown(tallies)}"
+    return f"{told}\n{pace(tallies)}\n\n{as_markdown(tallies)}"
+
+
+def pace(tallies: Tallies) -> str:
+    """In a sentence, how long a whole soak takes."""
+    beside = f", {tallies.num_stages} tries beside each other" if tallies.num_stages > 1 else ""
+    hours = f"{tallies.whole_hours:.1f} hours{beside}"
+    return f"At its pace all that is asked for of the rows that it has played takes {hours}."
 
 
 def write(page: Path, text: str) -> None:

@@ -149,7 +149,7 @@ def test_ctrl_c_ends_with_what_there_is_and_closes_the_stage(played: Any) -> Non
 @pytest.mark.parametrize(("play", "code"), [(holds, 0), (misses, 1)])
 def test_a_miss_ends_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any, play: Any, code: int) -> None:
     monkeypatch.setattr(soak, "ROWS", [row("F1", play)])
-    monkeypatch.setattr(soak, "DEFAULT_SECONDS", 0.05)
+    monkeypatch.setattr(soak, "dealt", lambda rows, seed, left: islice(dealt(rows, seed, lambda: 1.0), 5))
     monkeypatch.setattr(soak.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     monkeypatch.setattr(soak, "MAX_MISSES", 3)
     monkeypatch.setattr(soak.soaked, "__defaults__", (1, FakeStage, print))
@@ -185,7 +185,18 @@ def test_the_table_of_a_run_is_markdown_with_a_line_for_each_row() -> None:
     tallies = table.Tallies([row("F1"), row("F2")])
     told = table.section(tallies, 5, 7200.0)
     assert "2.0 hours with seed 5" in told
-    assert [line.split(" | ")[0] for line in told.splitlines()[2:]] == ["| row", "| ---", "| F1", "| F2"]
+    assert [line.split(" | ")[0] for line in told.splitlines()[3:]] == ["| row", "| ---", "| F1", "| F2"]
+
+
+def test_how_long_a_whole_soak_takes_follows_from_what_was_done_and_by_how_many() -> None:
+    rows = [row("F1", asked=8), row("F2", asked=1), row("F3", asked=9)]
+    tallies = table.Tallies(rows, num_stages=2)
+    for each, faults, seconds in ((rows[0], 2, 900.0), (rows[1], 27, 3600.0)):
+        tallies.passed(Card(each, 0), Counter({"": faults}))
+        tallies.took(Card(each, 0), seconds)
+    tallies.took(Card(rows[2], 0), 5.0)  # whose fault came too late
+    assert tallies.whole_hours == 1.0  # (4 times 900 s and once 3600 s) by two
+    assert table.pace(tallies).endswith("takes 1.0 hours, 2 tries beside each other.")
 
 
 def test_every_preset_is_among_the_jobs() -> None:

@@ -8,14 +8,16 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import psutil
 from deck import Row
 from jobs import JOBS, PACED, PAUSE_SECONDS, STEPS, WITH_CHECKPOINTS
 from phases import PHASES, phase_of, reach
-from stage import SECONDS, Stage, directory_of, until
+from stage import SECONDS, Stage, until
 
 MOST_KILLS = 3  # of one job: a fourth without any progress between them is no accident
+NUM_KILLS = (1, 2, MOST_KILLS, MOST_KILLS)  # a job's start and end cost more than a kill does
 
 
 def kill_workers(stage: Stage, chance: random.Random) -> Counter[str]:
@@ -24,10 +26,15 @@ def kill_workers(stage: Stage, chance: random.Random) -> Counter[str]:
     stage.undisturbed(name)
     job = stage.submit(name)
     fired: Counter[str] = Counter()
-    for _ in range(chance.choice((1, 1, 2, MOST_KILLS))):
-        fired[kill_one(stage, job, chance.choice(PHASES), chance)] += 1
+    for phase in phases_of(chance, chance.choice(NUM_KILLS)):
+        fired[kill_one(stage, job, phase, chance)] += 1
     stage.check(job, name)
     return without_misfires(fired)
+
+
+def phases_of(chance: random.Random, number: int) -> list[str]:
+    """By chance, in an order in which a job can come to all of them: it is inspected once, and saved at its end."""
+    return sorted(chance.choices(PHASES, k=number), key=lambda phase: (phase != "inspecting", phase == "saving"))
 
 
 def without_misfires(fired: Counter[str]) -> Counter[str]:
@@ -69,33 +76,41 @@ def num_losses(stage: Stage, job: str) -> int:
 
 
 def kill_directories(stage: Stage, chance: random.Random) -> Counter[str]:
-    """F5: the directory's process, at a random moment of a job, its preparation included."""
+    """F5: one job, and one to three times the directory's process, each in a phase drawn before."""
     name = chance.choice(list(JOBS))
     stage.undisturbed(name)
     job = stage.submit(name)
-    phase = chance.choice(PHASES)
-    reach(stage, job, phase, chance)
-    directory, hit = directory_of(stage.daemon), phase_of(stage.daemon.client.show(job))
-    directory.kill()
+    fired: Counter[str] = Counter()
+    for phase in phases_of(chance, chance.choice(NUM_KILLS)):
+        reach(stage, job, phase, chance)
+        directory, hit = until(partial(known_directory, stage), "a directory"), phase_of(stage.daemon.client.show(job))
+        directory.kill()
+        until(lambda gone=directory: not gone.is_running(), "the end of the directory")
+        fired[phase if hit == "running" else hit if hit in PHASES else "too late"] += 1
     stage.check(job, name)
-    until(lambda: not psutil.pid_exists(directory.pid), "the end of the directory")
-    return Counter({phase if hit == "running" else hit: 1} if hit in PHASES else {})
+    return without_misfires(fired)
+
+
+def known_directory(stage: Stage) -> psutil.Process | None:
+    """None while another is on its way."""
+    with contextlib.suppress(IndexError, psutil.NoSuchProcess):
+        return stage.daemon.directory()
+    return None
 
 
 def kill_savers(stage: Stage, chance: random.Random) -> Counter[str]:
     """F1: the process that writes a checkpoint, which costs that checkpoint alone."""
     name = chance.choice(WITH_CHECKPOINTS)
     stage.undisturbed(name)
-    ours = {directory_of(stage.daemon).pid, *stage.daemon.worker_pids().values()}
     job = stage.submit(name)
     found: list[psutil.Process] = []
 
     def is_seen() -> bool:
-        found[:] = [child for child in stage.daemon.fork_server().children() if child.pid not in ours]
+        found[:] = stage.daemon.savers()[:1]
         return bool(found) or stage.has_ended(job)
 
     until(is_seen, "a saver")
-    for saver in found[:1]:
+    for saver in found:
         saver.kill()
     stage.check(job, name)
     return Counter({"writing a checkpoint": 1} if found else {})
@@ -152,5 +167,5 @@ ROWS: Sequence[Row] = (
         unit="jobs",
         play=end_by_own_code,
     ),
-    Row(id="F5", what="SIGKILL of the directory", asked=50, unit="kills", play=kill_directories),
+    Row(id="F5", what="SIGKILL of the directory", asked=50, unit="kills", each=2, play=kill_directories),
 )

@@ -328,7 +328,7 @@ OUT_OF_RANGE = [
         "stop.patience": [2**31],
         "stop.max_time": ["500 steps", "1 epoch", "2 weeks"],
         "job.priority": [-1001, 1001],
-        "strategy.schedule": ["1F1B", "gpipe ", "zero-bubble"],
+        "strategy.schedule": ["1F1B", "gpipe ", "zero-buble", "mine.grid"],
         "strategy.stages": [257],
         "strategy.microbatches": [1025],
         "strategy.window": [2**31],

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from weft.plan.plan import Plan
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
-from weft.transport.memory.directory import Blocks, Directory
+from weft.transport.memory.blocks import Blocks
+from weft.transport.memory.directory import Directory, Server
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, encode
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection import inspection as inspection_module
@@ -29,15 +31,22 @@ PLENTY = 1 << 40
 ONE_EACH = 1e-6  # MiB: no bucket has room for a second parameter
 
 
+class Beside(Server):
+    """The directory's blocks, without a process in between."""
+
+    def connect(self) -> None:
+        self.blocks: Any = Blocks()
+        self.layouts: Any = {}
+        self.handles: Any = {}
+
+
 class Local(Directory):
-    """The directory's client beside its blocks, without a process in between."""
+    """A client of those."""
 
     def __init__(self) -> None:
         self._job = "job"
-        self._blocks: Any = Blocks()
-        self._layouts: Any = {}
-        self._handles: Any = {}
         self._opened = lambda block: None
+        self._server = Beside(Path(), b"")
 
 
 @dataclass(frozen=True)

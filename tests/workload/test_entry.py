@@ -54,6 +54,13 @@ def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before(write: Wri
     assert torch.equal(load_workload(write()).model.weight, first)
 
 
+def test_so_it_does_of_values_that_python_and_numpy_draw(write: Write) -> None:
+    drawn = "torch.tensor([random.random(), float(numpy.random.rand())])"
+    spec = write(SOURCE.replace("torch.zeros(4, hidden)", drawn).replace("import torch", "import random, numpy, torch"))
+    first, second = (load_workload(spec).train[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
 def test_the_same_seed_gives_the_same_model_whatever_an_import_drew(write: Write, tmp_path: Path) -> None:
     """The second time the module is there already and draws nothing."""
     (tmp_path / "drawing.py").write_text("import torch\ntorch.rand(10)")

@@ -23,6 +23,7 @@ from weft.client.foreground import run_in_foreground
 from weft.client.trained import Trained
 from weft.spec.admission import problem_of_spec
 from weft.spec.job_spec import JobSpec, SpecError
+from weft.spec.schedule_text import read_grid_file
 from weft.spec.settings import load_settings
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import workers_needed
@@ -87,8 +88,9 @@ def run(
 
 
 def _spec_of(directory: str, job: Mapping[str, Any], strategy: Mapping[str, Any], every: str | None) -> JobSpec:
-    tables = {"job": job, "strategy": strategy, "directory": directory}
+    tables = {"job": job, "strategy": dict(strategy), "directory": directory}
     tables |= {} if every is None else {"checkpoint": {"every": every}}
+    read_grid_file(tables)
     spec = JobSpec.parse(tables, source="weft.run")
     if (problem := problem_of_spec(spec)) is not None:
         raise SpecError(f"weft.run: {problem}")

@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from weft.machine.proc import STOPPED, state_of, threads_of
+from weft.machine.tether import tying_to
 
 SIGNAL: Final = signal.SIGRTMIN + 10  # arbitrary: glibc has the first two, and users' programs mostly SIGUSR1
 ANSWER_SECONDS: Final = 1.0  # to begin with it; far above what it takes
@@ -122,14 +124,15 @@ def _native_of(pid: int, tool: str) -> str:
     if state_of(pid) == STOPPED:  # and a debugger might make it go on
         return "no native stacks: it is stopped"
     name, late = Path(tool).name, ""
-    command, environment = [tool, *TOOLS[name], str(pid)], {**os.environ, **_NO_SERVER}
+    tied = f"{tying_to(os.getpid())}; import sys; os.execv(sys.argv[1], sys.argv[1:])"  # who is killed leaves nothing
+    command = [sys.executable, "-ISc", tied, tool, *TOOLS[name], str(pid)]
     try:
         text = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**os.environ, **_NO_SERVER},
             timeout=NATIVE_SECONDS,
             check=False,
         ).stdout

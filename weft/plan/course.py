@@ -28,22 +28,27 @@ class Course:
     def __init__(self, plan: Plan | WorkerView, begins: int = 0) -> None:
         """begins: the first iteration of the attempt."""
         sync = plan.synchronisation
-        self.begins = begins
         self.itinerary = plan.itinerary
         self.microbatches = [replica.microbatches for replica in plan.replicas]
         self.steals = plan.share == "stealing"
         self._staleness = [replica.staleness for replica in plan.replicas]
         self._warmup = sync.warmup if sync else 0
-        self.local = IterationTable(frozenset[int](sync.local if sync else ()))
-        self.shares = IterationTable((1.0,) if self.steals else plan.shares)
         self._divided = self.microbatches[:1] if self.steals else self.microbatches
+        self._judged = plan.judged
+        self._iterations: dict[int, Iteration] = {}
+        self._parts: dict[tuple[int, tuple[float, ...]], list[list[Part]]] = {}
+        self.rewind(plan, begins)
+
+    def rewind(self, plan: Plan | WorkerView, begins: int) -> None:
+        """To the first iteration of an attempt: nothing has been adjusted yet. plan: the same, but for what other
+        attempts have come to."""
+        self.begins = begins
+        self.local = IterationTable(frozenset[int](plan.synchronisation.local if plan.synchronisation else ()))
+        self.shares = IterationTable((1.0,) if self.steals else plan.shares)
         self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
         self._snapshots: dict[int, int] = {}  # iteration -> place
         self._measured: tuple[int, float] | None = None  # (iteration, what was measured before it), the newest
-        self._judged = plan.judged
         self._ends = self.itinerary.num_iterations
-        self._iterations: dict[int, Iteration] = {}
-        self._parts: dict[tuple[int, tuple[float, ...]], list[list[Part]]] = {}
 
     def iteration(self, index: int) -> Iteration:
         iteration = self._iterations.get(index)
@@ -107,6 +112,11 @@ class Course:
         """What schedulers that take a measured value are stepped with before the iteration's update; None of most."""
         newest = self._measured
         return newest[1] if newest is not None and newest[0] == iteration.index else None
+
+    @property
+    def has_validated(self) -> bool:
+        """Whether there was a validation before the attempt's first iteration."""
+        return self.itinerary.num_validation > 0 and self.begins > self.itinerary.steps_per_epoch
 
     # --- who has what
 

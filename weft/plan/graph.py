@@ -9,6 +9,7 @@ For replica r, stage s, microbatch m, loader l, bucket b and owner o (who reduce
     LOAD(r,l,m)           → FORWARD(r,0,m), FORWARD(r,S-1,m); or all stages data     (by FETCH(r,s,m) on a device)
     FORWARD(r,s,m)        → FORWARD(r,s+1,m), BACKWARD(r,s,m)               activation
     BACKWARD(r,s,m)       → BACKWARD(r,s-1,m)                               gradient
+    INPUT(r,s,m)          → WEIGHT(r,s,m): a backward in two parts; others wait for the first as for the whole
     GRAD(r,s,b)           posted from inside the last BACKWARD(r,s,·)       (then DOWN(r,s,b) from a device)
     GRAD(·,·,b)           → SYNC(o,b) → UPDATE(o,b)                         sync
     SYNC(·,·)             → VALIDATE(o): the norm is known                  sync

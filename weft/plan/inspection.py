@@ -37,6 +37,24 @@ class UnitFacts:
     small_forward_seconds: float = 0.0  # as above, for a microbatch of Inspection.small_size
     small_backward_seconds: float = 0.0
 
+    # A backward in two parts is not measured before it runs: half is the parameters', where there are any.
+
+    @property
+    def input_seconds(self) -> float:
+        return self.backward_seconds - self.weight_seconds
+
+    @property
+    def weight_seconds(self) -> float:
+        return self.backward_seconds / 2 if self.parameter_bytes else 0.0
+
+    @property
+    def small_input_seconds(self) -> float:
+        return self.small_backward_seconds - self.small_weight_seconds
+
+    @property
+    def small_weight_seconds(self) -> float:
+        return self.small_backward_seconds / 2 if self.parameter_bytes else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueFacts:
@@ -118,6 +136,7 @@ class Inspection:
     cut_problems: Mapping[int, str] = field(default_factory=dict)  # unit -> why the model cannot be cut before it
     device_update_seconds: float | None = None  # by a GPU, where it makes any
     skipped_calls: str = ""  # what stages have to be told of calls that they skip, pickled, in base64
+    seeds_others: bool = False  # the model draws from Python's generator, or numpy's
     streams: tuple[str, ...] = ()  # fields of the workload whose items are drawn one after another
     varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
     data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
@@ -160,6 +179,7 @@ class Inspection:
             input=TensorFacts(**{**data["input"], "shapes": _shapes(data["input"]["shapes"])}),
             target=data["target"] and TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
             skipped_calls=data.get("skipped_calls", ""),
+            seeds_others=data.get("seeds_others", False),
             varying_shapes=tuple(map(tuple, data.get("varying_shapes", ()))),
             metrics=tuple(data["metrics"]),
             link_bytes_per_second=data.get("link_bytes_per_second"),

@@ -15,6 +15,8 @@ class Kind(enum.StrEnum):
     FETCH = "fetch"  # a microbatch to a device
     FORWARD = "forward"
     BACKWARD = "backward"
+    INPUT = "input"  # the part of a backward that the stage before waits for
+    WEIGHT = "weight"  # the other part: the gradients of the stage's own parameters
     GRAD = "grad"  # the milestone: a bucket's gradient is complete
     DOWN = "down"  # a bucket's gradient from a device
     SYNC = "sync"
@@ -32,6 +34,7 @@ class KindFacts:
     learns: bool = False  # it has nothing to do in an iteration that learns nothing, a validation's for example
     computes: bool = False  # it runs the units of a stage
     of_position: bool = False  # in its replica's program: where replicas steal, without a microbatch unless granted one
+    hands_back: bool = False  # it makes the gradient that the stage before begins its own backward with
     makes_gradient: bool = False  # of its stage's parameters; the last in a stage's program completes them
     is_milestone: bool = False  # it may be posted from inside another task
     seldom: bool = False  # few iterations do it: an iteration's prediction and limit are without it
@@ -44,7 +47,17 @@ KINDS: Final[Mapping[Kind, KindFacts]] = {
     Kind.FETCH: KindFacts(mode="transfer", letter="T", of_position=True, moves="microbatch", link="h2d"),
     Kind.FORWARD: KindFacts(mode="forward", letter="F", computes=True, of_position=True),
     Kind.BACKWARD: KindFacts(
-        mode="backward", letter="B", learns=True, computes=True, of_position=True, makes_gradient=True
+        mode="backward",
+        letter="B",
+        learns=True,
+        computes=True,
+        of_position=True,
+        hands_back=True,
+        makes_gradient=True,
+    ),
+    Kind.INPUT: KindFacts(mode="backward", letter="I", learns=True, computes=True, of_position=True, hands_back=True),
+    Kind.WEIGHT: KindFacts(
+        mode="backward", letter="W", learns=True, computes=True, of_position=True, makes_gradient=True
     ),
     Kind.GRAD: KindFacts(mode="backward", letter="", learns=True, is_milestone=True),
     Kind.DOWN: KindFacts(mode="transfer", letter="D", learns=True, moves="bucket", link="d2h"),

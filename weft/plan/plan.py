@@ -15,7 +15,7 @@ from weft.plan.division import Turns
 from weft.plan.graph import Graph, Lane, Task
 from weft.plan.inspection import ParameterFacts, Shape
 from weft.plan.itinerary import Itinerary
-from weft.plan.kinds import Kind, Way
+from weft.plan.kinds import KINDS, Kind, Way
 
 
 class Role(enum.StrEnum):
@@ -93,11 +93,13 @@ class Ring:
         return self.memory == "shared" and not self.crosses
 
     @property
-    def written_by(self) -> tuple[Kind, int]:
-        """Kind and stage of the tasks that write what is not loaded."""
+    def written_by(self) -> tuple[frozenset[Kind], int]:
+        """Kinds and stage of the tasks that write what is not loaded."""
         if self.writer is None:
-            return Kind.FETCH, self.stages[0]
-        return Kind.FORWARD if self.role is Role.ACTIVATION else Kind.BACKWARD, self.writer
+            return frozenset({Kind.FETCH}), self.stages[0]
+        if self.role is Role.ACTIVATION:
+            return frozenset({Kind.FORWARD}), self.writer
+        return frozenset(kind for kind, facts in KINDS.items() if facts.hands_back), self.writer
 
     def readers(self, replicas: Sequence[ReplicaPlan]) -> list[Holder]:
         """Of what is loaded: the first stage of each replica, or the last one, or all."""
@@ -192,6 +194,7 @@ class Plan:
     limit_seconds: float = 0.0
     limit_cycle: str = ""
     skipped_calls: str = ""  # as in the inspection
+    seeds_others: bool = False  # as in the inspection
     streams: bool = False  # one loader draws items one after another
     parameters: tuple[ParameterFacts, ...] = ()  # of the model, as they were inspected
     notes: tuple[str, ...] = ()  # what the job's user should know, a line each

@@ -34,7 +34,7 @@ from weft.spec.stopping import ON_EPOCH, Rule, Training, value_for_scheduler
 from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
-from weft.workload.randomness import LOADING, seed_unit, unit_key
+from weft.workload.randomness import seed_loading, seed_others, unit_key
 from weft.workload.workload import Workload, WorkloadError, asks_to_stop, weight_of
 
 StepFunction = Callable[[int, float], object]
@@ -232,6 +232,7 @@ class _Loop:
         def seed(number: int) -> None:
             key = unit_key(self._job.seed, step, microbatch.number, number)
             torch.default_generator.manual_seed(key)
+            seed_others(key)
             if self._device.type == "cuda":
                 torch.cuda.default_generators[self._device.index].manual_seed(key)
 
@@ -246,7 +247,7 @@ class _Loop:
             for part in parts:
                 if part.size == 0:
                     continue
-                seed_unit(self._job.seed, step, part.number, LOADING)  # for a dataset that draws: augmentation
+                seed_loading(self._job.seed, step, part.number)  # for a dataset that draws: augmentation
                 samples = indices[part.start : part.start + part.size]
                 batch = data.batch(samples)
                 microbatches.append(

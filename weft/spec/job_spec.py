@@ -17,6 +17,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from weft.spec.field_errors import SpecError as SpecError
 from weft.spec.field_errors import explain, shown, shown_key
+from weft.spec.schedule_text import read_grid_file
 from weft.spec.source import MAX_ARGS_DEPTH as MAX_ARGS_DEPTH
 from weft.spec.source import read_source
 from weft.spec.strategy import MAX_COUNT, TRAINED_AXES, Section
@@ -253,6 +254,7 @@ class JobSpec(Section):
         _take_length(tables, overrides)
         for override in overrides:
             apply_override(tables, override)
+        read_grid_file(tables)
         spec = cls.parse(tables, source=str(path))
         now = spec.to_wire()["strategy"]
         given = {key[1] for key in map(key_of, overrides) if key[0] == "strategy" and len(key) > 1} - {"preset"}

@@ -28,6 +28,7 @@ from pydantic import (
 
 from weft.spec.field_errors import LIST, NUMBER, WORD, SpecError, explain, shown
 from weft.spec.presets import PRESETS
+from weft.spec.schedule_text import SCHEDULE_NAMES, known_schedule
 
 MAX_MICROBATCHES = 1024  # a board word and two slots each; more is a typing error
 MAX_STAGES = 256
@@ -189,6 +190,7 @@ _NumReplicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 _Replicas = Annotated[list[Replica], Field(min_length=1, max_length=MAX_REPLICAS)]
 _Bound = Annotated[int, Field(ge=0, le=MAX_STALENESS)]
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_ScheduleText = Annotated[str, AfterValidator(known_schedule), Field(examples=list(SCHEDULE_NAMES))]
 _PresetName = Annotated[str, AfterValidator(_known_preset), WithJsonSchema({"type": "string", "enum": list(PRESETS)})]
 
 
@@ -201,7 +203,10 @@ class Strategy(Section):
     preset: _PresetName | None = Field(
         default=None, description="a row of axis values to begin with; axes given here count before it"
     )
-    schedule: Literal["gpipe", "1f1b"] = Field(default="1f1b", description="order of each stage's compute lane")
+    schedule: _ScheduleText = Field(
+        default="1f1b",
+        description=f"order of each stage's compute lane: {', '.join(SCHEDULE_NAMES)}, or a grid in a file NAME.grid",
+    )
     stages: int = Field(default=1, ge=1, le=MAX_STAGES, description="contiguous parts of the model, one worker each")
     split: _Split | None = Field(
         default=None,

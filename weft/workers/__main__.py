@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from weft.workers.process.tether import tie_to
+from weft.machine.tether import tie_to
 
 
 def main() -> None:

@@ -20,13 +20,13 @@ from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Any
 
-import torch
 from torch import nn
 
 from weft.spec.job_spec import JobSpec, SpecError, is_unicode
 from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import Sink, numbered
 from weft.workload.model_memory import settle
+from weft.workload.randomness import seed_all
 from weft.workload.start import begin
 from weft.workload.workload import Workload, WorkloadError, kind_of
 
@@ -36,10 +36,10 @@ MAX_NAMES = 8  # of functions, in a message: a line's worth
 def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
     """Imports the entry's file and calls its function with `job.args`; `unload` it when the job ends.
 
-    torch's default generator is seeded with `job.seed` before the import and again before the call, so what the model
-    starts from is a function of the spec. The spec's directory comes first on `sys.path` during both, and no bytecode
-    is written. Raises WorkloadError, naming the field, if file or function are not as the spec says or the Workload is
-    not complete. What the user's code raises passes unchanged.
+    torch's default generator, Python's and numpy's are seeded with `job.seed` before the import and again before the
+    call, so what the model starts from is a function of the spec. The spec's directory comes first on `sys.path` during
+    both, and no bytecode is written. Raises WorkloadError, naming the field, if file or function are not as the spec
+    says or the Workload is not complete. What the user's code raises passes unchanged.
 
     With a sink the parameters in it have no values, and NeedsValuesError is raised where the function asks for these.
     """
@@ -48,10 +48,10 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
     except SpecError as error:
         raise WorkloadError(str(error)) from None
     with _import_settings(spec.directory), numbered(sink):
-        torch.manual_seed(spec.job.seed)
+        seed_all(spec.job.seed)
         function = _entry_function(spec, _import_entry(spec.entry_file))
         _check_arguments(function, spec)
-        torch.manual_seed(spec.job.seed)
+        seed_all(spec.job.seed)
         result = function(**spec.job.args)
     workload = _checked(result, spec)
     settle(workload.model, sink)

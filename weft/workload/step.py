@@ -41,7 +41,7 @@ def step_values(result: Any, source: str, *, learns: bool) -> dict[str, torch.Te
     learns: whether the loss is to be differentiated. Raises WorkloadError, with the source ("Workload.step"), for what
     is no loss or cannot be reported.
     """
-    returned = result if isinstance(result, Mapping) else {"loss": result}
+    returned = result if type(result) is dict or isinstance(result, Mapping) else {"loss": result}
     if "loss" not in returned:
         raise WorkloadError(f"{source} returned {kind_of(result)} without 'loss'; {_REMEDY}")
     if learns:
@@ -79,7 +79,7 @@ def _step_of_functions(workload: Workload, names: list[str]) -> StepFunction:
 
 def _check_gradient(loss: object, source: str) -> None:
     is_cut_off = isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.requires_grad
-    if is_cut_off or isinstance(loss, numbers.Number):
+    if is_cut_off or (not isinstance(loss, torch.Tensor) and isinstance(loss, numbers.Number)):
         raise WorkloadError(
             f"{source} returned a loss without a gradient ({kind_of(loss)}); return the tensor as the model's "
             "parameters have made it, without .item(), .detach() or torch.no_grad()"
@@ -89,7 +89,7 @@ def _check_gradient(loss: object, source: str) -> None:
 def _scalar(value: object, name: object, source: str) -> torch.Tensor:
     if not isinstance(name, str) or not is_unicode(name):
         raise WorkloadError(f"{source} returned a mapping with {name!r:.80}, which is no text; name what is reported")
-    if isinstance(value, numbers.Real):
+    if not isinstance(value, torch.Tensor) and isinstance(value, numbers.Real):
         return torch.tensor(float(value), dtype=torch.float64)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         if value.is_complex():

@@ -86,7 +86,7 @@ def test_each_key_has_its_description_and_a_choice_its_words() -> None:
     text = made().text("train.toml").replace("\n# ", " ")
     for field in (*JobSection.model_fields.values(), *Strategy.model_fields.values()):
         assert field.description in text
-    assert '("gpipe" or "1f1b")' in text
+    assert '("coarse" or "fine")' in text
 
 
 def test_the_head_tells_the_model_its_units_and_the_data() -> None:

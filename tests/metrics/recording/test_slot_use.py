@@ -20,6 +20,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "one-worker": {},
     "1f1b": {"stages": 2, "microbatches": 4},
     "gpipe": {"schedule": "gpipe", "stages": 4, "microbatches": 4},
+    "zero-bubble": {"schedule": "zero-bubble", "stages": 3, "microbatches": 4},
     "loaders that take turns": {"stages": 2, "microbatches": 3, "loaders": 2},
     "loaders for a batch each": {"loaders": 3},
     "ddp": {"replicas": 2, "stages": 1, "microbatches": 2, "sync": "fine"},

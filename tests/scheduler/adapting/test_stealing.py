@@ -128,7 +128,7 @@ def test_a_replica_that_would_always_be_last_gets_nothing_for_good(play: Play, p
     data=st.data(),
     replicas=st.integers(1, 4),
     microbatches=st.integers(1, 9),
-    schedule=st.sampled_from(["1f1b", "gpipe"]),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zero-bubble"]),
 )
 def test_every_microbatch_of_every_iteration_is_taken_once(
     plan_of: PlanOf, data: st.DataObject, replicas: int, microbatches: int, schedule: str

@@ -22,6 +22,7 @@ from weft.scheduler.core.events import (
     DrainRequested,
     DropArenas,
     Event,
+    HandMemoryOn,
     HandoverBegun,
     JobFaulted,
     JobPlanned,
@@ -138,8 +139,8 @@ def test_a_job_goes_from_submission_to_completion(rehearsal: Rehearsal, plan: Pl
     tell = rehearsal.tell
     assert rehearsal.submit("a") == [state("a", "queued"), *start_of(rehearsal, "a")]
     assert tell(JobPlanned(job="a", attempt=1, plan=plan)) == [
-        Prepare(job="a", attempt=1, worker="cpu-0", position=0, plan=plan),
-        Prepare(job="a", attempt=1, worker="loader-0", position=1, plan=plan),
+        Prepare(job="a", attempt=1, arenas=1, worker="cpu-0", position=0, plan=plan),
+        Prepare(job="a", attempt=1, arenas=1, worker="loader-0", position=1, plan=plan),
     ]
     assert tell(WorkerPrepared(job="a", attempt=1, worker="loader-0")) == []
     assert tell(WorkerPrepared(job="a", attempt=1, worker="cpu-0")) == [
@@ -158,7 +159,7 @@ def test_a_job_goes_from_submission_to_completion(rehearsal: Rehearsal, plan: Pl
     ]
     assert tell(TasksFinished("a", 1, "cpu-0", "compute", 4)) == [
         RecordIteration("a", 1, 1),
-        SaveResult(job="a", attempt=1, worker="cpu-0"),
+        SaveResult(job="a", attempt=1, arenas=1, worker="cpu-0"),
     ]
     assert tell(ResultSaved(job="a", attempt=1)) == [
         Release(worker="cpu-0", job="a", attempt=1),
@@ -618,12 +619,18 @@ def test_a_second_cancel_gives_no_more_time(rehearsal: Rehearsal) -> None:
 # --- the directory, and the end of the daemon
 
 
-@pytest.mark.parametrize("phase", [phase for phase in ACTIVE if phase is not Phase.PLANNING])
-def test_a_lost_directory_starts_every_job_again_that_has_something_in_it(rehearsal: Rehearsal, phase: Phase) -> None:
+MAPPED = (Phase.RUNNING, Phase.SAVING)
+
+
+def hand_on(job: str, attempt: int) -> list[Command]:
+    return [HandMemoryOn(job=job, attempt=attempt, worker=worker) for worker in ("cpu-0", "loader-0")]
+
+
+def test_a_lost_directory_starts_a_job_again_that_is_being_prepared(rehearsal: Rehearsal) -> None:
     rehearsal.submit("a")
     rehearsal.submit("planned")
     rehearsal.submit("waiting")
-    rehearsal.bring("a", phase)
+    rehearsal.bring("a", Phase.PREPARING)
     message = "the directory process was lost; the job starts again (attempt 2)"
     assert rehearsal.tell(DirectoryLost()) == [
         state("a", "recovering", reason="directory-lost", message=message),
@@ -631,6 +638,19 @@ def test_a_lost_directory_starts_every_job_again_that_has_something_in_it(rehear
         Release(worker="loader-0", job="a", attempt=1),
     ]
     assert rehearsal.release("a")[-2:] == start_of(rehearsal, "a", 2)
+
+
+@pytest.mark.parametrize("phase", MAPPED)
+def test_a_job_that_runs_goes_on_while_its_workers_hand_its_memory_to_another_directory(
+    rehearsal: Rehearsal, phase: Phase
+) -> None:
+    rehearsal.submit("a")
+    rehearsal.submit("planned")
+    rehearsal.submit("waiting")
+    rehearsal.bring("a", phase)
+    for _ in range(2 * MAX_DIRECTORY_LOSSES):
+        assert rehearsal.tell(DirectoryLost()) == hand_on("a", 1)
+        assert rehearsal.core.jobs["a"].phase is phase
 
 
 @pytest.mark.parametrize("phase", ACTIVE)
@@ -641,6 +661,7 @@ def test_a_worker_that_misses_the_directory_first_starts_the_job_again_once(rehe
     missed = DirectoryMissed(job="a", attempt=1, message="state-0-0 is not there")
     message = "state-0-0 is not there; the job starts again (attempt 2)"
     assert rehearsal.tell(missed) == [
+        *(hand_on("a", 1) if phase in MAPPED else ()),
         state("a", "recovering", reason="directory-lost", message=message),
         Release(worker="cpu-0", job="a", attempt=1),
         Release(worker="loader-0", job="a", attempt=1),

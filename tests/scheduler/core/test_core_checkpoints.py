@@ -137,6 +137,7 @@ def cancel_while_it_waits(rehearsal: Any) -> None:
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.release()
     rehearsal.tell(CancelRequested(job="a"))
+    rehearsal.release()
 
 
 def stop_the_daemon(rehearsal: Any) -> None:
@@ -196,6 +197,7 @@ def test_an_answer_for_a_job_that_has_ended_is_late(rehearsal: Any) -> None:
 def test_a_lost_directory_leaves_the_disk(rehearsal: Any) -> None:
     rehearsal.run_to(6)
     rehearsal.tell(SAVED)
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.tell(DirectoryLost())
     assert rehearsal.job.snapshot is None
     assert rehearsal.job.on_disk == 4

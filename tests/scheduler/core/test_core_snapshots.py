@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from weft.scheduler.core.events import (
     Dispatch,
     DropArenas,
     Event,
+    HandMemoryOn,
     HandoverBegun,
     JobFaulted,
     JobMeasured,
@@ -52,12 +54,13 @@ STAGE = ("stage-0-0",)
 class Rehearsal:
     """A core that runs job "a" on workers that all come back at once; `commands` are all of it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, spares: Mapping[str, str] = MappingProxyType({})) -> None:
+        """spares: workers that the job does not need, by name."""
         self.plan = plan
         self.needs: dict[str, int] = {}
         for kind in plan.workers:
             self.needs[kind] = self.needs.get(kind, 0) + 1
-        self.core = Core({f"{kind}-{n}": kind for kind, count in self.needs.items() for n in range(count)})
+        self.core = Core({f"{kind}-{n}": kind for kind, count in self.needs.items() for n in range(count)} | spares)
         self.commands: list[Command] = []
         for worker in self.core.workers.values():
             self.tell(WorkerJoined(worker=worker.name, kind=worker.kind))
@@ -99,7 +102,8 @@ class Rehearsal:
 
     def release(self) -> list[Command]:
         commands = []
-        for worker in sorted(self.job.waiting_for) if self.job.phase is Phase.RELEASING else ():
+        while "a" in self.core.jobs and self.job.phase is Phase.RELEASING:
+            worker = min(self.job.waiting_for)
             commands += self.tell(WorkerReleased(worker=worker, job="a", attempt=self.job.attempt, clean=True))
         return commands
 
@@ -209,11 +213,11 @@ def test_a_killed_workers_job_goes_on_with_the_same_plan(rehearsal: Rehearsal, p
     assert RecordState(job="a", state="recovering", attempt=1, reason="worker-lost", message=message) in rehearsal.tell(
         WorkerLost(worker="cpu-0", exit_code=-9)
     )
-    assert rehearsal.release() == [DropArenas(job="a", attempt=1), RecordState(job="a", state="queued", attempt=2)]
+    assert rehearsal.release() == [RecordState(job="a", state="queued", attempt=2)], "the loader keeps what it has"
     assert rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu")) == [
         RecordState(job="a", state="planning", attempt=2),
         *(
-            Prepare(job="a", attempt=2, worker=worker, position=position, plan=plan, snapshot=whole)
+            Prepare(job="a", attempt=2, arenas=1, worker=worker, position=position, plan=plan, snapshot=whole)
             for position, worker in enumerate(("cpu-0", "loader-0"))
         ),
     ]
@@ -371,16 +375,24 @@ def test_a_job_of_gpus_is_planned_again_and_goes_on_all_the_same(plan_of: Callab
 # --- when snapshots are gone
 
 
-def test_a_lost_directory_takes_snapshots_with_it(rehearsal: Rehearsal) -> None:
-    taken(rehearsal)
+def test_snapshots_are_handed_on_with_what_else_workers_map(rehearsal: Rehearsal) -> None:
+    """By all of them, also where one of them then misses something, or is lost."""
+    whole = taken(rehearsal)
     rehearsal.tell(DirectoryLost())
-    assert "starts again" in rehearsal.found(RecordState)[-1].message
-    assert rehearsal.release()[-1] == PlanJob(job="a", attempt=2, worker="cpu-0")
+    assert rehearsal.tell(DirectoryMissed(job="a", attempt=1, message="it is not there"))[:2] == [
+        HandMemoryOn(job="a", attempt=1, worker="cpu-0"),
+        HandMemoryOn(job="a", attempt=1, worker="loader-0"),
+    ]
+    assert "goes on after" in rehearsal.found(RecordState)[-1].message
+    rehearsal.release()
     rehearsal.prepare()
-    assert rehearsal.job.iterations_done == 0
+    assert {each.snapshot for each in rehearsal.found(Prepare, attempt=2)} == {whole}
+    rehearsal.tell(DirectoryLost())
+    rehearsal.lose()
+    assert {each.snapshot for each in rehearsal.found(Prepare, attempt=3)} == {whole}
 
 
-def test_so_does_a_worker_that_does_not_find_one(rehearsal: Rehearsal) -> None:
+def test_a_worker_that_does_not_find_one(rehearsal: Rehearsal) -> None:
     taken(rehearsal)
     rehearsal.lose()
     assert rehearsal.job.phase is Phase.PREPARING
@@ -398,8 +410,9 @@ def lose_the_directory_while_it_lets_go(rehearsal: Rehearsal) -> None:
 def lose_the_directory_while_it_waits(rehearsal: Rehearsal) -> None:
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.release()
-    assert rehearsal.job.phase is Phase.QUEUED
+    assert rehearsal.job.phase is Phase.MENDING
     rehearsal.tell(DirectoryLost())
+    rehearsal.release()
 
 
 @pytest.mark.parametrize("lose", [lose_the_directory_while_it_lets_go, lose_the_directory_while_it_waits])
@@ -409,9 +422,11 @@ def test_a_directory_that_is_lost_between_two_attempts_takes_them_too(
     """The job was prepared with a snapshot that was gone, and lost an attempt to that."""
     taken(rehearsal)
     lose(rehearsal)
-    assert rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))[-1] == PlanJob(job="a", attempt=2, worker="cpu-0")
+    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    assert rehearsal.commands[-1] == PlanJob(job="a", attempt=rehearsal.job.attempt, worker="cpu-0")
     rehearsal.prepare()
-    assert rehearsal.found(Prepare, attempt=2)[0].snapshot is None
+    assert rehearsal.found(Prepare)[-1].snapshot is None
+    assert rehearsal.job.directory_losses == 0
     assert rehearsal.job.iterations_done == 0
 
 
@@ -441,12 +456,14 @@ def cancel_while_it_waits(rehearsal: Rehearsal) -> None:
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.release()
     rehearsal.tell(CancelRequested(job="a"))
+    rehearsal.release()
 
 
 def fail_while_it_waits(rehearsal: Rehearsal) -> None:
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.release()
     rehearsal.tell(JobFaulted(job="a", attempt=2, reason="run-directory", message="", exit_code=1))
+    rehearsal.release()
 
 
 def fail(rehearsal: Rehearsal) -> None:
@@ -479,7 +496,9 @@ def test_a_job_that_never_took_one_has_none_to_drop(rehearsal: Rehearsal) -> Non
 def test_snapshots_stay_from_attempt_to_attempt(rehearsal: Rehearsal) -> None:
     taken(rehearsal)
     rehearsal.lose()
-    assert rehearsal.found(DropArenas) == [DropArenas(job="a", attempt=1)]
+    assert rehearsal.found(DropArenas) == []
+    cancel(rehearsal)
+    assert rehearsal.found(DropArenas) == [DropArenas(job="a", attempt=1), DropArenas(job="a", attempt=None)]
 
 
 # --- how often

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts, ValueFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan, Ring, Role
+from weft.plan.schedules.named import SCHEDULES
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.crossing import by_hop, crossing_values, tied_parameters
-from weft.scheduler.planning.schedules import SCHEDULES, in_flight
 
 race = runpy.run_path(str(Path(__file__).with_name("racing_lanes.py")))["race"]
 
@@ -84,8 +84,12 @@ def test_all_that_a_stage_makes_for_others_stands_in_one_ring_and_gradients_in_o
         "activation-0-1": (["1"], 1, (2,)),
         "gradient-0-1": (["0", "1"], 2, (1,)),
     }
+    made = SCHEDULES[schedule](3, 4)
     assert {name: ring.depth for name, ring in rings_of(plan).items()} == {
-        f"{role}-0-{stage}": in_flight(schedule, stage, 3, 4) for role in ("activation", "gradient") for stage in (0, 1)
+        "activation-0-0": made.activation_slots(0, [1, 2]),
+        "gradient-0-0": made.gradient_slots(1, 0),
+        "activation-0-1": made.activation_slots(1, [2]),
+        "gradient-0-1": made.gradient_slots(2, 1),
     }
 
 
@@ -203,9 +207,10 @@ def slots_of(rings: Sequence[Ring], kind: Kind, stage: int | None, *, training: 
     match kind:
         case Kind.FORWARD:
             return read, [ring.name for ring in activations if ring.writer == stage]
-        case Kind.BACKWARD if training:
+        case Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT if training:
             came = [ring.name for ring in gradients if stage in ring.stages]
-            return [*read, *came], [ring.name for ring in gradients if ring.writer == stage]
+            written = [ring.name for ring in gradients if ring.writer == stage and kind is not Kind.WEIGHT]
+            return [*read, *came], written
     return [], []
 
 

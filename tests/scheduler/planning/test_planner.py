@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, TensorFacts, UnitFacts, ValueFacts, slot_bytes
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.plan.schedules.named import SCHEDULES
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
-from weft.scheduler.planning.schedules import SCHEDULES, in_flight
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Strategy
 
@@ -157,10 +157,14 @@ def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
     plan.graph.check()
     depths = {ring.name: ring.depth for ring in plan.rings}
     assert depths.pop("input-0") == depths.pop("target-0") == 2 * microbatches
+    made = SCHEDULES[schedule](stages, microbatches)
     expected = {
-        f"{name}-0-{stage}": in_flight(schedule, stage, stages, microbatches)
-        for name in ("activation", "gradient")
+        name: depth
         for stage in range(stages - 1)
+        for name, depth in (
+            (f"activation-0-{stage}", made.activation_slots(stage, [stage + 1])),
+            (f"gradient-0-{stage}", made.gradient_slots(stage + 1, stage)),
+        )
     }
     assert depths == expected
     assert plan.workers == ("cpu",) * stages + ("loader",)
@@ -178,9 +182,10 @@ def slots_of(kind: Kind, stage: int, last: int, *, training: bool) -> tuple[list
             return [], ["input-0", "target-0"]
         case Kind.FORWARD:
             return [source, *target], [] if stage == last else [f"activation-0-{stage}"]
-        case Kind.BACKWARD if training:
+        case Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT if training:
             gradient = [] if stage == last else [f"gradient-0-{stage}"]
-            return [source, *target, *gradient], [f"gradient-0-{stage - 1}"] if stage else []
+            written = [f"gradient-0-{stage - 1}"] if stage and kind is not Kind.WEIGHT else []
+            return [source, *target, *gradient], written
     return [], []
 
 

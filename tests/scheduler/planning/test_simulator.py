@@ -15,7 +15,7 @@ from weft.plan.graph import Edge, Graph, GraphError, Lane
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import KINDS, Cause, Kind
 from weft.plan.plan import Plan
-from weft.scheduler.planning.simulator import Simulation, SimulationError, simulate
+from weft.scheduler.planning.simulator import Simulation, SimulationError, Span, simulate
 
 PlanOf = Callable[..., Plan]
 SHAPES = [(1, 1), (1, 4), (2, 1), (2, 4), (3, 6), (4, 8)]
@@ -31,6 +31,17 @@ def test_a_balanced_plan_reaches_its_limit(plan_of: PlanOf, stages: int, microba
     plan = plan_of(stages=stages, microbatches=microbatches, schedule=schedule)
     assert plan.predicted_iteration_seconds == pytest.approx(plan.limit_seconds, rel=1e-9)
     assert plan.limit_seconds == pytest.approx(3 * (microbatches + stages - 1)), "a flush: the bubble is S - 1"
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 4), (2, 4), (3, 6), (4, 8)])
+def test_a_plan_with_backwards_in_two_parts_reaches_its_limit_with_the_formulas_bubble(
+    plan_of: PlanOf, stages: int, microbatches: int
+) -> None:
+    plan = plan_of(stages=stages, microbatches=microbatches, schedule="zero-bubble")
+    assert plan.predicted_iteration_seconds == pytest.approx(plan.limit_seconds, rel=1e-9)
+    forward, backward, weights = 1, 2, 1
+    bubble = (stages - 1) * (forward + backward - 2 * weights)
+    assert plan.limit_seconds == pytest.approx(microbatches * (forward + backward) + bubble)
 
 
 def test_the_slowest_lane_limits_a_plan_whose_data_come_slowly(
@@ -73,7 +84,7 @@ def random_plan(draw: Callable[..., Any], plan_of: PlanOf) -> tuple[Plan, list[f
     plan = plan_of(
         stages=draw(st.integers(1, 3)),
         microbatches=draw(st.integers(1, 4)),
-        schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
+        schedule=draw(st.sampled_from(["gpipe", "1f1b", "zero-bubble"])),
         window=draw(st.none() | st.integers(1, 5)),
     )
     count = len(plan.graph.tasks)
@@ -107,23 +118,24 @@ def test_no_slot_is_written_before_its_last_reader_is_done(plan_of: PlanOf, data
     ids = {(task.kind, task.stage, task.microbatch): task.id for task in plan.graph.tasks}
     spans = {(span.iteration, span.task): span for lane in simulation.spans.values() for span in lane}
 
-    def span_of(kind: Kind, stage: int, number: int) -> tuple[float, float]:
+    def span_of(part: Kind, stage: int, number: int) -> Span:
+        """part: of a backward in two; of one in one, or of anything else, the whole."""
         iteration, microbatch = divmod(number, plan.microbatches)
-        span = spans[iteration, ids[kind, stage, microbatch]]
-        return span.start, span.end
+        whole = Kind.BACKWARD if part in (Kind.INPUT, Kind.WEIGHT) else part
+        return spans[iteration, ids.get((part, stage, microbatch), ids.get((whole, stage, microbatch), -1))]
 
     for ring in plan.rings:
         name, _, *boundary = ring.name.split("-")
         stage = int(boundary[0]) if boundary else 0
         writer, readers = {
-            "input": ((Kind.LOAD, 0), [(Kind.FORWARD, 0), (Kind.BACKWARD, 0)]),
-            "target": ((Kind.LOAD, 0), [(Kind.FORWARD, last), (Kind.BACKWARD, last)]),
-            "activation": ((Kind.FORWARD, stage), [(Kind.BACKWARD, stage + 1)]),
-            "gradient": ((Kind.BACKWARD, stage + 1), [(Kind.BACKWARD, stage)]),
+            "input": ((Kind.LOAD, 0), [(Kind.FORWARD, 0), (Kind.WEIGHT, 0)]),
+            "target": ((Kind.LOAD, 0), [(Kind.FORWARD, last), (Kind.WEIGHT, last)]),
+            "activation": ((Kind.FORWARD, stage), [(Kind.WEIGHT, stage + 1)]),
+            "gradient": ((Kind.INPUT, stage + 1), [(Kind.INPUT, stage)]),
         }[name]
         for number in range(ring.depth, 5 * plan.microbatches):
             for reader in readers:
-                assert span_of(*reader, number - ring.depth)[1] <= span_of(*writer, number)[0], ring.name
+                assert span_of(*reader, number - ring.depth).end <= span_of(*writer, number).start, ring.name
 
 
 @pytest.mark.parametrize("sync", ["coarse", "fine"])

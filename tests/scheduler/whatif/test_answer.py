@@ -141,7 +141,7 @@ def test_speed_1_changes_nothing(recording_of: RecordingOf, strategy: dict[str, 
 @given(
     stages=st.integers(1, 4),
     microbatches=st.integers(1, 6),
-    schedule=st.sampled_from(["gpipe", "1f1b"]),
+    schedule=st.sampled_from(["gpipe", "1f1b", "zero-bubble"]),
     worker=st.integers(0, 3),
     factor=st.floats(1.0, 50.0),
 )

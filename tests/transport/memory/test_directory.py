@@ -19,9 +19,11 @@ from typing import Any
 import pytest
 import torch
 
+from weft.transport.memory import blocks as blocks_module
 from weft.transport.memory import directory as directory_module
 from weft.transport.memory.arena import Layout
-from weft.transport.memory.directory import HANDOVER, Blocks, Directory, DirectoryServer
+from weft.transport.memory.blocks import Blocks
+from weft.transport.memory.directory import HANDOVER, Directory, DirectoryServer
 
 FORK = multiprocessing.get_context("fork")
 KEY = b"a key of 32 bytes, known to both"
@@ -166,7 +168,7 @@ def test_threads_that_ask_for_a_block_at_the_same_time_get_the_same_memory(monke
     blocks = Blocks()
     made = []
     both = threading.Barrier(2)
-    make = directory_module._shared_block
+    make = blocks_module._shared_block
 
     def make_slowly(num_bytes: int, word: int) -> torch.Tensor:
         made.append(num_bytes)
@@ -176,7 +178,7 @@ def test_threads_that_ask_for_a_block_at_the_same_time_get_the_same_memory(monke
             pass
         return make(num_bytes, word)
 
-    monkeypatch.setattr(directory_module, "_shared_block", make_slowly)
+    monkeypatch.setattr(blocks_module, "_shared_block", make_slowly)
     opened: list[torch.Tensor] = []
     threads = [threading.Thread(target=lambda: opened.append(blocks.open("a", "board", 64, -1))) for _ in range(8)]
     for thread in threads:
@@ -447,7 +449,7 @@ def test_a_descriptor_that_cannot_be_handed_over_is_memory_that_is_gone(serving:
     """The directory answers, and dies before the block's descriptor is fetched from its other socket."""
 
     def happens() -> None:
-        (listener,) = (serving.address.parent / HANDOVER).iterdir()
+        (listener,) = (serving.address.parent / HANDOVER).glob("listener-*")
         listener.unlink()
 
     kind, text = begin_after(serving, CALLS["known block"])(happens)
@@ -467,25 +469,189 @@ def test_a_directory_takes_away_the_sockets_of_those_that_were_killed_before_it(
     """Each left one in the folder of those who hand descriptors over, as long as the daemon lived."""
     handover = serving.address.parent / HANDOVER
     serving.ask(write_byte(0))
-    (left,) = handover.iterdir()
+    left = set(handover.iterdir())
+    assert len(left) == 2, "its own, and where it hands descriptors over"
     kill(serving)
     again = Serving(serving.address)
     try:
-        assert list(handover.iterdir()) == []
+        assert list(handover.iterdir()) == [serving.address.resolve()]
         assert again.ask(write_byte(0)) == 64
-        assert left not in list(handover.iterdir())
+        assert not left & set(handover.iterdir())
     finally:
         again.end()
 
 
-def test_memory_that_cannot_be_had_is_told_with_its_sums(serving: Serving) -> None:
-    def body(directory: Directory) -> None:
-        directory.block("held", 3 << 20)
-        directory.block("too much", 1 << 50)
+# --- a directory that takes the place of one that died
 
-    kind, text = serving.ask(body)
-    assert kind == "SharedMemoryFull"
-    assert text.startswith(f"{2**30:.1f} MiB more of shared memory for a/too much cannot be had, beside the 3.0 MiB")
-    assert "No space left on device" in text
-    assert "MiB free. Free some, use fewer microbatches" in text
-    assert serving.ask(write_byte(0)) == 64, "and the directory goes on"
+
+@pytest.fixture
+def successor(serving: Serving) -> Iterator[Callable[[], Serving]]:
+    """Kills the directory, and starts another."""
+    started: list[Serving] = []
+
+    def succeed() -> Serving:
+        kill(serving)
+        started.append(Serving(serving.address))
+        return started[0]
+
+    yield succeed
+    for each in started:
+        each.end()
+
+
+class Holder:
+    """A client that maps what `body` gives it, and hands it on when told; then it does `and_then`, and waits."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        body: Callable[[Directory], Any],
+        and_then: Callable[[Directory, Any], Any] = lambda directory, held: None,
+    ) -> None:
+        self._ours, theirs = FORK.Pipe()
+
+        def hold(directory: Directory) -> Any:
+            held = body(directory)
+            theirs.send("holds it")
+            assert theirs.poll(SOON)
+            theirs.recv()
+            directory.hand_on()
+            told = and_then(directory, held)
+            theirs.send("handed on")
+            assert theirs.poll(SOON)
+            return told
+
+        self._result = serving.begin(hold)
+        assert self._ours.poll(SOON)
+        assert self._ours.recv() == "holds it"
+
+    def hand_on(self) -> None:
+        self._ours.send("hand it on")
+        assert self._ours.poll(SOON)
+        assert self._ours.recv() == "handed on"
+
+    def hand_on_in_vain(self) -> Any:
+        self._ours.send("hand it on")
+        return self._result()
+
+    def end(self) -> Any:
+        self._ours.send("end")
+        return self._result()
+
+
+def hold_all(directory: Directory) -> Any:
+    block = directory.block("board", 64, -1)
+    arena = directory.of("a@snapshots").create("state-1", LAYOUT)
+    arena["t"].fill_(3.0)
+    directory.publish("activation-1", 7)
+    return block, arena
+
+
+def test_what_a_process_maps_and_has_published_it_hands_on(serving: Serving, successor: Callable[[], Serving]) -> None:
+    """Of whatever name it goes by: a job's snapshots have one of their own."""
+    holder = Holder(serving, hold_all, lambda directory, held: held[0].__setitem__(5, 9))
+    again = successor()
+    assert again.ask(lambda directory: directory.made("board"))[0] == "SharedMemoryGone"
+    holder.hand_on()
+    assert again.ask(lambda directory: directory.made("board").tolist()) == [0xFF] * 5 + [9] + [0xFF] * 58
+    assert again.ask(lambda directory: directory.block("board", 64).numel()) == 64
+    assert again.ask(lambda directory: directory.find("state-1")["t"].tolist(), job="a@snapshots") == [3.0] * 10
+    assert again.ask(lambda directory: directory.published("activation-1")) == 7
+    assert again.ask(lambda directory: directory.num_bytes()) == {"a": 64, "a@snapshots": 64}
+    assert holder.end() is None
+    assert again.ask(lambda directory: directory.made("board")[5].item()) == 9, "now the directory holds it"
+    assert again.drop("a") == again.drop("a@snapshots") == 64
+
+
+def test_every_process_that_maps_a_block_hands_the_same_one_on(
+    serving: Serving, successor: Callable[[], Serving]
+) -> None:
+    def write(place: int) -> Callable[[Directory, Any], None]:
+        return lambda directory, held: held.__setitem__(place, place)
+
+    holders = [Holder(serving, lambda directory: directory.block("board", 64), write(place)) for place in (1, 2, 3)]
+    again = successor()
+    for holder in holders:
+        holder.hand_on()
+    assert again.ask(lambda directory: directory.made("board")[:5].tolist()) == [0, 1, 2, 3, 0]
+    for holder in holders:
+        holder.end()
+    assert again.drop("a") == 64
+
+
+def test_a_block_that_another_has_made_anew_meanwhile_is_told(
+    serving: Serving, successor: Callable[[], Serving]
+) -> None:
+    """Two would hold memory of one name, each its own, and wait for each other for ever."""
+    holder = Holder(serving, lambda directory: directory.block("board", 64))
+    again = successor()
+    again.ask(write_byte(0))
+    assert holder.hand_on_in_vain() == ("SharedMemoryGone", "a/board is another block here")
+
+
+@pytest.mark.parametrize("gone", ["unmapped", "forgotten"])
+def test_what_nobody_wants_any_more_is_not_handed_on(
+    serving: Serving, successor: Callable[[], Serving], gone: str
+) -> None:
+    def hold(directory: Directory) -> Any:
+        old = directory.block("old", 64)
+        view = directory.block("kept", 64)[:8].view(torch.float32)
+        if gone == "forgotten":
+            directory.forget("old")
+        return (view, old) if gone == "forgotten" else view
+
+    holder = Holder(serving, hold)
+    again = successor()
+    holder.hand_on()
+    assert again.ask(lambda directory: directory.num_bytes()) == {"a": 64}, "a view is enough"
+    holder.end()
+
+
+def test_a_client_goes_on_with_the_directory_that_it_has_handed_its_memory_to(
+    serving: Serving, successor: Callable[[], Serving]
+) -> None:
+    """From every thread: each had a connection to the one that died."""
+
+    def go_on(directory: Directory, held: Any) -> list[int]:
+        sizes: list[int] = []
+
+        def ask(number: int) -> None:
+            sizes.append(directory.block(f"new-{number}", 64 * number).numel())
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SOON)
+        directory.forget("board")
+        return sorted(sizes)
+
+    holder = Holder(serving, hold_all, go_on)
+    again = successor()
+    holder.hand_on()
+    assert again.ask(lambda directory: directory.num_bytes()) == {"a": 64 + 128, "a@snapshots": 64}
+    assert holder.end() == [64, 128]
+
+
+def test_a_directory_that_has_not_died_is_told_nothing_new(serving: Serving) -> None:
+    """A worker may miss something of one that lives."""
+    holder = Holder(serving, hold_all)
+    before = serving.mapped()
+    holder.hand_on()
+    assert serving.mapped() == before
+    assert serving.ask(lambda directory: directory.num_bytes()) == {"a": 64, "a@snapshots": 64}
+    holder.end()
+
+
+def test_clients_of_a_directory_that_died_let_go_of_nothing_of_the_next(
+    serving: Serving, successor: Callable[[], Serving]
+) -> None:
+    """Both are forked from one process, so their objects may have the same numbers: a late client's farewell to the
+    first took a reference of the second's, whose own clients then found nothing."""
+    leavers = [Holder(serving, lambda directory: directory.block("board", 64)) for _ in range(3)]
+    again = successor()
+    stays = Holder(again, lambda directory: directory.block("board", 64), lambda directory, held: directory.num_bytes())
+    for leaver in leavers:
+        leaver.hand_on_in_vain()
+    stays.hand_on()
+    assert stays.end() == {"a": 64}

@@ -16,6 +16,9 @@ _ATTEMPT = runpy.run_path(str(Path(__file__).parents[1] / "lanes" / "test_attemp
 Turns, planned_workload = _ATTEMPT["Turns"], _ATTEMPT["planned_workload"]
 
 SOURCE = """
+import random
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -92,6 +95,16 @@ BETWEEN = {
         "middle": "x = nn.functional.dropout(x, 0.2, self.training); "
         "x = x if self.training and torch.rand(()) < 0.5 else self.shift(x); x = x.tanh(); "
         "x = x if self.training and torch.rand(()) < 0.5 else self.middle(x); x = 2 * x"
+    },
+    "modules that are left out by Python's random numbers, and numpy's beside them": {
+        "middle": "x = x + float(np.random.rand()); "
+        "x = x if self.training and random.random() < 0.5 else self.shift(x); x = x.tanh(); "
+        "x = x if self.training and random.random() < 0.5 else self.middle(x); x = x * np.random.choice([1.0, 2.0])"
+    },
+    "numbers that are drawn for some batches alone": {
+        "before": "model.odd = bool(batch['x'].sum() > 0)",
+        "validate": "model.odd = False",
+        "middle": "x = self.middle(self.shift(x).tanh() * (torch.rand(6) if self.odd else 0.5))",
     },
 }
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from weft.plan.plan import SlotValue
 from weft.transport.memory.arena import Arena, Layout
+from weft.workers.compute.backward.hand_back import HandBack
 from weft.workers.compute.forward_buffers import ForwardBuffers
-from weft.workers.compute.hand_back import HandBack
 from weft.workers.compute.model_part import UnitPart
 from weft.workers.compute.pairs import DataPair
 from weft.workers.compute.unit_stage import UnitStage

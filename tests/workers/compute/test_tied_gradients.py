@@ -12,7 +12,7 @@ from torch import nn
 from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts
 from weft.plan.plan import Plan
 from weft.transport.memory.directory import Directory
-from weft.workers.compute.tied_gradients import TiedGradients
+from weft.workers.compute.backward.tied_gradients import TiedGradients
 from weft.workers.devices.device import Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn

@@ -61,10 +61,29 @@ class Attempted(Turns):  # type: ignore[misc]  # a class that runpy has loaded
             snapshots=snapshots,
             saved=saved,
         )
+        self._add_lanes(attempt, view)
+        return attempt
+
+    def lose(self, planned: Any, lost: set[int], snapshots: Directory, goes_on: int) -> None:
+        """Those of some workers that have any lanes are gone, by their numbers, and others are made in their places;
+        the rest go on with what they have."""
+        self.begins = goes_on + 1
+        held = [(kind, view) for kind, view in zip(planned.plan.workers, planned.views, strict=True) if view.programs]
+        attempts, self._attempts, self._lanes = self._attempts, [], []
+        for number, (attempt, (kind, view)) in enumerate(zip(attempts, held, strict=True)):
+            tasks = planned.plan.snapshot_tasks()
+            saved = Saved(read_place(snapshots, PLACE, task, goes_on) for task in tasks)
+            if number not in lost and attempt.rewind(view, self.begins, saved):
+                self._attempts.append(attempt)
+                self._add_lanes(attempt, view)
+            else:
+                self._attempts.append(self._attempt(planned, view, kind, snapshots, saved))
+        self._done = [len(operations) * self.begins for _, operations in self._lanes]
+
+    def _add_lanes(self, attempt: Attempt, view: Any) -> None:
         for lane, program in view.programs.items():
             operations = attempt.operations(lane, program)
             self._lanes.append((attempt, [operations[task.id] for task in program]))
-        return attempt
 
     def copy_after(self, iteration: int) -> None:
         for attempt in self._attempts:
@@ -142,6 +161,100 @@ def test_a_job_that_is_broken_off_and_goes_on_comes_to_the_bits_of_one_that_is_n
         again = Attempted(plan, snapshots, copied, tasks)
         again.go(dice.choice, until=itinerary.num_iterations)
         assert_same(again, expected, state)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_those_who_survive_a_lost_worker_go_on_with_what_they_have_to_the_same_bits(
+    plan_with: Callable[..., Any], strategy: dict[str, Any]
+) -> None:
+    check_survivors(plan_with(**strategy))
+
+
+# Beside a batch norm, dropout, a shared parameter and one that is not always used: what else may stay behind.
+DATA = "train=data,\n        validation=(data[0][:11], data[1][:11]),"
+STREAM = """
+
+class Items(torch.utils.data.IterableDataset):
+    def __init__(self, data):
+        self.data, self.given = data, 0
+
+    def __len__(self):
+        return len(self.data[0])
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.given = state["given"]
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            self.given += 1  # what it gives depends on what it has given before, in any epoch
+            number = self.given * 7 % len(self)
+            yield self.data[0][number] + torch.rand(()), self.data[1][number]
+"""
+MODULE = """
+
+class Net(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += 1  # in the stage of the first call alone
+        for layer in self.layers:
+            x = layer(x)
+        return x + 1e-3 * self.seen
+
+
+def step(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], ignore_index=-1)
+"""
+SOURCES = {
+    "frozen in its first epoch": ((DATA, DATA), ("model[5].weight =", "model[1].eval()\n    model[5].weight =")),
+    "an optimizer by hand": (("torch.optim.Adam(parameters, lr=0.05, eps=1e-3)", "Trusting(parameters)"),),
+    "stream": ((DATA, DATA.replace("=data", "=Items(data)").replace("=(data[0][:11], data[1][:11])", "=Items(data)")),),
+    "step": (
+        ("model = nn.Sequential(*layers)", "model = Net(layers)"),
+        ("model[5].weight = model[3].one.weight", "layers[5].weight = layers[3].one.weight"),
+        ("loss=lambda y, target: nn.functional.cross_entropy(y, target, ignore_index=-1),", "step=step,"),
+        ('metrics={"accuracy": lambda y, target: (y.argmax(1) == target).sum() / (target != -1).sum()},', ""),
+        ("lambda target: (target", "lambda batch: (batch[1]"),
+    ),
+}
+HELD_BY: dict[str, dict[str, Any]] = {
+    "stages": {"stages": 2, "microbatches": 3},
+    "recomputed": {"stages": 2, "microbatches": 3, "recompute": True},
+    "split backwards": {"stages": 2, "microbatches": 3, "schedule": "zero-bubble"},
+    "replicas": {"replicas": 2, "microbatches": 2, "clip_norm": 0.5},
+}
+
+
+@pytest.mark.pairs(source=SOURCES, held=HELD_BY)
+def test_nothing_that_a_job_may_have_stays_half_done(plan_with: Callable[..., Any], source: str, held: str) -> None:
+    text = _TURNS["SOURCE"].replace("\n\ndef workload", _TURNS["TRUSTING"] + STREAM + MODULE + "\n\ndef workload", 1)
+    for old, new in SOURCES[source]:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    check_survivors(plan_with(text, **HELD_BY[held]))
+
+
+def check_survivors(plan: Any) -> None:
+    """Broken off twice in the midst of something, with one iteration or two between, whoever is lost each time."""
+    dice, itinerary = random.Random(3), plan.plan.itinerary
+    expected, state = train(plan, plan.new_directory())
+    learning = [index for index in range(itinerary.num_iterations - 1) if itinerary.at(index).learns]
+    count = sum(bool(view.programs) for view in plan.views)
+    for first, second in zip(learning, [*learning[1:], learning[-1]], strict=True):
+        snapshots = plan.new_directory()
+        ours = Attempted(plan, snapshots)
+        for copied in (first, second):
+            ours.copy_after(copied)
+            ours.go(dice.choice, until=copied + 1, and_turns=0 if copied == learning[-1] else dice.randrange(12))
+            ours.lose(plan, {dice.randrange(count)}, snapshots, copied)
+        ours.go(dice.choice, until=itinerary.num_iterations)
+        assert_same(ours, expected, state)
 
 
 CUTS: dict[str, dict[str, Any]] = {

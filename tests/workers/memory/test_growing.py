@@ -9,14 +9,15 @@ import torch
 
 from weft.machine.free_memory import SharedMemoryFull
 from weft.plan.plan import Ring, Role, SlotValue
-from weft.transport.memory.directory import Blocks, Directory
+from weft.transport.memory.blocks import Blocks
+from weft.transport.memory.directory import Directory
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.memory.growing import SLACK, Growing
 
 VALUE = SlotValue(name="layers.0:0", dtype="float32", shapes={1: (16,)}, offset=0, num_bytes=64, stages=(1,))
 RING = Ring(role=Role.ACTIVATION, replica=0, writer=0, stages=(1,), depth=3, slot_bytes=64, values=(VALUE,))
-NOTES = 16 * RING.depth
+NOTES = 8 * RING.depth
 
 
 def test_nothing_has_grown_at_first(directory: Directory) -> None:

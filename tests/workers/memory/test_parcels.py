@@ -113,13 +113,16 @@ class _Blocks:
     """Stands in for the directory."""
 
     def __init__(self) -> None:
-        self.made: dict[str, torch.Tensor] = {}
+        self.all: dict[str, torch.Tensor] = {}
 
     def block(self, name: str, num_bytes: int, fill: int = 0) -> torch.Tensor:
-        return self.made.setdefault(name, torch.full((num_bytes,), fill, dtype=torch.uint8))
+        return self.all.setdefault(name, torch.full((num_bytes,), fill, dtype=torch.uint8))
+
+    def made(self, name: str) -> torch.Tensor:
+        return self.all[name]
 
     def forget(self, name: str) -> None:
-        del self.made[name]
+        del self.all[name]
 
 
 def come_over(blocks: _Blocks, ring: Ring, shapes: list[Shape]) -> None:
@@ -197,7 +200,7 @@ def test_readers_find_what_has_grown_however_often_they_look(shapes: list[Shape]
     blocks = _Blocks()
     ring = ring_of((2, 2), depth=2)
     come_over(blocks, ring, shapes)
-    grown = [name for name in blocks.made if name.startswith(("activation-0-0-0-0-", "activation-0-0-1-0-"))]
+    grown = [name for name in blocks.all if name.startswith(("activation-0-0-0-0-", "activation-0-0-1-0-"))]
     assert len(grown) <= ring.depth, "those before are kept by nobody"
 
 

@@ -292,6 +292,25 @@ def test_a_number_that_is_asked_for_is_refused_for_every_later_stage() -> None:
     assert "needs the numbers of the result of sum, and every stage runs that line" in problems[1]
 
 
+def test_a_module_with_a_backward_hook_is_skipped_as_any_other() -> None:
+    """torch looks at the node of what such a module gets and returns."""
+    model = Loose(lambda own, x: own.three(own.two(own.one(x))))
+    model.two.register_full_backward_hook(lambda module, given, came: None)
+    is_cut_everywhere(model)
+
+
+def _packed(own: Any, x: torch.Tensor) -> torch.Tensor:
+    lengths = torch.tensor([1, 3])
+    rows = nn.utils.rnn.pack_padded_sequence(own.one(x[:, None].repeat(1, 3, 1)), lengths, True, False)
+    rows = rows._replace(data=own.two(rows.data))
+    padded, _ = nn.utils.rnn.pad_packed_sequence(rows, True)
+    return own.three(padded)
+
+
+def test_sequences_are_packed_by_the_lengths_of_a_batch_where_their_numbers_are_not() -> None:
+    is_cut_everywhere(Loose(_packed))
+
+
 def test_shapes_of_what_another_stage_has_may_be_asked_for() -> None:
     def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
         x = model.one(x)

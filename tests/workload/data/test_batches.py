@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -175,6 +177,21 @@ def test_augmentation_is_keyed_by_step_and_microbatch_and_not_by_the_order_of_lo
     assert drawn(places[::-1]) == once
     assert len({str(value) for value in once.values()}) == len(places)
     assert drawn(places, seed=6) != once
+
+
+class DrawnElsewhere(Items):
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([random.random(), float(np.random.rand())]), 0
+
+
+def test_so_is_what_python_and_numpy_draw() -> None:
+    itinerary = Itinerary.of(num_train=4, num_validation=0, batch_size=4, epochs=3, steps=None)
+    first, second = (
+        [Batches(workload(DrawnElsewhere([0] * 4)), seed=5).load(itinerary.at(index), WHOLE)[0] for index in order]
+        for order in ((0, 1, 2), (2, 1, 0))
+    )
+    assert all(map(torch.equal, first, second[::-1]))
+    assert not torch.equal(first[0], first[1])
 
 
 @pytest.mark.parametrize(

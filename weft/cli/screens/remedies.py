@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from weft.cli.screens.toml_text import toml
+from weft.plan.schedules.grid import schedule_of
 from weft.spec.strategy import MAX_LOADERS, MAX_MICROBATCHES, MAX_PREFETCH, Replica, Strategy
 from weft.transport.wire.frames import Message
 
@@ -233,9 +234,17 @@ def of_sync(setup: Setup) -> Remedy:
     return Remedy(text=f"{text[0].upper()}{text[1:]}.", alternatives=tuple(alternatives))
 
 
+def _lacks_slots(strategy: Strategy, replica: Replica) -> bool:
+    """Whether its schedule has fewer slots than a stage has microbatches."""
+    count = replica.microbatches or strategy.microbatches
+    if replica.stages == 1 or replica.working_window is not None:
+        return False
+    return schedule_of(strategy.schedule, replica.stages, count).in_flight(replica.stages - 1) < count
+
+
 def of_slot(setup: Setup, number: int) -> Remedy:
     replica, strategy = setup.replica(number), setup.strategy
-    if replica.stages > 1 and strategy.schedule == "1f1b" and (replica.microbatches or 1) > 1:
+    if _lacks_slots(strategy, replica):
         text = 'strategy.schedule = "gpipe" has a slot for each microbatch, and takes the memory for it.'
         return Remedy(text=text, alternatives=(('strategy.schedule="gpipe"',),))
     if replica.device == "gpu" and strategy.prefetch.transfer < MAX_PREFETCH:

@@ -39,6 +39,7 @@ from weft.cli.verbs.options import (
 )
 from weft.cli.verbs.recordings import plot, trace
 from weft.cli.verbs.replacing import replace_daemon
+from weft.cli.verbs.schedule import schedule
 from weft.cli.verbs.top import top
 from weft.cli.verbs.training import finish, follow_job, run, submit
 from weft.cli.verbs.whatif import whatif
@@ -294,6 +295,7 @@ app.command(epilog="Example: weft top digits-1 --interval 2")(top)
 app.command(epilog="Example: weft trace digits-1 -o trace.json --svg digits.svg")(trace)
 app.command(epilog="Example: weft plot digits-1 -o digits.png")(plot)
 app.command(epilog="Example: weft whatif digits-1 --set workers.cpu-1.speed=2 --set strategy.microbatches=8")(whatif)
+app.command(epilog="Example: weft schedule 1f1b --stages 4 --microbatches 8 > my.grid")(schedule)
 app.command(epilog="Example: weft doctor --no-measure")(doctor)
 app.command(epilog="Example: weft init train.py && weft run train.toml")(init)
 app.command(epilog="Example: weft completion bash --install")(completion)

@@ -10,15 +10,15 @@ it. Batches stand in the rings of the data until the whole batch is read, as in 
     gradient-r-s      BACKWARD(r,s+1,m)  ─▶ BACKWARD(r,s,m)
     tied-r-s-t        BACKWARD(r,t,m)    ─▶ BACKWARD(r,s,m)
 
-In validation a BACKWARD passes at once and leaves no row; then the slot is free at the end of the last FORWARD. A lane
-tells others that a task is done a moment before it stamps its end, so a slot is free at the latest when it is written
-again.
+Where a backward is in two parts, INPUT writes and WEIGHT is the last to read. In validation a BACKWARD passes at once
+and leaves no row; then the slot is free at the end of the last FORWARD. A lane tells others that a task is done a
+moment before it stamps its end, so a slot is free at the latest when it is written again.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -146,8 +146,13 @@ class _History:
     def occupied(self, ring: Ring) -> Iterator[_Use]:
         if ring.is_loaded:
             return self._batches(ring)
-        kind, writer = ring.written_by
-        return self._between((kind, ring.replica, writer), ring)
+        kinds, writer = ring.written_by
+        written = [
+            (m, task)
+            for (kind, r, s, m), task in self._task.items()
+            if (r, s) == (ring.replica, writer) and kind in kinds
+        ]
+        return self._between(written, ring)
 
     def waiting_batches(self, replica: int) -> Iterator[Interval]:
         """From a batch's last LOAD to the first task that takes of it."""
@@ -199,16 +204,16 @@ class _History:
         return self._read(replica, stage, last, iteration)
 
     def _read(self, replica: int, stage: int, microbatch: int, iteration: int) -> int | None:
-        """The end of the BACKWARD, or of the FORWARD in an iteration without."""
-        for kind in ("backward", "forward"):
+        """The end of the BACKWARD or its last part, or of the FORWARD in an iteration without."""
+        for kind in ("weight", "backward", "forward"):
             task = self._task.get((kind, replica, stage, microbatch))
             run = None if task is None else self._runs.get((task, iteration))
-            if run is not None and (kind == "backward" or iteration <= self._last_complete):
+            if run is not None and (kind != "forward" or iteration <= self._last_complete):
                 return run[1]
         return None
 
-    def _between(self, writer: tuple[str, int, int], ring: Ring) -> Iterator[_Use]:
-        written = [(key[3], task) for key, task in self._task.items() if key[:3] == writer]
+    def _between(self, written: Sequence[tuple[int, int]], ring: Ring) -> Iterator[_Use]:
+        """written: microbatches, and the tasks that write them."""
         for iteration in self._iterations:
             for microbatch, task in written:
                 read = [self._read(ring.replica, stage, microbatch, iteration) for stage in ring.stages]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from weft.plan.graph import Lane, Task
 from weft.plan.itinerary import Iteration
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan
 from weft.plan.rows import Row
 from weft.plan.tables import NO_MORE, Grant
@@ -196,13 +196,26 @@ def _taker(plan: Plan, replica: int, lanes: Mapping[Lane, LaneState]) -> _Taker:
         if firsts:
             gates.append((lanes[lane], firsts))
     last_stage = plan.replicas[replica].num_stages - 1
-    kind, stage = (Kind.FORWARD, last_stage) if plan.schedule == "gpipe" else (Kind.BACKWARD, 0)
-    last = next(t.lane for t in tasks if (t.kind, t.replica, t.stage) == (kind, replica, stage))
-    ends = _indices(
-        plan.graph.programs[last], tasks, lambda task: (task.kind, task.replica, task.stage) == (kind, replica, stage)
-    )
+    last, ends = _ends(plan, replica, last_stage)
     begins = lanes[last].done
     return _Taker(gates=gates, last=lanes[last], ends=ends, fills=last_stage + 1, iteration=begins)
+
+
+def _ends(plan: Plan, replica: int, last_stage: int) -> tuple[Lane, tuple[int, ...]]:
+    """The lane in which a replica is done with its microbatches, and where in its program: as they come back to the
+    first stage; where the last one has all of them before it sends any back, as they come there."""
+    tasks = plan.graph.tasks
+
+    def passes(stage: int, *, back: bool) -> tuple[Lane, tuple[int, ...]]:
+        def wanted(task: Task) -> bool:
+            is_pass = KINDS[task.kind].hands_back if back else task.kind is Kind.FORWARD
+            return is_pass and (task.replica, task.stage) == (replica, stage)
+
+        lane = next(task.lane for task in tasks if wanted(task))
+        return lane, _indices(plan.graph.programs[lane], tasks, wanted)
+
+    there, back = passes(last_stage, back=False), passes(last_stage, back=True)
+    return there if there[1][-1] < back[1][0] else passes(0, back=True)
 
 
 def _indices(program: tuple[int, ...], tasks: tuple[Task, ...], wanted: Callable[[Task], bool]) -> tuple[int, ...]:

@@ -10,8 +10,11 @@ A job's phases, and what moves it on:
        │                                                                                                     ▼
        └── lost worker, preempted: the next attempt ◀───────── all workers released or lost ◀───────── RELEASING
        ▲                                                                │
+       │              PREPARING ◀──another worker── MENDING ◀───────────┤
        └───────────────── resumed ◀── PAUSED ◀── asked for ─────────────┤
                                                                         └──▶ ENDED: completed, failed, cancelled
+
+After a lost worker the others keep what they have of the job: MENDING waits for one in its place.
 
 A job gets all its workers at once or waits. Within one priority jobs start in the order of submission, and a job that
 waits for workers holds back those behind it: nobody overtakes, so nobody starves. One that waits for workers of jobs of
@@ -22,18 +25,18 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from weft.plan.plan import Plan
 from weft.scheduler.core import dispatch, events, gates, losses, outcomes, queue
 from weft.scheduler.core.back_off import back_off
-from weft.scheduler.core.ending import Ending
 from weft.scheduler.core.events import Command, Event
-from weft.scheduler.core.job import Job, Outcome, Phase
+from weft.scheduler.core.job import Job, Phase
+from weft.scheduler.core.starting import Starting
 from weft.scheduler.core.state import IllegalMove
 
 DIRECTORY_LOST = "the directory process was lost"
+_MAPPED = (Phase.RUNNING, Phase.SAVING)  # in which a job's workers map all of its memory
 
 
-class Core(Ending):
+class Core(Starting):
     """Errors: IllegalMove for a bug of ours."""
 
     def start(self) -> list[Command]:
@@ -109,73 +112,6 @@ class Core(Ending):
             self._move(job, Phase.PAUSED, "it was")
         return [events.RecordState(job=job.name, state=job.phase, attempt=job.attempt)]
 
-    def _start_jobs(self) -> list[Command]:
-        commands: list[Command] = []
-        if self.draining:
-            return commands
-        for job in queue.in_order(self.jobs.values()):
-            if job.phase is Phase.RELEASING and job.outcome is not None and job.outcome.is_another_try:
-                break  # it is on its way to the queue, in its place there
-            if job.phase is not Phase.QUEUED:
-                continue
-            workers = queue.chosen_for(job, self.free())
-            if workers is None:
-                return commands + self._make_room(job)
-            commands += self._start(job, workers)
-        return commands
-
-    def _start(self, job: Job, workers: tuple[str, ...]) -> list[Command]:
-        job.workers = workers
-        for name in workers:
-            self.workers[name].job = job.name
-        planning = events.RecordState(job=job.name, state="planning", attempt=job.attempt)
-        if job.plan is not None:
-            return [planning, *self._prepare(job, f"holds {', '.join(workers)} and goes on", job.plan)]
-        self._move(job, Phase.PLANNING, f"holds {', '.join(workers)}")
-        return [planning, events.PlanJob(job=job.name, attempt=job.attempt, worker=workers[job.inspector])]
-
-    def _make_room(self, job: Job) -> list[Command]:
-        commands: list[Command] = []
-        for other in queue.preempted_by(job, self.jobs.values(), self.free()):
-            commands += self._stop(other, outcomes.preempted_by(job))
-        return commands
-
-    def _job_planned(self, event: events.JobPlanned) -> list[Command]:
-        job = self._current(event.job, event.attempt, Phase.PLANNING)
-        if job is None:
-            return []
-        if job.snapshot is None and event.checkpoint is not None:
-            job.snapshot = event.checkpoint
-            job.adjustments = job.adjustments or event.checkpoint.adjusted
-        return self._prepare(job, f"planned: {event.plan.limit_seconds * 1e3:.3g} ms an iteration at best", event.plan)
-
-    def _prepare(self, job: Job, cause: str, plan: Plan) -> list[Command]:
-        self._move(job, Phase.PREPARING, cause)
-        dispatch.adopt(job, plan)
-        assert job.plan is not None
-        job.waiting_for = set(job.workers)
-        return [
-            events.Prepare(
-                job=job.name,
-                attempt=job.attempt,
-                worker=worker,
-                position=position,
-                plan=job.plan,
-                snapshot=job.snapshot,
-            )
-            for position, worker in enumerate(job.workers)
-        ]
-
-    def _worker_prepared(self, event: events.WorkerPrepared) -> list[Command]:
-        job = self._current(event.job, event.attempt, Phase.PREPARING)
-        if job is None:
-            return []
-        job.waiting_for.discard(event.worker)
-        if job.waiting_for:
-            return []
-        self._move(job, Phase.RUNNING, "every worker is prepared")
-        return [events.RecordState(job=job.name, state="running", attempt=job.attempt), *dispatch.begin(job)]
-
     def _tasks_finished(self, event: events.TasksFinished) -> list[Command]:
         job = self.jobs.get(event.job)
         if job is None or job.attempt != event.attempt or job.phase is not Phase.RUNNING:
@@ -186,16 +122,20 @@ class Core(Ending):
         if lane.finished > lane.sent:
             raise IllegalMove(self._story(job, f"{lane} finished more than it was sent"))
         commands = dispatch.lane_finished(job, lane)
-        if lane.done > before:
-            commands += self._iterations_finished(job)
+        if lane.done > before == job.iterations_done:
+            job.num_behind -= 1
+            if not job.num_behind:
+                commands += self._iterations_finished(job)
         return commands
 
     def _iterations_finished(self, job: Job) -> list[Command]:
+        """By all lanes."""
         done = min(lane.done for lane in job.lanes.values())
         commands: list[Command] = [
             events.RecordIteration(job.name, job.attempt, iteration) for iteration in range(job.iterations_done, done)
         ]
         job.iterations_done = done
+        job.num_behind = sum(lane.done == done for lane in job.lanes.values())
         commands += dispatch.take_snapshots(job)
         if job.stopping is not None:
             if job.snapshot is not None and job.snapshot.iteration + 1 == done:
@@ -207,7 +147,7 @@ class Core(Ending):
         if not gates.is_over(job):
             return []
         self._move(job, Phase.SAVING, job.stopped or "every iteration is done")
-        return [events.SaveResult(job=job.name, attempt=job.attempt, worker=job.workers[0])]
+        return [events.SaveResult(job=job.name, attempt=job.attempt, arenas=job.arenas, worker=job.workers[0])]
 
     def _snapshot_saved(self, event: events.SnapshotSaved) -> list[Command]:
         if (job := self.jobs.get(event.job)) is None:
@@ -266,21 +206,31 @@ class Core(Ending):
         return commands + self._hurry(job)
 
     def _directory_lost(self) -> list[Command]:
-        """A job that is being planned has nothing in it yet, unless it is to go on from a snapshot."""
-        for job in self.jobs.values():
+        """A job that runs goes on: its workers map its memory. Of others nobody does, and their snapshots are gone. One
+        that is being planned has nothing in it yet, unless it is to go on from a snapshot."""
+        commands: list[Command] = []
+        for job in list(self.jobs.values()):
+            if job.phase in _MAPPED:
+                commands += _hand_memory_on(job)
+                continue
             job.snapshot = job.best = None
             if job.phase is Phase.QUEUED:
                 job.plan = None
-        losers = [job for job in self._active() if job.phase is not Phase.PLANNING]
-        return [command for job in losers for command in self._start_again(job, DIRECTORY_LOST)]
+            elif job.phase is Phase.PREPARING:
+                commands += self._start_again(job, DIRECTORY_LOST)
+        return commands + self._let_menders_go(outcomes.WITHOUT_DIRECTORY)
 
     def _directory_missed(self, event: events.DirectoryMissed) -> list[Command]:
-        losers = [job for job in self._active() if (job.name, job.attempt) == (event.job, event.attempt)]
-        return [command for job in losers for command in self._start_again(job, event.message)]
+        """What workers map, snapshots among it, they hand on before they let go of it."""
+        for job in self._active():
+            if (job.name, job.attempt) == (event.job, event.attempt):
+                if job.phase in _MAPPED:
+                    return [*_hand_memory_on(job), *self._start_again(job, event.message)]
+                job.snapshot = job.best = None
+                return self._start_again(job, event.message)
+        return []
 
     def _start_again(self, job: Job, message: str) -> list[Command]:
-        """Its snapshots are gone with the directory."""
-        job.snapshot = job.best = None
         job.directory_losses += 1
         return self._release(job, outcomes.of_lost_directory(message, job))
 
@@ -301,7 +251,12 @@ class Core(Ending):
             return commands + self._let_go(job, event.worker)
         losses.note(event, job)
         job.workers = tuple(w for w in job.workers if w != event.worker)
-        return commands + self._release(job, outcomes.of_lost_worker(event, job))
+        outcome = outcomes.of_lost_worker(event, job)
+        goes_on = outcome.state == "recovering" and dispatch.can_mend(job) and job.stopping is None
+        if goes_on and job.phase is Phase.MENDING:
+            return [*commands, outcomes.record_of(outcome, job), *self._next_attempt(job)]
+        keeps = goes_on and job.phase in (Phase.PREPARING, Phase.RUNNING)
+        return commands + self._release(job, outcome, keeps=keeps)
 
     def _hung(self, event: events.WorkerHung) -> list[Command]:
         """Where no worker is to blame, all let go."""
@@ -328,13 +283,15 @@ class Core(Ending):
         worker = self.workers[event.worker]
         if job is None or worker.job != event.job:
             return []
-        worker.job = None
+        is_kept = job.keeps and event.clean
+        if not is_kept:
+            worker.job = None
         worker.failures = 0
         commands: list[Command] = []
         if not event.clean:
             worker.up = False
             commands.append(events.KillWorker(worker=worker.name, cause=f"{event.job} left it unclean"))
-        return commands + self._let_go(job, event.worker)
+        return commands + self._let_go(job, event.worker, is_kept=is_kept)
 
     # --- time and shutdown
 
@@ -342,9 +299,8 @@ class Core(Ending):
         self.draining = True
         if not event.now:
             return []
-        again = Outcome("recovering", "shutdown", "the daemon is shutting down")
         saved = [command for job in self.jobs.values() for command in dispatch.save(job)]
-        return [*saved, *(command for job in self._active() for command in self._release(job, again))]
+        return [*saved, *(command for job in self._active() for command in self._release(job, outcomes.SHUTDOWN))]
 
     def _ticked(self) -> list[Command]:
         commands: list[Command] = []
@@ -354,3 +310,7 @@ class Core(Ending):
                 cause = f"did not let go of {job.name} in time"
                 commands += [events.KillWorker(worker=worker, cause=cause) for worker in sorted(job.waiting_for)]
         return commands
+
+
+def _hand_memory_on(job: Job) -> list[Command]:
+    return [events.HandMemoryOn(job=job.name, attempt=job.attempt, worker=worker) for worker in job.workers]

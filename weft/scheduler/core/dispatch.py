@@ -62,6 +62,7 @@ def begin(job: Job) -> list[Command]:
     job.iterations_done, job.ends, job.stopped = begins, iterations, None
     job.gate = first_gate(job, begins)
     job.lanes = {(state.worker, state.name): state for state in lanes.values()}
+    job.num_behind = len(lanes)
     for policy in job.policies:
         policy.begin(lanes)
     again = [Adjust(job.name, job.attempt, job.workers, *each) for each in job.adjustments if each[0] > begins]
@@ -248,6 +249,15 @@ def plan_to_go_on_with(job: Job) -> Plan | None:
     """Of the next attempt; None where there has to be another: it begins again, or other GPUs may be free by then."""
     goes_on = job.snapshot is not None and job.outcome is not None and job.outcome.is_another_try
     return job.plan if goes_on and "gpu" not in job.needs else None
+
+
+def can_mend(job: Job) -> bool:
+    """Whether its workers may keep what they have for the next attempt, which needs only those that were lost. What is
+    on GPUs is planned anew, since others may be free by then. Where updates wait for the norm, results of kept workers
+    have differed now and then, by what is not known yet: they are prepared anew."""
+    if job.plan is None or (job.plan.synchronisation is not None and job.plan.synchronisation.bounded):
+        return False
+    return bool(job.workers and job.snapshot is not None and "gpu" not in job.needs)
 
 
 def halt(job: Job) -> list[Command]:

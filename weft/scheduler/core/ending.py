@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from weft.scheduler.core import dispatch, events, outcomes
@@ -34,32 +35,44 @@ class Ending(State):
         job.snapshot, copies, job.copies = None, job.copies, False
         return [events.DropArenas(job=job.name, attempt=None)] if copies else []
 
-    def _release(self, job: Job, outcome: Outcome) -> list[Command]:
+    def _release(self, job: Job, outcome: Outcome, *, keeps: bool = False) -> list[Command]:
+        """keeps: what the workers have is for the next attempt, unless something comes between."""
         self._move(job, Phase.RELEASING, outcome.message or outcome.state)
         job.outcome = outcome
-        job.deadline = self._now + RELEASE_SECONDS
-        job.waiting_for = set(job.workers)
         commands: list[Command] = []
         if outcome.state == "recovering":
             commands.append(outcomes.record_of(outcome, job))
-        if not job.waiting_for:
-            return commands + self._released(job)
-        return commands + [events.Release(worker=worker, job=job.name, attempt=job.attempt) for worker in job.workers]
+        return commands + self._tell_to_let_go(job, keeps=keeps)
 
-    def _let_go(self, job: Job, worker: str) -> list[Command]:
+    def _tell_to_let_go(self, job: Job, *, keeps: bool) -> list[Command]:
+        job.keeps, job.deadline = keeps, min(job.deadline or math.inf, self._now + RELEASE_SECONDS)
+        job.waiting_for = set(job.workers)
+        if not job.waiting_for:
+            return self._released(job)
+        return [events.Release(worker=worker, job=job.name, attempt=job.attempt, keeps=keeps) for worker in job.workers]
+
+    def _let_go(self, job: Job, worker: str, *, is_kept: bool = False) -> list[Command]:
+        """is_kept: the worker has stopped, and is still the job's."""
         job.waiting_for.discard(worker)
+        if not is_kept:
+            job.workers = tuple(each for each in job.workers if each != worker)
         return [] if job.waiting_for else self._released(job)
 
     def _released(self, job: Job) -> list[Command]:
-        commands: list[Command] = [events.DropArenas(job=job.name, attempt=job.attempt)]
-        job.furthest = max(job.furthest, job.iterations_done)
-        job.workers, job.lanes, job.deadline, job.iterations_done = (), {}, None, 0
-        job.policies, job.copying, job.hung = (), [], None
+        """All have stopped. What they keep is let go of, too, where it is of no use any more."""
         assert job.outcome is not None
+        if job.keeps and job.outcome.state == "recovering" and dispatch.can_mend(job):
+            return self._mend(job)
+        if job.workers:
+            return self._tell_to_let_go(job, keeps=False)
+        commands: list[Command] = [events.DropArenas(job=job.name, attempt=job.arenas)]
+        self._forget_attempt(job)
         if job.outcome.is_end:
             return commands + self._end(job)
         job.plan = dispatch.plan_to_go_on_with(job)
-        job.attempt += 1
+        if not job.is_mended or job.outcome.state == "recovering":
+            job.attempt += 1
+        job.is_mended = False
         outcome, job.outcome, job.stopping = job.stopping or job.outcome, None, None
         if outcome.state == "paused":
             return commands + self._pause(job)
@@ -68,6 +81,24 @@ class Ending(State):
         if outcome.state == "queued":  # else it has been told why
             queued = replace(queued, reason=outcome.reason, message=outcome.message)
         return [*commands, queued]
+
+    def _mend(self, job: Job) -> list[Command]:
+        """The job holds its workers, and waits for one in the place of each lost one."""
+        self._forget_attempt(job)
+        job.outcome, job.is_mended = None, True
+        self._move(job, Phase.MENDING, "its workers have stopped")
+        return self._next_attempt(job)
+
+    @staticmethod
+    def _next_attempt(job: Job) -> list[Command]:
+        job.attempt += 1
+        return [events.RecordState(job=job.name, state="queued", attempt=job.attempt)]
+
+    @staticmethod
+    def _forget_attempt(job: Job) -> None:
+        job.furthest = max(job.furthest, job.iterations_done)
+        job.lanes, job.deadline, job.iterations_done = {}, None, 0
+        job.policies, job.copying, job.hung = (), [], None
 
     def _end(self, job: Job) -> list[Command]:
         self._move(job, Phase.ENDED, "")

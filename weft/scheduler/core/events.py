@@ -14,8 +14,10 @@ from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.policy import Verdict
 from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
 from weft.scheduler.adapting.routes import RouteMeasurement
+from weft.scheduler.core.handover import DirectoryLost as DirectoryLost
+from weft.scheduler.core.handover import HandMemoryOn as HandMemoryOn
 from weft.scheduler.core.handover import HandoverBegun as HandoverBegun
-from weft.scheduler.core.snapshot import Snapshot as Snapshot
+from weft.scheduler.core.job import Snapshot as Snapshot
 
 # --- events
 
@@ -124,14 +126,8 @@ class WorkerReleased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DirectoryLost:
-    """The process that owns the shared tensors has died; another is on its way up, with none of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryMissed:
-    """A worker of the attempt did not find in the directory what must be there, or found no directory. It may say so
-    before DirectoryLost comes, or long after: another directory knows nothing of the attempt."""
+    """A worker of the attempt missed what must be in the directory. It may say so before DirectoryLost, or later."""
 
     job: str
     attempt: int
@@ -264,10 +260,11 @@ class PlanJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
-    """Build the worker's part of the plan. Answered by WorkerPrepared or JobFaulted."""
+    """Build the worker's part of the plan, or go on with what it kept. Answered by WorkerPrepared or JobFaulted."""
 
     job: str
     attempt: int
+    arenas: int  # the attempt that has begun its blocks
     worker: str
     position: int
     plan: Plan
@@ -322,6 +319,7 @@ class SaveResult:
 
     job: str
     attempt: int
+    arenas: int  # the attempt that has begun its blocks
     worker: str
 
 
@@ -332,6 +330,7 @@ class Release:
     worker: str
     job: str
     attempt: int
+    keeps: bool = False  # what it can use in the next attempt of the job, which comes soon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,7 +349,6 @@ class RecordState:
     reason: str | None = None  # of a terminal state that is no success, and of recovering
     message: str | None = None
     exit_code: int | None = None
-    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,6 +389,7 @@ Command = (
     | JudgeEpoch
     | SaveResult
     | Release
+    | HandMemoryOn
     | DropArenas
     | RecordState
     | RecordSnapshot

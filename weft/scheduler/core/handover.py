@@ -1,4 +1,4 @@
-"""Handover: the event after which nobody answers workers for a while. A value."""
+"""Handovers: what goes on with another process of ours in the place of one. Values."""
 
 from __future__ import annotations
 
@@ -10,3 +10,18 @@ class HandoverBegun:
     """Another daemon goes on with this core, in a moment; what lanes have until then is theirs already."""
 
     windows: int  # that each lane is to be sent ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryLost:
+    """The process that owns the shared tensors has died; another is on its way up, and has what it is handed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandMemoryOn:
+    """To the directory that takes the place of one that died: what the attempt maps in the worker, which goes on.
+    Answered by DirectoryMissed where that cannot be."""
+
+    job: str
+    attempt: int
+    worker: str

@@ -1,4 +1,4 @@
-"""What the core knows: a job's phase with the table of its moves, its lanes, its outcome; and workers. No behaviour."""
+"""What the core knows: a job's phase with the table of its moves, snapshots, lanes, outcome; workers. No behaviour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.adapting.policy import Policy
-from weft.scheduler.core.events import Snapshot
 from weft.spec.job_state import TERMINAL_STATES
 
 
@@ -22,6 +21,7 @@ class Phase(enum.StrEnum):
     RUNNING = "running"
     SAVING = "saving"
     RELEASING = "releasing"
+    MENDING = "mending"
     PAUSED = "paused"
     ENDED = "ended"
 
@@ -32,10 +32,24 @@ MOVES = {
     Phase.PREPARING: {Phase.RUNNING, Phase.RELEASING},
     Phase.RUNNING: {Phase.SAVING, Phase.RELEASING},
     Phase.SAVING: {Phase.RELEASING},
-    Phase.RELEASING: {Phase.ENDED, Phase.QUEUED, Phase.PAUSED},
+    Phase.RELEASING: {Phase.ENDED, Phase.QUEUED, Phase.PAUSED, Phase.MENDING},
+    Phase.MENDING: {Phase.PREPARING, Phase.RELEASING},
     Phase.PAUSED: {Phase.QUEUED, Phase.ENDED},
     Phase.ENDED: set(),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A copy of what the job had come to, in memory that outlives its workers."""
+
+    iteration: int  # after which it was
+    place: int = 0
+    tasks: tuple[str, ...] = ()  # by which its parts are found, see `Plan.snapshot_tasks`
+    to_disk: bool = False  # it was made to become a checkpoint
+    best: bool = False  # behind it a validation says whether it is the best; when it is saved: it is
+    path: str | None = None  # it is a checkpoint, and in no memory
+    adjusted: tuple[tuple[int, Adjustment], ...] = ()  # of a checkpoint: as Job.adjustments, by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +79,15 @@ class Job:
     sequence: int
     attempt: int
     phase: Phase = Phase.QUEUED
-    workers: tuple[str, ...] = ()  # that it holds, by position in the plan
+    workers: tuple[str, ...] = ()  # that it holds, by position in the plan; in MENDING, and before, without the lost
+    positions: tuple[str, ...] = ()  # those that it has been given, by position, the lost ones too
+    arenas: int = 0  # the attempt that has begun its blocks in the directory, with which later ones may go on
+    keeps: bool = False  # in RELEASING: its workers stop, and keep what they have for the next attempt
+    is_mended: bool = False  # from MENDING on, until it has all workers again: its attempt has not begun
     waiting_for: set[str] = field(default_factory=set)  # workers that have yet to answer in this phase
     plan: Plan | None = None
     lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
+    num_behind: int = 0  # lanes that have not finished the first iteration that is not done
     policies: tuple[Policy[Any], ...] = ()  # what adjusts it as it runs, once it is planned
     adjustments: tuple[tuple[int, Adjustment], ...] = ()  # of shares and ways, with the iteration from which they hold
     replays: int = 0  # the first iteration that no attempt before has made, where this one goes on

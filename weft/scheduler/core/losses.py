@@ -15,6 +15,7 @@ _DOING = {
     Phase.PLANNING: "while it was inspected",
     Phase.PREPARING: "while it was prepared",
     Phase.SAVING: "while its weights were saved",
+    Phase.MENDING: "while it waited for another worker",
 }
 
 

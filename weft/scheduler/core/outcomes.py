@@ -35,6 +35,8 @@ EXIT_SOFTWARE = 70  # sysexits.h: the fault is ours, not the job's
 CANCELLED = Outcome("cancelled", "cancelled", "cancelled on request", 143)
 DISCARDED = dataclasses.replace(CANCELLED, keeps=False)
 PAUSED = Outcome("paused", "paused", "paused on request")
+WITHOUT_DIRECTORY = Outcome("queued", "directory-lost", "the directory process was lost between two attempts")
+SHUTDOWN = Outcome("recovering", "shutdown", "the daemon is shutting down")
 
 
 def preempted_by(job: Job) -> Outcome:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from weft.scheduler.core.job import Job, Phase, Worker
 
-CAN_STOP = (Phase.PLANNING, Phase.PREPARING, Phase.RUNNING)
+CAN_STOP = (Phase.PLANNING, Phase.PREPARING, Phase.RUNNING, Phase.MENDING)
 
 
 def in_order(jobs: Iterable[Job]) -> list[Job]:
@@ -29,6 +29,22 @@ def chosen_for(job: Job, free: dict[str, list[str]]) -> tuple[str, ...] | None:
     if any(len(free.get(kind, ())) < count for kind, count in job.needs.items()):
         return None
     return tuple(name for kind, count in job.needs.items() for name in free[kind][:count])
+
+
+def mended(job: Job, free: dict[str, list[str]]) -> tuple[str, ...] | None:
+    """The workers that it goes on with, by position: those that it holds, and in the places of the lost ones themselves
+    or others of their kind. None where there are too few."""
+    left = {kind: list(names) for kind, names in free.items()}
+    kinds = [kind for kind, count in job.needs.items() for _ in range(count)]
+    found = []
+    for name, kind in zip(job.positions, kinds, strict=True):
+        if name not in job.workers:
+            names = left.get(kind, [])
+            if not names:
+                return None
+            name = names.pop(names.index(name) if name in names else 0)
+        found.append(name)
+    return tuple(found)
 
 
 def preempted_by(job: Job, jobs: Iterable[Job], free: dict[str, list[str]]) -> list[Job]:

@@ -13,6 +13,9 @@ def why(core: Core, name: str) -> str | None:
         return f"it is paused; `weft resume {name}` goes on with it"
     if job.stopping is not None:
         return f"{job.stopping.message}: it stops at the end of an iteration"
+    if job.phase is Phase.MENDING:
+        lost = ", ".join(name for name in job.positions if name not in job.workers)
+        return f"it was killed, and another is starting: {lost}; the others wait with what they have of the job"
     if job.phase is not Phase.QUEUED:
         return None
     if core.draining:

@@ -267,6 +267,11 @@ class Driver:
                 if isinstance(command, events.Prepare) and command.position == 0:
                     self._begin(command)
                 self._pool.send(command.worker, order_of(command, self.runs[command.job]))
+            case events.HandMemoryOn():
+                run = self.runs[command.job]
+                if command.worker == self.core.jobs[command.job].workers[0]:
+                    run.files.log("the directory process was lost; the workers hand the job's memory on to the next")
+                self._pool.send(command.worker, order_of(command, run))
             case events.DropArenas(attempt=None):
                 self.savers.drop_after(command)
             case events.DropArenas():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, assert_never
 
 from weft.plan.worker_view import WorkerView
-from weft.scheduler.core.events import JudgeEpoch, PlanJob, Prepare, Release, SaveResult, Snapshot
+from weft.scheduler.core.events import HandMemoryOn, JudgeEpoch, PlanJob, Prepare, Release, SaveResult, Snapshot
 from weft.scheduler.runs.checkpoints import adjusted_behind, training_of
 from weft.scheduler.runs.run import MODEL, Run
 from weft.transport.wire.frames import Message
@@ -13,11 +13,10 @@ from weft.transport.wire.frames import Message
 KEPT = 2  # checkpoints, of a job whose spec does not say
 
 
-def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release, run: Run) -> Message:
+def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | HandMemoryOn, run: Run) -> Message:
     about = {
         "job": command.job,
         "attempt": command.attempt,
-        "arenas": arenas_name(command.job, command.attempt),
         "spec": run.spec.to_wire(),
         "run_dir": str(run.files.path),
     }
@@ -30,13 +29,18 @@ def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release, run
             view, snapshot = WorkerView.of(command.plan, command.position).to_wire(), command.snapshot
             goes_on = None if snapshot is None else [*_about(snapshot), snapshot.path]
             snapshots = arenas_name(command.job, None)
-            return {"type": "prepare", **about, "plan": view, "snapshots": snapshots, "snapshot": goes_on}
+            arenas = arenas_name(command.job, command.arenas)
+            about |= {"arenas": arenas, "snapshots": snapshots, "snapshot": goes_on}
+            return {"type": "prepare", **about, "plan": view}
         case SaveResult():
             assert run.attempt is not None
-            arenas = run.attempt.plan.arenas_to_save()
-            return {"type": "save", **about, "path": str(run.files.path / MODEL), "arenas_to_save": arenas}
+            about |= {"arenas": arenas_name(command.job, command.arenas)}
+            to_save = run.attempt.plan.arenas_to_save()
+            return {"type": "save", **about, "path": str(run.files.path / MODEL), "arenas_to_save": to_save}
         case Release():
-            return {"type": "release", **about}
+            return {"type": "release", **about, "keeps": command.keeps}
+        case HandMemoryOn():
+            return {"type": "hand-memory-on", **about}
     assert_never(command)
 
 
@@ -63,6 +67,6 @@ def _about(snapshot: Snapshot) -> list[Any]:
 
 
 def arenas_name(job: str, attempt: int | None) -> str:
-    """A job's name in the directory: an attempt never meets the blocks of the one before. None: of its snapshots, which
-    outlive an attempt."""
+    """A job's name in the directory. attempt: that has begun the blocks; nothing of the one before is in them. None: of
+    the job's snapshots, which outlive an attempt."""
     return f"{job}@{'snapshots' if attempt is None else attempt}"

@@ -48,7 +48,7 @@ class PlannedJob:
         job that learns nothing."""
         if KINDS[task.kind].learns and self.spec.job.mode != "train":
             return ()
-        again = task.kind is Kind.BACKWARD and self.spec.strategy.recompute
+        again = KINDS[task.kind].hands_back and self.spec.strategy.recompute
         return (Kind.FORWARD, task.kind) if again else (task.kind,)
 
     def device(self, task: Task) -> str:
@@ -112,7 +112,7 @@ class _Costs:
             case Kind.FETCH:
                 facts = (self._inspection.input, self._inspection.target)
                 return self._inspection.link_seconds(sum(part.max_bytes() for part in facts if part)) * self._size(task)
-            case Kind.FORWARD | Kind.BACKWARD:
+            case Kind.FORWARD | Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT:
                 seconds: float = sum(self._by_stage[task.holder, kind] for kind in self._job.computed(task))
                 return seconds * self._size(task)
             case Kind.DOWN | Kind.UP | Kind.RELOAD:

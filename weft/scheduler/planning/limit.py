@@ -33,7 +33,8 @@ def speed_limit(graph: Graph, seconds: Sequence[float]) -> Limit:
     outgoing: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for edge in [*graph.edges, *graph.lane_edges()]:
         outgoing[edge.source].append((edge.target, edge.distance))
-    while cycle := _better_cycle(outgoing, seconds, best.seconds, len(graph.tasks)):
+    longest = [0.0] * len(graph.tasks)
+    while cycle := _better_cycle(outgoing, seconds, best.seconds, longest):
         tasks = tuple(source for source, _ in cycle)
         ratio = sum(seconds[task] for task in tasks) / sum(distance for _, distance in cycle)
         if ratio <= best.seconds * (1 + _TOLERANCE):
@@ -43,13 +44,15 @@ def speed_limit(graph: Graph, seconds: Sequence[float]) -> Limit:
 
 
 def _better_cycle(
-    outgoing: dict[int, list[tuple[int, int]]], seconds: Sequence[float], guess: float, num_tasks: int
+    outgoing: dict[int, list[tuple[int, int]]], seconds: Sequence[float], guess: float, longest: list[float]
 ) -> list[tuple[int, int]]:
-    """A cycle whose ratio beats the guess as (task, distance of the edge that leaves it), or [] if there is none."""
-    slack = guess * _TOLERANCE
-    longest = [0.0] * num_tasks
+    """A cycle whose ratio beats the guess as (task, distance of the edge that leaves it), or [] if there is none.
+
+    longest: of paths to each task, from any numbers on, and left for the next guess, of which few are then exceeded.
+    """
+    slack, num_tasks = guess * _TOLERANCE, len(longest)
     parent: list[tuple[int, int] | None] = [None] * num_tasks
-    relaxed = [0] * num_tasks
+    num_relaxed = 0
     queue, queued = deque(range(num_tasks)), [True] * num_tasks
     while queue:
         source = queue.popleft()
@@ -59,8 +62,8 @@ def _better_cycle(
             if length > longest[target] + slack:
                 longest[target] = length
                 parent[target] = (source, distance)
-                relaxed[target] += 1
-                if relaxed[target] % 8 == 0 and (cycle := _cycle_through(parent, target)):
+                num_relaxed += 1
+                if num_relaxed % num_tasks == 0 and (cycle := _cycle_of(parent)):
                     return cycle
                 if not queued[target]:
                     queue.append(target)
@@ -68,22 +71,29 @@ def _better_cycle(
     return []
 
 
-def _cycle_through(parent: Sequence[tuple[int, int] | None], start: int) -> list[tuple[int, int]]:
-    """The cycle that following parents from `start` runs into, or [] if it ends at a root."""
-    seen: set[int] = set()
-    task = start
-    while task not in seen:
-        seen.add(task)
-        link = parent[task]
-        if link is None:
-            return []
-        task = link[0]
-    cycle = []
-    end = task
-    while True:
+def _cycle_of(parent: Sequence[tuple[int, int] | None]) -> list[tuple[int, int]]:
+    """A cycle of parents, or [] where there is none yet. It walks each task once."""
+    walk_of = [-1] * len(parent)
+    for start in range(len(parent)):
+        task = start
+        while walk_of[task] < 0:
+            walk_of[task] = start
+            link = parent[task]
+            if link is None:
+                break
+            task = link[0]
+        else:
+            if walk_of[task] == start:
+                return _around(parent, task)
+    return []
+
+
+def _around(parent: Sequence[tuple[int, int] | None], end: int) -> list[tuple[int, int]]:
+    cycle: list[tuple[int, int]] = []
+    task = end
+    while not cycle or task != end:
         link = parent[task]
         assert link is not None
         cycle.append(link)
         task = link[0]
-        if task == end:
-            return cycle[::-1]
+    return cycle[::-1]

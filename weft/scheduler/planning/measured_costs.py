@@ -29,8 +29,8 @@ from weft.spec.job_spec import JobSpec
 
 # Found on one machine (EPYC, 2 cores) with the example of digits by 1 and 2 stages: what a task costs beyond its units
 # (slots, random numbers, the start of autograd), and what timing a unit alone counts that a stage has once.
-TASK_SECONDS: Final = {Kind.FORWARD: 13e-6, Kind.BACKWARD: 34e-6}
-UNIT_SECONDS: Final = {Kind.FORWARD: 0.0, Kind.BACKWARD: 16e-6}
+TASK_SECONDS: Final = {Kind.FORWARD: 13e-6, Kind.BACKWARD: 34e-6, Kind.INPUT: 34e-6, Kind.WEIGHT: 17e-6}
+UNIT_SECONDS: Final = {Kind.FORWARD: 0.0, Kind.BACKWARD: 16e-6, Kind.INPUT: 8e-6, Kind.WEIGHT: 8e-6}
 UPDATE_SECONDS: Final = 50e-6  # of an optimizer's step, however few its parameters; found likewise
 SLOPE_UNCERTAINTY: Final = 2.0  # of the cost of a sample, relative to that of a call; arbitrary
 

@@ -58,15 +58,14 @@ def partition(
     before = [0.0, *accumulate(unit.forward_seconds + unit.backward_seconds for unit in units)]
     # best[b] = (slowest stage, cut indices) over the units before bounds[b]
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}
-    for _ in range(num_stages):
+    for stages_behind in reversed(range(num_stages)):
         best = {
             b: min(
                 (max(slowest, before[bounds[b]] - before[bounds[a]]), (*path, b))
                 for a, (slowest, path) in best.items()
                 if a < b
             )
-            for b in range(1, len(bounds))
-            if any(a < b for a in best)
+            for b in range(min(best) + 1, len(bounds) - stages_behind)  # a cut is left for each of those
         }
     path = best[len(bounds) - 1][1]
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))

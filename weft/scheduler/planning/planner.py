@@ -18,6 +18,8 @@ from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.itinerary import Itinerary
 from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import Border, Plan, Ring, StagePlan
+from weft.plan.schedules.grid import schedule_of
+from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
@@ -32,7 +34,9 @@ from weft.scheduler.planning.simulator import SimulationError, simulate
 from weft.scheduler.planning.working_window import largest_that_fits, smallest_as_good
 from weft.spec.admission import problem_of_spec
 from weft.spec.job_spec import JobSpec
+from weft.spec.schedule_text import schedule_title
 from weft.spec.stopping import Rule, UnknownMetric, value_for_scheduler
+from weft.spec.strategy import Strategy
 
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
 MIN_WINDOW_ITERATIONS = 2
@@ -86,7 +90,7 @@ def _plan(
     _check_memory(spec, shared, shared_bytes_free, why_no_snapshots)
     itinerary = _itinerary(spec, inspection)
     plan = Plan(
-        schedule=strategy.schedule,
+        schedule=schedule_title(strategy.schedule),
         microbatches=strategy.microbatches,
         recompute=strategy.recompute,
         window=strategy.window or 0,
@@ -102,6 +106,7 @@ def _plan(
         synchronisation=placement.synchronisation,
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
         skipped_calls=inspection.skipped_calls,
+        seeds_others=inspection.seeds_others,
         notes=tuple(plan_notes(spec, inspection, why_no_snapshots)),
         recovers=strategy.recovery == "snapshot",
         **_checkpoints(spec, itinerary),
@@ -192,11 +197,27 @@ def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
         raise PlanError("Workload.train has length 0; give at least one sample")
     if (problem := problem_of_spec(spec)) is not None:
         raise PlanError(problem)
+    _check_schedule(spec.strategy)
     if spec.strategy.loaders > 1 and inspection.streams:
         raise PlanError(
             f"strategy.loaders = {spec.strategy.loaders}: Workload.{inspection.streams[0]} is an IterableDataset, and "
             "one process draws its items one after another; use loaders = 1, or give a map-style dataset"
         )
+
+
+def _check_schedule(strategy: Strategy) -> None:
+    for replica in strategy.replica_list:
+        if replica.working_window is not None:
+            continue  # its layers take turns in an order of their own
+        try:
+            schedule = schedule_of(strategy.schedule, replica.stages, replica.microbatches or strategy.microbatches)
+        except ScheduleError as error:
+            raise PlanError(f"strategy.schedule: {error}") from None
+        if len(schedule.programs) < schedule.num_stages:
+            raise PlanError(
+                f"strategy.schedule: the grid has {schedule.num_stages} stages in {len(schedule.programs)} lines, and "
+                "each stage has a worker of its own; write a line for each"
+            )
 
 
 def _default_window(graph: Graph, seconds: Sequence[float]) -> int:

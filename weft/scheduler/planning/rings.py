@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from weft.plan.buckets import Holder
 from weft.plan.division import Turns
 from weft.plan.inspection import Inspection, TensorFacts, ValueFacts, slot_bytes
 from weft.plan.placement import Placement
-from weft.plan.plan import Ring, Role, SlotValue
+from weft.plan.plan import ReplicaPlan, Ring, Role, SlotValue
+from weft.plan.schedules.grid import schedule_of
+from weft.plan.schedules.schedule import Schedule
 from weft.plan.shapes import ShapeError, check_affine
 from weft.scheduler.planning.crossing import TiedParameter, by_hop, crossing_values, tied_parameters
-from weft.scheduler.planning.schedules import in_flight
 from weft.spec.strategy import Strategy
 
 TIED_SPARE_SLOTS = 1  # beyond those that stages of one speed need, so that neither waits at each task for the other
@@ -51,39 +52,64 @@ def _check_any_size_fits(role: Role, value: SlotValue) -> None:
 def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement, r: int) -> Iterator[Ring]:
     replica = placement.replicas[r]
     count, num_stages = replica.microbatches, replica.num_stages
-
-    def flying(stage: int) -> int:
-        """Layers of a working window have the whole batch before the next one's turn."""
-        return count if replica.working_window else in_flight(strategy.schedule, stage, num_stages, count)
-
+    depths = _Depths.of(strategy, replica)
     for role, facts, stages in _data(inspection, num_stages):
         if r == 0 or not strategy.steals:
             ring = _data_ring(role, r, stages, Turns.of(strategy).batches_ahead(strategy.prefetch.load) * count, facts)
             yield replace(ring, by_number=strategy.steals)
         for stage in stages if replica.device == "gpu" else ():
-            depth = flying(stage) + strategy.prefetch.transfer
+            depth = depths.own(stage) + strategy.prefetch.transfer
             yield replace(_data_ring(role, r, [stage], depth, facts), memory="device")
     crossing = crossing_values(inspection.values_on(replica.device), placement.cuts[r])
     for stage in range(num_stages):
         if made := [value for value in crossing if value.writer == stage]:
             readers = sorted({reader for value in made for reader in value.readers})
             values = _one_behind_the_other(_slot_value(each.facts.name, each.facts, each.readers) for each in made)
-            ring = _ring(Role.ACTIVATION, r, readers, flying(stage), values)
+            ring = _ring(Role.ACTIVATION, r, readers, depths.activation(stage, readers), values)
             yield _placed(replace(ring, writer=stage), inspection, placement)
     for (source, target), summed in by_hop(crossing).items():
         values = _one_behind_the_other(_slot_value(each.facts.name, each.facts, [target]) for each in summed)
-        ring = _ring(Role.GRADIENT, r, [target], flying(target), values)
+        ring = _ring(Role.GRADIENT, r, [target], depths.gradient(source, target), values)
         yield _placed(replace(ring, writer=source), inspection, placement)
     if placement.synchronisation is not None:
-        yield from _tied(inspection, placement, r, flying)
+        yield from _tied(inspection, placement, r, depths)
 
 
-def _tied(inspection: Inspection, placement: Placement, r: int, flying: Callable[[int], int]) -> Iterator[Ring]:
+@dataclass(frozen=True, slots=True)
+class _Depths:
+    """Of a replica's rings."""
+
+    microbatches: int
+    schedule: Schedule | None  # None: layers of a working window have the whole batch before the next one's turn
+
+    @classmethod
+    def of(cls, strategy: Strategy, replica: ReplicaPlan) -> _Depths:
+        if replica.working_window is not None:
+            return cls(replica.microbatches, None)
+        return cls(replica.microbatches, schedule_of(strategy.schedule, replica.num_stages, replica.microbatches))
+
+    def own(self, stage: int) -> int:
+        return self.microbatches if self.schedule is None else self.schedule.in_flight(stage)
+
+    def activation(self, writer: int, readers: Sequence[int]) -> int:
+        return self.microbatches if self.schedule is None else self.schedule.activation_slots(writer, readers)
+
+    def gradient(self, writer: int, reader: int) -> int:
+        return self.microbatches if self.schedule is None else self.schedule.gradient_slots(writer, reader)
+
+    def tied(self, writer: int, reader: int) -> int:
+        """These are large: no more than are on the way, and those that the reader has not done with."""
+        if self.schedule is None:
+            return self.microbatches
+        on_the_way = writer - reader + 1 + TIED_SPARE_SLOTS + self.schedule.backlog(reader)
+        return min(self.schedule.gradient_slots(writer, reader), on_the_way)
+
+
+def _tied(inspection: Inspection, placement: Placement, r: int, depths: _Depths) -> Iterator[Ring]:
     """Of a working window, which has a whole batch of them at once, they are in the host's memory."""
     streams = placement.replicas[r].working_window is not None
     for (source, target), parameters in by_hop(tied_parameters(inspection.parameters, placement.cuts[r])).items():
-        on_the_way = source - target + 1 + TIED_SPARE_SLOTS
-        depth = flying(target) if streams else min(flying(target), on_the_way)
+        depth = depths.tied(source, target)
         ring = replace(_ring(Role.TIED, r, [target], depth, _tied_in_slot(parameters, target)), writer=source)
         yield ring if streams else _placed(ring, inspection, placement)
 

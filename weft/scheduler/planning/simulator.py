@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,6 +102,10 @@ class _Run:
         self._milestones = milestones
         self._wake_seconds = wake
         self._waiting: set[Lane] = set()
+        self._looked_for: dict[int, list[Lane]] = {}  # by task: lanes whose next one waits for it
+        self._to_look_at: dict[
+            Lane, None
+        ] = {}  # lanes of which something has changed since they could not start, in order
         self._now = 0.0
         self._core = Core({f"{kind}-{position}": kind for position, kind in enumerate(plan.workers)})
         names = {lane: (f"{plan.workers[lane.worker]}-{lane.worker}", lane.name) for lane in plan.graph.programs}
@@ -131,10 +135,12 @@ class _Run:
         while self._happening:
             self._now, _, lane, task, iteration = heapq.heappop(self._happening)
             self._finished[task] = iteration
+            self._look_at(self._looked_for.pop(task, ()))
             if lane is None:
                 self._start_ready()
                 continue
             self._busy[lane] = False
+            self._look_at((lane,))
             for _, policy in self._policies if not self._is_seldom(task) else ():
                 policy.add(_rows(self._spans[lane][-1]))
             self._feed(TasksFinished(_JOB, 1, *self._names[lane], 1))
@@ -162,8 +168,9 @@ class _Run:
                 self._policies = [each for each in policies if each[1].after_each_iteration]
                 return WorkerPrepared(job=_JOB, attempt=1, worker=command.worker)
             case Dispatch():
-                queue = self._queues[self._lanes[command.worker, command.lane]]
-                queue.extend((iteration, task) for iteration, tasks in command.work for task in tasks)
+                lane = self._lanes[command.worker, command.lane]
+                self._look_at((lane,))
+                self._queues[lane].extend((iteration, task) for iteration, tasks in command.work for task in tasks)
             case Adjust():
                 self._course.adjust(command.first_iteration, command.adjustment)
             case RecordIteration():
@@ -186,13 +193,20 @@ class _Run:
                 return JobMeasured(job=_JOB, attempt=1, policy=number, measured=measured)
         return None
 
+    def _look_at(self, lanes: Iterable[Lane]) -> None:
+        self._to_look_at.update(dict.fromkeys(lanes))
+
     def _start_ready(self) -> None:
-        for lane, queue in self._queues.items():
+        lanes, self._to_look_at = self._to_look_at, {}
+        for lane in lanes:
+            queue = self._queues[lane]
             if not queue or self._busy[lane]:
                 continue
             iteration, task = queue[0]
-            if self._missing(task, iteration) is not None:
+            missing = self._missing(task, iteration)
+            if missing is not None:
                 self._waiting.add(lane)
+                self._looked_for.setdefault(missing, []).append(lane)
                 continue
             queue.popleft()
             start = self._now + (self._wake_seconds if lane in self._waiting else 0.0)

@@ -71,6 +71,11 @@ class Board:
         self._waits_without_spin = 0
         self._shares_core = shares_core
 
+    def rewind(self, begins: int) -> None:
+        """To before an attempt's first iteration. While no lane of any worker runs."""
+        self._tensor.fill_(begins - 1)
+        self._waits_without_spin = 0
+
     def post(self, task: int, iteration: int) -> None:
         """Marks the task finished for the iteration and wakes whoever waits for it."""
         self.words[1 + task] = iteration

@@ -4,7 +4,10 @@ Workers call it while they set a job up and afterwards only in the first task of
 (`publish`), and where a slot grows; from any thread, since a proxy has a connection for each. Blocks are torch shared
 memory with `file_descriptor` sharing: their names are gone from /dev/shm before anybody can crash, and the memory goes
 when the last process that maps it does. A worker that is killed takes nothing with it, since the directory holds every
-block too.
+block too; nor does the directory, since whoever maps a block hands it on to the one that takes its place (`hand_on`).
+
+    directory.sock ──▶ handover/directory-PID     each has an address of its own: clients of the one before, which let
+                                                  go of things by the server's own numbers, cannot mean this one
 """
 
 from __future__ import annotations
@@ -14,112 +17,27 @@ import copy
 import multiprocessing
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_sharer
+from dataclasses import dataclass
 from multiprocessing.managers import BaseManager, DictProxy, RemoteError
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing  # registers how a shared tensor travels: as a file descriptor
+from torch.multiprocessing.reductions import StorageWeakRef  # and registers how a shared tensor travels: by descriptor
 
 from weft.machine.free_memory import SharedMemoryFull
 from weft.transport.memory.arena import Arena, Layout
+from weft.transport.memory.blocks import Blocks, Calls, descriptor_of
 
-HANDOVER = "handover"  # the folder, beside the directory's socket, of the sockets on which descriptors are handed over
-SHARED_MEMORY = Path("/dev/shm")
-STOP_SECONDS = 5.0  # for the thread that hands descriptors over; it takes a moment
+HANDOVER = "handover"  # the folder, beside the address, of its own socket and of those that hand descriptors over
 CONNECT_SECONDS = 30.0  # for a directory that is being started again
-
-Calls = dict[str, int]
 
 
 class SharedMemoryGone(Exception):
     """What another process should hold for this one is not there: the directory has died, or is a new one that knows
     nothing of the job's blocks; or a worker that lends its GPU's memory has died. The job can be run again."""
-
-
-class Blocks:
-    """The server's side: blocks by job and name, and a count of the calls that asked for them.
-
-    The manager has a thread for each client, and the workers of a job ask for the same block at the same time.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._blocks: dict[str, dict[str, torch.Tensor]] = {}
-        self._calls: Calls = {}
-
-    def open(self, job: str, name: str, num_bytes: int, word: int) -> torch.Tensor:
-        """The block, made on the first call with every int32 of it `word`. ValueError if its size is another."""
-        with self._lock:
-            self._calls[job] = self._calls.get(job, 0) + 1
-            blocks = self._blocks.setdefault(job, {})
-            if name not in blocks:
-                blocks[name] = self._make(job, name, num_bytes, word)
-            block = blocks[name]
-        if block.numel() != num_bytes:
-            raise ValueError(f"{job}/{name} has {block.numel()} bytes, not {num_bytes}")
-        return block
-
-    def _make(self, job: str, name: str, num_bytes: int, word: int) -> torch.Tensor:
-        try:
-            return _shared_block(num_bytes, word)
-        except RuntimeError as error:  # torch reserves the pages at once: later, nobody's store can fail
-            _forget_names()
-            held = sum(block.numel() for block in self._blocks[job].values())
-            raise SharedMemoryFull(
-                f"{num_bytes / 2**20:.1f} MiB more of shared memory for {job}/{name} cannot be had, beside the "
-                f"{held / 2**20:.1f} MiB that the job has: {error}; /dev/shm has {_free_bytes() / 2**20:.0f} MiB free. "
-                "Free some, use fewer microbatches or a smaller batch, or make /dev/shm larger"
-            ) from None
-
-    def forget(self, job: str, name: str) -> None:
-        """One block, where there is one: its memory goes with the last who maps it."""
-        with self._lock:
-            self._blocks.get(job, {}).pop(name, None)
-
-    def drop(self, job: str) -> int:
-        """Forgets a job's blocks; returns their bytes."""
-        with self._lock:
-            self._calls.pop(job, None)
-            blocks = self._blocks.pop(job, {})
-            if not any(self._blocks.values()):
-                # Nobody is about to fetch a descriptor: those that are left were for workers that were killed before
-                # they did, and would keep their blocks' memory. The next one that is handed over starts it again.
-                resource_sharer.stop(STOP_SECONDS)
-        return sum(block.numel() for block in blocks.values())
-
-    def num_bytes(self) -> dict[str, int]:
-        with self._lock:
-            return {job: sum(block.numel() for block in blocks.values()) for job, blocks in self._blocks.items()}
-
-    def num_calls(self) -> Calls:
-        with self._lock:
-            return dict(self._calls)
-
-
-def _shared_block(num_bytes: int, word: int) -> torch.Tensor:
-    """Zeroed by the kernel, and so touched first by the lane that uses it; unless another word is asked for."""
-    storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
-    block = torch.empty(0, dtype=torch.uint8).set_(storage)
-    if word:
-        block.view(torch.int32).fill_(word)
-    return block
-
-
-def _forget_names() -> None:
-    """Of this process's shared memory: torch leaves one, with what it has reserved so far, where there is not enough.
-    Whatever was made has none."""
-    for path in SHARED_MEMORY.glob(f"torch_{os.getpid()}_*"):
-        path.unlink(missing_ok=True)
-
-
-def _free_bytes() -> int:
-    status = os.statvfs(SHARED_MEMORY)
-    return status.f_bavail * status.f_frsize
 
 
 class DirectoryManager(BaseManager):
@@ -135,7 +53,7 @@ class DirectoryManager(BaseManager):
         raise AssertionError("unregistered")
 
 
-_BLOCKS_METHODS = ("open", "forget", "num_bytes", "num_calls")
+_BLOCKS_METHODS = ("open", "find", "take", "forget", "num_bytes", "num_calls")
 DirectoryManager.register("blocks", exposed=_BLOCKS_METHODS)
 DirectoryManager.register("layouts", proxytype=DictProxy)
 DirectoryManager.register("handles", proxytype=DictProxy)
@@ -162,7 +80,9 @@ class DirectoryServer:
         Bound.register("layouts", callable=lambda: self._layouts, proxytype=DictProxy)
         Bound.register("handles", callable=lambda: self._handles, proxytype=DictProxy)
         _clear(self._address)
-        server = Bound(address=str(self._address), authkey=self._authkey).get_server()
+        own = self._address.parent / HANDOVER / f"directory-{os.getpid()}"
+        server = Bound(address=str(own), authkey=self._authkey).get_server()
+        self._address.symlink_to(own)
         on_ready()
         server.serve_forever()
 
@@ -178,6 +98,58 @@ class DirectoryServer:
         self._blocks.num_bytes()
 
 
+@dataclass(slots=True)
+class _Known:
+    """What this process knows of a name, to tell it to a directory that does not."""
+
+    num_bytes: int = 0
+    storage: StorageWeakRef | None = None  # of the block, for as long as anybody here maps it
+    layout: Layout | None = None
+    handle: Any = None
+
+
+class Server:
+    """The directory that lives, as every client that is made of the first one reaches it."""
+
+    def __init__(self, address: Path, authkey: bytes) -> None:
+        self._address, self._authkey = address, authkey
+        self._known: dict[tuple[str, str], _Known] = {}  # by job and name
+        self.connect()
+
+    def connect(self) -> None:
+        """Waits for one that is being started."""
+        _use_authkey(self._address, self._authkey)
+        with _asking(str(self._address)):
+            manager = _connect(self._address, self._authkey)
+            self.blocks, self.layouts, self.handles = manager.blocks(), manager.layouts(), manager.handles()
+
+    def known(self, job: str, name: str) -> _Known:
+        return self._known.setdefault((job, name), _Known())
+
+    def forget(self, job: str, name: str) -> None:
+        self._known.pop((job, name), None)
+
+    def hand_on(self) -> None:
+        self.connect()
+        for (job, name), known in list(self._known.items()):
+            try:
+                with _asking(name):
+                    self._hand_on(job, name, known)
+            except ValueError as error:
+                raise SharedMemoryGone(str(error)) from error
+
+    def _hand_on(self, job: str, name: str, known: _Known) -> None:
+        if known.storage is not None:
+            storage = torch.UntypedStorage._new_with_weak_ptr(known.storage.cdata)
+            if storage is None:  # nobody here wants it any more
+                return
+            self.blocks.take(job, name, known.num_bytes, os.getpid(), descriptor_of(storage))
+        if known.layout is not None:
+            self.layouts[f"{job}/{name}"] = known.layout
+        if known.handle is not None:
+            self.handles[f"{job}/{name}"] = known.handle
+
+
 class Directory:
     """A client of the directory, for one job. Each call is a round trip and a pickle: nothing for the steady state.
 
@@ -190,12 +162,7 @@ class Directory:
         """opened: called with every block, mapped here."""
         self._job = job
         self._opened = opened
-        with _asking(str(address)):
-            _use_authkey(address, authkey)
-            manager = _connect(address, authkey)
-            self._blocks = manager.blocks()
-            self._layouts = manager.layouts()
-            self._handles = manager.handles()
+        self._server = Server(address, authkey)
 
     def of(self, job: str) -> Directory:
         """The same directory's client for another name that blocks go by."""
@@ -207,45 +174,66 @@ class Directory:
         """The owner's call: makes the arena and publishes its layout."""
         block = self.block(name, layout.num_bytes)
         with _asking(name):
-            self._layouts[f"{self._job}/{name}"] = layout
+            self._server.layouts[f"{self._job}/{name}"] = layout
+        self._server.known(self._job, name).layout = layout
         return Arena(block, layout)
 
     def find(self, name: str) -> Arena:
         """A peer's call for an arena that its owner has created."""
         with _asking(name):
-            layout = self._layouts[f"{self._job}/{name}"]
-        return Arena(self.block(name, layout.num_bytes), layout)
+            layout = self._server.layouts[f"{self._job}/{name}"]
+        self._server.known(self._job, name).layout = layout
+        return Arena(self.made(name), layout)
 
     def block(self, name: str, num_bytes: int, word: int = 0) -> torch.Tensor:
         """A block whose size every user knows from the plan; the first to ask makes it, every int32 of it `word`."""
         with _asking(name):
-            block: torch.Tensor = self._blocks.open(self._job, name, num_bytes, word)
-        self._opened(block)
-        return block
+            block: torch.Tensor = self._server.blocks.open(self._job, name, num_bytes, word)
+        return self._mapped(name, block)
+
+    def made(self, name: str) -> torch.Tensor:
+        """A peer's call for a block that its owner has made."""
+        with _asking(name):
+            block: torch.Tensor = self._server.blocks.find(self._job, name)
+        return self._mapped(name, block)
 
     def publish(self, name: str, handle: Any) -> None:
         """Tells peers what to open a block by that the directory does not own: plain data."""
         with _asking(name):
-            self._handles[f"{self._job}/{name}"] = handle
+            self._server.handles[f"{self._job}/{name}"] = handle
+        self._server.known(self._job, name).handle = handle
 
     def published(self, name: str) -> Any:
         """A peer's call for what its owner has published."""
         with _asking(name):
-            return self._handles[f"{self._job}/{name}"]
+            return self._server.handles[f"{self._job}/{name}"]
 
     def forget(self, name: str) -> None:
         """A block that nobody wants any more, with what was published of it."""
+        self._server.forget(self._job, name)
         with _asking(name):
-            self._blocks.forget(self._job, name)
-            self._handles.pop(f"{self._job}/{name}", None)
+            self._server.blocks.forget(self._job, name)
+            self._server.handles.pop(f"{self._job}/{name}", None)
+
+    def hand_on(self) -> None:
+        """Where the directory has died: tells the one that takes its place all that is mapped here and was published
+        from here, by whatever client was made of this one. What it has already stays as it is."""
+        self._server.hand_on()
 
     def num_bytes(self) -> dict[str, int]:
-        sizes: dict[str, int] = self._blocks.num_bytes()
+        sizes: dict[str, int] = self._server.blocks.num_bytes()
         return sizes
 
     def num_calls(self) -> Calls:
-        calls: Calls = self._blocks.num_calls()
+        calls: Calls = self._server.blocks.num_calls()
         return calls
+
+    def _mapped(self, name: str, block: torch.Tensor) -> torch.Tensor:
+        known = self._server.known(self._job, name)
+        known.num_bytes = block.numel()
+        known.storage = StorageWeakRef(block.untyped_storage())  # type: ignore[no-untyped-call]
+        self._opened(block)
+        return block
 
 
 @contextlib.contextmanager
@@ -264,10 +252,10 @@ def _asking(name: str) -> Iterator[None]:
 
 
 def _connect(address: Path, authkey: bytes) -> DirectoryManager:
-    manager = DirectoryManager(address=str(address), authkey=authkey)
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
+            manager = DirectoryManager(address=str(address.resolve(strict=True)), authkey=authkey)
             manager.connect()
             return manager
         except (FileNotFoundError, ConnectionRefusedError):
@@ -277,8 +265,9 @@ def _connect(address: Path, authkey: bytes) -> DirectoryManager:
 
 
 def _clear(address: Path) -> None:
-    """Takes away the sockets of directories that were killed: there is never more than one."""
-    address.unlink(missing_ok=True)
+    """Takes away the sockets of directories that were killed: there is never more than one that lives."""
+    for each in (address, *address.parent.glob(f"{address.stem}-*{address.suffix}")):
+        each.unlink(missing_ok=True)
     shutil.rmtree(address.parent / HANDOVER, ignore_errors=True)
     (address.parent / HANDOVER).mkdir(mode=0o700, exist_ok=True)
 

@@ -2,6 +2,9 @@
 
 What belongs to other stages is skipped (weft.workload.cutting); this keeps, from a microbatch's forward to its
 backward, what autograd needs.
+
+To seed at each call takes longer than to skip one, and many models draw nothing. So a stage without buffers runs
+unseeded until a run has moved the generator; that one is made again with its seeds, and all others are seeded.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ from torch import nn
 from weft.plan.error_places import within
 from weft.plan.plan import SlotValue
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
-from weft.workers.compute.stage import Stage, Tensors, computing_in, leaf_of, no_leaf
+from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
-from weft.workload.cutting.calls import Made
+from weft.workload.cutting.calls import Made, Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
 from weft.workload.data.tree import with_tensors
-from weft.workload.randomness import KEY_MASK, mixed
+from weft.workload.randomness import KEY_MASK, mixed, seed_others
 from weft.workload.step import check_names, step_source, step_values, training_step, validation_step
 from weft.workload.workload import Workload
 
@@ -55,9 +58,11 @@ class CutStage(Stage):
         device: Device,
         copies_input: bool,
         precision: str,
+        seeds_others: bool,
     ) -> None:
         """cut: installed. differentiable: of what it receives, in that order. copies_input: the step writes to what it
-        receives, or to the batch, which neither a slot nor an autograd leaf allows."""
+        receives, or to the batch, which neither a slot nor an autograd leaf allows. seeds_others: it draws from
+        Python's or numpy's generators, too."""
         self._model = model
         self._cut = cut
         self._steps = {True: training_step(workload), False: validation_step(workload)}  # by whether it learns
@@ -69,7 +74,11 @@ class CutStage(Stage):
         self._device = device
         self._copies_input = copies_input
         self._precision = partial(computing_in, precision, device)
-        self._buffers = ForwardBuffers([model], can_compare=not isinstance(device, Accelerator))
+        is_host = not isinstance(device, Accelerator)
+        self._buffers = ForwardBuffers([model], can_compare=is_host)
+        self._modes = GivenModes([model])
+        self._seeds_others = seeds_others
+        self._draws = seeds_others or not is_host or copies_input or cut.has_buffers  # or a run has drawn
         self._saved: dict[int, _Saved] = {}
 
     @property
@@ -130,6 +139,11 @@ class CutStage(Stage):
     def drop(self, microbatch: int) -> None:
         self._saved.pop(microbatch, None)
 
+    def rewind(self) -> None:
+        self._saved.clear()
+        self._cut.rebind([])
+        self._modes.restore()
+
     # --- runs
 
     def _forward(
@@ -162,12 +176,32 @@ class CutStage(Stage):
 
     def _run(self, microbatch: int, step: int, received: Tensors, batch: Any, *, learns: bool) -> Any:
         """What the step returns on the last stage, on any other a list of what it sends."""
-        # containers of its own, which a step may change
-        batch = with_tensors(batch, torch.Tensor.clone if self._copies_input else torch.Tensor.detach)
-        with self._device.drawing, self._precision(), within(f"in {self._sources[learns]}"):
+        place = within(f"in {self._sources[learns]}")
+        with self._device.drawing, self._precision(), place:
             self._device.launching()
-            return self._cut.run(self._steps[learns], batch, received, self._seeder(microbatch, step))
+            if not self._draws:
+                before = torch.default_generator.get_state()
+                result = self._run_once(batch, received, _unseeded, learns=learns)
+                if torch.equal(before, torch.default_generator.get_state()):
+                    return result
+                self._draws = True
+            return self._run_once(batch, received, self._seeder(microbatch, step), learns=learns)
 
-    def _seeder(self, microbatch: int, step: int) -> Any:
+    def _run_once(self, batch: Any, received: Tensors, seed: Seed, *, learns: bool) -> Any:
+        # containers of its own, which a step may change
+        own = with_tensors(batch, torch.Tensor.clone if self._copies_input else torch.Tensor.detach)
+        return self._cut.run(self._steps[learns], own, received, seed)
+
+    def _seeder(self, microbatch: int, step: int) -> Seed:
         key, seed = mixed(mixed(self._key, step), microbatch), self._device.seed
-        return lambda number: seed(mixed(key, number))
+        if not self._seeds_others:
+            return lambda number: seed(mixed(key, number))
+
+        def seed_all(number: int) -> None:
+            seed(mixed(key, number))
+            seed_others(mixed(key, number))
+
+        return seed_all
+
+
+def _unseeded(number: int) -> None: ...

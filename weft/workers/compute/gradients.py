@@ -9,7 +9,7 @@ bucket posts its milestone, while backward goes on.
 
 What has not come by the end of that backward has no gradient in it: `finish` posts those buckets, with zeros in the
 places of parameters that got none at all. A parameter that an earlier stage uses too has its gradient there, and none
-here: `weft.workers.compute.tied_gradients` hands it on.
+here: `weft.workers.compute.backward.tied_gradients` hands it on.
 """
 
 from __future__ import annotations

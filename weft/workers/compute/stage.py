@@ -8,10 +8,11 @@ in the whole model, so the numbers are the plain loop's, bit for bit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from weft.plan.plan import SlotValue
 from weft.workers.devices.device import Device
@@ -61,6 +62,20 @@ class Stage(Protocol):
 
     def drop(self, microbatch: int) -> None:
         """Forgets a microbatch whose forward has run and that gets no backward."""
+
+    def rewind(self) -> None:
+        """Forgets all of them; each module trains, or does not, as it was given."""
+
+
+class GivenModes:
+    """Whether each of these modules, and of those within them, trains: as they are now."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._given = [(each, each.training) for module in modules for each in module.modules()]
+
+    def restore(self) -> None:
+        for module, training in self._given:
+            module.training = training
 
 
 def computing_in(precision: str, device: Device) -> contextlib.AbstractContextManager[object]:

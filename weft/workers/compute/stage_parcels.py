@@ -5,7 +5,7 @@
 
 A gradient comes to a stage from one other stage alone, which has summed what came to it with its own part. So of a
 value that a later stage reads too, the gradient from there begins this stage's own sum: it is a root on the leaf. Of a
-parameter that several stages use it is the same (`weft.workers.compute.tied_gradients`).
+parameter that several stages use it is the same (`weft.workers.compute.backward.tied_gradients`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from weft.plan.plan import Ring, Role, SlotValue
+from weft.workers.compute.backward.tied_gradients import TiedGradients
 from weft.workers.compute.stage import Tensors
-from weft.workers.compute.tied_gradients import TiedGradients
 from weft.workers.memory.parcels import ParcelRing
 
 
@@ -89,6 +89,11 @@ class StageParcels:
         """number: of the value, in `received`."""
         ring, place = self._back[number]
         ring.put(iteration, microbatch, place, gradient)
+
+    @property
+    def handed_on(self) -> Sequence[nn.Parameter]:
+        """Parameters whose gradients go on to earlier stages."""
+        return self._tied.handed_on
 
     def hand_back_tied(self, iteration: int, microbatch: int) -> None:
         """After a backward: the gradients of parameters that earlier stages use too."""

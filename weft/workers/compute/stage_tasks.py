@@ -2,6 +2,7 @@
 
     FORWARD(r,s,m)    data and activation slots   → activation slot, or the loss on the last stage
     BACKWARD(r,s,m)   gradient slots or the loss  → gradient slots of stages before
+    INPUT, WEIGHT     the same in two parts: the first for the stages before, the second for the stage's own update
     GRAD(r,s,b)       what backward's hooks have not posted yet
 
 A microbatch without samples (a ragged last batch, a replica without a share) passes through every one of them.
@@ -9,9 +10,10 @@ A microbatch without samples (a ragged last batch, a replica without a share) pa
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +21,9 @@ import torch
 from weft.plan.course import Course
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
+from weft.workers.compute.backward.hand_back import HandBack
+from weft.workers.compute.backward.split import SplitBackward
 from weft.workers.compute.gradients import StageGradients
-from weft.workers.compute.hand_back import HandBack
 from weft.workers.compute.handover import described
 from weft.workers.compute.measured import Measured
 from weft.workers.compute.stage import Stage, Tensors
@@ -74,7 +77,22 @@ class StageTasks:
         self._skips_nonfinite = skips_nonfinite
         self._samples_of = samples_of
         self._learning = True
+        self._split: dict[int, SplitBackward] = {}  # by microbatch, from the first part of its backward to the second
         self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts known to have a backward
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._course.has_validated:
+            self._stage.train(True)  # as the first iteration behind it did
+
+    def rewind(self) -> None:
+        """To the attempt's first iteration: nothing is on its way. What others read of the stage is as it is now."""
+        self._stage.rewind()
+        self._split.clear()
+        self._learning, self._counting = True, (-1, ())
+        self._begin()
+        if self._publish is not None:
+            self._publish()
 
     def forward(self, iteration: Iteration, microbatch: int, measured: Measured) -> None:
         part = self._course.part(iteration, self._replica, microbatch)
@@ -149,12 +167,10 @@ class StageTasks:
 
     def backward(self, iteration: Iteration, microbatch: int) -> None:
         part = self._course.part(iteration, self._replica, microbatch)
-        counting = self._parts_with_backward(iteration)
+        self._begin_backward(iteration, part)
         if not self._has_backward(iteration, part):
             self._stage.drop(part.number)
             return
-        if self._gradients is not None:
-            self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
         received, sent = self._stage.take(part.number)
         self._device.launching()
         hand_backs = [
@@ -162,27 +178,76 @@ class StageTasks:
             for number in self._parcels.returned
         ]
         with self._device.drawing:  # torch.utils.checkpoint sets the generators, and runs a part of forward again
-            if self._is_last:
-                (loss,) = sent
-                assert loss is not None
-                self._differentiate([loss * self._weights.fraction(iteration, part)], None)
-            else:
-                roots, gradients = self._parcels.roots(iteration.index, microbatch, received, sent)
-                if roots:
-                    self._differentiate(roots, gradients)
+            roots, gradients = self._roots(iteration, microbatch, part, received, sent)
+            if roots:
+                with self._telling():
+                    torch.autograd.backward(roots, gradients)
         for leaf, hand_back in hand_backs:
             hand_back.finish(leaf)
         self._parcels.hand_back_tied(iteration.index, microbatch)
+
+    def backward_input(self, iteration: Iteration, microbatch: int) -> None:
+        """What the stages before wait for."""
+        part = self._course.part(iteration, self._replica, microbatch)
+        self._begin_backward(iteration, part)
+        if not self._has_backward(iteration, part):
+            self._stage.drop(part.number)
+            return
+        received, sent = self._stage.take(part.number)
+        self._device.launching()
+        wanted = ((number, received[number]) for number in self._parcels.returned)
+        leaves = {number: leaf for number, leaf in wanted if leaf is not None and leaf.requires_grad}
+        with self._device.drawing:
+            roots, gradients = self._roots(iteration, microbatch, part, received, sent)
+            with self._telling():
+                split = SplitBackward(roots, gradients, leaves, self._parcels.handed_on)
+        self._split[microbatch] = split
+        for number in self._parcels.returned:
+            self._parcels.hand_back(iteration.index, microbatch, number, split.received.get(number))
+        self._parcels.hand_back_tied(iteration.index, microbatch)
+
+    def backward_weight(self, iteration: Iteration, microbatch: int) -> None:
+        """The rest."""
+        split = self._split.pop(microbatch, None)
+        if split is None:
+            return
+        self._begin_backward(iteration, self._course.part(iteration, self._replica, microbatch))
+        self._device.launching()
+        with self._device.drawing, self._telling():
+            split.finish()
+
+    def _begin_backward(self, iteration: Iteration, part: Part) -> None:
+        counting = self._parts_with_backward(iteration)
+        if self._gradients is not None and self._has_backward(iteration, part):
+            self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
+
+    def _roots(
+        self, iteration: Iteration, microbatch: int, part: Part, received: Tensors, sent: Tensors
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Where a backward begins, with what."""
+        if not self._is_last:
+            return self._parcels.roots(iteration.index, microbatch, received, sent)
+        (loss,) = sent
+        assert loss is not None
+        counted = loss * self._weights.fraction(iteration, part)
+        return [counted], [torch.ones_like(counted)]
 
     def _hand_back(self, leaf: torch.Tensor | None, iteration: Iteration, microbatch: int, number: int) -> HandBack:
         use = functools.partial(self._parcels.hand_back, iteration.index, microbatch, number)
         return HandBack(leaf, use, at_once=self._hands_back_at_once)
 
-    def _differentiate(self, roots: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor] | None) -> None:
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What autograd says, so that the user can do something about it."""
         try:
-            torch.autograd.backward(roots, gradients)
+            yield
         except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error) or not self._stage.num_in_flight:
+            if "use_reentrant=True" in str(error):
+                raise WorkloadError(
+                    f"{self._stage.span()} torch.utils.checkpoint runs a backward of its own, and the schedule splits "
+                    'backwards in two; give it use_reentrant=False, or use strategy.schedule = "1f1b"'
+                ) from error
+            if "modified by an inplace operation" not in str(error) or not (self._stage.num_in_flight or self._split):
                 raise
             raise WorkloadError(
                 f"{self._stage.span()} a forward changes in place what an earlier microbatch's backward needs (a "

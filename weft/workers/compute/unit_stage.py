@@ -20,9 +20,9 @@ from weft.transport.memory.arena import dtype_of
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
 from weft.workers.compute.handover import can_have_gradient, check_fits, is_plain, scalar
 from weft.workers.compute.pairs import DataPair
-from weft.workers.compute.stage import Stage, Tensors, computing_in, no_leaf
+from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, no_leaf
 from weft.workers.devices.device import Accelerator, Device
-from weft.workload.randomness import unit_key
+from weft.workload.randomness import seed_others, unit_key
 from weft.workload.units import Unit
 from weft.workload.workload import BatchFunction
 
@@ -54,14 +54,16 @@ class UnitStage(Stage):
         functions: Mapping[str, BatchFunction],
         copies_input: bool = False,
         precision: str = "fp32",
+        seeds_others: bool = False,
     ) -> None:
         """functions: the loss and the metrics, of (output, target). copies_input: the first unit writes to its input,
         which neither a slot nor an autograd leaf allows. precision: "bf16" runs units and functions under autocast.
-        device: which has the units."""
+        device: which has the units. seeds_others: they draw from Python's or numpy's generators, too."""
         self.units = tuple(units)
         self._places = [within(unit_place(unit.index, unit.prefix, unit.module)) for unit in units]
         self._copies_input = copies_input
         self._seed = seed
+        self._seeds_others = seeds_others
         self._recompute = recompute
         self._precision = partial(computing_in, precision, device)
         self._device = device
@@ -70,6 +72,7 @@ class UnitStage(Stage):
         self._buffers = ForwardBuffers(
             [*(unit.module for unit in units), *heads], can_compare=not isinstance(device, Accelerator)
         )
+        self._modes = GivenModes(unit.module for unit in units)
         self._saved: dict[int, _Saved] = {}
         self._planned: dict[int, torch.Tensor | None] = {}  # what it sends, by the microbatch's size
 
@@ -132,6 +135,10 @@ class UnitStage(Stage):
     def drop(self, microbatch: int) -> None:
         self._saved.pop(microbatch, None)
 
+    def rewind(self) -> None:
+        self._saved.clear()
+        self._modes.restore()
+
     def _forward(
         self, microbatch: int, step: int, received: Tensors, batch: DataPair, head: Head | None
     ) -> torch.Tensor:
@@ -151,7 +158,10 @@ class UnitStage(Stage):
         x = x.clone() if self._copies_input else no_leaf(x)
         with self._device.drawing, self._precision():  # autocast's cache is the process's, too
             for unit, place in zip(self.units, self._places, strict=True):
-                self._device.seed(unit_key(self._seed, step, microbatch, unit.index))
+                key = unit_key(self._seed, step, microbatch, unit.index)
+                self._device.seed(key)
+                if self._seeds_others:
+                    seed_others(key)
                 self._device.launching()
                 with place:
                     x = unit.module(x)

@@ -35,7 +35,7 @@ from weft.workload.cutting.recording import StepRecording
 from weft.workload.cutting.skipped import SkippedCalls, pickled
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import Skeleton, build, flatten
-from weft.workload.randomness import unit_key
+from weft.workload.randomness import OtherGenerators, seed_others, unit_key
 from weft.workload.step import step_source, step_values, training_step, validation_step
 from weft.workload.workload import Workload
 
@@ -112,6 +112,7 @@ class CutInspection:
         self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
         self._microbatch = 0  # in the key of random numbers
         self._metrics: list[str] = []
+        self._others = OtherGenerators()
         self._writes_to_batch = False  # some run of a whole step has
 
     def run(self, leave: Callable[[nn.Module], None], packed: dict[str, Any], load_seconds: float) -> Ran:
@@ -147,6 +148,7 @@ class CutInspection:
             metrics=self._metrics or list(self._workload.metrics),
             users=self._users(recorded),
             skipped_calls=pickled(skipped.needed, recorded.redraws),
+            seeds_others=self._others.have_drawn,
         )
 
     # --- runs
@@ -155,15 +157,22 @@ class CutInspection:
     def _largest(self) -> Any:
         return self._samples[max(self._samples)]
 
-    def _seed(self, number: int) -> None:
-        self._device.seed(unit_key(self._spec.job.seed, 0, self._microbatch, number))
+    def _seed(self, number: int, *, looks: bool = False) -> None:
+        key = unit_key(self._spec.job.seed, 0, self._microbatch, number)
+        self._device.seed(key)
+        if looks:
+            self._others.seed(key)
+        elif self._others.have_drawn:
+            seed_others(key)
 
     def _record(self, step: Step, batch: Any) -> tuple[Recorded, StepRecording]:
         recording = StepRecording(self._model)
         tensors, skeleton = flatten(batch)
         own = [tensor.clone() for tensor in tensors]
         with self._device.drawing, self._precision(), within(_PLACE, innermost=True):
-            recorded = recording.run(step, build(skeleton, own), self._seed)
+            recorded = recording.run(step, build(skeleton, own), partial(self._seed, looks=True))
+        if self._others.look():  # what it calls may depend on that
+            recorded = dataclasses.replace(recorded, varies=True).with_spares()
         self._writes_to_batch |= any(tensor._version for tensor in own)
         return recorded, recording
 

@@ -54,7 +54,7 @@ def _agreeing(cuts: Sequence[int], difference: Difference, problems: dict[int, s
         else:
             problems[cut] = (
                 f"cut there, {differs} differs from that of the uncut step; keep in buffers what lasts from call "
-                "to call, draw from torch's default generator (and not from random's or numpy's), or cut elsewhere "
+                "to call, draw from torch's, numpy's or Python's own generator (and from no other), or cut elsewhere "
                 "(strategy.split)"
             )
     return kept
@@ -64,8 +64,8 @@ def _told(cause: BaseException | None) -> str:
     if isinstance(cause, OtherCallsError):  # with the very calls that were recorded
         return (
             "modules before it pass on an object that is no tensor, tuple, list, dict or dataclass, and nothing in it "
-            "crosses, or each run calls others, as random or numpy draw; return one of these, draw from torch's "
-            "default generator, or cut elsewhere (strategy.split)"
+            "crosses, or each run calls others; return one of these, draw from torch's, numpy's or Python's own "
+            "generator, or cut elsewhere (strategy.split)"
         )
     if isinstance(cause, WorkloadError):
         return str(cause)

@@ -95,6 +95,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         "input": ran.input,
         "target": ran.target,
         "skipped_calls": ran.skipped_calls,
+        "seeds_others": ran.seeds_others,
         "varying_shapes": [list(shape) for shape in ran.varying_shapes],
         "num_train": batches.num_train,
         "num_validation": batches.num_validation,

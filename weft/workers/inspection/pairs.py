@@ -14,6 +14,7 @@ from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import Ran, first_batch, tensor_facts
 from weft.workers.inspection.unit_facts import inspect_units
 from weft.workload.data.batches import Batches
+from weft.workload.randomness import OtherGenerators
 from weft.workload.units import units
 from weft.workload.workload import Workload, WorkloadError
 
@@ -35,6 +36,8 @@ def inspect_pairs(
     samples = {size: batches.load(*first_batch(size, training=size <= batches.num_train)) for size in sizes}
     _check_validation(batches, samples)
     load_seconds = (time.perf_counter() - started) / len(samples)
+    others = OtherGenerators()
+    others.seed(spec.job.seed)
     ran = inspect_units(workload, spec, samples, trained=trained, device=device, leave=leave)
     return Ran(
         units=ran.units,
@@ -46,6 +49,7 @@ def inspect_pairs(
         load_seconds=load_seconds,
         metrics=list(workload.metrics),
         users=_users(workload.model),
+        seeds_others=others.look(),
     )
 
 

@@ -27,6 +27,7 @@ from weft.workers.compute.handover import can_have_gradient, described, is_plain
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workload.cutting.leaves import tensors_in
+from weft.workload.randomness import seed_others
 from weft.workload.units import units
 from weft.workload.workload import Workload
 
@@ -193,6 +194,7 @@ class _Runs:
     def _outputs(self, run: Run) -> list[torch.Tensor]:
         with self._device.drawing, torch.no_grad():
             self._device.seed(0)
+            seed_others(0)
             return [y.clone() for y in tensors_in(run(self._largest.clone()))]
 
     def _measure_small(self, module: nn.Module, fact: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ when each runs, they only do the work. Where each kind is:
 
     LOAD, FETCH                weft.workers.lanes.loaded, weft.workload.data
     FORWARD, BACKWARD, GRAD    weft.workers.compute.stage_tasks, weft.workers.compute.gradients
+    INPUT, WEIGHT              the same, weft.workers.compute.backward.split
     DOWN, UP, RELOAD           weft.workers.updates.bucket_updates, weft.workers.memory.replica_memory
     SYNC, UPDATE, VALIDATE     weft.workers.updates.owner
     SNAPSHOT                   weft.workers.snapshots
@@ -75,13 +76,16 @@ class Attempt:
         self.on_epoch = workload.on_epoch
         self._waits, self._wakes = view.waits, view.wakes
         self._turns = Turns.of(spec.strategy)
+        self._directory = directory
+        self._begun_from = saved if saved is not None and saved.is_mapped else None  # a directory may come to want it
         self.measured = {lane: Measured() for lane in view.programs}
         self.boards = _boards(directory, view, begins, spin_seconds)
         self.board = next(iter(self.boards.values()))
         places = _Places(directory, view, self.course, device)
         self._loaded, growing = places.loaded(workload, spec.job)
         parcels = places.of(ParcelRing, crosses=True)
-        self._growing = [*growing, *(parcel.growing for _, parcel in parcels)]
+        self._parcels = [parcel for _, parcel in parcels]
+        self._growing = [*growing, *(parcel.growing for parcel in self._parcels)]
         self._weights = Weights(
             workload.weight,
             directory,
@@ -115,6 +119,31 @@ class Attempt:
         self._snapshots = {t.id: SnapshotPlaces(snapshots or directory, snapshot_name(t), device) for t in copying}
         self._uncopied: str | None = None  # why a snapshot could not be made, the last time
 
+    def rewind(self, view: WorkerView, begins: int, saved: Saved) -> bool:
+        """To iteration `begins` of another attempt, as if it were made anew and went on from `saved`; whether it could.
+        Its lanes have ended, and so have all others of the job. view: as it was, but for shares and ways that the job
+        has come to; the model, the data, slots and mappings stay."""
+        if not self._parts.can_rewind or not self._parts.fits(saved):
+            return False
+        self.course.rewind(view, begins)
+        for board in self.boards.values():
+            board.rewind(begins)
+        self._boards_to_abort = [self.board]
+        self.measured = {lane: Measured() for lane in self.measured}
+        self.milestones = dict.fromkeys(self._post.values(), self.board.post)
+        self._uncopied = None
+        self._begun_from = saved if saved.is_mapped else None
+        for growing in self._growing:
+            growing.rewind()
+        for parcel in self._parcels:
+            parcel.rewind()
+        if self._batches is not None:
+            self._batches.rewind()
+        self._parts.rewind(saved)
+        for copies in self._snapshots.values():
+            copies.reopen()
+        return True
+
     def notices(self) -> Iterator[str]:
         """What people should know of how it went: which slots have had to grow (told by who writes them), and what was
         not copied."""
@@ -135,6 +164,10 @@ class Attempt:
         """Ends every wait of its lanes, and of the other workers' too."""
         for board in self._boards_to_abort:
             board.abort()
+
+    def hand_memory_on(self) -> None:
+        """To the directory that has taken the place of one that died. Errors: those of Directory."""
+        self._directory.hand_on()
 
     def close(self) -> None:
         """Its lanes have ended."""
@@ -221,8 +254,11 @@ class Attempt:
                 stage, m = parts.stages[task.holder], _given(task.microbatch)
                 return lambda iteration: stage.forward(iteration, m, measured)
             case Kind.BACKWARD:
-                holder, m = task.holder, _given(task.microbatch)
-                return lambda iteration: self._backward(iteration, holder, m)
+                return self._backward(task, parts.stages[task.holder].backward)
+            case Kind.INPUT:
+                return self._backward(task, parts.stages[task.holder].backward_input)
+            case Kind.WEIGHT:
+                return self._backward(task, parts.stages[task.holder].backward_weight)
             case Kind.GRAD:
                 stage, b = parts.stages[task.holder], _given(task.bucket)
                 return lambda iteration: stage.finish_gradient(iteration, b)
@@ -246,9 +282,14 @@ class Attempt:
         except SharedMemoryFull as error:  # whoever would go on from it finds another iteration there
             self._uncopied = str(error)
 
-    def _backward(self, iteration: Iteration, holder: Holder, microbatch: int) -> None:
-        self._now[holder] = iteration.index  # what the hooks post
-        self._parts.stages[holder].backward(iteration, microbatch)
+    def _backward(self, task: Task, run: Callable[[Iteration, int], None]) -> Run:
+        holder, microbatch = task.holder, _given(task.microbatch)
+
+        def backward(iteration: Iteration) -> None:
+            self._now[holder] = iteration.index  # what the hooks post
+            run(iteration, microbatch)
+
+        return backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +328,8 @@ class _Places:
 def _boards(directory: Directory, view: WorkerView, begins: int, spin_seconds: float) -> dict[str, Board]:
     """The job's board as each lane sees it. Of all lanes of a worker the compute lane may spin: others would take its
     core."""
-    words = directory.block("board", 4 * num_words(view.num_tasks), begins - 1).view(torch.int32)
+    words = directory.block("board", 4 * num_words(view.num_tasks)).view(torch.int32)
+    words.fill_(begins - 1)  # others may have gone before
     shares_core = len(view.programs) > 1
     return {
         lane: Board(words, spin_seconds if lane == COMPUTE else 0.0, shares_core=shares_core) for lane in view.programs
@@ -304,8 +346,11 @@ def _given(number: int | None) -> int:
     return number
 
 
+_PARTS_OF_BACKWARD = {Kind.INPUT: "the first part of backward", Kind.WEIGHT: "the second part of backward"}
+
+
 def _place_of(task: Task, *, num_replicas: int) -> str:
-    parts = [str(task.kind)]
+    parts = [_PARTS_OF_BACKWARD.get(task.kind, str(task.kind))]
     if task.owner is None and task.kind is not Kind.LOAD:
         parts[0] += f" of stage {task.stage}"
     if num_replicas > 1 and task.owner is None:

@@ -82,6 +82,8 @@ class ModelParts:
         self._parameters, self._names = list(named.values()), list(named)
         self._saved = saved
         self._parts: dict[Holder, ModelPart] = {}
+        self._named: dict[Holder, dict[str, nn.Parameter]] = {}  # those that a stage holds
+        self._buffers: dict[Holder, frozenset[str]] = {}  # its buffers' names
         # By stage of the first replica, as in Held: what nobody trains, and the names of all.
         self._shown: dict[int, tuple[dict[str, torch.Tensor], list[Name]]] = {}
         job = spec.job
@@ -120,9 +122,11 @@ class ModelParts:
 
     def _add_stage(self, plan: StagePlan, own: ModelPart, parameters: list[nn.Parameter]) -> None:
         holder = plan.holder
-        self._parts[holder] = own
+        held = {id(p) for p in own.parameters()}
+        named = {name: p for name, p in zip(self._names, parameters, strict=True) if id(p) in held}
+        self._parts[holder], self._named[holder], self._buffers[holder] = own, named, frozenset(own.buffers())
         if self._saved is not None:
-            self._restore(holder, own, parameters, self._saved)
+            self._restore(holder, self._saved)
         own.adopt(self._device)
         for module in self._functions_with_state():
             self._device.adopt(module)
@@ -177,6 +181,7 @@ class ModelParts:
             "copies_input": plan.copies_input,
             "precision": self._spec.strategy.precision,
             "device": self._device,
+            "seeds_others": self._view.seeds_others,
         }
         if isinstance(own, UnitPart):
             return UnitStage(own.units, functions=self._workload.functions, **how)
@@ -220,17 +225,50 @@ class ModelParts:
                 if id(parameter) not in placed:
                     parameter.data = shaped_like(parameter, self._memory.parameters(bucket), place.offset)
 
-    def _restore(self, holder: Holder, own: ModelPart, parameters: list[nn.Parameter], saved: Saved) -> None:
-        """Before anything of it has moved."""
-        held = {id(p) for p in own.parameters()}
+    def _restore(self, holder: Holder, saved: Saved) -> None:
+        """Where it is: before anything of it has moved, or behind that."""
         with torch.no_grad():
-            for name, parameter in zip(self._names, parameters, strict=True):
-                if id(parameter) in held and (values := saved.values(name, parameter)) is not None:
+            for name, parameter in self._named[holder].items():
+                if (values := saved.values(name, parameter)) is not None:
                     parameter.copy_(values)
-            now = own.buffers()
+            now = self._parts[holder].buffers()
             for name, value in saved.buffers(holder.replica).items():
                 if name in now:
                     copy_buffer(name, now[name], value, HostDevice())
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether each parameter has a place of its own."""
+        return not self._windows
+
+    def fits(self, saved: Saved) -> bool:
+        """Whether training has left buffers that can take what was saved."""
+        for holder, part in self._parts.items():
+            now, theirs = part.buffers(), saved.buffers(holder.replica)
+            if now.keys() != self._buffers[holder] or not all(
+                name in theirs and theirs[name].shape == own.shape and theirs[name].dtype is own.dtype
+                for name, own in now.items()
+            ):
+                return False
+        return True
+
+    def rewind(self, saved: Saved) -> None:
+        """To the first iteration of the course, with what it `fits`. While no lane of any worker runs: memory is
+        shared, and several may put the same values there."""
+        for holder, part in self._parts.items():
+            self._restore(holder, saved)
+            for parameter in part.parameters():
+                parameter.grad = None
+            self.stages[holder].rewind()
+        for memory in self.memories.values():
+            memory.rewind()
+        for own in self.own_updates.values():
+            own.rewind()
+            own.restore(saved)
+        if self._memory is not None and self.updates is not None:
+            self._memory.rewind()
+            self.updates.rewind()
+            self.updates.restore(saved, self._names, self._course.iteration(self._course.begins))
 
     def _show(self, stage: int, own: ModelPart, parameters: list[nn.Parameter], trained: Collection[int]) -> None:
         """trained: ids of those that are."""

@@ -14,7 +14,7 @@ from weft.plan.plan import Ring
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Device
 from weft.workers.memory.growing import Growing
-from weft.workers.memory.packing import Unpacker, num_packed_bytes, pack, pack_tensors, packed_into
+from weft.workers.memory.packing import Unpacker, head_of, num_packed_bytes, pack, pack_tensors, packed_into
 from weft.workers.memory.slots import RingMemory
 from weft.workload.data.tree import Skeleton
 
@@ -29,7 +29,8 @@ class BatchSlots:
         self._device = device
         self._slot_bytes = ring.slot_bytes
         self.by_number = ring.by_number
-        self._unpacker = Unpacker()
+        self._unpackers = [Unpacker() for _ in range(ring.depth)]
+        self._planned: dict[int, torch.Tensor] = {}  # slots where they were planned
         self._heads: dict[int, bytes] = {}  # of what a device has, by slot
 
     def write(self, iteration: int, microbatch: int, tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> None:
@@ -45,7 +46,7 @@ class BatchSlots:
         slot = self._slot(at)
         if len(came) > len(slot):
             slot = self.growing.grow(at, 0, len(came))
-        self._heads[at] = self._unpacker.head_of(came)
+        self._heads[at] = head_of(came)
         self._device.copy(slot[: len(came)], came)
 
     def take(self, iteration: int, microbatch: int, tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> None:
@@ -58,13 +59,14 @@ class BatchSlots:
 
     def read(self, iteration: int, microbatch: int) -> Any:
         number = self._memory.slot(iteration, microbatch)
-        slot, head = self._slot(number), self._heads.get(number)
-        return self._unpacker.read(slot, self._unpacker.head_of(slot) if head is None else head)
+        return self._unpackers[number].read(self._slot(number), self._heads.get(number))
 
     def _slot(self, number: int) -> torch.Tensor:
         """Its version counter is its own, so autograd does not confuse neighbours."""
         block = self.growing.block(number, 0)
-        if block is None:
+        if block is not None:
+            return block
+        if number not in self._planned:
             start = number * self._slot_bytes
-            block = self._memory.block()[start : start + self._slot_bytes]
-        return block.data
+            self._planned[number] = self._memory.block()[start : start + self._slot_bytes].data
+        return self._planned[number]

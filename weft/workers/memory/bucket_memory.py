@@ -51,8 +51,14 @@ class BucketMemory:
         depth = 1 + max(self._depths)
         missing = directory.block("missing", 4 * max(1, depth * words), -1)
         self.missing = missing.view(torch.int32).view(depth, len(self.holders), -1)
+        self.rewind()  # others may have gone before
         self._gradients: dict[Holder, torch.Tensor] = {}
         self._gradient_offsets = {holder: _offsets(self.with_gradient(holder)) for holder in self.holders}
+
+    def rewind(self) -> None:
+        """No parameter has been without a gradient: a step that is made again may find others. While no lane of any
+        worker runs; what else there is of a step is written before it is read."""
+        self.missing.fill_(-1)
 
     def norms(self, step: int) -> torch.Tensor:
         """Sums of squares of a step's gradient, shape (buckets, owners); 0 where an owner has no range."""

@@ -2,7 +2,7 @@
 
     planned     │ u=0: value 0 │ value 1 │ u=1: …        as the first batches have it
     elsewhere   value 1 of slot 0: generation 1, 2, …    in memory of the ring's kind; the newest alone is kept
-    notes       │ u=0, value 0: generation │ bytes │ u=0, value 1: …        generation 0: it stands where it was planned
+    notes       │ u=0, value 0: generation │ u=0, value 1: …        0, or negative: it stands where it was planned
 
 Batches may be longer than those that were inspected. Who writes one makes a block for that place alone and notes it;
 readers look at the note and open it. Nobody waits, and nothing is lost: a slot is written when all its readers are done
@@ -35,23 +35,36 @@ class Growing:
     def __init__(self, directory: Directory, ring: Ring, device: Device) -> None:
         """As RingMemory takes them."""
         self._directory, self._ring, self._device = directory, ring, device
-        name, num_bytes = f"{ring.name}-grown", 16 * ring.depth * len(ring.values)
+        name, num_bytes = f"{ring.name}-grown", 8 * ring.depth * len(ring.values)
         is_own = ring.memory == "device"  # by one object, in one process
         notes = torch.zeros(num_bytes, dtype=torch.uint8) if is_own else directory.block(name, num_bytes)
+        self._generations = notes.view(torch.int64)
         self._notes = notes.numpy().data.cast("q")
         self._known: dict[tuple[int, int], _Grown] = {}
         self._sizes: dict[int, int] = {}  # to which places of a value grow, by its number
         self.count = 0  # of growths that this process has made
+        self.rewind()  # others may have gone before
+
+    def rewind(self) -> None:
+        """All stands where it was planned again: of a process that was killed nobody knows whether it has noted what it
+        has made, so that generation is left out. While no lane of any worker runs."""
+        for (slot, number), known in self._known.items():
+            if self._ring.memory == "shared":
+                self._directory.forget(self._name(slot, number, known.generation))
+        used = self._generations.abs()
+        self._generations.copy_(torch.where(used > 0, -used - 1, used))
+        self._known.clear()
+        self.count = 0
 
     def block(self, slot: int, number: int) -> torch.Tensor | None:
         """Where a value stands, if not where it was planned."""
         note = self._note(slot, number)
         generation = self._notes[note]
-        if not generation:
+        if generation <= 0:
             return None
         known = self._known.get((slot, number))
         if known is None or known.generation != generation:
-            found = self._found(self._name(slot, number, generation), self._notes[note + 1])
+            found = self._found(self._name(slot, number, generation))
             known = self._known[slot, number] = _Grown(generation, found)
         return known.block
 
@@ -59,13 +72,14 @@ class Growing:
         """The writer's: a larger block for a value of so many bytes. Errors: SharedMemoryFull."""
         note = self._note(slot, number)
         generation = self._notes[note]
-        if generation:
+        if generation > 0:
             self._directory.forget(self._name(slot, number, generation))
+        generation = abs(generation)
         if num_bytes > self._sizes.get(number, 0):
             self._sizes[number] = aligned(int(SLACK * num_bytes))
         block = self._made(number, self._name(slot, number, generation + 1), num_bytes)
         self._known[slot, number] = _Grown(generation + 1, block)
-        self._notes[note], self._notes[note + 1] = generation + 1, len(block)
+        self._notes[note] = generation + 1
         self.count += 1
         return block
 
@@ -100,9 +114,9 @@ class Growing:
                 assert isinstance(self._device, Accelerator), "the host's memory needs nobody to lend it"
                 return self._device.lend(self._directory, name, num_bytes)  # its writer is who lends
 
-    def _found(self, name: str, num_bytes: int) -> torch.Tensor:
+    def _found(self, name: str) -> torch.Tensor:
         if self._ring.memory == "shared":
-            return self._directory.block(name, num_bytes)
+            return self._directory.made(name)
         assert isinstance(self._device, Accelerator), "a device's own is known to who has made it"
         return self._device.borrow(self._directory, name)
 
@@ -110,4 +124,4 @@ class Growing:
         return f"{self._ring.name}-{slot}-{number}-{generation}"
 
     def _note(self, slot: int, number: int) -> int:
-        return 2 * (slot * len(self._ring.values) + number)
+        return slot * len(self._ring.values) + number

@@ -2,7 +2,7 @@
 
     │ int64: bytes of head, of all │ head: skeleton; dtype, shape, strides, place of each tensor │ tensors, aligned │
 
-What is read are views of those bytes. A head is mostly the one of the batch before, and is not read again then.
+What is read are views of those bytes. A head is mostly that of the batch before in the slot, and then so are the views.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from weft.transport.memory.arena import aligned, dtype_name, typed
 from weft.workload.data.tree import Skeleton, build, packed, unpacked
 
 _LENGTHS = 16  # bytes
-_Place = tuple[str, tuple[int, ...], tuple[int, ...], int]  # dtype, shape, strides, byte
 
 
 def num_packed_bytes(tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> int:
@@ -55,28 +54,41 @@ def packed_into(slot: torch.Tensor) -> torch.Tensor:
     return slot[: int(slot[8:_LENGTHS].view(torch.int64)[0])]
 
 
+def head_of(slot: torch.Tensor) -> bytes:
+    """slot: in the host's memory."""
+    length = int(slot[:8].view(torch.int64)[0])
+    return slot[_LENGTHS : _LENGTHS + length].numpy().tobytes()
+
+
 class Unpacker:
-    """Of one reader."""
+    """Of one slot, for one reader: while batches have the head of the one before, its views are kept."""
 
     def __init__(self) -> None:
+        self._slot: torch.Tensor | None = None
+        self._bytes = memoryview(b"")  # of a slot in the host's memory
         self._head = b""
         self._skeleton: Skeleton | None = None
-        self._places: list[_Place] = []
+        self._tensors: list[torch.Tensor] = []
 
-    def head_of(self, slot: torch.Tensor) -> bytes:
-        """slot: in the host's memory."""
-        length = int(slot[:8].view(torch.int64)[0])
-        return slot[_LENGTHS : _LENGTHS + length].numpy().tobytes()
+    def read(self, slot: torch.Tensor, head: bytes | None) -> Any:
+        """The batch, of views of the slot. head: of a slot on a device, which has none there; of another, None."""
+        is_same = slot is self._slot
+        if not is_same and head is None:
+            self._bytes = slot.numpy().data
+        if head is None:
+            end = _LENGTHS + int.from_bytes(self._bytes[:8], "little")
+            if not is_same or self._bytes[_LENGTHS:end] != self._head:
+                self._take(slot, bytes(self._bytes[_LENGTHS:end]))
+        elif not is_same or head != self._head:
+            self._take(slot, head)
+        assert self._skeleton is not None
+        return build(self._skeleton, self._tensors)
 
-    def read(self, slot: torch.Tensor, head: bytes) -> Any:
-        """The batch, of views of the slot. head: the slot's, which may be on a device."""
-        if head != self._head or self._skeleton is None:
-            skeleton, places = pickle.loads(head)
-            first = _first_place(head)
-            self._head, self._skeleton = head, unpacked(skeleton)
-            self._places = [(dtype, shape, strides, first + offset) for dtype, shape, strides, offset in places]
-        tensors = [typed(slot, start, shape, dtype, strides) for dtype, shape, strides, start in self._places]
-        return build(self._skeleton, tensors)
+    def _take(self, slot: torch.Tensor, head: bytes) -> None:
+        skeleton, places = pickle.loads(head)
+        first = _first_place(head)
+        self._slot, self._head, self._skeleton = slot, head, unpacked(skeleton)
+        self._tensors = [typed(slot, first + offset, shape, dtype, strides) for dtype, shape, strides, offset in places]
 
 
 def _head(tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> bytes:

@@ -96,6 +96,14 @@ class ParcelRing:
         self._found = [_Found(0, [None for _ in self._all]) for _ in range(ring.depth)]
         self._kept: dict[tuple[int, int], _Kept] = {}  # by slot and value
 
+    def rewind(self) -> None:
+        """Nothing stands in any slot. While no lane of any worker runs; `growing` is rewound, too."""
+        self._rows.rewind()
+        for written, found in zip(self._written, self._found, strict=True):
+            written[:] = [None for _ in self._all]
+            found.values[:] = [None for _ in self._all]
+        self._found = [_Found(0, found.values) for found in self._found]
+
     def write(self, iteration: int, microbatch: int, tensors: Sequence[torch.Tensor | None]) -> None:
         """All values of a microbatch, without graphs. Errors: DoesNotFit."""
         for number, tensor in enumerate(tensors):
@@ -196,8 +204,12 @@ class _Rows:
         self._slot = 1 + self._row * len(ring.values)
         self._num_values = len(ring.values)
         name, num_bytes, is_own = f"{ring.name}-rows", 8 * ring.depth * self._slot, ring.memory == "device"
-        block = torch.zeros(num_bytes, dtype=torch.uint8) if is_own else directory.block(name, num_bytes)
-        self._words = block.numpy().data.cast("q")
+        self._block = torch.zeros(num_bytes, dtype=torch.uint8) if is_own else directory.block(name, num_bytes)
+        self._words = self._block.numpy().data.cast("q")
+        self.rewind()  # others may have gone before
+
+    def rewind(self) -> None:
+        self._block.zero_()
 
     def version(self, slot: int) -> int:
         """Another one whenever a row of the slot has changed."""

@@ -51,6 +51,7 @@ class ReplicaMemory:
         self._buckets = {bucket.index: bucket for bucket in memory.held(holder)}
         self._versions = dict.fromkeys(self._buckets, 0)
         self._streams = window is not None
+        self._copies = writes and is_private  # its values to the shared ones
         self.values: Mapping[int, torch.Tensor]
         self.gradients: Mapping[int, torch.Tensor] | None = None
         if window is not None:
@@ -89,6 +90,12 @@ class ReplicaMemory:
             if not self._streams:
                 place.copy_(tensor.data)
             tensor.data = place.data
+
+    def rewind(self) -> None:
+        """The parameters are those that training goes on with. Of a layer that does not stream."""
+        self._versions = dict.fromkeys(self._buckets, 0)
+        for bucket in self._buckets.values() if self._copies else ():
+            self._device.copy(self._memory.parameters(bucket), self.values[bucket.index])
 
     def held_parameters(self) -> dict[int, nn.Parameter]:
         return {p.parameter: self._parameters[p.parameter] for bucket in self._buckets.values() for p in bucket.places}

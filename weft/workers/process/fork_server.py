@@ -31,11 +31,12 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401  (what the first optimizer of a process imports, for seconds)
 
+from weft.machine.tether import tie_to, untie
 from weft.plan.worker_view import WorkerView
-from weft.transport.memory.directory import SHARED_MEMORY, DirectoryServer
+from weft.transport.memory.blocks import SHARED_MEMORY
+from weft.transport.memory.directory import DirectoryServer
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.process.saver import run_saver
-from weft.workers.process.tether import tie_to, untie
 from weft.workers.process.worker import WorkerConfig, run_worker
 
 MAX_DESCRIPTORS_PER_MESSAGE = 16  # the daemon sends one with each fork; several may arrive together

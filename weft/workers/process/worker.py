@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from weft.machine.checkpoint_files import read_manifest
+from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.run_file import make_directory
 from weft.machine.stacks import answer_with_stacks
 from weft.plan.tables import Adjustment
@@ -46,12 +46,10 @@ from weft.workers.lanes.queue import Inbox
 from weft.workers.process.built import built, is_much
 from weft.workers.process.footprint import Footprint, peak_resident_bytes, reset_peak, trim
 from weft.workers.process.job_output import job_output
+from weft.workers.process.kept import Kept, begin_of
 from weft.workers.process.saving import save_state
 from weft.workers.process.torch_settings import TorchSettings
 from weft.workers.profiling.profiler import profiling
-from weft.workers.snapshots.checkpoint import OpenCheckpoint
-from weft.workers.snapshots.place import read_place
-from weft.workers.snapshots.saved import Saved
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import encodable, fault_of
 from weft.workload.workload import Workload, asks_to_stop
@@ -97,6 +95,8 @@ class _Worker:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._inboxes: dict[str, Inbox] = {}
         self._attempt: Attempt | None = None
+        self._handing: threading.Thread | None = None  # the attempt's memory on to another directory
+        self._kept: Kept | None = None  # what another attempt of the job can go on with
         self._progress: Progress = list  # of the attempt's lanes, once they are there
         self._job: Message = {}
         self._baseline = Footprint.now()
@@ -133,6 +133,10 @@ class _Worker:
         if message["type"] == "look":
             about = {"job": message["job"], "attempt": message["attempt"]}
             self._send({"type": "progress", **about, "lanes": self._progress()})
+            return
+        if message["type"] == "hand-memory-on":
+            self._handing = threading.Thread(target=self._hand_memory_on, args=(self._attempt, message))
+            self._handing.start()  # it may have to wait for who takes it
             return
         if message["type"] == "prepare":
             view = message["plan"] = WorkerView.from_wire(message["plan"])
@@ -179,10 +183,12 @@ class _Worker:
         try:
             run()
         except SharedMemoryGone as error:
+            self._kept = None
             self._send(
                 {"type": "directory-missed", **self._job, "message": encodable(f"{self._config.worker}: {error}")}
             )
         except BaseException as error:  # user code may raise anything, SystemExit included
+            self._kept = None  # nobody knows what it has left half done
             self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
 
     def _inspect(self, message: Message) -> None:
@@ -202,32 +208,15 @@ class _Worker:
 
     def _prepare(self, message: Message) -> None:
         view: WorkerView = message["plan"]
-        if is_much(view.unneeded):
-            trim()  # this worker may have inspected the job
         reset_peak()
         self._device.reset_peak()
         spec = _enter_job(message)
         if not view.programs:  # a host, where every device updates its own parameters
             self._send({"type": "prepared", **self._job})
             return
-        directory = self._directory(message["arenas"])
-        snapshots = directory.of(message["snapshots"])
-        begins, saved = _begin_of(message["snapshot"], snapshots)
-        with built(spec, view.unneeded, self._baseline.modules) as workload, self._device.computing():
-            self._attempt = Attempt(
-                spec,
-                view,
-                workload,
-                directory,
-                self._config.spin_seconds,
-                self._device,
-                begins=begins,
-                snapshots=snapshots,
-                saved=saved,
-            )
-            del workload, saved  # the other stages' units go with it
-        if notice := self._device.notice():
-            self._send_output(f"{self._config.worker}: {notice}\n")
+        if self._kept is None or not self._kept.goes_on(message):
+            self._build(message, spec)
+        assert self._attempt is not None
         job = self._job
         main = self._main_of(view.programs)
         with profiling(
@@ -256,6 +245,34 @@ class _Worker:
                 for told in self._attempt.notices():
                     self._send_output(f"{self._config.worker}: {told}\n")
 
+    def _build(self, message: Message, spec: JobSpec) -> None:
+        """The worker's part of the job, from the user's function on."""
+        view: WorkerView = message["plan"]
+        if self._attempt is not None:
+            self._let_go(spec)
+            _enter_job(message)
+        if is_much(view.unneeded):
+            trim()  # this worker may have inspected the job
+        directory = self._directory(message["arenas"])
+        snapshots = directory.of(message["snapshots"])
+        begins, saved = begin_of(message["snapshot"], snapshots)
+        with built(spec, view.unneeded, self._baseline.modules) as workload, self._device.computing():
+            self._attempt = Attempt(
+                spec,
+                view,
+                workload,
+                directory,
+                self._config.spin_seconds,
+                self._device,
+                begins=begins,
+                snapshots=snapshots,
+                saved=saved,
+            )
+            del workload, saved  # the other stages' units go with it
+        self._kept = Kept(message["arenas"], view, snapshots, self._attempt)
+        if notice := self._device.notice():
+            self._send_output(f"{self._config.worker}: {notice}\n")
+
     def _main_of(self, lanes: Collection[str]) -> str:
         """The one that runs in the main thread."""
         return self._config.lane if self._config.lane in lanes else next(iter(lanes))
@@ -269,25 +286,51 @@ class _Worker:
     def _watch(self, progress: Progress) -> None:
         self._progress = progress
 
+    def _hand_memory_on(self, attempt: Attempt | None, message: Message) -> None:
+        """A thread of its own."""
+        if attempt is None:  # gone where the job's own code has failed meanwhile
+            return
+        try:
+            attempt.hand_memory_on()
+        except (SharedMemoryGone, SharedMemoryFull) as error:
+            about = {"job": message["job"], "attempt": message["attempt"]}
+            self._send({"type": "directory-missed", **about, "message": encodable(f"{self._config.worker}: {error}")})
+
+    def _until_handed_on(self) -> None:
+        if self._handing is not None:
+            self._handing.join()
+        self._handing = None
+
     def _save(self, message: Message) -> None:
+        self._until_handed_on()
         save_state(self._directory(message["arenas"]), message["arenas_to_save"], Path(message["path"]))
         self._send({"type": "saved", **self._job})
 
     def _release(self, message: Message) -> None:
-        peak_bytes = peak_resident_bytes() if self._attempt is not None else None
+        has_attempt, clean = self._attempt is not None, True
+        peak_bytes = peak_resident_bytes() if has_attempt else None
+        device_peak = self._device.peak_bytes() if has_attempt else None
+        self._until_handed_on()
+        if message["keeps"] and self._kept is not None:
+            self._kept.attempt.close()
+            self._progress = list
+        else:
+            self._let_go(JobSpec.parse(message["spec"]))
+            clean = self._baseline.is_clean() and self._device.is_clean()
+        released = {"type": "released", "job": message["job"], "attempt": message["attempt"]}
+        self._send({**released, "clean": clean, "peak_bytes": peak_bytes, "device_peak_bytes": device_peak})
+
+    def _let_go(self, spec: JobSpec) -> None:
+        """Of all that it has of the job."""
         if self._attempt is not None:
             self._attempt.close()
-        self._attempt, self._progress = None, list
-        unload(JobSpec.parse(message["spec"]), self._baseline.modules)
+        self._attempt, self._kept, self._progress = None, None, list
+        unload(spec, self._baseline.modules)
         os.chdir("/")
         self._settings.restore()
         gc.collect()
         trim()
-        device_peak = self._device.peak_bytes() if peak_bytes is not None else None
         self._device.end_job()
-        clean = self._baseline.is_clean() and self._device.is_clean()
-        released = {"type": "released", "job": message["job"], "attempt": message["attempt"]}
-        self._send({**released, "clean": clean, "peak_bytes": peak_bytes, "device_peak_bytes": device_peak})
 
     def _directory(self, job: str) -> Directory:
         return Directory(Path(self._config.directory), self._config.authkey, job, self._device.pin)
@@ -308,17 +351,6 @@ class _Worker:
 def _leave_without_link() -> NoReturn:
     """The job's code has closed the socket, put something else in its place or read from it."""
     os._exit(LINK_GONE_EXIT)
-
-
-def _begin_of(snapshot: Any, directory: Directory) -> tuple[int, Saved | None]:
-    """(the first iteration of an attempt, what it goes on from). snapshot: as the daemon says, None for the beginning.
-    directory: of snapshots."""
-    if snapshot is None:
-        return 0, None
-    iteration, place, tasks, path = snapshot
-    if path is not None:
-        return iteration + 1, OpenCheckpoint(read_manifest(Path(path)))
-    return iteration + 1, Saved(read_place(directory, place, task, iteration) for task in tasks)
 
 
 def _enter_job(message: Message) -> JobSpec:

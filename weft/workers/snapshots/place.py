@@ -85,6 +85,11 @@ class SnapshotPlaces:
         for maker in self._makers.values():
             maker.join()
 
+    def reopen(self) -> None:
+        """After `close`, of another attempt."""
+        self._makers.clear()
+        self._closed = False
+
     def _room(self, place: int, tensors: Sequence[Tensor], num_bytes: int) -> _Room:
         if place in self._makers:
             self._makers[place].join()

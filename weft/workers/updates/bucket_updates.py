@@ -200,6 +200,12 @@ class BucketUpdates:
             if updates is not None:
                 updates.restore(saved, names, first)
 
+    def rewind(self) -> None:
+        """To before `restore`."""
+        for updates in [*self._of_owners.values(), *self._of_devices.values()]:
+            if updates is not None:
+                updates.rewind()
+
     # --- tasks
 
     def takes(self, task: Task) -> Callable[[Iteration], bool] | None:

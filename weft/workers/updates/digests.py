@@ -36,6 +36,10 @@ class Digests:
         """An update stands. number: which part of what the lane updates, such as a bucket."""
         self._noted[number] = [digest(piece.tensor) for piece in held.pieces]
 
+    def forget(self) -> None:
+        """What comes next was not left by an update."""
+        self._noted.clear()
+
     def check(self, number: int, held: Held) -> None:
         """Nothing before the first update. Errors: StateCorrupted."""
         for piece, noted in zip(held.pieces, self._noted.get(number, ()), strict=False):

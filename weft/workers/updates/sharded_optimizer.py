@@ -135,6 +135,10 @@ class ShardedOptimizer:
         """Adds the shard's values and what is kept of them. names: of the parameters."""
         self._buckets[bucket].hold(held, names)
 
+    def rewind(self, bucket: int) -> None:
+        """Knows nothing of any step, as before `restore`; a speculation stays."""
+        self._buckets[bucket].rewind()
+
     @torch.no_grad()
     def restore(self, bucket: int, saved: Saved, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
         """Goes on with the state and the options that were saved; values are where they have to be already."""
@@ -237,6 +241,11 @@ class _Bucket:
                 held.pieces.append(Piece(entry, extents, value))
             else:
                 held.add_whole(own[0], entry, value)
+
+    def rewind(self) -> None:
+        self.update.confirm()
+        for part in self._parts:
+            self._twin.state.pop(part.parameter, None)
 
     def restore(self, saved: Saved, names: Sequence[str], parameters: Sequence[Tensor]) -> None:
         for part in self._parts:

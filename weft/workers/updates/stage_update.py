@@ -61,6 +61,14 @@ class StageUpdate:
                     held.states[name] = rest
         held.scheduler = None if self._scheduler is None else self._scheduler.state_dict()
 
+    def rewind(self) -> None:
+        """To before `restore`: of the steps that were made, and of gradients, nothing is known."""
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+            self._optimizer.zero_grad(set_to_none=True)
+        if self._digests is not None:
+            self._digests.forget()
+
     def restore(self, saved: Saved) -> None:
         """Goes on from what was saved; the parameters have their values already."""
         if self._optimizer is None:

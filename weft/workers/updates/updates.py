@@ -139,6 +139,15 @@ class Updates:
             own = options(group)
             held.options |= {frozen[id(each)]: own for each in group["params"] if id(each) in frozen}
 
+    def rewind(self) -> None:
+        """To before `restore`: of the steps that were made, or half made, nothing is known."""
+        self._speculated.clear()
+        self._stood, self._begun = self._chooses, -1
+        for bucket in self._buckets:
+            self._optimizer.rewind(bucket.index)
+        if self._digests is not None:
+            self._digests.forget()
+
     def restore(self, saved: Saved, names: Sequence[str], first: Iteration) -> None:
         """Goes on from what was saved with what is updated here from the iteration on; the parameters have their values
         already."""

@@ -28,19 +28,27 @@ class CallNumbers:
     def __init__(self) -> None:
         self._seed: Seed | None = None
         self._runs_again = False
+        self.is_running = False  # forward
         self.made: Made = {}  # by the last run
         self.count = 0  # of calls in it
 
     @contextlib.contextmanager
     def running(self, seed: Seed) -> Iterator[None]:
         """One run of the step."""
-        self._seed, self._runs_again, self.count = seed, False, 0
-        self.made = {}
-        seed(0)
+        self.begin(seed)
         try:
             yield
         finally:
-            self._seed = None
+            self.end()
+
+    def begin(self, seed: Seed) -> None:
+        self._seed, self._runs_again, self.count = seed, False, 0
+        self.is_running = True
+        self.made = {}
+        seed(0)
+
+    def end(self) -> None:
+        self._seed, self.is_running = None, False
 
     @contextlib.contextmanager
     def running_again(self, seed: Seed) -> Iterator[None]:
@@ -49,18 +57,14 @@ class CallNumbers:
         try:
             yield
         finally:
-            self._seed = None
+            self.end()
 
     def run_again(self, seed: Seed, made: Made | None = None) -> None:
         """What is called from now on, until the next run, is called by a backward. made: by the run that it is of;
         that of the last one."""
-        self._seed, self._runs_again = seed, True
+        self._seed, self._runs_again, self.is_running = seed, True, False
         if made is not None:
             self.made = made
-
-    @property
-    def is_running(self) -> bool:
-        return self._seed is not None and not self._runs_again
 
     def skip(self, visible: Visible) -> None:
         """A call that is not run."""
@@ -79,7 +83,10 @@ class CallNumbers:
 
     def _next(self, visible: Visible) -> int:
         number, self.count = self.count, self.count + 1
-        self.made.setdefault(visible, []).append(number)
+        if visible in self.made:
+            self.made[visible].append(number)
+        else:
+            self.made[visible] = [number]
         return number
 
     def _number_again(self, visible: Visible) -> int:

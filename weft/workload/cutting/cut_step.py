@@ -35,6 +35,7 @@ from weft.workload.workload import WorkloadError
 
 Step = Callable[[nn.Module, Any], Any]
 Bound = list[tuple[Placeholder, torch.Tensor]]
+_NOTHING = contextlib.nullcontext()
 MAX_TAPES = 64  # of a stage, by the shapes of its batch
 _SAME_CALLS = (
     "a step of several stages must call the same modules in the same order for every batch; keep what depends on the "
@@ -80,6 +81,7 @@ class CutStep:
         self._late = frozenset(border.late if (border := begins or ends) else ())
         self._receives, self._sends = tuple(receives), tuple(sends)
         self._makers = {name.rpartition(":")[0] for name in (*receives, *sends)}
+        self._making = {call.partition("@")[0] for call in self._makers}  # modules
         self._loose = LooseNames()
         self._looks = LooseResults(self._loose, self._made) if any(map(is_loose, (*receives, *sends))) else None
         self._own = frozenset(own)
@@ -132,6 +134,11 @@ class CutStep:
             if (tensor := slots.get(key)) is not None
         ]
 
+    @property
+    def has_buffers(self) -> bool:
+        """Whether there are some that a run of it may change."""
+        return any(key in module._buffers and name in self._own for (module, key), name in self._names.items())
+
     def _has(self, module: nn.Module) -> bool:
         """All that the module needs."""
         places = ((part, key) for part in module.modules() for slots in _slots(part) for key in slots)
@@ -150,11 +157,13 @@ class CutStep:
         playing.tape, playing.redraws = self._tape(step, batch), self._skipped.redraws.get("", ())
         self._started, self.skipping_seconds = time.perf_counter(), 0.0
         try:
-            with self.numbers.running(seed), self._looks or contextlib.nullcontext():
+            self.numbers.begin(seed)
+            with self._looks or _NOTHING:
                 result = replaced(step(self._model, batch), resolved)
         except _Leave:
             return Sent(self._sent.get(name) for name in self._sends)
         finally:
+            self.numbers.end()
             playing.tape, playing.redraws = None, ()
             self.bound = [(each, each.came) for each in self._known.values() if each.came is not None]
             for placeholder, _ in self.bound:
@@ -188,10 +197,13 @@ class CutStep:
             placeholder.came = tensor
 
     def _tape(self, step: Step, batch: Any) -> Tape:
-        key = (step, torch.is_grad_enabled(), self._model.training, *(tensor.shape for tensor in tensors_in(batch)))
-        if key not in self._tapes and len(self._tapes) >= MAX_TAPES:
-            self._tapes.clear()
-        tape = self._tapes.setdefault(key, Tape())
+        shapes = [tensor.shape for tensor in tensors_in(batch)]
+        key = (step, torch.is_grad_enabled(), self._model.training, *shapes)
+        tape = self._tapes.get(key)
+        if tape is None:
+            if len(self._tapes) >= MAX_TAPES:
+                self._tapes.clear()
+            tape = self._tapes[key] = Tape()
         tape.rewind()
         return tape
 
@@ -212,7 +224,7 @@ class CutStep:
         occurrence = self._occurrences[visible] = self._occurrences.get(visible, -1) + 1
         if visible.kind is not CallKind.OPAQUE:
             result = forward(*args, **kwargs)
-            if (call := call_name(visible.name, occurrence)) in self._makers:
+            if visible.name in self._making and (call := call_name(visible.name, occurrence)) in self._makers:
                 self._returned(call, result)
             return result
         self._loose.call = call = call_name(visible.name, occurrence) if occurrence else visible.name
@@ -223,8 +235,8 @@ class CutStep:
             self._pass((args, kwargs))
         if call in self._can_end:
             raise _Leave
-        if self._is_inside and not self._is_others(visible):
-            if kwargs or any(type(each) is not torch.Tensor for each in args):
+        if self._is_inside and not (visible in self._others and self._may_be_skipped(visible)):
+            if kwargs or len(args) != 1 or type(args[0]) is not torch.Tensor:
                 args, kwargs = replaced((args, kwargs), resolved)
             result = self._unseen(self.numbers.run, visible, forward, args, kwargs)
         else:
@@ -242,16 +254,14 @@ class CutStep:
             self._returned(call, result)
         return result
 
-    def _is_others(self, visible: Visible) -> bool:
-        """Of a call inside of the stage."""
-        if visible not in self._others:
-            return False
-        if self._loose.call not in self._late and visible.name not in self._can_pass:
-            raise OtherCallsError(
-                f"{visible} is called in the stage {self.span}, and was not called there when the step was tried "
-                f"before training, so another stage has it; {_SAME_CALLS}"
-            )
-        return True
+    def _may_be_skipped(self, visible: Visible) -> bool:
+        """A call inside of the stage, of another stage's module."""
+        if self._loose.call in self._late or visible.name in self._can_pass:
+            return True
+        raise OtherCallsError(
+            f"{visible} is called in the stage {self.span}, and was not called there when the step was tried "
+            f"before training, so another stage has it; {_SAME_CALLS}"
+        )
 
     def _again(self, visible: Visible, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """From inside a backward, by torch.utils.checkpoint around a call."""

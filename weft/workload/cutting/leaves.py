@@ -15,16 +15,36 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+_PLAIN = {type(None), bool, int, float, str}  # as most of what is no tensor
+
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    replaced(value, keep)
+    _find(value, found)
     return found
+
+
+def _find(value: Any, found: list[torch.Tensor]) -> None:
+    """In the order of `replaced`."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        return
+    kind = type(value)
+    if kind in _PLAIN:
+        return
+    if kind is tuple or kind is list:
+        for part in value:
+            _find(part, found)
+    elif kind is dict:
+        for part in value.values():
+            _find(part, found)
+    else:
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(tensor)
+            return tensor
+
+        replaced(value, keep)
 
 
 def replaced(value: Any, by: Callable[[torch.Tensor], Any]) -> Any:

@@ -19,7 +19,7 @@ from weft.workload.cutting.tape import answered, playing
 from weft.workload.workload import WorkloadError
 
 _FAKES = FakeTensorMode(allow_non_fake_inputs=True)
-_GETTERS = ("shape", "dtype", "device", "ndim", "layout", "itemsize", "nbytes", "requires_grad", "is_leaf")
+_GETTERS = ("shape", "dtype", "device", "ndim", "layout", "itemsize", "nbytes", "requires_grad", "is_leaf", "grad_fn")
 _CLASSES = ("is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu", "is_sparse", "is_quantized", "is_nested", "is_mkldnn")
 _ASKED = ("size", "dim", "ndimension", "stride", "numel", "nelement", "element_size", "is_floating_point", "is_complex")
 KNOWN = {
@@ -28,6 +28,7 @@ KNOWN = {
 KNOWN |= {getattr(torch.Tensor, name) for name in (*_ASKED, "__len__", "__hash__", "get_device", "is_contiguous")}
 KNOWN |= {torch.is_floating_point, torch.is_complex, torch.numel}
 _DETACHES = {torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
+_BY_LENGTHS = ("pack_padded_sequence", "pad_packed_sequence")  # what of it has no numbers is the first it returns
 _TOLD = {torch.Tensor.__repr__, torch.Tensor.__format__}
 
 
@@ -110,6 +111,8 @@ def _without_meaning(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _on_fakes(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequence[Placeholder]) -> Any:
+    if name_of(func) in _BY_LENGTHS:
+        return _by_lengths(func, given)
     of_fake = {id(each.fake): each for each in unknown}
     args, kwargs = replaced(given, _fake)
     needs = torch.is_grad_enabled() and func not in _DETACHES and _any_requires(tensors_in(given))
@@ -130,6 +133,15 @@ def _on_fakes(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequenc
         return in_place if in_place is not None else Placeholder(value, what, requires_grad=needs and differs)
 
     return replaced(result, wrapped)
+
+
+def _by_lengths(func: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    """Its shapes depend on lengths, which the batch has, so no fake can tell them."""
+    args, kwargs = replaced(given, _without_meaning)
+    with torch.no_grad():
+        rows, lengths = func(*args, **kwargs)
+    needs = torch.is_grad_enabled() and _any_requires(tensors_in(given))
+    return placeholder_of(rows, result_of(func), requires_grad=needs, device=rows.device), lengths
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from weft.workload.data.samples import batch_of, pair_of
 from weft.workload.data.source import DataSource, source_of
 from weft.workload.data.stream import ItemStream
 from weft.workload.data.tree import Skeleton, difference
-from weft.workload.randomness import LOADING, seed_unit
+from weft.workload.randomness import seed_loading
 from weft.workload.workload import Workload, WorkloadError, kind_of
 
 
@@ -44,6 +44,10 @@ class Batches:
     def sources(self) -> dict[bool, DataSource]:
         """By whether they are for training."""
         return {True: self._train} | ({} if self._validation is None else {False: self._validation})
+
+    def rewind(self) -> None:
+        """What comes next may be any iteration: a stream begins its epoch again."""
+        self._orders.clear()
 
     def order(self, iteration: Iteration) -> torch.Tensor:
         """The samples of its epoch, by their numbers in the data; the same tensor for all of the epoch."""
@@ -80,7 +84,7 @@ class Batches:
                 return into
             inputs, targets = (tensor.index_select(0, indices) for tensor in dataset.tensors)
             return inputs, targets
-        seed_unit(self._seed, iteration.step, part.number, LOADING)
+        seed_loading(self._seed, iteration.step, part.number)
         pair = pair_of(source, indices.tolist())
         if into is not None:
             for value, slot in zip(pair, into, strict=True):
@@ -92,7 +96,7 @@ class Batches:
         """Of a workload with a step: what one microbatch is built of, by `weft.workload.data.tree.build`."""
         source = self._source(iteration)
         numbers = self._indices(iteration, part).tolist()
-        seed_unit(self._seed, iteration.step, part.number, LOADING)
+        seed_loading(self._seed, iteration.step, part.number)
         tensors, skeleton = batch_of(source, numbers)
         told = difference(skeleton, self._first_structure(source, iteration, part, skeleton))
         if told is not None:
@@ -106,7 +110,7 @@ class Batches:
         if source.field not in self._structures:
             is_first = iteration.epoch == 0 and iteration.start + part.start == 0
             if not is_first and not isinstance(source.dataset, ItemStream):
-                seed_unit(self._seed, 0, 0, LOADING)
+                seed_loading(self._seed, 0, 0)
                 skeleton = batch_of(source, source.order(0, self._seed)[: part.size].tolist())[1]
             self._structures[source.field] = skeleton
         return self._structures[source.field]

@@ -7,8 +7,8 @@
 
 Without a sampler of the user's, epoch e of training has the order `torch.randperm(n)` by a generator of seed + e, and
 validation the order of the data. A user's sampler is asked anew for each epoch: after its `set_epoch(e)` where it has
-one, and with torch's default generator, and its own `generator`, seeded with seed + e. So an epoch's order follows from
-the seed alone, unless a sampler draws elsewhere or remembers the epochs that it was asked for.
+one, and with torch's default generator, Python's, numpy's, and its own `generator`, seeded with seed + e. So an epoch's
+order follows from the seed alone, unless a sampler draws elsewhere or remembers the epochs that it was asked for.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torch.utils.data import (
 from weft.plan.error_places import within
 from weft.workload.data.stream import ItemStream, stream_of
 from weft.workload.data.tree import Skeleton, build, flatten
+from weft.workload.randomness import seed_others
 from weft.workload.workload import CollateFunction, Workload, WorkloadError, kind_of
 
 Field = Literal["train", "validation"]
@@ -95,6 +96,7 @@ class DataSource:
             if callable(set_epoch := getattr(sampler, "set_epoch", None)):
                 set_epoch(epoch)
             torch.default_generator.manual_seed(seed + epoch)
+            seed_others(seed + epoch)
             if isinstance(own := getattr(sampler, "generator", None), torch.Generator):
                 own.manual_seed(seed + epoch)
             numbers = list(sampler)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from weft.workload.randomness import LOADING, seed_unit
+from weft.workload.randomness import seed_loading
 from weft.workload.workload import WorkloadError, kind_of
 
 _BEGINNING = -1  # stands for the number of an item in the key of what is drawn before the first
@@ -80,7 +80,7 @@ class ItemStream(Dataset[Any]):
     def _seeded(self, number: int) -> Iterator[None]:
         """What draws beside the dataset, a collate function, must not see how many items came before."""
         state = torch.default_generator.get_state()
-        seed_unit(self._seed, self._epoch, number, LOADING)
+        seed_loading(self._seed, self._epoch, number)
         try:
             yield
         finally:

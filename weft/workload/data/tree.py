@@ -118,12 +118,19 @@ def with_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -
     kind = type(batch)
     if kind is tuple or kind is list or kind is dict:  # as most are, and a fifth of the time
         parts = list(batch.values()) if kind is dict else batch
-        is_plain = all(type(part) is torch.Tensor and not part.requires_grad for part in parts)
-        if is_plain and len(set(map(id, parts))) == len(parts):
+        if _are_plain(parts):
             made = [function(part) for part in parts]
             return dict(zip(batch, made, strict=True)) if kind is dict else kind(made)
     tensors, skeleton = flatten(batch)
     return build(skeleton, [function(tensor) for tensor in tensors])
+
+
+def _are_plain(parts: Sequence[Any]) -> bool:
+    """Tensors alone, and each once."""
+    for part in parts:
+        if type(part) is not torch.Tensor or part.requires_grad:
+            return False
+    return len(set(map(id, parts))) == len(parts)
 
 
 def packed(skeleton: Skeleton) -> bytes:

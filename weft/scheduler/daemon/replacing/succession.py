@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol
 
+from weft.machine.tether import tying_to
 from weft.scheduler.core.events import HandoverBegun
 from weft.scheduler.daemon import notify
 from weft.scheduler.daemon.driver import Driver
@@ -72,10 +73,11 @@ class Succession:
         executable = _executable(request)
         arguments = [argument for argument in sys.argv[1:] if argument != "--accept-empty-ledger"]
         command = [executable, "-P", "-m", "weft", *arguments]
+        asking = [executable, "-P", "-c", _tied_weft(), *arguments, "--tell-shape"]
         if self.turn.locked():
             raise _refusal("somebody else is replacing it")
         async with self.turn:
-            version = await self._check(command)
+            version = await self._check(asking)
             if self.is_stopping():
                 raise WireError(ErrorCode.DRAINING, "the daemon is about to end")
             return await self._go_over(command, version, caller)
@@ -96,7 +98,7 @@ class Succession:
             await self.door.open()
 
     async def _check(self, command: Sequence[str]) -> str:
-        """The version of the other Weft, which starts with this command and would take over. Errors: WireError."""
+        """The version of the other Weft, which would take over. command: by which it tells. Errors: WireError."""
         told = await asyncio.to_thread(_ask, command, notify.child_environment(self.environment))
         if isinstance(told, str):
             raise _refusal(told)
@@ -175,11 +177,17 @@ def _executable(request: Message) -> str:
     return executable
 
 
+def _tied_weft() -> str:
+    """`-m weft` that ends with this process, however that ends."""
+    run = "runpy.run_module('weft', run_name='__main__', alter_sys=True)"
+    return f"{tying_to(os.getpid())}; import runpy; {run}"
+
+
 def _ask(command: Sequence[str], environment: Mapping[str, str]) -> Message | str:
-    """What the other Weft says of itself; or why there is none."""
+    """What the other Weft says of itself, asked by this command; or why there is none."""
     try:
         done = subprocess.run(
-            [*command, "--tell-shape"],
+            list(command),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=CHECK_SECONDS,

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.plan.buckets import Bucket, Holder, Route
-from weft.plan.graph import Key, backward, down, forward, grad, own_update, owned_snapshot, sync, up, update, validate
+from weft.plan.graph import Key, down, forward, grad, own_update, owned_snapshot, sync, up, update, validate
 from weft.plan.kinds import Cause, Way
 from weft.plan.placement import DOWN, UP
 from weft.plan.plan import Synchronisation
@@ -161,7 +161,7 @@ class BucketGraph:
             if self._builder.is_device(r) and part.route is not Route.DEVICE:
                 self._builder.edge(grad(r, s, b), down(r, s, b), 0, Cause.GRADIENT)
                 # the device's copy of the gradient is written again
-                self._builder.edge(down(r, s, b), backward(r, s, 0), 1, Cause.SLOT)
+                self._builder.edge(down(r, s, b), self._builder.first_backward[Holder(r, s)], 1, Cause.SLOT)
 
     def _arrival(self, r: int, s: int, part: Bucket, owner: int) -> Key:
         """The task after which the owner can read a holder's gradient."""
@@ -256,5 +256,7 @@ class BucketGraph:
 
     def _writer_of_sum(self, part: Bucket) -> Key:
         """The sum stands where the first holder's gradient was, and will be."""
-        r, s = part.holders[0]
-        return down(r, s, part.index) if self._builder.is_device(r) else backward(r, s, 0)
+        first = part.holders[0]
+        if self._builder.is_device(first.replica):
+            return down(*first, part.index)
+        return self._builder.first_backward[first]

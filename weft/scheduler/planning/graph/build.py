@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.plan.graph import Graph
-from weft.plan.kinds import Kind
 from weft.plan.placement import Placement
 from weft.plan.plan import Ring, Role
 from weft.scheduler.planning.graph.buckets import BucketGraph
@@ -46,7 +45,7 @@ def build_graph(
     for ring in rings:
         builder.ring(ring)
     if has_buffers:
-        builder.buffer_edges(Kind.BACKWARD if strategy.recompute else Kind.FORWARD)  # which then changes them, too
+        builder.buffer_edges(recomputes=strategy.recompute)
     if weighted and not strategy.steals:
         builder.weight_edges()
     return builder.graph()

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from weft.plan.buckets import Holder
 from weft.plan.division import Turns
-from weft.plan.graph import Edge, Graph, Key, Lane, Task, backward, fetch, forward, load, own_update, snapshot
-from weft.plan.kinds import KINDS, Cause, Kind, Way
+from weft.plan.graph import Edge, Graph, Key, Lane, Task, fetch, forward, load, own_update, snapshot
+from weft.plan.kinds import KINDS, Cause, Way
 from weft.plan.placement import FETCH, LOAD, Placement
-from weft.plan.plan import Ring
-from weft.scheduler.planning.schedules import SCHEDULES
+from weft.plan.plan import Ring, Role
+from weft.plan.schedules.grid import schedule_of
 from weft.spec.strategy import Strategy
 
 
@@ -25,14 +25,24 @@ class GraphBuilder:
         self._loads: dict[tuple[int, int], list[Key]] = {}  # of a replica's microbatch, by loader
         self._turns = Turns.of(strategy)
         self.last_backward: dict[Holder, Key] = {}  # of those added, the one that completes its stage's gradients
+        self.first_backward: dict[Holder, Key] = {}  # of those added, the one that begins them
+        self._gradient: dict[Holder, list[Key]] = {}  # of a stage, all that makes any of its parameters' gradients
+        self._handed_back: dict[tuple[int, int, int], Key] = {}  # what makes the gradient of what a stage received
         self._done: dict[tuple[int, int, int], Key] = {}  # the last that a stage does with a microbatch
 
     def add(self, key: Key, lane: Lane, way: Way | None = None) -> None:
         task = self._tasks[key] = Task(id=len(self._tasks), lane=lane, way=way, **key._asdict())
-        if KINDS[task.kind].makes_gradient:
+        facts = KINDS[task.kind]
+        if facts.makes_gradient:
+            self._gradient.setdefault(task.holder, []).append(key)
             self.last_backward[task.holder] = key
+        if facts.hands_back:
+            self.first_backward.setdefault(task.holder, key)
         if task.microbatch is not None:
-            self._done[*task.holder, task.microbatch] = key
+            place = (*task.holder, task.microbatch)
+            self._done[place] = key
+            if facts.hands_back:
+                self._handed_back[place] = key
 
     def edge(self, source: Key, target: Key, distance: int, cause: Cause, way: Way | None = None) -> None:
         key = (self._tasks[source].id, self._tasks[target].id, distance)
@@ -76,9 +86,12 @@ class GraphBuilder:
     def compute_tasks(self) -> None:
         for r, replica in enumerate(self.placement.replicas):
             self._fetch_tasks(r)
-            for s in range(replica.num_stages) if not self.streams(r) else ():
-                for kind, m in SCHEDULES[self.strategy.schedule](s, replica.num_stages, replica.microbatches):
-                    self.add(Key(kind, r, s, m), self.lane(r, s))
+            if self.streams(r):
+                continue
+            schedule = schedule_of(self.strategy.schedule, replica.num_stages, replica.microbatches)
+            for s in range(replica.num_stages):
+                for each in schedule.passes(s):
+                    self.add(Key(each.kind, r, s, each.microbatch), self.lane(r, s))
                 if self.placement.learns and self.placement.synchronisation is None:
                     self.add(own_update(r, s), self.lane(r, s))
 
@@ -107,10 +120,13 @@ class GraphBuilder:
                 for s in self._data_stages(r):
                     self._data_edges(r, s, m)
                 for s in range(replica.num_stages):
-                    self.edge(forward(r, s, m), backward(r, s, m), 0, Cause.ACTIVATION)
+                    handed_back = self._handed_back[r, s, m]
+                    self.edge(forward(r, s, m), handed_back, 0, Cause.ACTIVATION)
+                    if handed_back != self._done[r, s, m]:  # a backward in two parts
+                        self.edge(handed_back, self._done[r, s, m], 0, Cause.GRADIENT)
                     if s < replica.num_stages - 1:
                         self.edge(forward(r, s, m), forward(r, s + 1, m), 0, Cause.ACTIVATION)
-                        self.edge(backward(r, s + 1, m), backward(r, s, m), 0, Cause.GRADIENT)
+                        self.edge(self._handed_back[r, s + 1, m], handed_back, 0, Cause.GRADIENT)
 
     def _data_edges(self, r: int, s: int, m: int) -> None:
         """Where replicas steal, all of a batch is there before the first of it is taken."""
@@ -125,17 +141,26 @@ class GraphBuilder:
         """Of stages that update their own parameters."""
         (replica,) = self.placement.replicas
         for s in range(replica.num_stages):
+            for key in self._gradient[Holder(0, s)]:
+                self.edge(key, own_update(0, s), 0, Cause.GRADIENT)
             for m in range(replica.microbatches):
-                self.edge(backward(0, s, m), own_update(0, s), 0, Cause.GRADIENT)
                 self.edge(own_update(0, s), forward(0, s, m), 1, Cause.UPDATE)
 
-    def buffer_edges(self, changes: Kind) -> None:
-        """Other replicas read the first one's buffers where they evaluate: after it has changed them, before again."""
+    def buffer_edges(self, *, recomputes: bool) -> None:
+        """Other replicas read the first one's buffers where they evaluate: after it has changed them, before again.
+
+        recomputes: a forward runs again as its microbatch goes back, and changes them then, too."""
         (first, *others) = self.placement.replicas
+        changes = {
+            own: self._handed_back[0, own, first.microbatches - 1]
+            if recomputes
+            else forward(0, own, first.microbatches - 1)
+            for own in range(first.num_stages)
+        }
         for r, replica in enumerate(others, start=1):
             for s in range(replica.num_stages):
                 for own in range(first.num_stages):
-                    self.edge(Key(changes, 0, own, first.microbatches - 1), forward(r, s, 0), 1, Cause.SYNC)
+                    self.edge(changes[own], forward(r, s, 0), 1, Cause.SYNC)
                     self.edge(forward(r, s, replica.microbatches - 1), forward(0, own, 0), 1, Cause.SYNC)
 
     def weight_edges(self) -> None:
@@ -149,7 +174,7 @@ class GraphBuilder:
     def ring(self, ring: Ring) -> None:
         if not ring.is_loaded:
             for reader in ring.stages:
-                self._ring_edges(ring, *ring.written_by, reader)
+                self._ring_edges(ring, reader)
             return
         for holder in ring.readers(self.placement.replicas):
             self._batch_edge(ring, self._reader(*holder))
@@ -158,17 +183,25 @@ class GraphBuilder:
         last = self.placement.replicas[r].microbatches - 1
         return fetch(r, s, last) if self.is_device(r) else self._done[r, s, last]
 
-    def _ring_edges(self, ring: Ring, kind: Kind, writer: int, reader: int) -> None:
+    def _writer(self, ring: Ring, m: int) -> Key:
+        """Of what is not loaded."""
+        if ring.writer is None:
+            return fetch(ring.replica, ring.stages[0], m)
+        if ring.role is Role.ACTIVATION:
+            return forward(ring.replica, ring.writer, m)
+        return self._handed_back[ring.replica, ring.writer, m]
+
+    def _ring_edges(self, ring: Ring, reader: int) -> None:
         """The writer of microbatch u of the replica's run waits until a reader is done with microbatch u - depth.
 
-        In training the lowest reader's BACKWARD is the last of these. In validation BACKWARDs wait for nothing, and any
-        reader's FORWARD may be the last.
+        In training the lowest reader's last pass is the last of these. In validation backwards wait for nothing, and
+        any reader's FORWARD may be the last.
         """
         r = ring.replica
         count = self.placement.replicas[r].microbatches
         for m in range(count):
             iterations_back, before = divmod(m - ring.depth, count)
-            self.edge(self._done[r, reader, before], Key(kind, r, writer, m), -iterations_back, Cause.SLOT)
+            self.edge(self._done[r, reader, before], self._writer(ring, m), -iterations_back, Cause.SLOT)
 
     def _batch_edge(self, ring: Ring, reader: Key) -> None:
         """A ring of whole batches is handed back a batch at a time.

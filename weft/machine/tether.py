@@ -19,6 +19,15 @@ def tie_to(parent: int) -> None:
         os._exit(1)
 
 
+def tying_to(parent: int) -> str:
+    """The same as a line of Python, for a program that is to be tied before it imports anything. Whatever it becomes by
+    an exec is tied as well."""
+    return (
+        f"import ctypes, os, signal; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL); "
+        f"os.getppid() == {parent} or os._exit(1)"
+    )
+
+
 def untie() -> None:
     """For a process that notices by itself from now on, and has something to tidy up before it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)

@@ -40,6 +40,11 @@ class TiedGradients:
             parameter.grad = None
             _without_hooks(parameter)
 
+    @property
+    def handed_on(self) -> list[nn.Parameter]:
+        """Those whose gradients go on to earlier stages."""
+        return [parameter for _, _, parameter in self._handed]
+
     def roots(self, iteration: int, microbatch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Parameters, with what later stages have made of their gradients."""
         came = ((own, ring.get(iteration, microbatch, number)) for ring, number, own in self._came)

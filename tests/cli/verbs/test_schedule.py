@@ -1,0 +1,49 @@
+"""`weft schedule`: the grid on stdout is a file that it takes again, and a fault in one is a sentence with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from weft.cli.verbs.app import app
+
+
+def weft(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["schedule", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_what_is_printed_may_be_given_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, grid, told = weft("last-stage", "--stages", "3", "--microbatches", "5")
+    assert (code, told) == (0, "idle 29 % if every pass takes as long; microbatches in flight: 5, 3, 1\n")
+    Path("my.grid").write_text(grid)
+    assert weft("my.grid")[1].splitlines()[1:] == grid.splitlines()[1:]
+
+
+def test_json_has_programs_and_what_follows_from_them() -> None:
+    code, text, _ = weft("1f1b", "--stages", "2", "--microbatches", "2", "--json")
+    told = json.loads(text)
+    assert code == 0
+    assert (told["in_flight"], told["idle"]) == ([2, 1], pytest.approx(1 / 3))
+    assert told["grid"] == [["F0", "F1", ".", "B0", ".", "B1"], [".", "F0", "B0", "F1", "B1"]]
+    assert told["programs"][1][1] == {"stage": 1, "kind": "backward", "microbatch": 0}
+
+
+def test_what_is_wrong_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.grid").write_text("F0 B0 F1 B1\nF0 F1 B0 B1\n")
+    Path("small.grid").write_text("F0 B0\n")
+    for arguments, sentence in {
+        ("bad.grid",): "bad.grid: line 1 stands at B0",
+        ("none.grid",): "cannot be read (No such file or directory)",
+        ("gpip",): "'gpip' is no schedule; did you mean gpipe?",
+        ("small.grid", "--stages", "2"): "the grid has 1 stages and 1 microbatches",
+    }.items():
+        code, out, told = weft(*arguments)
+        assert (code != 0, out) == (True, "")
+        assert sentence in told
+        assert len(told.splitlines()) == 1

@@ -1,0 +1,80 @@
+"""Grids: what is printed is read as the same schedule, and what is wrong with one is said with its line and remedy."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.plan.schedules.grid import drawn, read_grid, schedule_of
+from weft.plan.schedules.named import SCHEDULES
+from weft.plan.schedules.schedule import ScheduleError
+
+
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 6), st.integers(1, 12))
+def test_what_is_printed_is_read_as_the_same(name: str, stages: int, microbatches: int) -> None:
+    schedule = SCHEDULES[name](stages, microbatches)
+    assert read_grid(drawn(schedule, name)) == schedule
+
+
+def test_a_worker_may_have_several_stages() -> None:
+    schedule = read_grid("0F0 2F0 2B0 0B0\n1F0 1B0")
+    assert schedule.worker_of == {0: 0, 1: 1, 2: 0}
+    assert drawn(schedule, "two of three").splitlines() == [
+        "# two of three",
+        " F0   . 2F0 2B0   .  B0",
+        "  .  F0   .   .  B0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("# nothing", "a worker without passes; write a line for each"),
+        ("F0 B0\n.", "a worker without passes"),
+        ("F0 B0 X1", "line 1: 'X1' is no pass; write . for a wait, or a letter of F (forward), B (backward)"),
+        ("# mine\n\nF0 B0\nF0 B0 F1", "line 3 lacks F1; each stage has every microbatch once"),
+        ("F0 B0\nF0", "line 2 lacks B0; each stage has every microbatch once"),
+        ("F0 F0 B0", "line 1 has F0 twice; leave one of them out"),
+        ("F0 B0 F1 B1\nF1 B1 F0 B0", "line 2 has F0 behind F1; write a stage's microbatches in their order"),
+        ("F0 F1 B1 B0", "line 1 has B0 behind B1; write a stage's microbatches in their order"),
+        ("B0 F0", "line 1 has B0 before F0, which it needs; write F0 first"),
+        ("F0 B0\nF0 I0", "line 2 lacks W0; each stage has every microbatch once"),
+        ("F0 B0\nF0 W0 I0", "line 2 has W0 before I0, which it needs; write I0 first"),
+        ("F0 B0\nF0 I0 B0", "line 2 has microbatch 0 go back whole and in parts; write B0, or I0 and W0 for its parts"),
+        ("F0 B0 F1 B1\nF0 F1 I0 I1 W1 W0", "line 2 has W0 behind W1; write a stage's microbatches in their order"),
+        ("F0 B0\n0F0", "line 2 has F0 of stage 0, which is in line 1; write all passes of a stage in one line"),
+        ("0F0 2F0 0B0 2B0", "stage 1 is in no line, and stage 2 in line 1; number the stages from 0 without gaps"),
+        (
+            "F0 B0 F1 B1\nF0 F1 B0 B1",
+            "line 1 stands at B0 and waits for B0 of line 2; line 2 stands at F1 and waits for F1 of line 1: that is a "
+            "deadlock; in line 2 write B0 before F1",
+        ),
+        ("F0 1F0 B0 1B0", "that is a deadlock; in line 1 write 1B0 before B0"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_with_the_line_and_the_remedy(text: str, sentence: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        read_grid(text)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_remedy_for_a_deadlock_mends_it() -> None:
+    assert read_grid("F0 B0 F1 B1\nF0 B0 F1 B1") == SCHEDULES["model-parallel"](2, 2)
+
+
+def test_a_grid_of_another_size_than_the_jobs_is_refused() -> None:
+    with pytest.raises(
+        ScheduleError, match=r"2 stages and 1 microbatches, and the job 2 and 4; use strategy\.stages = 2"
+    ):
+        schedule_of("F0 B0\nF0 B0\n", 2, 4)
+
+
+@given(st.text(alphabet="FBIW012. #\n", max_size=60))
+def test_whatever_is_written_is_a_schedule_that_ends_or_is_refused(text: str) -> None:
+    try:
+        schedule = read_grid(text)
+    except ScheduleError:
+        return
+    assert len(list(schedule.timeline())) == sum(map(len, schedule.programs))

@@ -1,0 +1,126 @@
+"""Named schedules as grids, and what holds for all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.plan.kinds import KINDS, Kind
+from weft.plan.schedules.checking import check_schedule
+from weft.plan.schedules.grid import grid_of
+from weft.plan.schedules.named import SCHEDULES
+from weft.spec.strategy import SCHEDULE_NAMES
+
+schedules = st.sampled_from(sorted(SCHEDULES))
+stages, microbatches = st.integers(1, 6), st.integers(1, 9)
+
+
+def lines(name: str, num_stages: int, num_microbatches: int) -> list[str]:
+    return [" ".join(line) for line in grid_of(SCHEDULES[name](num_stages, num_microbatches))]
+
+
+def test_a_spec_may_name_every_schedule_and_no_other() -> None:
+    assert set(SCHEDULE_NAMES) == set(SCHEDULES)
+
+
+def test_in_model_parallel_one_stage_computes_at_a_time() -> None:
+    assert lines("model-parallel", 2, 2) == ["F0 . . B0 F1 . . B1", ". F0 B0 . . F1 B1"]
+
+
+def test_gpipe_runs_all_forwards_and_then_all_backwards() -> None:
+    assert lines("gpipe", 2, 4) == ["F0 F1 F2 F3 . . B0 B1 B2 B3", ". F0 F1 F2 F3 B0 B1 B2 B3"]
+    assert lines("gpipe", 3, 2) == ["F0 F1 . . . . B0 B1", ". F0 F1 . . B0 B1", ". . F0 F1 B0 B1"]
+
+
+def test_1f1b_warms_up_and_then_takes_turns() -> None:
+    assert lines("1f1b", 2, 4) == ["F0 F1 . B0 F2 B1 F3 B2 . B3", ". F0 B0 F1 B1 F2 B2 F3 B3"]
+    assert lines("1f1b", 1, 3) == ["F0 B0 F1 B1 F2 B2"]
+
+
+def test_1f1b_with_fewer_microbatches_than_stages_begins_as_gpipe() -> None:
+    assert lines("1f1b", 4, 2)[0] == "F0 F1 . . . . . B0 . B1"
+    assert SCHEDULES["1f1b"](4, 2).programs[0] == SCHEDULES["gpipe"](4, 2).programs[0]
+
+
+def test_last_stage_sends_back_at_once_and_computes_before_that_whatever_has_arrived() -> None:
+    assert lines("last-stage", 3, 5) == [
+        "F0 F1 F2 F3 F4 B0 . B1 . B2 . B3 . B4",
+        ". F0 F1 F2 B0 F3 B1 F4 B2 . B3 . B4",
+        ". . F0 B0 F1 B1 F2 B2 F3 B3 F4 B4",
+    ]
+
+
+@given(stages, st.integers(1, 12))
+def test_what_is_in_flight_follows_from_the_programs(num_stages: int, num_microbatches: int) -> None:
+    wanted = {
+        "model-parallel": lambda after: 1,
+        "gpipe": lambda after: num_microbatches,
+        "1f1b": lambda after: after + 1,
+        "last-stage": lambda after: 2 * after + 1,
+        "zero-bubble": lambda after: num_stages,
+    }
+    for name, of_following in wanted.items():
+        schedule = SCHEDULES[name](num_stages, num_microbatches)
+        for stage in range(num_stages):
+            assert schedule.in_flight(stage) == min(of_following(num_stages - stage - 1), num_microbatches)
+
+
+@given(schedules, stages, microbatches)
+def test_each_comes_to_its_end_in_the_plain_loops_order(name: str, num_stages: int, num_microbatches: int) -> None:
+    schedule = SCHEDULES[name](num_stages, num_microbatches)
+    check_schedule(schedule)
+    assert (schedule.num_stages, schedule.num_microbatches) == (num_stages, num_microbatches)
+    for stage in range(num_stages):
+        for kinds in ({Kind.FORWARD}, {Kind.BACKWARD, Kind.INPUT}, {Kind.BACKWARD, Kind.WEIGHT}):
+            order = [each.microbatch for each in schedule.passes(stage) if each.kind in kinds]
+            assert order == list(range(num_microbatches))
+
+
+@given(schedules, stages, microbatches)
+def test_no_writer_waits_for_a_slot_longer_than_the_programs_make_it_wait(
+    name: str, num_stages: int, num_microbatches: int
+) -> None:
+    """By time: where all passes take as long, a slot is free when its next writer begins; with one less it is not."""
+    schedule = SCHEDULES[name](num_stages, num_microbatches)
+    starts = {each: start for start, _, each in schedule.timeline()}
+    for stage in range(num_stages - 1):
+        depth = schedule.activation_slots(stage, [stage + 1])
+        ends = [starts[schedule.ends[stage + 1, m]] + 1 for m in range(num_microbatches)]
+        writes = [starts[schedule.passes(stage)[0]._replace(microbatch=m)] for m in range(num_microbatches)]
+        for m in range(depth, num_microbatches):
+            assert ends[m - depth] <= writes[m]
+        if name != "zero-bubble":
+            assert depth == schedule.in_flight(stage)
+            assert schedule.gradient_slots(stage + 1, stage) == schedule.in_flight(stage)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "last-stage"])
+@pytest.mark.parametrize(("forward", "backward"), [(1, 1), (1, 2), (3, 4)])
+def test_the_bubble_of_a_flush_is_the_formulas(name: str, forward: int, backward: int) -> None:
+    p, m = 4, 8
+    seconds = {Kind.FORWARD: forward, Kind.BACKWARD: backward}
+    ends = [start + seconds[each.kind] for start, _, each in SCHEDULES[name](p, m).timeline(seconds)]
+    assert max(ends) == m * (forward + backward) + (p - 1) * (forward + backward)
+
+
+@pytest.mark.parametrize(("forward", "inputs", "weights"), [(1, 1, 1), (2, 2, 2), (3, 4, 2)])
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 8])
+def test_the_bubble_of_zero_bubble_is_the_formulas(p: int, forward: int, inputs: int, weights: int) -> None:
+    m, backward = 2 * p, inputs + weights
+    seconds = {Kind.FORWARD: forward, Kind.BACKWARD: backward, Kind.INPUT: inputs, Kind.WEIGHT: weights}
+    ends = [start + seconds[each.kind] for start, _, each in SCHEDULES["zero-bubble"](p, m).timeline(seconds)]
+    assert max(ends) == m * (forward + backward) + (p - 1) * (forward + backward - 2 * weights)
+
+
+def test_zero_bubble_has_the_weights_part_run_where_the_stage_would_wait() -> None:
+    assert lines("zero-bubble", 3, 4)[1:] == [
+        ". F0 F1 . I0 F2 I1 W0 F3 I2 W1 I3 W2 W3",
+        ". . F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3",
+    ]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_one_microbatch_on_one_stage_goes_forward_and_back(name: str) -> None:
+    (program,) = SCHEDULES[name](1, 1).programs
+    assert "".join(KINDS[each.kind].letter for each in program) == "FB"

@@ -1,0 +1,70 @@
+"""Schedule text: the file that a spec names is read with the spec, and what cannot be one is told with the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.spec.field_errors import SpecError
+from weft.spec.job_spec import JobSpec
+from weft.spec.schedule_text import MAX_GRID_CHARS, known_schedule, read_grid_file, schedule_title
+
+GRID = "# by hand\nF0 B0\nF0 B0\n"
+JOB = '[job]\nentry = "a.py:workload"\nsteps = 1\nbatch_size = 4\n[strategy]\nstages = 2\nschedule = "my.grid"\n'
+
+
+def tables(directory: Path, name: object) -> dict[str, Any]:
+    return {"directory": str(directory), "strategy": {"schedule": name}}
+
+
+def test_a_spec_has_the_text_of_the_grid_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "my.grid").write_text(GRID + "\n\n")
+    (tmp_path / "job.toml").write_text(JOB)
+    spec = JobSpec.load(tmp_path / "job.toml")
+    assert spec.strategy.schedule == GRID
+    assert JobSpec.parse(spec.to_wire()) == spec, "whoever has it from the wire needs no file"
+
+
+def test_an_override_counts_before_the_grid_and_may_name_one(tmp_path: Path) -> None:
+    (tmp_path / "other.grid").write_text(GRID)
+    (tmp_path / "job.toml").write_text(JOB)
+    path = tmp_path / "job.toml"
+    assert JobSpec.load(path, ["strategy.schedule=gpipe"]).strategy.schedule == "gpipe"
+    assert JobSpec.load(path, ["strategy.schedule=other.grid"]).strategy.schedule == GRID
+
+
+@pytest.mark.parametrize("name", ["gpipe", GRID, 3, None])
+def test_what_names_no_file_stays_as_it_is(tmp_path: Path, name: object) -> None:
+    given = tables(tmp_path, name)
+    read_grid_file(given)
+    assert given == tables(tmp_path, name)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bytes.grid").write_bytes(b"\xff\xfe")
+    (tmp_path / "folder.grid").mkdir()
+    for name, why in (("no.grid", "No such file"), ("bytes.grid", "utf-8"), ("folder.grid", "Is a directory")):
+        with pytest.raises(SpecError, match=rf"strategy\.schedule: .*{name}' cannot be read \(.*{why}"):
+            read_grid_file(tables(tmp_path, name))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("1F1B", "did you mean 1f1b?"),
+        ("fastest", "write model-parallel, gpipe, 1f1b"),
+        ("my.grid", "has not been read; give it in a job's TOML file"),
+        ("F0 B0\n" * MAX_GRID_CHARS, "is too long; write one of at most"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=r"schedule|grid") as caught:
+        known_schedule(text)
+    assert sentence in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_grid_goes_by_its_first_comment() -> None:
+    assert [schedule_title(text) for text in ("gpipe", GRID, "F0 B0\n")] == ["gpipe", "by hand", "a grid"]

@@ -1,0 +1,168 @@
+"""A backward in two parts has the bits of the whole one, whatever the units are made of."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from weft.workers.compute.backward.split import SplitBackward
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+        return x + self.mlp(x)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.silu(x + self.second(torch.relu(self.norm(self.first(x)))))
+
+
+class Skip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.ConvTranspose2d(8, 4, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, self.up(self.down(x))], 1)
+
+
+class Tied(nn.Module):
+    """Each of two parameters is used twice, one of them under the other's nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.between = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.twice(torch.tanh(self.between(self.twice(x)))) @ self.between.weight
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Attention()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+class Unused(nn.Module):
+    """A parameter of which nothing comes, and one that the input has no part in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.added = nn.Parameter(torch.ones(8)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) + torch.exp(self.added)
+
+
+MODELS = {
+    "linear": (lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), (5, 8)),
+    "attention": (lambda: nn.Sequential(Attention(), Attention()), (2, 5, 16)),
+    "convolution": (lambda: nn.Sequential(Residual(), Residual()), (3, 4, 7, 7)),
+    "channels last": (lambda: Residual().to(memory_format=torch.channels_last), (3, 4, 7, 7)),
+    "skip": (Skip, (3, 4, 8, 8)),
+    "tied": (Tied, (5, 8)),
+    "checkpointed": (Checkpointed, (2, 5, 16)),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), (5, 8)),
+    "lstm": (lambda: nn.LSTM(8, 8, batch_first=True), (2, 4, 8)),
+    "without parameters": (lambda: nn.Sequential(nn.ReLU(), nn.Tanh()), (3, 4)),
+    "unused": (Unused, (3, 8)),
+}
+
+
+def out(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y = module(torch.ops.aten.alias(x))
+    return y[0] if isinstance(y, tuple) else y
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_both_parts_have_the_bits_and_strides_of_a_whole_backward(name: str, dtype: torch.dtype) -> None:
+    make, shape = MODELS[name]
+    torch.manual_seed(3)
+    whole = make().to(dtype)
+    split, counts = copy.deepcopy(whole), []
+    for parameter in split.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: counts.append(id(p)))
+    later = []
+    for _ in range(3):
+        x = torch.randn(shape, dtype=dtype)
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        came: list[torch.Tensor] = []
+        a.register_hook(came.append)
+        y, z = out(whole, a), out(split, b)
+        gradient = torch.randn_like(y)
+        torch.autograd.backward([y], [gradient])
+        later.append(SplitBackward([z], [gradient], {7: b}))
+        assert torch.equal(later[-1].received[7], came[0])
+        assert later[-1].received[7].stride() == came[0].stride()
+    assert not counts, "no parameter has any gradient before the second parts"
+    for each in later:
+        each.finish()
+    for wanted, parameter in zip(whole.parameters(), split.parameters(), strict=True):
+        assert (wanted.grad is None) == (parameter.grad is None)
+        if wanted.grad is not None:
+            assert torch.equal(wanted.grad, parameter.grad)
+            assert wanted.grad.stride() == parameter.grad.stride()
+            assert counts.count(id(parameter)) == 3
+
+
+def test_where_nothing_was_received_the_second_part_is_the_whole_backward() -> None:
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    split = SplitBackward([model(x)], [torch.ones(3, 4)], {})
+    assert (split.received, model.weight.grad) == ({}, None)
+    split.finish()
+    found = model.weight.grad
+    model.weight.grad = None
+    model(x).sum().backward()
+    assert torch.equal(found, model.weight.grad)
+
+
+def test_a_hook_of_the_users_changes_the_gradient_of_a_shared_parameter_once() -> None:
+    model, x = Tied(), torch.randn(5, 8, requires_grad=True)
+    model.twice.weight.register_hook(lambda gradient: 3 * gradient)
+    model(x).sum().backward()
+    wanted, model.twice.weight.grad = model.twice.weight.grad, None
+    y = model(x)
+    SplitBackward([y], [torch.ones_like(y)], {0: x}).finish()
+    assert torch.equal(wanted, model.twice.weight.grad)
+
+
+def test_what_a_later_stage_has_made_of_a_shared_parameter_begins_its_sum() -> None:
+    model, x = Tied(), torch.randn(5, 8, requires_grad=True)
+    root, from_there = model.twice.weight, torch.randn(8, 8)
+    y = model(x)
+    torch.autograd.backward([y, root], [torch.ones_like(y), from_there], retain_graph=True)
+    wanted, root.grad = root.grad, None
+    SplitBackward([y, root], [torch.ones_like(y), from_there], {0: x}).finish()
+    assert torch.equal(wanted, root.grad)
+
+
+def test_what_is_handed_on_is_there_after_the_first_part_and_only_once() -> None:
+    model, x = Tied(), torch.randn(5, 8, requires_grad=True)
+    model(x).sum().backward()
+    wanted, model.between.weight.grad = model.between.weight.grad, None
+    y = model(x)
+    split = SplitBackward([y], [torch.ones_like(y)], {0: x}, [model.between.weight])
+    assert torch.equal(wanted, model.between.weight.grad)
+    split.finish()
+    assert torch.equal(wanted, model.between.weight.grad)

@@ -1,0 +1,60 @@
+"""Schedule text: what `strategy.schedule` may be: a name, or the grid that a file had whose name stood there."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from weft.spec.field_errors import SpecError
+
+SCHEDULE_NAMES = ("model-parallel", "gpipe", "1f1b", "last-stage", "zero-bubble")
+GRID_SUFFIX = ".grid"  # of a file with a schedule, which is read where the spec is
+MAX_GRID_CHARS = 1 << 20  # as many as the largest plan's schedule has
+
+_MAX_TITLE_CHARS = 80
+
+
+def known_schedule(text: str) -> str:
+    """As it is. Errors: ValueError, for what is neither."""
+    if text in SCHEDULE_NAMES:
+        return text
+    if "\n" in text:
+        if len(text) > MAX_GRID_CHARS:
+            raise ValueError(f"a grid of {len(text)} characters is too long; write one of at most {MAX_GRID_CHARS}")
+        return text
+    if text.endswith(GRID_SUFFIX):
+        raise ValueError(
+            f"{text!r:.80} has not been read; give it in a job's TOML file, with --set or to weft.run, which read it"
+        )
+    close = difflib.get_close_matches(text.lower(), SCHEDULE_NAMES, n=1)
+    known = f"did you mean {close[0]}?" if close else f"write {', '.join(SCHEDULE_NAMES)}, or a file NAME{GRID_SUFFIX}"
+    raise ValueError(f"{text!r:.80} is no schedule; {known}")
+
+
+def schedule_title(text: str) -> str:
+    """For people: of a grid its first line, where that is a comment."""
+    first, newline, _ = text.partition("\n")
+    if not newline:
+        return first
+    return first.removeprefix("#").strip()[:_MAX_TITLE_CHARS] if first.startswith("#") else "a grid"
+
+
+def read_grid_file(tables: dict[str, Any]) -> None:
+    """Puts the text of the file that `strategy.schedule` names, if it names one, in its place: whoever runs the job,
+    now or again, needs no file. tables: of a spec. Errors: SpecError, for one that cannot be read."""
+    strategy = tables.get("strategy")
+    name = strategy.get("schedule") if isinstance(strategy, dict) else None
+    if not isinstance(strategy, dict) or not isinstance(name, str) or "\n" in name or not name.endswith(GRID_SUFFIX):
+        return
+    path = Path(str(tables.get("directory", "")), name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(
+            f"strategy.schedule: {str(path)!r} cannot be read ({error.strerror}); the path is relative to the spec's "
+            "directory, and `weft schedule 1f1b --stages 2 --microbatches 4` prints a grid to begin with"
+        ) from error
+    except ValueError as error:  # not UTF-8; a NUL in the path
+        raise SpecError(f"strategy.schedule: {str(path)!r} cannot be read ({error}); give a text file") from error
+    tables["strategy"] = strategy | {"schedule": text.rstrip() + "\n"}

@@ -1,0 +1,154 @@
+"""Split: a stage's backward in two parts, first what the stage before waits for, then what its own update needs.
+
+    roots ──▶ n ──▶ n ──▶ … ──▶ what was received        first: the path, without the parameters' parts
+              │     │
+              ▼     ▼
+              p     p                                    then: from each border node n to its own parameters
+
+Both parts run on the graph that forward has left. In the first autograd runs the nodes that lead to what was received,
+and keeps the gradient that comes to each *border node*: one on the path, with parameters beside it. In the second it
+runs each border node again, for these parameters alone. Each kernel gets what it gets in a whole backward, so the bits
+are the same.
+
+A parameter beside several border nodes, or whose gradient goes on to another stage, has its gradient in the first part,
+where autograd sums it in its own order; in the second it is added to `p.grad`. Where nothing that was received has a
+gradient, the second part is the whole backward. After Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024; torch's
+own pipelines split in a like way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+
+@dataclass(frozen=True, slots=True)
+class _Border:
+    edges: list[GradientEdge]  # that lead to it
+    parameters: list[torch.Tensor]  # that its gradient goes to beside the path, and to no other border's
+
+
+class SplitBackward:
+    """Makes the first part; `finish` makes the second."""
+
+    def __init__(
+        self,
+        roots: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        received: Mapping[int, torch.Tensor],
+        handed_on: Collection[torch.Tensor] = (),
+    ) -> None:
+        """received: what the graph begins with, by number. handed_on: parameters whose gradients go on to another
+        stage: `p.grad` has them after the first part, and the second leaves them alone."""
+        self._whole = (roots, gradients)
+        graph = _Graph([get_gradient_edge(root) for root in roots], [get_gradient_edge(x) for x in received.values()])
+        shared = graph.shared(handed_on)
+        self._borders = graph.borders(shared)
+        self._is_split = graph.has_path or bool(shared)
+        edges = [edge for border in self._borders for edge in border.edges]
+        wanted: list[Any] = [*received.values(), *shared, *edges]
+        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
+        if self._is_split:
+            found = torch.autograd.grad(roots, wanted, gradients, retain_graph=True, allow_unused=True)
+        of_received, of_shared = found[: len(received)], found[len(received) : len(received) + len(shared)]
+        self.received = dict(zip(received, of_received, strict=True))  # gradients by number; None: none has come
+        self._came = dict(zip(edges, found[len(received) + len(shared) :], strict=True))
+        self._summed = [(p, g) for p, g in zip(shared, of_shared, strict=True) if g is not None]
+        self._hand_on(handed_on)
+
+    def _hand_on(self, parameters: Collection[torch.Tensor]) -> None:
+        numbers = {id(parameter) for parameter in parameters}
+        for parameter, gradient in self._summed:
+            if id(parameter) in numbers:
+                parameter.grad = gradient
+        self._summed = [pair for pair in self._summed if id(pair[0]) not in numbers]
+
+    def finish(self) -> None:
+        """To be called once."""
+        if not self._is_split:
+            torch.autograd.backward(*self._whole)
+        for border in self._borders if self._is_split else ():
+            came = [(edge, gradient) for edge in border.edges if (gradient := self._came[edge]) is not None]
+            if came:
+                edges, gradients = zip(*came, strict=True)
+                torch.autograd.backward(edges, gradients, inputs=border.parameters)
+        for parameter, gradient in self._summed:
+            _accumulate(parameter, gradient)
+
+
+class _Graph:
+    """What autograd would run: the nodes, and which of them lead to what was received."""
+
+    def __init__(self, roots: Sequence[GradientEdge], received: Sequence[GradientEdge]) -> None:
+        self._into: dict[Node, dict[int, None]] = {}  # numbers of a node's outputs that a gradient comes to
+        for edge in roots:
+            self._into.setdefault(edge.node, {})[edge.output_nr] = None
+        self._roots = list(self._into)
+        self._nodes = self._found()  # those that lead to others behind these
+        self._path = {edge.node for edge in received}.intersection(self._nodes)
+        beside: dict[Node, list[torch.Tensor]] = {}  # by node, the parameters behind it that no path leads to
+        for node in self._nodes:
+            children = [child for child, _ in node.next_functions if child is not None]
+            if not self._path.isdisjoint(children):
+                self._path.add(node)
+            own = [node.variable] if hasattr(node, "variable") and node not in self._path else []
+            beside[node] = _once([*own, *(p for child in children if child not in self._path for p in beside[child])])
+        self.has_path = bool(self._path)
+        starts = [node for node in reversed(self._nodes) if node in self._path or node in self._roots]
+        self._borders = [(node, beside[node]) for node in starts if beside[node]]
+
+    def _found(self) -> list[Node]:
+        """Depth first, and each behind all that it leads to."""
+        nodes: dict[Node, None] = {}
+        stack = [(node, False) for node in reversed(self._roots)]
+        seen = set()
+        while stack:
+            node, is_left = stack.pop()
+            if is_left:
+                nodes[node] = None
+                continue
+            if node in seen:
+                continue
+            seen.add(node)
+            stack.append((node, True))
+            for child, number in node.next_functions:
+                if child is not None:
+                    self._into.setdefault(child, {})[number] = None
+                    stack.append((child, False))
+        return list(nodes)
+
+    def shared(self, handed_on: Collection[torch.Tensor]) -> list[torch.Tensor]:
+        """Parameters beside several borders, and those that are handed on."""
+        parameters = [p for _, beside in self._borders for p in beside]
+        counts: dict[int, int] = {}
+        for parameter in parameters:
+            counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+        wanted = {id(parameter) for parameter in handed_on}
+        return _once([p for p in parameters if counts[id(p)] > 1 or id(p) in wanted])
+
+    def borders(self, shared: Collection[torch.Tensor]) -> list[_Border]:
+        """Of the other parameters; those of later computations first."""
+        numbers = {id(parameter) for parameter in shared}
+        borders = []
+        for node, beside in self._borders:
+            if own := [parameter for parameter in beside if id(parameter) not in numbers]:
+                borders.append(_Border([GradientEdge(node, number) for number in self._into[node]], own))
+        return borders
+
+
+def _once(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return list({id(parameter): parameter for parameter in parameters}.values())
+
+
+def _accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """As autograd does. The hooks that change a gradient have run on this one, where it was summed."""
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+    else:
+        parameter.grad += gradient
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        hook(parameter)
