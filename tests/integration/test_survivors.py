@@ -41,7 +41,9 @@ def holding(daemon: Any, job: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(strategy=("pipeline", "recompute", "replicas"), victim=("cpu", "loader"))
+@pytest.mark.pairs(
+    strategy=("pipeline", "recompute", "replicas", "clipped pipeline", "clipped replicas"), victim=("cpu", "loader")
+)
 def test_the_function_runs_in_the_new_worker_alone(daemon: Any, strategy: str, victim: str) -> None:
     strategies = _RECOVERY["STRATEGIES"]
     with held_behind_a_snapshot(daemon, strategies[strategy], source=SOURCE) as (job, spec, gate):

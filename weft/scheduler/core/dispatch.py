@@ -253,11 +253,8 @@ def plan_to_go_on_with(job: Job) -> Plan | None:
 
 def can_mend(job: Job) -> bool:
     """Whether its workers may keep what they have for the next attempt, which needs only those that were lost. What is
-    on GPUs is planned anew, since others may be free by then. Where updates wait for the norm, results of kept workers
-    have differed now and then, by what is not known yet: they are prepared anew."""
-    if job.plan is None or (job.plan.synchronisation is not None and job.plan.synchronisation.bounded):
-        return False
-    return bool(job.workers and job.snapshot is not None and "gpu" not in job.needs)
+    on GPUs is planned anew, since others may be free by then."""
+    return bool(job.plan is not None and job.workers and job.snapshot is not None and "gpu" not in job.needs)
 
 
 def halt(job: Job) -> list[Command]:

@@ -166,19 +166,15 @@ class StageTasks:
             self._device.after(lambda: measured.of(iteration.index).facts.update(weight=total))
 
     def backward(self, iteration: Iteration, microbatch: int) -> None:
-        part = self._course.part(iteration, self._replica, microbatch)
-        self._begin_backward(iteration, part)
-        if not self._has_backward(iteration, part):
-            self._stage.drop(part.number)
+        if (taken := self._take(iteration, microbatch)) is None:
             return
-        received, sent = self._stage.take(part.number)
-        self._device.launching()
+        received, sent = taken
         hand_backs = [
             (received[number], self._hand_back(received[number], iteration, microbatch, number))
             for number in self._parcels.returned
         ]
         with self._device.drawing:  # torch.utils.checkpoint sets the generators, and runs a part of forward again
-            roots, gradients = self._roots(iteration, microbatch, part, received, sent)
+            roots, gradients = self._roots(iteration, microbatch, received, sent)
             if roots:
                 with self._telling():
                     torch.autograd.backward(roots, gradients)
@@ -188,17 +184,13 @@ class StageTasks:
 
     def backward_input(self, iteration: Iteration, microbatch: int) -> None:
         """What the stages before wait for."""
-        part = self._course.part(iteration, self._replica, microbatch)
-        self._begin_backward(iteration, part)
-        if not self._has_backward(iteration, part):
-            self._stage.drop(part.number)
+        if (taken := self._take(iteration, microbatch)) is None:
             return
-        received, sent = self._stage.take(part.number)
-        self._device.launching()
+        received, sent = taken
         wanted = ((number, received[number]) for number in self._parcels.returned)
         leaves = {number: leaf for number, leaf in wanted if leaf is not None and leaf.requires_grad}
         with self._device.drawing:
-            roots, gradients = self._roots(iteration, microbatch, part, received, sent)
+            roots, gradients = self._roots(iteration, microbatch, received, sent)
             with self._telling():
                 split = SplitBackward(roots, gradients, leaves, self._parcels.handed_on)
         self._split[microbatch] = split
@@ -216,19 +208,31 @@ class StageTasks:
         with self._device.drawing, self._telling():
             split.finish()
 
+    def _take(self, iteration: Iteration, microbatch: int) -> tuple[Tensors, Tensors] | None:
+        """(leaves of what was received, what was sent with its graph); None where there is no backward."""
+        part = self._course.part(iteration, self._replica, microbatch)
+        self._begin_backward(iteration, part)
+        if not self._has_backward(iteration, part):
+            self._stage.drop(part.number)
+            return None
+        taken = self._stage.take(part.number)
+        self._device.launching()
+        return taken
+
     def _begin_backward(self, iteration: Iteration, part: Part) -> None:
         counting = self._parts_with_backward(iteration)
         if self._gradients is not None and self._has_backward(iteration, part):
             self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
 
     def _roots(
-        self, iteration: Iteration, microbatch: int, part: Part, received: Tensors, sent: Tensors
+        self, iteration: Iteration, microbatch: int, received: Tensors, sent: Tensors
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Where a backward begins, with what."""
         if not self._is_last:
             return self._parcels.roots(iteration.index, microbatch, received, sent)
         (loss,) = sent
         assert loss is not None
+        part = self._course.part(iteration, self._replica, microbatch)
         counted = loss * self._weights.fraction(iteration, part)
         return [counted], [torch.ones_like(counted)]
 

@@ -77,8 +77,6 @@ class Attempt:
         self._waits, self._wakes = view.waits, view.wakes
         self._turns = Turns.of(spec.strategy)
         self._directory = directory
-        self._begun_from = saved if saved is not None and saved.is_mapped else None  # a directory may come to want it
-        self.measured = {lane: Measured() for lane in view.programs}
         self.boards = _boards(directory, view, begins, spin_seconds)
         self.board = next(iter(self.boards.values()))
         places = _Places(directory, view, self.course, device)
@@ -96,12 +94,10 @@ class Attempt:
         loads = any(task.kind is Kind.LOAD for task in tasks)
         self._batches = _batches_of(workload, spec.job) if loads else None
         self._post = {(task.holder, _given(task.bucket)): task.id for task in tasks if KINDS[task.kind].is_milestone}
-        # By milestone: who posts it from inside another task.
-        self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
         self._is_verified = spec.strategy.verify != "off"
         self._bounded = view.synchronisation is not None and view.synchronisation.bounded
         self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of
-        self._boards_to_abort = [self.board]
+        self._begin(saved)
         self._parts = ModelParts(
             spec,
             view,
@@ -117,6 +113,14 @@ class Attempt:
         )
         copying = [task for task in tasks if task.kind is Kind.SNAPSHOT]
         self._snapshots = {t.id: SnapshotPlaces(snapshots or directory, snapshot_name(t), device) for t in copying}
+
+    def _begin(self, saved: Saved | None) -> None:
+        """What is of this attempt alone, and not of the job."""
+        self.measured = {lane: Measured() for lane in self.boards}
+        # By milestone: who posts it from inside another task.
+        self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
+        self._boards_to_abort = [self.board]
+        self._begun_from = saved if saved is not None and saved.is_mapped else None  # a directory may come to want it
         self._uncopied: str | None = None  # why a snapshot could not be made, the last time
 
     def rewind(self, view: WorkerView, begins: int, saved: Saved) -> bool:
@@ -128,11 +132,7 @@ class Attempt:
         self.course.rewind(view, begins)
         for board in self.boards.values():
             board.rewind(begins)
-        self._boards_to_abort = [self.board]
-        self.measured = {lane: Measured() for lane in self.measured}
-        self.milestones = dict.fromkeys(self._post.values(), self.board.post)
-        self._uncopied = None
-        self._begun_from = saved if saved.is_mapped else None
+        self._begin(saved)
         for growing in self._growing:
             growing.rewind()
         for parcel in self._parcels:

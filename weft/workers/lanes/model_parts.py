@@ -106,17 +106,22 @@ class ModelParts:
             self._add_stage(stage, part, parameters)
         if self._memory is not None:
             self._share_the_rest({id(p) for part, _ in own for p in part.parameters()})
-            self.updates = BucketUpdates(
-                spec, view, workload, self._parameters, self._memory, moves, course, device, self.memories, self._names
-            )
-            if self.stages or self.updates.owners:
-                self._memory.publish_layout(self._state, self._parameters)
-            if saved is not None:
-                self.updates.restore(saved, self._names, course.iteration(course.begins))
+            self.updates = self._updates_of(self._memory, moves)
         for cut in self._cuts:
             cut.install()
         # the other stages' parts of the model go with them
         del self._parameters, self._state, self._workload, self._saved
+
+    def _updates_of(self, memory: BucketMemory, moves: Moves) -> BucketUpdates:
+        spec, view, course, parameters = self._spec, self._view, self._course, self._parameters
+        updates = BucketUpdates(
+            spec, view, self._workload, parameters, memory, moves, course, self._device, self.memories, self._names
+        )
+        if self.stages or updates.owners:
+            memory.publish_layout(self._state, parameters)
+        if self._saved is not None:
+            updates.restore(self._saved, self._names, course.iteration(course.begins))
+        return updates
 
     # --- stages
 
