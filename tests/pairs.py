@@ -1,8 +1,9 @@
 """Products of axes, thinned: `@pytest.mark.pairs(job=JOBS, stages=(1, 2, 3), schedule=("gpipe", "1f1b"))`.
 
 Such a test runs a few rows of the product, in which any two values of two axes meet; of two axes alone, each value
-occurs. Few faults need more than two values to come together (Kuhn, Wallace and Gallo, "Software fault interactions
-and implications for software testing", 2004). The rows are others each day; `--exhaustive` runs the whole product.
+occurs. With `@pytest.mark.pairs(2, …)` these rows are spread over two days. Few faults need more than two values to
+come together (Kuhn, Wallace and Gallo, "Software fault interactions and implications for software testing", 2004). The
+rows are others each day; `--exhaustive` runs the whole product.
 
 A row's id is its values: `pytest --exhaustive ID` runs one again on any day.
 """
@@ -31,6 +32,11 @@ def covering_rows(lengths: Sequence[int], seed: int) -> list[tuple[int, ...]]:
     return sorted(chosen)
 
 
+def rows_of_day(lengths: Sequence[int], seed: int, days: int = 1) -> list[tuple[int, ...]]:
+    """A share of rows that cover together, which the seeds behind one another have in turn."""
+    return covering_rows(lengths, seed // days)[seed % days :: days]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run products of axes whole, see tests/pairs.py")
     today = int(datetime.now(UTC).strftime("%Y%m%d"))
@@ -52,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.config.getoption("exhaustive"):
         numbers = list(itertools.product(*map(range, lengths)))
     else:
-        numbers = covering_rows(lengths, metafunc.config.getoption("pairs_seed"))
+        numbers = rows_of_day(lengths, metafunc.config.getoption("pairs_seed"), *mark.args)
     rows = [[values[number] for values, number in zip(axes.values(), row, strict=True)] for row in numbers]
     metafunc.parametrize(list(axes), rows, ids=[_id(dict(zip(axes, row, strict=True))) for row in rows])
 

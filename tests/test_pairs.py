@@ -12,7 +12,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 PAIRS = Path(__file__).with_name("pairs.py")
-covering_rows = runpy.run_path(str(PAIRS))["covering_rows"]
+covering_rows, rows_of_day = (runpy.run_path(str(PAIRS))[name] for name in ("covering_rows", "rows_of_day"))
 
 SHAPES = [(3, 3, 3, 2, 2, 2), (2, 2, 2), (4, 5, 4, 2), (1, 3, 2), (7, 2, 6)]
 
@@ -39,6 +39,14 @@ def test_the_same_seed_makes_the_same_rows_and_a_month_of_them_makes_all() -> No
     assert covering_rows(lengths, 20260731) == covering_rows(lengths, 20260731)
     month = {row for day in range(31) for row in covering_rows(lengths, 20260701 + day)}
     assert month == set(itertools.product(*map(range, lengths)))
+
+
+def test_rows_of_several_days_are_together_those_of_one() -> None:
+    lengths = (5, 3, 2)
+    for days in (2, 3):
+        shares = [rows_of_day(lengths, days * 777 + day, days) for day in range(days)]
+        assert sorted(itertools.chain(*shares)) == covering_rows(lengths, 777)
+        assert max(map(len, shares)) <= 1 + min(map(len, shares))
 
 
 def ids(pytester: pytest.Pytester, *arguments: str) -> list[str]:

@@ -39,6 +39,7 @@ def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:
 
 @pytest.mark.slow
 @pytest.mark.pairs(
+    2,
     name=MODELS["NAMES"],
     stages=(1, 2, 3),
     microbatches=(1, 3, 4),
@@ -61,7 +62,7 @@ def test_so_it_does_where_backwards_are_split(daemon: RealDaemon, name: str, rec
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=IN_BFLOAT16, how=tuple(itertools.product((2, 3), (1, 2))))
+@pytest.mark.pairs(2, name=IN_BFLOAT16, how=tuple(itertools.product((2, 3), (1, 2))))
 def test_so_it_does_in_bfloat16_and_with_several_loaders(daemon: RealDaemon, name: str, how: tuple[int, int]) -> None:
     stages, loaders = how
     spec = any_spec(name, stages=stages, microbatches=3, precision="bf16", loaders=loaders)
@@ -69,14 +70,14 @@ def test_so_it_does_in_bfloat16_and_with_several_loaders(daemon: RealDaemon, nam
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=IN_FLOAT64, how=STRATEGIES)
+@pytest.mark.pairs(2, name=IN_FLOAT64, how=STRATEGIES)
 def test_replicas_of_it_compute_what_the_plain_loop_computes(machine: RealDaemon, name: str, how: str) -> None:
     strategy = {key: value for key, value in STRATEGIES[how].items() if key != "bucket_mib"}
     agrees(machine, any_spec(name, double=True, **strategy), least=1.0)
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=IN_FLOAT64, how=tuple(itertools.product((1, 2, 3), (False, True))))
+@pytest.mark.pairs(2, name=IN_FLOAT64, how=tuple(itertools.product((1, 2, 3), (False, True))))
 def test_two_replicas_of_it_clip_by_one_norm_though_one_is_cut(
     machine: RealDaemon, name: str, how: tuple[int, bool]
 ) -> None:

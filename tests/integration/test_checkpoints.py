@@ -27,6 +27,7 @@ held_behind_a_snapshot, lines_of, check_is_undisturbed, until = (
     _RECOVERY[name] for name in ("held_behind_a_snapshot", "lines_of", "check_is_undisturbed", "until")
 )
 StartDaemon = Callable[..., Any]
+LONG_LOSS = 0.005  # seconds; a job of such is still there when its first checkpoint is
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
 
@@ -36,8 +37,12 @@ def ran(daemon: Any, strategy: dict[str, Any] | None = None, **job: Any) -> dict
     return result
 
 
-def with_checkpoints(daemon: Any, every: str, strategy: dict[str, Any], **table: Any) -> Any:
-    spec = daemon.spec(SOURCE, strategy={"window": 16} | strategy, steps=STEPS)
+def with_checkpoints(
+    daemon: Any, every: str, strategy: dict[str, Any], *, loss_seconds: float = 0.0, **table: Any
+) -> Any:
+    """loss_seconds: that each call of the loss takes at least."""
+    strategy, arguments = {"window": 16} | strategy, {"seconds": loss_seconds}
+    spec = daemon.spec(SOURCE, strategy=strategy, steps=STEPS, args=arguments)
     return type(spec).parse(spec.to_wire() | {"checkpoint": {"every": every, **table}})
 
 
@@ -152,8 +157,7 @@ def test_a_job_goes_on_after_a_restart_of_the_daemon(own_daemon: StartDaemon, en
 @pytest.mark.slow
 def test_a_job_with_checkpoints_goes_on_after_the_daemon_was_killed(own_daemon: StartDaemon) -> None:
     daemon = own_daemon()
-    spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2})
-    spec = type(spec).parse(spec.to_wire() | {"job": {**spec.to_wire()["job"], "steps": 4000}})
+    spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2}, loss_seconds=LONG_LOSS)
     job = daemon.submit(spec)
     until(lambda: daemon.client.show(job)["checkpoint"], "a checkpoint")
     daemon.kill()
@@ -230,8 +234,7 @@ def test_where_there_can_be_none_a_job_that_asks_for_them_is_refused(daemon: Any
 
 @pytest.mark.slow
 def test_by_the_clock_too(daemon: Any) -> None:
-    spec = with_checkpoints(daemon, "0.3 s", {"microbatches": 2})
-    spec = type(spec).parse(spec.to_wire() | {"job": {**spec.to_wire()["job"], "steps": 3000}})
+    spec = with_checkpoints(daemon, "0.3 s", {"microbatches": 2}, loss_seconds=LONG_LOSS)
     result = daemon.run(spec)
     assert result["state"] == "completed", result["error"]
     until(lambda: checkpoints(Path(result["run_dir"])), "a checkpoint")
@@ -242,8 +245,7 @@ def test_by_the_clock_too(daemon: Any) -> None:
 @pytest.mark.slow
 def test_a_saver_that_is_killed_costs_its_checkpoint_alone(own_daemon: StartDaemon) -> None:
     daemon = own_daemon()
-    spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2})
-    spec = type(spec).parse(spec.to_wire() | {"job": {**spec.to_wire()["job"], "steps": 4000}})
+    spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2}, loss_seconds=LONG_LOSS)
     job = daemon.submit(spec)
     os.kill(until(daemon.savers, "a saver")[0].pid, signal.SIGKILL)
     result = daemon.client.wait(job, SECONDS)

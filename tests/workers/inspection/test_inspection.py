@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -268,6 +269,27 @@ def test_a_cut_is_tried_twice_since_the_second_time_calls_are_skipped_by_heart()
     ((unit, problem),) = inspect(workload_of(Counting()), spec_of())["cut_problems"]
     assert unit == 1
     assert problem.startswith("cut there, the loss (")
+
+
+def test_a_cut_is_tried_in_validation_too() -> None:
+    """Nobody had looked there: in one stage out of three a model's validation had other bits than in the plain loop."""
+
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.middle, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            kept = x[:, :2] * 2  # which crosses as a loose result, so somebody looks at this function in the last stage
+            x = self.last(self.middle(x)) + kept
+            return x if self.training or not torch.overrides.has_torch_function((x,)) else x * 2
+
+    workload = workload_of(Looking())
+    problems = inspect(dataclasses.replace(workload, validation=workload.train), spec_of())["cut_problems"]
+    assert [unit for unit, _ in problems] == [1, 2]
+    assert all(problem.startswith("cut there, in validation the loss (") for _, problem in problems)
+    assert inspect(workload_of(Looking()), spec_of())["cut_problems"] == []
 
 
 def test_a_model_that_has_nothing_to_train_is_refused() -> None:

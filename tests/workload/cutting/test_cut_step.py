@@ -146,6 +146,30 @@ def test_a_loose_result_that_is_used_two_stages_later_crosses_by_its_operation_a
     assert f"{Path(__file__).name}:" in loose.name
 
 
+class Noticing(nn.Linear):
+    """As modules of torch that compute in another way while somebody looks at their operations."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * (2 if torch.overrides.has_torch_function((input,)) else 1)
+
+
+def test_a_module_computes_as_it_does_alone_where_loose_results_are_looked_at() -> None:
+    """An encoder layer left its fused kernel in validation, in a stage that loose results come to."""
+
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        twice = model.one(x) * 2
+        return model.three(model.two(x)) + twice
+
+    model = Loose(forward)
+    model.one, model.two, model.three = (Noticing(4, 4) for _ in range(3))
+    batch = torch.randn(2, 4)
+    found = recorded(model, summed, batch)
+    whole = summed(model, batch)
+    assert torch.equal(found.result, whole)
+    for cuts in ([1], [2], [1, 2]):
+        assert torch.equal(run_cut(model, summed, batch, found, cuts), whole)
+
+
 def test_loose_results_of_one_line_that_runs_again_and_again_are_told_apart() -> None:
     def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
         x = model.one(x)

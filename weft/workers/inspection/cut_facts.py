@@ -1,7 +1,8 @@
 """Cut facts: where a model that is cut by its own forward can be cut, what crosses, and what each unit takes.
 
 record    the whole step, with gradients, and validation's: units, values, problems; what is to come out
-try       all cuts at once, a microbatch forward and backward: refused are those that raise, and those that differ
+try       all cuts at once, a microbatch forward and backward, and one of validation: refused are those that raise, and
+          those that differ
 time      the same again, for seconds
 record    once for each other size of microbatch, for shapes
 
@@ -23,18 +24,18 @@ from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.cut_proof import proven
+from weft.workers.inspection.cut_proof import CutProof, Whole, evaluating
 from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
 from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS, carried, tried
-from weft.workload.cutting.calls import Seed
+from weft.workload.cutting.calls import Seed, SeededCalls
 from weft.workload.cutting.cut_step import Step, named_tensors
 from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.recording import StepRecording
 from weft.workload.cutting.skipped import SkippedCalls, pickled
 from weft.workload.data.batches import Batches
-from weft.workload.data.tree import Skeleton, build, flatten
+from weft.workload.data.tree import Skeleton, build, flatten, with_tensors
 from weft.workload.randomness import OtherGenerators, seed_others, unit_key
 from weft.workload.step import step_source, step_values, training_step, validation_step
 from weft.workload.workload import Workload
@@ -118,17 +119,18 @@ class CutInspection:
     def run(self, leave: Callable[[nn.Module], None], packed: dict[str, Any], load_seconds: float) -> Ran:
         self._device.adopt(self._model)
         with torch.set_grad_enabled(self._learns):
-            recorded, outcome = self._whole()
+            recorded, whole = self._whole()
+            wholes = [whole]
             leave(self._model)
             if self._learns and self._held_out:
                 recorded = self._with_validation(recorded)
+                wholes.append(self._validated())
             skipped = SkippedCalls(recorded.returned, self._device.torch, recorded.redraws)
             problems = dict(recorded.problems)
-            cuts = proven(
-                [unit for unit in range(1, len(recorded.units)) if unit not in problems],
-                partial(self._difference, recorded, outcome, skipped),
-                problems,
+            proof = CutProof(
+                self._model, wholes, partial(self._trial, recorded, skipped), seed=self._seed, restore=self._restore
             )
+            cuts = proof.proven([unit for unit in range(1, len(recorded.units)) if unit not in problems], problems)
             units = self._units(recorded)
             self._mark_carriers(units, recorded)
             self._time(units, recorded, cuts, skipped)
@@ -176,26 +178,24 @@ class CutInspection:
         self._writes_to_batch |= any(tensor._version for tensor in own)
         return recorded, recording
 
-    def _loss(self, result: Any) -> torch.Tensor:
-        source = step_source(self._workload, learns=self._learns)
-        return step_values(result, source, learns=torch.is_grad_enabled())["loss"]
+    def _results(self, result: Any) -> Mapping[str, torch.Tensor]:
+        learns = torch.is_grad_enabled()
+        values = step_values(result, step_source(self._workload, learns=learns), learns=learns)
+        return {"loss": values["loss"]} if learns else values
 
-    def _reported(self, result: Any, source: str) -> list[str]:
-        return [name for name in step_values(result, source, learns=False) if name != "loss"]
-
-    def _whole(self) -> tuple[Recorded, TrialOutcome]:
+    def _whole(self) -> tuple[Recorded, Whole]:
         """The whole step as it is, and what came out; buffers are as before."""
         self._model.train(self._learns)
         recorded, recording = self._fullest()
-        loss = self._loss(recorded.result)
+        values = self._results(recorded.result)
         if self._learns:
             with recording.installed_again(self._seed):
-                torch.autograd.backward(loss)
+                torch.autograd.backward(values["loss"])
         else:
-            self._metrics = self._reported(recorded.result, step_source(self._workload, learns=False))
-        outcome = TrialOutcome.of(self._model, loss)
+            self._metrics = [name for name in values if name != "loss"]
+        outcome = TrialOutcome.of(self._model, values, learns=self._learns)
         self._restore()
-        return recorded, outcome
+        return recorded, Whole(self._step, self._largest, outcome, learns=self._learns)
 
     def _fullest(self) -> tuple[Recorded, StepRecording]:
         """Of a few runs the one that calls most, where modules are left out at random."""
@@ -219,44 +219,42 @@ class CutInspection:
 
     def _with_validation(self, recorded: Recorded) -> Recorded:
         """What validation passes on may be other values: a dropout then gives back what it got."""
-        self._model.eval()
-        with torch.no_grad():
+        with evaluating(self._model):
             other, _ = self._record(validation_step(self._workload), self._held_out[max(self._held_out)])
-        self._model.train()
+            self._metrics = [name for name in self._results(other.result) if name != "loss"]
         self._restore()
-        source = step_source(self._workload, learns=False)
-        self._metrics = self._reported(other.result, source)
-        return recorded.merged(other, source)
+        return recorded.merged(other, step_source(self._workload, learns=False))
 
-    # --- the proof
+    def _validated(self) -> Whole:
+        """Validation's step, looked at by nobody: some modules compute in another way where somebody does."""
+        step, batch, calls = (
+            validation_step(self._workload),
+            self._held_out[max(self._held_out)],
+            SeededCalls(self._model),
+        )
+        own = with_tensors(batch, torch.Tensor.clone)
+        with (
+            evaluating(self._model),
+            self._device.drawing,
+            self._precision(),
+            within(_PLACE, innermost=True),
+            calls.installed() as numbers,
+            numbers.running(self._seed),
+        ):
+            values = self._results(step(self._model, own))
+        outcome = TrialOutcome.of(self._model, values, learns=False)
+        self._restore()
+        return Whole(step, batch, outcome, learns=False)
 
-    def _difference(
-        self, recorded: Recorded, outcome: TrialOutcome, skipped: SkippedCalls, cuts: Sequence[int]
-    ) -> str | None:
-        for parameter in self._model.parameters():
-            parameter.grad = None
-        trial = self._trial(recorded, cuts, skipped)
-        for _ in range(2):  # what is skipped is known by heart the second time
-            try:
-                loss = trial.run(self._largest, self._seed)
-                differs = outcome.difference(TrialOutcome.of(self._model, loss))
-            finally:
-                self._restore()
-            if differs is not None:
-                return differs
-            for parameter in self._model.parameters():
-                parameter.grad = None
-        return None
-
-    def _trial(self, recorded: Recorded, cuts: Sequence[int], skipped: SkippedCalls) -> CutTrial:
+    def _trial(self, recorded: Recorded, skipped: SkippedCalls, cuts: Sequence[int], step: Step) -> CutTrial:
         return CutTrial(
             self._model,
-            self._step,
+            step,
             recorded,
             cuts,
             skipped,
             self._device,
-            loss_of=self._loss,
+            values_of=self._results,
             precision=self._precision,
         )
 
@@ -275,7 +273,7 @@ class CutInspection:
 
     def _losses(self) -> list[torch.Tensor]:
         with torch.no_grad():
-            return [self._loss(self._record(self._step, self._largest)[0].result)]
+            return [self._results(self._record(self._step, self._largest)[0].result)["loss"]]
 
     def _users(self, recorded: Recorded) -> dict[int, list[int]]:
         return {
@@ -321,7 +319,7 @@ class CutInspection:
         self, units: list[dict[str, Any]], recorded: Recorded, cuts: Sequence[int], skipped: SkippedCalls
     ) -> None:
         bounds = [0, *cuts]
-        trial = self._trial(recorded, cuts, skipped)
+        trial = self._trial(recorded, skipped, cuts, self._step)
         times = self._times(trial, self._largest, TIMED_RUNS)
         for unit in trial.writing:
             units[unit]["in_place"] = True
@@ -359,11 +357,10 @@ class CutInspection:
             skipped.learn_needed(other.returned)
             for value in other.values:
                 shapes.setdefault(value.name, {})[size] = tuple(value.tensor.shape)
-        for batch in self._held_out.values() if self._learns and skipped.needed else ():
-            self._model.eval()
-            with torch.no_grad():
-                skipped.learn_needed(self._record(validation_step(self._workload), batch)[0].returned)
         self._model.train(self._learns)
+        for batch in self._held_out.values() if self._learns and skipped.needed else ():
+            with evaluating(self._model):
+                skipped.learn_needed(self._record(validation_step(self._workload), batch)[0].returned)
         self._restore()
         return [_value_facts(value, shapes[value.name]) for value in recorded.values]
 

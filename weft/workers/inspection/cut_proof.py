@@ -1,63 +1,125 @@
-"""Cut proof: which cuts of a model give what the whole step gives, bit for bit."""
+"""Cut proof: which cuts of a model give what the whole step gives, bit for bit, in training and in validation."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from weft.workers.inspection.cut_trial import StageError
-from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError
+import torch
+from torch import nn
+
+from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
+from weft.workload.cutting.calls import Seed
+from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError, Step
 from weft.workload.workload import WorkloadError
 
-# What differs in a run that is cut so, or None. Errors: StageError.
-Difference = Callable[[Sequence[int]], str | None]
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A run of a whole step: what those that are cut must equal."""
+
+    step: Step
+    batch: Any
+    outcome: TrialOutcome
+    learns: bool
 
 
-def proven(cuts: Sequence[int], difference: Difference, problems: dict[int, str]) -> list[int]:
-    """Of the numbers of units with which stages might begin, those with which they can, all at once; why not with the
-    others goes to the problems."""
-    left_out: list[int] = []
-    kept = list(cuts)
-    while kept:
+class CutProof:
+    """trial_of: of a step, cut so. restore: called behind each run, for the model's buffers."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        wholes: Sequence[Whole],
+        trial_of: Callable[[Sequence[int], Step], CutTrial],
+        *,
+        seed: Seed,
+        restore: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._wholes = wholes
+        self._trial_of = trial_of
+        self._seed = seed
+        self._restore = restore
+
+    def proven(self, cuts: Sequence[int], problems: dict[int, str]) -> list[int]:
+        """Of the numbers of units with which stages might begin, those with which they can, all at once; why not with
+        the others goes to the problems."""
+        left_out: list[int] = []
+        kept = list(cuts)
+        while kept:
+            try:
+                differs = self._difference(kept)
+            except StageError as error:
+                cause = error.__cause__
+                number = error.number if isinstance(cause, CannotSendError) else error.number - 1
+                cut = kept[min(max(number, 0), len(kept) - 1)]
+                problems[cut] = _told(cause)
+                kept.remove(cut)
+                left_out.append(cut)
+                continue
+            if differs is None:
+                break
+            kept = self._agreeing(kept, problems)
+        for cut in left_out:  # one may have been blamed for what another has done
+            with contextlib.suppress(StageError):
+                if self._difference(sorted([*kept, cut])) is None:
+                    kept = sorted([*kept, cut])
+                    del problems[cut]
+        return kept
+
+    def _agreeing(self, cuts: Sequence[int], problems: dict[int, str]) -> list[int]:
+        """Of cuts that differ together, those that add no difference, one by one."""
+        kept: list[int] = []
+        for cut in cuts:
+            try:
+                differs = self._difference([*kept, cut])
+            except StageError as error:
+                problems[cut] = _told(error.__cause__)
+                continue
+            if differs is None:
+                kept.append(cut)
+            else:
+                problems[cut] = (
+                    f"cut there, {differs} differs from that of the uncut step; keep in buffers what lasts from call "
+                    "to call, draw from torch's, numpy's or Python's own generator (and from no other), or cut "
+                    "elsewhere (strategy.split)"
+                )
+        return kept
+
+    def _difference(self, cuts: Sequence[int]) -> str | None:
+        """What differs in runs that are cut so, or None. Errors: StageError."""
+        for whole in self._wholes:
+            with contextlib.nullcontext() if whole.learns else evaluating(self._model):
+                trial = self._trial_of(cuts, whole.step)
+                differs = self._difference_of(trial, whole) or self._difference_of(trial, whole)  # skips by heart then
+            if differs is not None:
+                return differs if whole is self._wholes[0] else f"in validation {differs}"
+        return None
+
+    def _difference_of(self, trial: CutTrial, whole: Whole) -> str | None:
+        for parameter in self._model.parameters():
+            parameter.grad = None
         try:
-            differs = difference(kept)
-        except StageError as error:
-            cause = error.__cause__
-            number = error.number if isinstance(cause, CannotSendError) else error.number - 1
-            cut = kept[min(max(number, 0), len(kept) - 1)]
-            problems[cut] = _told(cause)
-            kept.remove(cut)
-            left_out.append(cut)
-            continue
-        if differs is None:
-            break
-        kept = _agreeing(kept, difference, problems)
-    for cut in left_out:  # one may have been blamed for what another has done
-        with contextlib.suppress(StageError):
-            if difference(sorted([*kept, cut])) is None:
-                kept = sorted([*kept, cut])
-                del problems[cut]
-    return kept
+            values = trial.run(whole.batch, self._seed)
+            return whole.outcome.difference(TrialOutcome.of(self._model, values, learns=whole.learns))
+        finally:
+            self._restore()
+            for parameter in self._model.parameters():
+                parameter.grad = None
 
 
-def _agreeing(cuts: Sequence[int], difference: Difference, problems: dict[int, str]) -> list[int]:
-    """Of cuts that differ together, those that add no difference, one by one."""
-    kept: list[int] = []
-    for cut in cuts:
-        try:
-            differs = difference([*kept, cut])
-        except StageError as error:
-            problems[cut] = _told(error.__cause__)
-            continue
-        if differs is None:
-            kept.append(cut)
-        else:
-            problems[cut] = (
-                f"cut there, {differs} differs from that of the uncut step; keep in buffers what lasts from call "
-                "to call, draw from torch's, numpy's or Python's own generator (and from no other), or cut elsewhere "
-                "(strategy.split)"
-            )
-    return kept
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    was = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was)
 
 
 def _told(cause: BaseException | None) -> str:

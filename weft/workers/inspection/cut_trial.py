@@ -1,13 +1,13 @@
 """Cut trial: one microbatch through the stages of a cut step, one after the other, in one process.
 
-It proves the cut: the loss, every gradient and every buffer are those of the whole step, bit for bit, or the cut is not
-used. It also tells what each stage takes.
+It proves the cut: the loss, every gradient and every buffer are those of the whole step, bit for bit, and so is what
+validation reports, or the cut is not used. It also tells what each stage takes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,19 +31,22 @@ _Root = tuple[torch.Tensor, torch.Tensor | None]
 class TrialOutcome:
     """Of one microbatch: what a whole step and a cut one must agree on."""
 
-    loss: torch.Tensor
+    values: dict[str, torch.Tensor]  # the loss, and of a validation what else it reports
     gradients: Gradients
     buffers: dict[str, torch.Tensor]
 
     @classmethod
-    def of(cls, model: nn.Module, loss: torch.Tensor) -> TrialOutcome:
-        gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-        return cls(loss.detach().clone(), gradients, {name: b.clone() for name, b in model.named_buffers()})
+    def of(cls, model: nn.Module, values: Mapping[str, torch.Tensor], *, learns: bool) -> TrialOutcome:
+        parameters = model.named_parameters() if learns else ()
+        gradients = {name: None if p.grad is None else p.grad.clone() for name, p in parameters}
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        return cls({name: value.detach().clone() for name, value in values.items()}, gradients, buffers)
 
     def difference(self, other: TrialOutcome) -> str | None:
         """What differs first, in words."""
-        if not _equal(self.loss, other.loss):
-            return f"the loss ({float(other.loss):.9g} for {float(self.loss):.9g})"
+        for name, value in self.values.items():
+            if not _equal(value, other.values[name]):
+                return f"the {name} ({float(other.values[name]):.9g} for {float(value):.9g})"
         for name, gradient in self.gradients.items():
             if not _equal(gradient, other.gradients[name]):
                 return f"the gradient of {name}"
@@ -86,9 +89,10 @@ class _Stage:
 
 
 class CutTrial:
-    """cuts: numbers of the units with which stages begin, the first not among them. loss_of: from what a step returns.
-    forward_seconds, backward_seconds: of each stage, in the last run, without what it has skipped. writing: units; a
-    stage that begins with one of them may write to what it receives."""
+    """cuts: numbers of the units with which stages begin, the first not among them. values_of: what a step returns, by
+    name; the loss is differentiated where gradients are enabled. forward_seconds, backward_seconds: of each stage, in
+    the last run, without what it has skipped. writing: units; a stage that begins with one of them may write to what it
+    receives."""
 
     def __init__(
         self,
@@ -99,12 +103,12 @@ class CutTrial:
         skipped: SkippedCalls,
         device: Device,
         *,
-        loss_of: Callable[[Any], torch.Tensor],
+        values_of: Callable[[Any], Mapping[str, torch.Tensor]],
         precision: Callable[[], contextlib.AbstractContextManager[object]],
     ) -> None:
         self._device = device
         self._user_step = step
-        self._loss_of = loss_of
+        self._values_of = values_of
         self._precision = precision
         bounds = [0, *cuts, len(recorded.units)]
         self._stages = [_stage(model, recorded, bounds, number, skipped) for number in range(len(bounds) - 1)]
@@ -112,18 +116,21 @@ class CutTrial:
         self.backward_seconds = [0.0] * len(self._stages)
         self.writing: set[int] = set()
 
-    def run(self, batch: Any, seed: Seed) -> torch.Tensor:
-        """The loss, forward and, where gradients are enabled, backward. Errors: StageError."""
-        loss = self._forward(batch, seed)
+    def run(self, batch: Any, seed: Seed) -> Mapping[str, torch.Tensor]:
+        """The values, forward and, where gradients are enabled, backward. Errors: StageError."""
+        values = self._forward(batch, seed)
         if torch.is_grad_enabled():
-            self._backward(loss, seed)
-        return loss
+            self._backward(values["loss"], seed)
+        return values
 
-    def _forward(self, batch: Any, seed: Seed) -> torch.Tensor:
+    def _forward(self, batch: Any, seed: Seed) -> Mapping[str, torch.Tensor]:
         made: dict[str, torch.Tensor | None] = {}
         result: Any = None
         for number, stage in enumerate(self._stages):
-            stage.leaves = [leaf_of(made[value.name], value.tensor.requires_grad) for value in stage.receives]
+            wanted = [value.tensor.requires_grad and torch.is_grad_enabled() for value in stage.receives]
+            stage.leaves = [
+                leaf_of(made[value.name], wants) for value, wants in zip(stage.receives, wanted, strict=True)
+            ]
             stage.given = [None if leaf is None else leaf.clone() for leaf in stage.leaves]
             versions = _versions(stage.given)
             with _blaming(number), stage.step.installed():
@@ -136,7 +143,7 @@ class CutTrial:
                 stage.sent = result
                 made.update(zip((value.name for value in stage.sends), result, strict=True))
             stage.bound = stage.step.bound
-        return self._loss_of(result)
+        return self._values_of(result)
 
     def _run(self, stage: _Stage, batch: Any, given: Sequence[torch.Tensor | None], seed: Seed) -> Any:
         own = with_tensors(batch, torch.Tensor.clone)  # a step may write to it

@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from weft.workload.cutting.leaves import tensors_in
+from weft.workload.cutting.modes import aside
 from weft.workload.cutting.operation import name_of, user_line
 
 _SETTERS = ("__setitem__", "__set__")
@@ -71,7 +72,8 @@ class LooseResults(TorchFunctionMode):
         """Within a call of an opaque module, whose operations are nobody's business."""
         was, self._is_paused = self._is_paused, True
         try:
-            yield
+            with aside(self):
+                yield
         finally:
             self._is_paused = was
 

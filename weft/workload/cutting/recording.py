@@ -14,6 +14,7 @@ from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.cut_step import Step, named_tensors
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.loose import LooseNames, made_by
+from weft.workload.cutting.modes import aside
 from weft.workload.cutting.names import call_name, output_name
 from weft.workload.cutting.operation import asks_for_numbers, name_of, result_of, user_line
 from weft.workload.cutting.placeholder import KNOWN
@@ -96,7 +97,8 @@ class StepRecording(TorchFunctionMode):
         self._reads.append(Read(self._region, list(self._arguments[-1].values()), [], is_call=True))
         self._depth += 1
         try:
-            return self.numbers.run(visible, forward, args, kwargs)
+            with aside(self):
+                return self.numbers.run(visible, forward, args, kwargs)
         finally:
             self._depth -= 1
 
