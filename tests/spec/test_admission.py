@@ -29,6 +29,10 @@ def spec(batch_size: int = 8, mode: str = "train", **axes: Any) -> JobSpec:
             spec(replicas=[{"microbatches": 2}, {}], share="stealing"),
             "the replicas' microbatches = [2, 1] cannot stand beside share = 'stealing'; give strategy.microbatches",
         ),
+        (spec(verify="replay", staleness=1), "strategy.verify = 'replay' has other CPU workers run an iteration again"),
+        (spec(verify="replay", replicas=[{"device": "gpu"}]), "strategy.verify = 'replay' has other CPU workers run"),
+        (spec(verify="replay", replicas=2, share="stealing"), "strategy.verify = 'replay' has other CPU workers run"),
+        (spec(verify="replay", recovery="off"), "strategy.verify = 'replay' has other CPU workers run an iteration"),
         (spec(mode="forward", preset="stronghold"), "strategy.replicas: working_window streams what updates change"),
     ],
 )

@@ -47,6 +47,7 @@ class Course:
         self.shares = IterationTable((1.0,) if self.steals else plan.shares)
         self._granted: dict[int, dict[tuple[int, int], int]] = {}  # iteration -> (replica, position) -> number
         self._snapshots: dict[int, int] = {}  # iteration -> place
+        self._compared = -1  # the newest iteration of which workers are to tell what its tasks make
         self._measured: tuple[int, float] | None = None  # (iteration, what was measured before it), the newest
         self._ends = self.itinerary.num_iterations
 
@@ -75,9 +76,9 @@ class Course:
         return self._judged and (iteration.step + 1) % self.itinerary.steps_per_epoch == 0
 
     def adjust(self, first: int, adjustment: Adjustment) -> None:
-        """Shares and ways hold from iteration `first` on; of grants, the iterations before it are over; a snapshot and
-        what was measured are of that iteration alone, and the snapshot before it is whole. What it changes has not been
-        dispatched: of other ways, not even the training iteration before."""
+        """Shares and ways hold from iteration `first` on; of grants, the iterations before it are over; a snapshot,
+        what was measured and what is compared are of that iteration alone, and the snapshot before it is whole. What
+        it changes has not been dispatched: of other ways, not even the training iteration before."""
         if adjustment.shares:
             self.shares.set(first, tuple(adjustment.shares))
         if adjustment.local is not None:
@@ -86,6 +87,8 @@ class Course:
             self._grant(first, adjustment.grants)
         if adjustment.ends is not None:
             self._ends = adjustment.ends
+        if adjustment.compared:
+            self._compared = first
         if adjustment.measured is not None:
             self._measured = (first, adjustment.measured)
         if adjustment.snapshot is not None:
@@ -107,6 +110,10 @@ class Course:
     def next_snapshot_place(self, iteration: Iteration) -> int | None:
         """The same of the first iteration behind it that has any and was told of."""
         return next((place for index, place in self._snapshots.items() if index > iteration.index), None)
+
+    def is_compared(self, iteration: Iteration) -> bool:
+        """Whether what its tasks make is told, to be compared with another run of it."""
+        return iteration.index == self._compared
 
     def measured(self, iteration: Iteration) -> float | None:
         """What schedulers that take a measured value are stepped with before the iteration's update; None of most."""

@@ -25,6 +25,8 @@ def problem_of_spec(spec: JobSpec) -> str | None:
     strategy = spec.strategy
     if strategy.steals and (problem := _problem_of_stealing(strategy)) is not None:
         return problem
+    if strategy.verify == "replay" and (problem := _problem_of_replay(strategy)) is not None:
+        return problem
     if spec.job.mode == "forward" and any(replica.working_window for replica in strategy.replica_list):
         return (
             "strategy.replicas: working_window streams what updates change, and job.mode = 'forward' has none; leave "
@@ -54,6 +56,22 @@ def problem_of_crew(spec: JobSpec, kinds: Iterable[str]) -> str | None:
                 f"strategy.{axis} = {asked} needs {needed} {name} {workers} and this daemon has "
                 f"{have.count(kind)}; use fewer {axis}, or start the daemon with {flag} {needed}"
             )
+    return None
+
+
+def _problem_of_replay(strategy: Strategy) -> str | None:
+    """An iteration has to be made again from a snapshot, as it was, and by other workers."""
+    reasons = {
+        "a replica on a GPU": any(each.device == "gpu" for each in strategy.replica_list),
+        "share = 'stealing'": strategy.steals,
+        "recovery = 'off'": strategy.recovery == "off",
+        "staleness": any(strategy.staleness_list),
+    }
+    for reason in (reason for reason, stands in reasons.items() if stands):
+        return (
+            f"strategy.verify = 'replay' has other CPU workers run an iteration again from a snapshot, and {reason} "
+            "cannot stand beside it; leave that out, or use verify = 'off'"
+        )
     return None
 
 

@@ -270,10 +270,10 @@ class Strategy(Section):
         description="after a lost worker; snapshot: the job goes on from a copy of what it had come to; off: it begins "
         "again",
     )
-    verify: Literal["digest", "off"] = Field(
+    verify: Literal["digest", "replay", "off"] = Field(
         default="off",
-        description="digest: what each update has left is compared with what the next one finds; bits that memory has "
-        "changed are found before they are used, and the job goes on from before",
+        description="digest: what each update has left is compared with what the next one finds, so that bits that "
+        "memory has changed are found; replay: now and then others run an iteration again, and bits are compared",
     )
     skip_nonfinite: bool = Field(
         default=False, description="skip the update of an iteration whose gradients are not all finite"
@@ -312,7 +312,8 @@ class Strategy(Section):
             raise ValueError(f"shares = {self.shares!s:.80} gives nobody work; give at least one number above 0")
         if any(replica.working_window for replica in self.replica_list):
             self._check_window_streams()
-        if self.verify != "off" and self.update != "cpu" and any(each.device == "gpu" for each in self.replica_list):
+        has_gpus = any(each.device == "gpu" for each in self.replica_list)
+        if self.verify == "digest" and self.update != "cpu" and has_gpus:
             raise ValueError(
                 f"verify = {self.verify!r} compares what CPU workers update, and with update = {self.update!r} a GPU "
                 "updates parameters itself; use update = 'cpu' or verify = 'off'"

@@ -45,9 +45,11 @@ from weft.scheduler.core.events import (
     PlanJob,
     Prepare,
     RecordIteration,
+    RecordReplay,
     RecordSnapshot,
     RecordState,
     Release,
+    ReplayDue,
     ResultSaved,
     ResumeRequested,
     SaveResult,
@@ -56,6 +58,7 @@ from weft.scheduler.core.events import (
     SnapshotDue,
     SnapshotSaved,
     StartWorker,
+    TaskDigested,
     TasksFinished,
     Ticked,
     WorkerJoined,
@@ -206,6 +209,8 @@ class Play(RuleBasedStateMachine):
                 self.models[command.job].releasing = True
                 released = WorkerReleased(worker=command.worker, job=command.job, attempt=command.attempt, clean=True)
                 self.answer(command.worker, released)
+            case Adjust() if command.adjustment.compared:
+                assert command.first_iteration >= self.models[command.job].begins[command.attempt]
             case Adjust():
                 assert command.adjustment.snapshot is not None
                 assert self.core.jobs[command.job].plan is not None
@@ -214,6 +219,9 @@ class Play(RuleBasedStateMachine):
                 self.arenas.add((command.job, None))
             case RecordSnapshot():
                 self.models[command.job].snapshot = command.snapshot
+            case RecordReplay():
+                if "nobody can say" in command.message:
+                    self.models[command.job].possible = {"failed"}
             case SaveSnapshot():
                 self.saving.append(command)
             case DropArenas(attempt=None):
@@ -419,13 +427,32 @@ class Play(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(running))
         self.tell(SnapshotDue(job=name, attempt=self.core.jobs[name].attempt))
 
+    @rule(data=st.data(), steps=st.integers(10, 100))
+    def run_iterations_again(self, data: Any, steps: int) -> None:
+        """For which much has to go right before; as often as their bits differ."""
+        for _ in range(steps):
+            self.join_all()
+            for name in self.busy():
+                self.step(name, 1)
+            for job in [job for job in self.core.jobs.values() if job.phase is Phase.RUNNING]:
+                about = {"job": job.name, "attempt": job.attempt}
+                if job.replay is None:
+                    self.tell(ReplayDue(**about))
+                elif not job.replay.digests:
+                    bits = data.draw(st.sampled_from([b"", b"1", b"2"]))
+                    about |= {"iteration": job.replay.iteration, "task": 0, "replica": None}
+                    self.tell(TaskDigested(**about, digest=bits))
+
+    def join_all(self) -> None:
+        for name in [name for name, worker in self.workers.items() if worker.starting]:
+            self.workers[name].starting, self.workers[name].alive = False, True
+            self.tell(WorkerJoined(worker=name, kind=self.core.workers[name].kind))
+
     @rule(data=st.data(), exit_code=st.sampled_from([-9, -9, -9, -11]))
     def lose_a_worker_behind_a_snapshot(self, data: Any, exit_code: int) -> None:
         """For which much has to go right before: all that can goes on, until a job on CPUs has one."""
         for _ in range(40):
-            for name in [name for name, worker in self.workers.items() if worker.starting]:
-                self.workers[name].starting, self.workers[name].alive = False, True
-                self.tell(WorkerJoined(worker=name, kind=self.core.workers[name].kind))
+            self.join_all()
             for name in self.busy():
                 self.step(name, 1)
             for job in list(self.core.jobs.values()):
@@ -492,8 +519,9 @@ class Play(RuleBasedStateMachine):
                 assert job.plan is not None
                 assert 0 <= lane.finished <= lane.sent <= lane.total
                 assert lane.sent - lane.finished <= job.plan.window
+                last = lane.total if job.replay is None else (job.replay.iteration + 1) * len(lane.program)
                 if job.phase is Phase.RUNNING:
-                    assert lane.sent > lane.finished or lane.sent == lane.total, "a lane that could work has work"
+                    assert lane.sent > lane.finished or lane.sent == last, "a lane that could work has work"
 
     @invariant()
     def a_job_is_known_to_the_core_until_its_end_is_recorded(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.scheduler.runs.snapshot_pace import COST_SHARE, LEAST_SECONDS, SnapshotPace
+from weft.scheduler.runs.snapshot_pace import COST_SHARE, LEAST_SECONDS, REPLAY_SHARE, ReplayPace, SnapshotPace
 
 SECOND = 1_000_000_000
 seconds = st.floats(0.0, 1000.0)
@@ -48,3 +48,16 @@ def test_copying_takes_no_more_than_its_share_of_any_time(took: list[float]) -> 
         assert not pace.take_due(now + least * 0.99)
         now += least * 1.01
         assert pace.take_due(now)
+
+
+@given(took=st.lists(seconds, min_size=1, max_size=20))
+def test_replays_take_no_more_than_their_share_and_the_first_comes_soon(took: list[float]) -> None:
+    pace, now = ReplayPace(0.0), LEAST_SECONDS
+    for each in took:
+        assert pace.take_due(now)
+        assert not pace.take_due(now + 0.9 * LEAST_SECONDS), "it is under way, or nothing came of it"
+        now += each
+        pace.over(each, now)
+        least = max(each / REPLAY_SHARE, LEAST_SECONDS)
+        assert not pace.take_due(now + least * 0.99)
+        now += least * 1.01

@@ -187,6 +187,13 @@ METRICS: Final = (
         help="Attempts at running a job that were given up to start another, by why.",
     ),
     Metric(
+        name="weft_replays_total",
+        kind=MetricKind.COUNTER,
+        unit="replays",
+        labels=("result",),
+        help="Iterations that were run again by other workers, where strategy.verify is replay: same, or different.",
+    ),
+    Metric(
         name="weft_hangs_total",
         kind=MetricKind.COUNTER,
         unit="hangs",

@@ -28,7 +28,8 @@ from typing import assert_never
 from weft.scheduler.core import dispatch, events, gates, losses, outcomes, queue
 from weft.scheduler.core.back_off import back_off
 from weft.scheduler.core.events import Command, Event
-from weft.scheduler.core.job import Job, Phase
+from weft.scheduler.core.job import Job, Outcome, Phase
+from weft.scheduler.core.replaying import steps
 from weft.scheduler.core.starting import Starting
 from weft.scheduler.core.state import IllegalMove
 
@@ -51,10 +52,21 @@ class Core(Starting):
             case events.JobMeasured() | events.SnapshotDue() | events.CheckpointDue() | events.StopRequested():
                 job = self._current(event.job, event.attempt, Phase.RUNNING)
                 return [] if job is None else dispatch.asked(job, event)
-            case events.EpochJudged():
+            case events.EpochJudged() | events.ReplayDue() | events.TaskDigested():
                 job = self._current(event.job, event.attempt, Phase.RUNNING)
-                return [] if job is None else [*dispatch.judged(job, event), *self._saved_if_over(job)]
+                return [] if job is None else self._asked(job, event)
         return [*self._happened(event), *self._start_jobs()]
+
+    def _asked(self, job: Job, event: events.EpochJudged | events.ReplayDue | events.TaskDigested) -> list[Command]:
+        match event:
+            case events.EpochJudged():
+                return [*dispatch.judged(job, event), *self._saved_if_over(job)]
+            case events.ReplayDue():
+                return steps.begin(job)
+            case events.TaskDigested():
+                steps.note(job, event)
+                return []
+        assert_never(event)
 
     def _happened(self, event: events.Rare) -> list[Command]:
         """After these, jobs may be able to start."""
@@ -130,18 +142,28 @@ class Core(Starting):
 
     def _iterations_finished(self, job: Job) -> list[Command]:
         """By all lanes."""
-        done = min(lane.done for lane in job.lanes.values())
-        commands: list[Command] = [
-            events.RecordIteration(job.name, job.attempt, iteration) for iteration in range(job.iterations_done, done)
-        ]
+        before, done = job.iterations_done, min(lane.done for lane in job.lanes.values())
         job.iterations_done = done
         job.num_behind = sum(lane.done == done for lane in job.lanes.values())
-        commands += dispatch.take_snapshots(job)
+        taken = dispatch.take_snapshots(job)
+        told, outcome = steps.over(job, self._now) if steps.is_run(job) else ([], None)
+        recorded = range(before, done if outcome is None else done - 1)  # what does not stand is not told
+        commands: list[Command] = [events.RecordIteration(job.name, job.attempt, iteration) for iteration in recorded]
+        commands += [*taken, *told]
+        if outcome is not None:
+            return commands + self._release(job, outcome, keeps=self._exchanged(job, outcome))
         if job.stopping is not None:
             if job.snapshot is not None and job.snapshot.iteration + 1 == done:
                 return commands + self._release(job, job.stopping)
             commands += dispatch.halt(job)
         return [*commands, *gates.at_gate(job), *self._saved_if_over(job)]
+
+    def _exchanged(self, job: Job, outcome: Outcome) -> tuple[str, ...]:
+        """The workers that stay the job's for another run of an iteration, in other places."""
+        if job.replay is None or outcome.is_end:
+            return ()
+        job.replay.positions = queue.exchanged(job, job.replay.computing, self.free())
+        return tuple(worker for worker in job.workers if worker in job.replay.positions)
 
     def _saved_if_over(self, job: Job) -> list[Command]:
         if not gates.is_over(job):
@@ -255,7 +277,8 @@ class Core(Starting):
         goes_on = outcome.state == "recovering" and dispatch.can_mend(job) and job.stopping is None
         if goes_on and job.phase is Phase.MENDING:
             return [*commands, outcomes.record_of(outcome, job), *self._next_attempt(job)]
-        keeps = goes_on and job.phase in (Phase.PREPARING, Phase.RUNNING)
+        job.replay = None
+        keeps = job.workers if goes_on and job.phase in (Phase.PREPARING, Phase.RUNNING) else ()
         return commands + self._release(job, outcome, keeps=keeps)
 
     def _hung(self, event: events.WorkerHung) -> list[Command]:
@@ -283,7 +306,7 @@ class Core(Starting):
         worker = self.workers[event.worker]
         if job is None or worker.job != event.job:
             return []
-        is_kept = job.keeps and event.clean
+        is_kept = event.worker in job.keeps and event.clean
         if not is_kept:
             worker.job = None
         worker.failures = 0

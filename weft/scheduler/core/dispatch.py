@@ -110,6 +110,8 @@ def _send(job: Job, lane: LaneState, ahead: int) -> list[Command]:
     until = min(lane.finished + ahead, lane.total, lane.total if lane.allowed is None else lane.allowed)
     if job.gate is not None:
         until = min(until, job.gate * len(lane.program))
+    if job.replay is not None:  # what comes behind it may have to be made again
+        until = min(until, (job.replay.iteration + 1) * len(lane.program))
     if until <= lane.sent:
         return []
     work = work_between(lane.program, lane.sent, until)
@@ -164,7 +166,7 @@ def begin_best(job: Job) -> list[Command]:
         return []
     itinerary = job.plan.itinerary
     last = itinerary.update_of(itinerary.steps_done(job.gate))
-    return _copy(job, last, to_disk=False, best=True) if last >= job.iterations_done else []
+    return copy(job, last, to_disk=False, best=True) if last >= job.iterations_done else []
 
 
 def keep_best(job: Job, event: EpochJudged) -> list[Command]:
@@ -190,7 +192,7 @@ def save_best(job: Job) -> list[Command]:
 def stop(job: Job, event: StopRequested) -> list[Command]:
     """Ends training with the first step of which no lane has been sent anything, since after its last one a worker
     leaves what is saved of the model; or at the gate before that. Nothing where the job ends as soon."""
-    step = _next_to_learn(job)
+    step = next_to_learn(job)
     ends = step + 1 if job.gate is None else min(step + 1, job.gate)
     if ends >= job.ends:
         return []
@@ -263,8 +265,8 @@ def halt(job: Job) -> list[Command]:
     assert job.plan is not None
     if job.stopping is None or job.ends < job.plan.itinerary.num_iterations:
         return []
-    iteration = _next_to_learn(job)
-    commands = _copy(job, iteration, to_disk=job.stopping.state == "paused")
+    iteration = next_to_learn(job)
+    commands = copy(job, iteration, to_disk=job.stopping.state == "paused")
     if any(each.iteration == iteration for each in job.copying):
         end_after(job, iteration + 1)
     return commands
@@ -275,7 +277,7 @@ def begin_snapshot(job: Job) -> list[Command]:
     assert job.plan is not None
     if not job.plan.recovers or any(not (each.to_disk or each.best) for each in job.copying):
         return []
-    return _copy(job, _next_to_learn(job), to_disk=False)
+    return copy(job, next_to_learn(job), to_disk=False)
 
 
 def begin_checkpoint(job: Job) -> list[Command]:
@@ -286,19 +288,19 @@ def begin_checkpoint(job: Job) -> list[Command]:
         return []
     first = _first_unsent(job)
     done = itinerary.at(first).step if first < itinerary.num_iterations else itinerary.steps
-    return _copy(job, itinerary.update_of((done // every + 1) * every), to_disk=True)
+    return copy(job, itinerary.update_of((done // every + 1) * every), to_disk=True)
 
 
 def begin_checkpoint_now(job: Job) -> list[Command]:
     """The next one after a time."""
-    return _copy(job, _next_to_learn(job), to_disk=True) if _may_save(job) else []
+    return copy(job, next_to_learn(job), to_disk=True) if _may_save(job) else []
 
 
 def _may_save(job: Job) -> bool:
     return not job.saving and not any(each.to_disk for each in job.copying)
 
 
-def _copy(job: Job, iteration: int, *, to_disk: bool, best: bool = False) -> list[Command]:
+def copy(job: Job, iteration: int, *, to_disk: bool, best: bool = False) -> list[Command]:
     """Nothing where a place or an iteration is missing: after the last one there is the result. One place is left for
     what may turn out the best."""
     assert job.plan is not None
@@ -314,13 +316,15 @@ def _copy(job: Job, iteration: int, *, to_disk: bool, best: bool = False) -> lis
         )
     if told is not None or not tasks or not free or iteration + 1 >= job.plan.itinerary.num_iterations:
         return []
+    if job.replay is not None and iteration <= job.replay.iteration:  # all its runs go on from one
+        return []
     place = min(free)
     job.copying.append(Snapshot(iteration=iteration, place=place, tasks=tasks, to_disk=to_disk, best=best))
     job.copies = True
     return [Adjust(job.name, job.attempt, job.workers, iteration, Adjustment(snapshot=place))]
 
 
-def _next_to_learn(job: Job) -> int:
+def next_to_learn(job: Job) -> int:
     """Of the iterations of which no lane has been sent anything; behind the last one where none of them learns."""
     assert job.plan is not None
     itinerary, first = job.plan.itinerary, _first_unsent(job)

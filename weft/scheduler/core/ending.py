@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 from weft.scheduler.core import dispatch, events, outcomes
 from weft.scheduler.core.events import Command
 from weft.scheduler.core.job import Job, Outcome, Phase
+from weft.scheduler.core.replaying import steps
 from weft.scheduler.core.state import State
 
 RELEASE_SECONDS = 10.0  # a worker that has not let go by then is killed; a task on a CPU lasts well under it
@@ -20,7 +22,7 @@ class Ending(State):
         if job.phase is not Phase.RUNNING:
             return self._release(job, outcome)
         job.stopping = outcome
-        return dispatch.halt(job)
+        return [*dispatch.halt(job), *steps.drop(job)]
 
     def _pause(self, job: Job) -> list[Command]:
         self._move(job, Phase.PAUSED, "asked for")
@@ -35,21 +37,24 @@ class Ending(State):
         job.snapshot, copies, job.copies = None, job.copies, False
         return [events.DropArenas(job=job.name, attempt=None)] if copies else []
 
-    def _release(self, job: Job, outcome: Outcome, *, keeps: bool = False) -> list[Command]:
-        """keeps: what the workers have is for the next attempt, unless something comes between."""
+    def _release(self, job: Job, outcome: Outcome, *, keeps: Iterable[str] = ()) -> list[Command]:
+        """keeps: the workers that stay the job's, with what they have, unless something comes between."""
         self._move(job, Phase.RELEASING, outcome.message or outcome.state)
         job.outcome = outcome
         commands: list[Command] = []
         if outcome.state == "recovering":
             commands.append(outcomes.record_of(outcome, job))
-        return commands + self._tell_to_let_go(job, keeps=keeps)
+        return commands + self._tell_to_let_go(job, frozenset(keeps))
 
-    def _tell_to_let_go(self, job: Job, *, keeps: bool) -> list[Command]:
+    def _tell_to_let_go(self, job: Job, keeps: frozenset[str] = frozenset()) -> list[Command]:
         job.keeps, job.deadline = keeps, min(job.deadline or math.inf, self._now + RELEASE_SECONDS)
         job.waiting_for = set(job.workers)
         if not job.waiting_for:
             return self._released(job)
-        return [events.Release(worker=worker, job=job.name, attempt=job.attempt, keeps=keeps) for worker in job.workers]
+        return [
+            events.Release(worker=worker, job=job.name, attempt=job.attempt, keeps=worker in keeps)
+            for worker in job.workers
+        ]
 
     def _let_go(self, job: Job, worker: str, *, is_kept: bool = False) -> list[Command]:
         """is_kept: the worker has stopped, and is still the job's."""
@@ -61,12 +66,13 @@ class Ending(State):
     def _released(self, job: Job) -> list[Command]:
         """All have stopped. What they keep is let go of, too, where it is of no use any more."""
         assert job.outcome is not None
-        if job.keeps and job.outcome.state == "recovering" and dispatch.can_mend(job):
+        if job.keeps and job.outcome.is_another_try and dispatch.can_mend(job):
             return self._mend(job)
         if job.workers:
-            return self._tell_to_let_go(job, keeps=False)
+            return self._tell_to_let_go(job)
         commands: list[Command] = [events.DropArenas(job=job.name, attempt=job.arenas)]
         self._forget_attempt(job)
+        job.replay = None
         if job.outcome.is_end:
             return commands + self._end(job)
         job.plan = dispatch.plan_to_go_on_with(job)
@@ -78,21 +84,22 @@ class Ending(State):
             return commands + self._pause(job)
         self._move(job, Phase.QUEUED, f"attempt {job.attempt}")
         queued = events.RecordState(job=job.name, state="queued", attempt=job.attempt)
-        if outcome.state == "queued":  # else it has been told why
-            queued = replace(queued, reason=outcome.reason, message=outcome.message)
-        return [*commands, queued]
+        return [*commands, _with_reason(queued, outcome)]
 
     def _mend(self, job: Job) -> list[Command]:
         """The job holds its workers, and waits for one in the place of each lost one."""
         self._forget_attempt(job)
-        job.outcome, job.is_mended = None, True
+        outcome, job.outcome, job.is_mended = job.outcome, None, True
         self._move(job, Phase.MENDING, "its workers have stopped")
-        return self._next_attempt(job)
+        if job.replay is not None:
+            job.positions = job.replay.positions
+        return self._next_attempt(job, outcome)
 
     @staticmethod
-    def _next_attempt(job: Job) -> list[Command]:
+    def _next_attempt(job: Job, outcome: Outcome | None = None) -> list[Command]:
         job.attempt += 1
-        return [events.RecordState(job=job.name, state="queued", attempt=job.attempt)]
+        queued = events.RecordState(job=job.name, state="queued", attempt=job.attempt)
+        return [_with_reason(queued, outcome)]
 
     @staticmethod
     def _forget_attempt(job: Job) -> None:
@@ -114,3 +121,10 @@ class Ending(State):
             return []
         job.deadline = self._now + CANCEL_SECONDS
         return [events.SetTimer(seconds=CANCEL_SECONDS)]
+
+
+def _with_reason(queued: events.RecordState, outcome: Outcome | None) -> events.RecordState:
+    """Of what is "recovering" it has been told."""
+    if outcome is None or outcome.state != "queued":
+        return queued
+    return replace(queued, reason=outcome.reason, message=outcome.message)

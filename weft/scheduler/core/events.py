@@ -15,9 +15,13 @@ from weft.scheduler.adapting.policy import Verdict
 from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
 from weft.scheduler.adapting.routes import RouteMeasurement
 from weft.scheduler.core.handover import DirectoryLost as DirectoryLost
+from weft.scheduler.core.handover import DirectoryMissed as DirectoryMissed
 from weft.scheduler.core.handover import HandMemoryOn as HandMemoryOn
 from weft.scheduler.core.handover import HandoverBegun as HandoverBegun
 from weft.scheduler.core.job import Snapshot as Snapshot
+from weft.scheduler.core.replaying.told import RecordReplay as RecordReplay
+from weft.scheduler.core.replaying.told import ReplayDue as ReplayDue
+from weft.scheduler.core.replaying.told import TaskDigested as TaskDigested
 
 # --- events
 
@@ -126,15 +130,6 @@ class WorkerReleased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DirectoryMissed:
-    """A worker of the attempt missed what must be in the directory. It may say so before DirectoryLost, or later."""
-
-    job: str
-    attempt: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotDue:
     """Enough time has passed since the last one for another one to cost little."""
 
@@ -220,7 +215,8 @@ Rare = (  # after which a job may be able to start
     | HandoverBegun
     | Ticked
 )
-Event = Rare | TasksFinished | JobMeasured | SnapshotDue | CheckpointDue | EpochJudged | StopRequested
+Asked = JobMeasured | SnapshotDue | CheckpointDue | StopRequested | EpochJudged | ReplayDue | TaskDigested
+Event = Rare | TasksFinished | Asked
 
 # --- commands
 
@@ -393,6 +389,7 @@ Command = (
     | DropArenas
     | RecordState
     | RecordSnapshot
+    | RecordReplay
     | SaveSnapshot
     | RecordIteration
 )

@@ -18,6 +18,15 @@ class DirectoryLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryMissed:
+    """A worker of the attempt missed what must be in the directory. It may say so before DirectoryLost, or later."""
+
+    job: str
+    attempt: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandMemoryOn:
     """To the directory that takes the place of one that died: what the attempt maps in the worker, which goes on.
     Answered by DirectoryMissed where that cannot be."""

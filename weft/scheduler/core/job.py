@@ -11,6 +11,7 @@ from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.adapting.policy import Policy
+from weft.scheduler.core.replaying.replay import Replay
 from weft.spec.job_state import TERMINAL_STATES
 
 
@@ -82,7 +83,7 @@ class Job:
     workers: tuple[str, ...] = ()  # that it holds, by position in the plan; in MENDING, and before, without the lost
     positions: tuple[str, ...] = ()  # those that it has been given, by position, the lost ones too
     arenas: int = 0  # the attempt that has begun its blocks in the directory, with which later ones may go on
-    keeps: bool = False  # in RELEASING: its workers stop, and keep what they have for the next attempt
+    keeps: frozenset[str] = frozenset()  # in RELEASING: workers that stop, and stay the job's for the next attempt
     is_mended: bool = False  # from MENDING on, until it has all workers again: its attempt has not begun
     waiting_for: set[str] = field(default_factory=set)  # workers that have yet to answer in this phase
     plan: Plan | None = None
@@ -106,6 +107,7 @@ class Job:
     on_disk: int = -1  # the iteration of the newest that is there
     copies: bool = False  # memory for snapshots may have been made
     losses: list[str] = field(default_factory=list)  # of workers, since it came further than ever; a report of each
+    replay: Replay | None = None  # of an iteration, from its first run on until it stands
     furthest: int = 0  # iterations that it had done when it last lost one
     hung: str | None = None  # what hangs in this attempt, in words, once its worker is to be killed for it
     directory_losses: int = 0  # the same of the directory

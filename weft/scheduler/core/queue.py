@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from weft.scheduler.core.job import Job, Phase, Worker
 
@@ -35,9 +35,8 @@ def mended(job: Job, free: dict[str, list[str]]) -> tuple[str, ...] | None:
     """The workers that it goes on with, by position: those that it holds, and in the places of the lost ones themselves
     or others of their kind. None where there are too few."""
     left = {kind: list(names) for kind, names in free.items()}
-    kinds = [kind for kind, count in job.needs.items() for _ in range(count)]
     found = []
-    for name, kind in zip(job.positions, kinds, strict=True):
+    for name, kind in zip(job.positions, kinds_of(job), strict=True):
         if name not in job.workers:
             names = left.get(kind, [])
             if not names:
@@ -45,6 +44,23 @@ def mended(job: Job, free: dict[str, list[str]]) -> tuple[str, ...] | None:
             name = names.pop(names.index(name) if name in names else 0)
         found.append(name)
     return tuple(found)
+
+
+def kinds_of(job: Job) -> list[str]:
+    """Of the workers that it needs, by position."""
+    return [kind for kind, count in job.needs.items() for _ in range(count)]
+
+
+def exchanged(job: Job, computing: Sequence[int], free: dict[str, list[str]]) -> tuple[str, ...]:
+    """Its workers by position, where each of those at some places has the next one's; of one alone, another that is
+    free, if there is any."""
+    names = [job.workers[place] for place in computing]
+    if len(names) == 1:
+        names += free.get(kinds_of(job)[computing[0]], [])[:1]
+    workers = list(job.workers)
+    for number, place in enumerate(computing):
+        workers[place] = names[(number + 1) % len(names)]
+    return tuple(workers)
 
 
 def preempted_by(job: Job, jobs: Iterable[Job], free: dict[str, list[str]]) -> list[Job]:

@@ -7,6 +7,7 @@ from weft.scheduler.core import dispatch, events, outcomes, queue
 from weft.scheduler.core.ending import Ending
 from weft.scheduler.core.events import Command
 from weft.scheduler.core.job import Job, Outcome, Phase
+from weft.scheduler.core.replaying import steps
 
 
 class Starting(Ending):
@@ -93,4 +94,8 @@ class Starting(Ending):
         if job.waiting_for:
             return []
         self._move(job, Phase.RUNNING, "every worker is prepared")
-        return [events.RecordState(job=job.name, state="running", attempt=job.attempt), *dispatch.begin(job)]
+        return [
+            events.RecordState(job=job.name, state="running", attempt=job.attempt),
+            *steps.compare(job),
+            *dispatch.begin(job),
+        ]

@@ -239,6 +239,9 @@ class Driver:
                 self.runs[command.job].adjust(command.first_iteration, command.adjustment)
             case events.RecordVerdict():
                 self.runs[command.job].judge(command.verdict, command.first_iteration)
+            case events.RecordReplay():
+                self.runs[command.job].note_replay(command)
+                self._exporter.add("weft_replays_total", result="same" if command.is_same else "different")
             case events.JudgeEpoch():
                 if (event := self.runs[command.job].judge_epoch(command)) is not None:
                     self.feed(event)
@@ -247,10 +250,8 @@ class Driver:
             case events.RecordIteration():
                 self._record_iteration(command)
             case events.RecordSnapshot():
-                attempt = self.runs[command.job].attempt
-                assert attempt is not None
-                attempt.note_snapshot(command.snapshot)
-                self._exporter.set("weft_job_snapshot_step", attempt.snapshot_step or 0, job=command.job)
+                step = self.runs[command.job].note_snapshot(command.snapshot)
+                self._exporter.set("weft_job_snapshot_step", step, job=command.job)
             case events.SaveSnapshot():
                 run = self.runs[command.job]
                 run.files.flush()  # who goes on from it finds the lines of all steps before

@@ -26,6 +26,7 @@ from weft.scheduler.core.events import (
     Event,
     JobFaulted,
     ResultSaved,
+    TaskDigested,
     TasksFinished,
     WorkerGarbled,
     WorkerJoined,
@@ -161,6 +162,8 @@ class Hearing:
                 self._feed(JobFaulted(**fields))
             case "directory-missed":
                 self._feed(DirectoryMissed(job=name, attempt=attempt, message=message["message"]))
+            case "digest":
+                self._digest(worker, message, job)
             case "output":
                 run.log_output(worker, message["text"])
             case "profiled":
@@ -183,6 +186,13 @@ class Hearing:
             raise Garbled("inspected: a second time")
         run.inspected_attempt = job.attempt
         self._plan(message)
+
+    def _digest(self, worker: str, message: Message, job: Job) -> None:
+        tasks = () if job.plan is None else job.plan.graph.tasks
+        fields = {key: message[key] for key in ("job", "attempt", "iteration", "task", "replica", "digest")}
+        if fields["task"] >= len(tasks) or job.workers[tasks[fields["task"]].lane.worker] != worker:
+            raise Garbled(f"digest: task {fields['task']} is none of its own")
+        self._feed(TaskDigested(**fields))
 
     def _report(self, worker: str, message: Message, job: Job, run: Run, arrived: float) -> None:
         count, lane = message["count"], message["lane"]

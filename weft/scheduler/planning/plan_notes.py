@@ -23,6 +23,8 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
         return
     if why_no_snapshots is not None and spec.strategy.recovery == "snapshot":
         yield f"snapshots: none, since {why_no_snapshots}; after a lost worker the job begins again"
+    if why_no_snapshots is not None and spec.strategy.verify == "replay":
+        yield "verify: no iteration is run again, since there is no snapshot to begin with"
     if inspection.batch_modules:
         yield from _batch_note(spec, inspection)
     if len(spec.strategy.replica_list) > 1:

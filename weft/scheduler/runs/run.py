@@ -35,6 +35,8 @@ from weft.scheduler.core.events import (
     EpochJudged,
     JobFaulted,
     JudgeEpoch,
+    RecordReplay,
+    ReplayDue,
     Snapshot,
     SnapshotDue,
     StopRequested,
@@ -43,7 +45,7 @@ from weft.scheduler.runs.books import Books
 from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.progress import Progress
 from weft.scheduler.runs.run_directory import RunDirectory
-from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, SnapshotPace
+from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, ReplayPace, SnapshotPace
 from weft.spec.job_spec import JobSpec
 from weft.spec.job_state import JobState
 from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric, value_for_scheduler
@@ -197,6 +199,7 @@ class Run:
     last_lines: dict[str, str] = field(default_factory=dict)  # that the job's code printed, by worker, in this attempt
     stopped: str | None = None  # why it has ended before its last step
     training: Training = field(init=False)  # how it stands
+    replays: ReplayPace | None = None  # of one whose strategy has them, once it trains
     epoch: dict[str, Any] = field(default_factory=dict)  # the newest that is over: what the job's function is told
     asked: EpochJudged | None = None  # while that function is asked: what comes of it if it does not stop the job
 
@@ -274,11 +277,27 @@ class Run:
         if attempt.course.snapshot_place(iteration) is not None:
             self.training.keep(iteration.index)
 
-    def take_due(self, now: float) -> Iterator[SnapshotDue | CheckpointDue | StopRequested]:
+    def note_snapshot(self, snapshot: Snapshot) -> int:
+        """The step after which another attempt would go on."""
+        assert self.attempt is not None
+        self.attempt.note_snapshot(snapshot)
+        return self.attempt.snapshot_step or 0
+
+    def note_replay(self, command: RecordReplay) -> None:
+        """An iteration has been run again."""
+        self.files.log(command.message)
+        if self.replays is not None:
+            self.replays.over(command.seconds, time.monotonic())
+
+    def take_due(self, now: float) -> Iterator[ReplayDue | SnapshotDue | CheckpointDue | StopRequested]:
         """What it is time for, by the clock, after an iteration."""
         attempt = self.attempt
         assert attempt is not None
         about = _About(job=self.job, attempt=attempt.number)
+        if self.spec.strategy.verify == "replay" and self.replays is None:
+            self.replays = ReplayPace(now)
+        if self.replays is not None and self.replays.take_due(now):  # it begins with a snapshot
+            yield ReplayDue(**about)
         if attempt.snapshots.take_due(now):
             yield SnapshotDue(**about)
         if attempt.take_checkpoint_due(now):

@@ -19,6 +19,7 @@ from weft.transport.wire.frames import Message
 
 MAX_WHOLE = 1 << 53  # of counts and bytes: what a float holds exactly, and above all that any machine has
 MAX_SECONDS = 1e9  # some thirty years
+DIGEST_BYTES = 16  # of what a task has made: no two things have the same
 MAX_DIMENSIONS = 64  # of a tensor: torch's own limit
 
 _MESSAGE = ConfigDict(strict=True, extra="forbid")
@@ -197,6 +198,15 @@ class _Report(_OfJob):
     values: list[_Values]
 
 
+class _Digest(_OfJob):
+    """Of what a task has made, or of the gradient of a replica that it has found."""
+
+    iteration: _Whole
+    task: _Whole
+    replica: _Whole | None
+    digest: Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+
+
 @with_config(_MESSAGE)
 class _Lane(TypedDict):
     lane: str
@@ -221,6 +231,7 @@ _MESSAGES: Final[Mapping[str, type]] = {
     "fault": _Fault,
     "directory-missed": _DirectoryMissed,
     "epoch": _Epoch,
+    "digest": _Digest,
     "output": _Text,
     "profiled": _Text,
 }

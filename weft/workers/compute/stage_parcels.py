@@ -65,6 +65,15 @@ class StageParcels:
         if self._out is not None:
             self._out.write(iteration, microbatch, [None if each is None else each.detach() for each in tensors])
 
+    def sent_now(self, iteration: int, microbatch: int) -> Tensors:
+        """As others find it."""
+        return [] if self._out is None else self._out.read(iteration, microbatch)
+
+    def handed_back_now(self, iteration: int, microbatch: int) -> Tensors:
+        """The same of gradients."""
+        own = [ring.get(iteration, microbatch, place) for ring, place in self._back.values()]
+        return [*own, *self._tied.handed_back_now(iteration, microbatch)]
+
     def roots(
         self, iteration: int, microbatch: int, received: Tensors, sent: Tensors
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -282,6 +282,17 @@ class StageTasks:
     def _has_backward(self, iteration: Iteration, part: Part) -> bool:
         return bool(part.size and self._weights.fraction(iteration, part))
 
+    def sent(self, iteration: Iteration, microbatch: int) -> Tensors:
+        """What a forward has made for later stages."""
+        has_samples = self._course.part(iteration, self._replica, microbatch).size > 0
+        return self._parcels.sent_now(iteration.index, microbatch) if has_samples else []
+
+    def handed_back(self, iteration: Iteration, microbatch: int) -> Tensors:
+        """What a backward has made for the stages before."""
+        part = self._course.part(iteration, self._replica, microbatch)
+        has_backward = self._has_backward(iteration, part)
+        return self._parcels.handed_back_now(iteration.index, microbatch) if has_backward else []
+
     def finish_gradient(self, iteration: Iteration, bucket: int) -> None:
         """After the last backward: the bucket is complete. Of a replica without samples nobody reads it."""
         assert self._gradients is not None

@@ -36,6 +36,7 @@ from weft.transport.memory.directory import Directory
 from weft.workers.compute.measured import Measured
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Device
+from weft.workers.lanes.evidence import Evidence, Tell
 from weft.workers.lanes.loaded import Loaded, LoadedBatches, LoadedPairs
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
@@ -68,8 +69,10 @@ class Attempt:
         begins: int = 0,
         snapshots: Directory | None = None,
         saved: Saved | None = None,
+        tell: Tell | None = None,
     ) -> None:
-        """begins: the first iteration. snapshots: where they go. saved: what training goes on from."""
+        """begins: the first iteration. snapshots: where they go. saved: what training goes on from. tell: what tasks
+        make, where that is compared."""
         self.device = device
         self.course = Course(view, begins)
         self.num_tasks = view.num_tasks
@@ -94,7 +97,7 @@ class Attempt:
         loads = any(task.kind is Kind.LOAD for task in tasks)
         self._batches = _batches_of(workload, spec.job) if loads else None
         self._post = {(task.holder, _given(task.bucket)): task.id for task in tasks if KINDS[task.kind].is_milestone}
-        self._is_verified = spec.strategy.verify != "off"
+        self._is_verified = spec.strategy.verify == "digest"
         self._bounded = view.synchronisation is not None and view.synchronisation.bounded
         self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of
         self._begin(saved)
@@ -111,6 +114,9 @@ class Attempt:
             self._post_gradient,
             saved,
         )
+        self._evidence = None
+        if tell is not None and spec.strategy.verify == "replay":
+            self._evidence = Evidence(self.course, self._loaded, self._parts, tell)
         copying = [task for task in tasks if task.kind is Kind.SNAPSHOT]
         self._snapshots = {t.id: SnapshotPlaces(snapshots or directory, snapshot_name(t), device) for t in copying}
 
@@ -196,7 +202,7 @@ class Attempt:
                 ),
                 wakes=task.id in self._wakes,
                 passes=KINDS[task.kind].learns and not self._verifies(task),
-                run=self._bind(task, measured),
+                run=self._run_of(task, measured),
                 update_needed=self._parts.update_needed(task),
                 takes=self._takes(task),
                 skips=self._skips(task),
@@ -219,8 +225,10 @@ class Attempt:
         return self._parts.updates.takes(task) if self._parts.updates is not None else None
 
     def _copies(self, task: Task, iteration: Iteration) -> bool:
-        """Or makes room for a copy that is told."""
-        return self.course.snapshot_place(iteration) is not None or self._lacking(task, iteration) is not None
+        """Or makes room for a copy that is told; or is compared."""
+        course = self.course
+        is_told = course.snapshot_place(iteration) is not None or course.is_compared(iteration)
+        return is_told or self._lacking(task, iteration) is not None
 
     def _lacking(self, task: Task, iteration: Iteration) -> int | None:
         """The place of the next snapshot, where it has no room yet."""
@@ -239,6 +247,10 @@ class Attempt:
         bucket, course = _given(task.bucket), self.course
         of_host, of_device = ([n for n, each in enumerate(ways) if each is way] for way in (Way.HOST, Way.DEVICE))
         return lambda iteration: of_host if course.is_local(bucket, iteration) else of_device
+
+    def _run_of(self, task: Task, measured: Measured) -> Run:
+        run = self._bind(task, measured)
+        return run if self._evidence is None else self._evidence.around(task, run)
 
     def _bind(self, task: Task, measured: Measured) -> Run:
         parts, updates = self._parts, self._parts.updates

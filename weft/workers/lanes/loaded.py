@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from weft.plan.buckets import Holder
 from weft.plan.course import Course
 from weft.plan.division import Part
@@ -19,7 +21,7 @@ from weft.workers.memory.batch_slots import BatchSlots
 from weft.workers.memory.slots import SlotRing
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import ResidentData
-from weft.workload.data.tree import build
+from weft.workload.data.tree import build, flatten
 
 NUMBERS = {Role.INPUT: 0, Role.TARGET: 1}  # of the tensors of a pair
 Rings = Sequence[tuple[Ring, SlotRing]]
@@ -29,6 +31,7 @@ class Loaded(Protocol):
     def load(self, batches: Batches, weights: Weights, iteration: Iteration, replica: int, microbatch: int) -> None: ...
     def fetch(self, holder: Holder, iteration: Iteration, microbatch: int) -> None: ...
     def reader(self, holder: Holder) -> ReadBatch: ...
+    def loaded(self, iteration: Iteration, replica: int, microbatch: int) -> list[torch.Tensor]: ...
 
 
 class LoadedPairs(Loaded):
@@ -85,6 +88,11 @@ class LoadedPairs(Loaded):
         own = {role: rings["device"] if "device" in rings else rings["shared"] for role, rings in read.items()}
         return PairReader(own.get(Role.INPUT), own.get(Role.TARGET))
 
+    def loaded(self, iteration: Iteration, replica: int, microbatch: int) -> list[torch.Tensor]:
+        size = self._course.loaded_part(iteration, replica, microbatch).size
+        rings = (self._rings[role, replica]["shared"] for role in (Role.INPUT, Role.TARGET))
+        return [ring.slot(iteration.index, microbatch, size) for ring in rings] if size else []
+
     def _roles(self, holder: Holder) -> list[Role]:
         ends = ((Role.INPUT, 0), (Role.TARGET, self._replicas[holder.replica].num_stages - 1))
         return [role for role, stage in ends if stage == holder.stage]
@@ -132,6 +140,11 @@ class LoadedBatches(Loaded):
 
     def reader(self, holder: Holder) -> ReadBatch:
         return partial(_read, self._own.get(holder) or self._shared_by(holder.replica))
+
+    def loaded(self, iteration: Iteration, replica: int, microbatch: int) -> list[torch.Tensor]:
+        if not self._course.loaded_part(iteration, replica, microbatch).size:
+            return []
+        return flatten(self._shared_by(replica).read(iteration.index, microbatch))[0]
 
     def _shared_by(self, replica: int) -> BatchSlots:
         slots = self._shared.get(replica)

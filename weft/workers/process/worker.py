@@ -267,11 +267,16 @@ class _Worker:
                 begins=begins,
                 snapshots=snapshots,
                 saved=saved,
+                tell=self._tell_digest,
             )
             del workload, saved  # the other stages' units go with it
         self._kept = Kept(message["arenas"], view, snapshots, self._attempt)
         if notice := self._device.notice():
             self._send_output(f"{self._config.worker}: {notice}\n")
+
+    def _tell_digest(self, **digest: Any) -> None:
+        """Ahead of the report of the task that it is of."""
+        self._send({"type": "digest", **self._job, **digest})
 
     def _main_of(self, lanes: Collection[str]) -> str:
         """The one that runs in the main thread."""

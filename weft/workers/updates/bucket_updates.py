@@ -241,6 +241,11 @@ class BucketUpdates:
         assert task.owner is not None
         return not self.owners[task.owner].is_own(self._sync.bucket_of(task).index)
 
+    def gradients(self, task: Task, iteration: Iteration) -> list[tuple[int, torch.Tensor]]:
+        """That a SYNC is about to add up, of the host's: (replica, its part)."""
+        assert task.owner is not None
+        return self.owners[task.owner].gradients(self._sync.bucket_of(task).index, iteration)
+
     def bind(self, task: Task, measured: Measured) -> Callable[[Iteration], None]:
         """What a task of a bucket does in an iteration."""
         if task.owner is not None:

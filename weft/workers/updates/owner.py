@@ -86,6 +86,13 @@ class Owner:
         if self._squares:
             self._memory.norms(iteration.step)[bucket, self._number] = squares
 
+    def gradients(self, bucket: int, iteration: Iteration) -> list[tuple[int, torch.Tensor]]:
+        """What `sync` is about to add up: (replica, its gradient of the range)."""
+        view = self._buckets[bucket]
+        start, stop = view.range_of(self._number)
+        holders = contributors(self._course, view, iteration)
+        return [(h.replica, self._memory.gradient(h, view, iteration.step)[start:stop]) for h in holders]
+
     def update(self, bucket: int, iteration: Iteration, measured: Measured) -> None:
         assert self._updates is not None
         self._updates.update(self._buckets[bucket], iteration, measured)

@@ -34,7 +34,7 @@ def build_graph(
             synchronise.snapshot_tasks()
         builder.flow_edges()
         synchronise.edges()
-        if snapshots and strategy.verify != "off":
+        if snapshots and strategy.verify == "digest":
             synchronise.verify_edges()
     else:
         if snapshots and placement.learns:

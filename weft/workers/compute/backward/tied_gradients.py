@@ -50,6 +50,9 @@ class TiedGradients:
         came = ((own, ring.get(iteration, microbatch, number)) for ring, number, own in self._came)
         return [(own, gradient) for own, gradient in came if gradient is not None]
 
+    def handed_back_now(self, iteration: int, microbatch: int) -> list[torch.Tensor | None]:
+        return [ring.get(iteration, microbatch, number) for ring, number, _ in self._handed]
+
     def hand_back(self, iteration: int, microbatch: int) -> None:
         """After backward."""
         for ring, number, parameter in self._handed:
