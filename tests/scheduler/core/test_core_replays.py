@@ -69,9 +69,8 @@ def test_an_iteration_is_run_again_from_a_snapshot_by_workers_that_have_exchange
     pipeline.run_again(set(), set())
     copied, *compared = pipeline.found(Adjust)
     assert copied.adjustment == Adjustment(snapshot=0)
-    assert [(each.first_iteration, each.attempt) for each in compared] == [
-        (copied.first_iteration + 1, n) for n in (1, 2)
-    ]
+    following = copied.first_iteration + 1
+    assert [(each.first_iteration, each.attempt) for each in compared] == [(following, 1), (following, 2)]
     assert {each.adjustment for each in compared} == {Adjustment(compared=True)}
     again = pipeline.found(Prepare, 2)
     assert [(each.worker, each.position, each.arenas) for each in again] == [
@@ -82,11 +81,12 @@ def test_an_iteration_is_run_again_from_a_snapshot_by_workers_that_have_exchange
     assert {each.snapshot.iteration for each in again} == {copied.first_iteration}
     (over,) = pipeline.found(RecordReplay)
     assert (over.is_same, pipeline.job.replay) == (True, None)
+    at = pipeline.commands.index
+    assert at(over) < at(RecordIteration("a", 2, following)), "behind that the next one may be due"
     pipeline.run_to(30)
     assert pipeline.commands[-1] == SaveResult(job="a", attempt=2, arenas=1, worker="cpu-1")
-    assert [each.iteration for each in pipeline.found(RecordIteration, 2)] == list(
-        range(copied.first_iteration + 1, 30)
-    )
+    recorded = [(each.iteration, each.attempt) for each in pipeline.found(RecordIteration)]
+    assert recorded == [(n, 1 if n < following else 2) for n in range(30)], "what does not stand is not told"
 
 
 def test_no_lane_is_sent_what_comes_behind_it_before_it_stands(pipeline: Any) -> None:

@@ -148,8 +148,9 @@ class Core(Starting):
         taken = dispatch.take_snapshots(job)
         told, outcome = steps.over(job, self._now) if steps.is_run(job) else ([], None)
         recorded = range(before, done if outcome is None else done - 1)  # what does not stand is not told
-        commands: list[Command] = [events.RecordIteration(job.name, job.attempt, iteration) for iteration in recorded]
-        commands += [*taken, *told]
+        commands = told  # first: behind an iteration it is asked for what is due
+        commands += [events.RecordIteration(job.name, job.attempt, iteration) for iteration in recorded]
+        commands += taken
         if outcome is not None:
             return commands + self._release(job, outcome, keeps=self._exchanged(job, outcome))
         if job.stopping is not None:
