@@ -17,7 +17,7 @@ from weft.plan.placement import Placement
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
 from weft.spec.strategy import Strategy
-from weft.spec.workers_needed import workers_needed
+from weft.spec.workers_needed import worker_counts, workers_needed
 
 InspectionOf = Callable[..., Inspection]
 UnitOf = Callable[..., UnitFacts]
@@ -213,7 +213,7 @@ def test_everything_has_a_worker_of_its_kind_and_every_element_one_owner(
         worker: {r for (r, _), other in placement.worker_of.items() if other == worker}
         for worker in placement.worker_of.values()
     }
-    assert len(held) == sum(replica.num_workers for replica in strategy.replica_list)
+    assert len(held) == sum(worker_counts(strategy))
     assert all(len(replicas) == 1 for replicas in held.values()), "a worker has stages of one replica"
     lanes = {placement.compute_lane(*holder) for holder in placement.holders()}
     assert len(lanes) == len(placement.holders()), "each stage computes in a lane of its own"
