@@ -3,8 +3,9 @@
 plan            seconds from spec and facts to a checked plan, its simulated run included
 core            seconds of the core for each task that a lane reports, ÷ those on the smallest machine
 SCHEDULE_bubble an iteration of equal tasks, simulated, less what its microbatches compute ÷ the published formula:
-                (p - 1) (F + B) for GPipe (Huang et al., 2019) and 1F1B (Narayanan et al., 2019), and
-                (p - 1) (F + B - 2 W) for ZB-H1 (Qi et al., 2023)
+                (p - 1) (F + B) for GPipe (Huang et al., 2019) and 1F1B (Narayanan et al., 2019), that ÷ v for v stages
+                in a worker (Narayanan et al., 2021), and (p - 1) (F + B - 2 W) for ZB-H1 (Qi et al., 2023)
+zero-bubble-v_over_work   an iteration of it ÷ what its microbatches compute: ZB-V has no bubble for F = B = W
 
 Workers are stages times replicas, each stage of one unit with one parameter; a replica's gradients are summed with all
 others'. Nothing is run but the scheduler's own code.
@@ -24,6 +25,7 @@ from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import JobPlanned, JobSubmitted, TasksFinished, WorkerJoined, WorkerPrepared
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSection, JobSpec, Strategy
+from weft.spec.schedule_text import STAGES_PER_WORKER
 
 JOB = "scale-1"
 FORWARD, BACKWARD, WEIGHT = 1e-3, 2e-3, 1e-3  # seconds of each stage's microbatch; the last are of the second
@@ -45,7 +47,7 @@ class Size:
 SIZES = (Size(1, 8), Size(8, 8), Size(8, 64), Size(64, 64))
 QUICK = SIZES[:2]
 DEPTHS, QUICK_DEPTHS = (8, 16, 32), (8,)  # stages of a pipeline whose bubble is looked at
-SCHEDULES = {"gpipe": 0, "1f1b": 0, "zero-bubble": 2}  # how many W the formula takes off for each stage but one
+SCHEDULES = {"gpipe": 0, "1f1b": 0, "interleaved": 0, "zero-bubble": 2}  # W that the formula takes off, p - 1 times
 
 
 def collect(quick: bool) -> list[Result]:
@@ -71,8 +73,8 @@ def collect(quick: bool) -> list[Result]:
             how = f"core_{size.workers} ÷ core_{sizes[0].workers}"
             results.append(ratio_result(f"core_{size.workers}_ratio", seconds, core_seconds[0], how=how, goal="<= 2"))
     for schedule in SCHEDULES:
-        results += [bubble(schedule, stages) for stages in (QUICK_DEPTHS if quick else DEPTHS)]
-    return results
+        results += [bubble(schedule, workers) for workers in (QUICK_DEPTHS if quick else DEPTHS)]
+    return results + [without_bubble(workers) for workers in (QUICK_DEPTHS if quick else DEPTHS)]
 
 
 def planned(size: Size, schedule: str = "1f1b", microbatches: int = MICROBATCHES) -> tuple[float, Plan]:
@@ -144,13 +146,23 @@ def core_seconds_per_task(plan: Plan) -> list[float]:
     return shares[1:]
 
 
-def bubble(schedule: str, stages: int) -> Result:
-    microbatches, weights = 2 * stages, SCHEDULES[schedule]
-    _, plan = planned(Size(1, stages), schedule, microbatches)
-    idle = plan.predicted_iteration_seconds - microbatches * (FORWARD + BACKWARD)
-    formula = (stages - 1) * (FORWARD + BACKWARD - weights * WEIGHT)
-    how = f"{stages} stages, {microbatches} microbatches: {1e3 * idle:.3f} ms ÷ {1e3 * formula:.3f} ms"
-    return value_result(f"{schedule}_bubble_{stages}", [idle / formula], "x", how=how, goal="<= 1.0001")
+def bubble(schedule: str, workers: int) -> Result:
+    """FORWARD and BACKWARD are of a stage. Where a worker has v, they are the v-th part of the formula's F and B."""
+    each, microbatches = STAGES_PER_WORKER.get(schedule, 1), 2 * workers
+    _, plan = planned(Size(1, each * workers), schedule, microbatches)
+    idle = plan.predicted_iteration_seconds - microbatches * each * (FORWARD + BACKWARD)
+    formula = (workers - 1) * (FORWARD + BACKWARD - SCHEDULES[schedule] * WEIGHT)
+    how = f"{workers} workers, {microbatches} microbatches: {1e3 * idle:.3f} ms ÷ {1e3 * formula:.3f} ms"
+    return value_result(f"{schedule}_bubble_{workers}", [idle / formula], "x", how=how, goal="<= 1.0001")
+
+
+def without_bubble(workers: int) -> Result:
+    microbatches = 2 * workers
+    _, plan = planned(Size(1, 2 * workers), "zero-bubble-v", microbatches)
+    work = microbatches * 2 * (FORWARD + BACKWARD)
+    how = f"{workers} workers, {microbatches} microbatches: {1e3 * plan.predicted_iteration_seconds:.3f} ms"
+    ratio = plan.predicted_iteration_seconds / work
+    return value_result(f"zero-bubble-v_over_work_{workers}", [ratio], "x", how=how, goal="<= 1.0001")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFa
 from weft.plan.plan import Plan
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
+from weft.spec.schedule_text import STAGES_PER_WORKER, num_lines, why_not_stages
 from weft.spec.strategy import Prefetch, Replica, Strategy
 
 # Tests assert no times, of an example neither: beside busy loops each takes ten times as long.
@@ -127,7 +128,7 @@ def make_spec(
 
 @st.composite
 def replicas(draw: st.DrawFn, num_units: int) -> Replica:
-    split = sorted(draw(st.sets(st.integers(1, num_units - 1), max_size=2)))
+    split = sorted(draw(st.sets(st.integers(1, num_units - 1), max_size=3)))
     device = draw(st.sampled_from(["cpu", "gpu"]))
     return Replica(
         device=device,
@@ -151,8 +152,9 @@ def strategies(draw: st.DrawFn, num_units: int) -> Strategy:
     if share == "stealing":  # of what is the same for all
         shares, staleness = None, [staleness[0]] * num_replicas
         listed = [replica.model_copy(update={"microbatches": listed[0].microbatches}) for replica in listed]
+    several = [name for name in STAGES_PER_WORKER if share == "fixed" and all(_fits(name, each) for each in listed)]
     return Strategy(
-        schedule=draw(st.sampled_from(["gpipe", "1f1b"])),
+        schedule=draw(st.sampled_from(["gpipe", "1f1b", *several])),
         replicas=listed,
         microbatches=listed[0].microbatches or 1,
         recompute=draw(st.booleans()),
@@ -167,6 +169,13 @@ def strategies(draw: st.DrawFn, num_units: int) -> Strategy:
         prefetch=Prefetch(load=draw(st.integers(1, 2)), transfer=draw(st.integers(1, 3))),
         loaders=draw(st.sampled_from([1, 1, 2, 3])),
     )
+
+
+def _fits(schedule: str, replica: Replica) -> bool:
+    """A schedule with several stages in a worker."""
+    if why_not_stages(schedule, replica.stages, None) is not None:
+        return False
+    return (replica.gpus or 1) <= num_lines(schedule, replica.stages, None)
 
 
 @pytest.fixture(scope="session")

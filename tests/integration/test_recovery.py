@@ -73,7 +73,7 @@ PIPELINE = {"stages": 2, "microbatches": 2, "window": 16}
 STRATEGIES = {
     "one stage": {"microbatches": 2},
     "pipeline": PIPELINE,
-    "recompute": PIPELINE | {"recompute": True, "schedule": "gpipe"},
+    "recompute": {"stages": 4, "microbatches": 3, "window": 16, "recompute": True, "schedule": "interleaved"},
     "replicas": {"replicas": 2, "microbatches": 2, "bucket_mib": 1e-4},
     "clipped replicas": {"replicas": 2, "microbatches": 2, "clip_norm": 0.1},
     "clipped pipeline": PIPELINE | {"clip_norm": 0.1},

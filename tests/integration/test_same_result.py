@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from weft.reference import loop as reference
 from weft.spec.job_spec import JobSpec
-from weft.spec.schedule_text import SCHEDULE_NAMES
+from weft.spec.schedule_text import SCHEDULE_NAMES, STAGES_PER_WORKER
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, EXAMPLES, metrics_rows = _REAL["RealDaemon"], _REAL["EXAMPLES"], _REAL["metrics_rows"]
@@ -70,7 +70,7 @@ def examples_spec(job: dict[str, Any], **strategy: Any) -> JobSpec:
     job=JOBS,
     stages=(1, 2, 3),
     microbatches=(1, 4, 7),
-    schedule=SCHEDULE_NAMES,
+    schedule=tuple(name for name in SCHEDULE_NAMES if name not in STAGES_PER_WORKER),
     window=(None, 1),
     recompute=(False, True),
     loaders=(1, 2, 3),
@@ -96,13 +96,21 @@ def test_a_backward_in_two_parts_gives_it_too(daemon: RealDaemon, job: str, reco
     assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], stages=3, microbatches=6, **how))
 
 
+@pytest.mark.slow
+@pytest.mark.pairs(job=("digits", "gpt, dropout 0.2"), schedule=STAGES_PER_WORKER, recompute=(False, True))
+def test_several_stages_in_a_worker_give_it_too(daemon: RealDaemon, job: str, schedule: str, recompute: bool) -> None:
+    how = {"schedule": schedule, "recompute": recompute}
+    assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], stages=4, microbatches=6, **how))
+
+
 def test_a_schedule_from_a_file_gives_it_too_and_the_file_may_go(daemon: RealDaemon, tmp_path: Path) -> None:
+    """The first worker has the first and the last stage."""
     grid = tmp_path / "mine.grid"
-    grid.write_text("# mine\nF0 F1 B0 F2 F3 B1 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n")
+    grid.write_text("# mine\nF0 F1 2F0 2B0 2F1 2B1 B0 B1\nF0 F1 B0 B1\n")
     toml = tmp_path / "job.toml"
     toml.write_text(
         f'[job]\nentry = "{EXAMPLES}/digits.py:workload"\nargs = {{ hidden = 16 }}\nepochs = 1\nbatch_size = 239\n'
-        'seed = 11\n[strategy]\nstages = 2\nmicrobatches = 4\nschedule = "mine.grid"\n'
+        'seed = 11\n[strategy]\nstages = 3\nmicrobatches = 2\nschedule = "mine.grid"\n'
     )
     spec = JobSpec.load(toml)
     grid.unlink()

@@ -33,6 +33,28 @@ def spec(batch_size: int = 8, mode: str = "train", **axes: Any) -> JobSpec:
         (spec(verify="replay", replicas=[{"device": "gpu"}]), "strategy.verify = 'replay' has other CPU workers run"),
         (spec(verify="replay", replicas=2, share="stealing"), "strategy.verify = 'replay' has other CPU workers run"),
         (spec(verify="replay", recovery="off"), "strategy.verify = 'replay' has other CPU workers run an iteration"),
+        (
+            spec(stages=3, schedule="interleaved"),
+            "strategy.schedule = 'interleaved' has 2 stages in each worker, and 3 are no multiple of that; use stages "
+            "= 4, or stages_per_worker = 3",
+        ),
+        (spec(stages=3, schedule="zero-bubble-v"), "strategy.schedule = 'zero-bubble-v' has 2 stages in each worker"),
+        (
+            spec(stages=4, stages_per_worker=2),
+            "strategy.stages_per_worker = 2 is of schedule = 'interleaved', and '1f1b' has 1; leave it out",
+        ),
+        (
+            spec(stages=2, stages_per_worker=2, schedule="F0 B0\nF0 B0\n"),
+            "strategy.stages_per_worker = 2 is of schedule = 'interleaved', and a grid has its own; leave it out",
+        ),
+        (
+            spec(replicas=[{"device": "gpu", "stages": 4, "gpus": 3}], schedule="interleaved"),
+            "strategy.replicas: gpus = 3, and strategy.schedule has the 4 stages in 2 workers; use gpus = 2",
+        ),
+        (
+            spec(replicas=2, stages=2, share="stealing", schedule="0F0 1F0 1B0 0B0\n"),
+            "strategy.share = 'stealing' cannot stand beside a schedule that has several stages in a worker",
+        ),
         (spec(mode="forward", preset="stronghold"), "strategy.replicas: working_window streams what updates change"),
     ],
 )
@@ -41,7 +63,13 @@ def test_what_no_machine_could_plan_is_refused(given: JobSpec, told: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "given", [spec(), spec(4, microbatches=4), spec(4, microbatches=4, replicas=2, share="stealing")]
+    "given",
+    [
+        spec(),
+        spec(4, microbatches=4),
+        spec(4, microbatches=4, replicas=2, share="stealing"),
+        spec(replicas=[{"stages": 6}, {}], stages_per_worker=3, schedule="interleaved"),
+    ],
 )
 def test_what_could_be_planned_somewhere_is_not(given: JobSpec) -> None:
     assert problem_of_spec(given) is None

@@ -19,6 +19,7 @@ FULL = """
 preset = "ddp"
 schedule = "gpipe"
 stages = 2
+stages_per_worker = 1
 split = [3]
 microbatches = 4
 recompute = true
@@ -44,6 +45,7 @@ DEFAULTS = {
     "preset": None,
     "schedule": "1f1b",
     "stages": 1,
+    "stages_per_worker": None,
     "split": None,
     "microbatches": 1,
     "recompute": False,

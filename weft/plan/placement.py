@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from weft.plan.buckets import Holder
 from weft.plan.graph import Lane
 from weft.plan.plan import ReplicaPlan, Synchronisation
+from weft.plan.schedules.schedule import Schedule
 
 COMPUTE, SYNC, LOAD, FETCH, DOWN, UP = "compute", "sync", "load", "fetch", "d2h", "h2d"
 Cuts = tuple[tuple[int, int], ...]
@@ -23,6 +24,7 @@ class Placement:
     cuts: tuple[Cuts, ...]  # units (first, last) of each stage of each replica
     workers: tuple[str, ...]  # the kind of each, by position
     worker_of: Mapping[Holder, int]  # the position that holds a stage
+    schedules: tuple[Schedule | None, ...]  # of each replica; None: the layers of its working window take turns
     loaders: tuple[int, ...]  # their positions
     learns: bool = True
     synchronisation: Synchronisation | None
@@ -31,13 +33,17 @@ class Placement:
         return [Holder(r, s) for r, cuts in enumerate(self.cuts) for s in range(len(cuts))]
 
     def compute_lane(self, r: int, s: int) -> Lane:
-        """Stages that share a GPU have a stream each, so that one computes where another one waits. The layers of a
-        working window take turns in one."""
-        worker = self.worker_of[Holder(r, s)]
-        before = sum(self.worker_of[Holder(r, other)] == worker for other in range(s))
-        if before == 0 or self.replicas[r].working_window is not None:
+        """The stages of one line of the schedule take turns in one, and so do the layers of a working window. Lines
+        that share a GPU have a stream each, so that one computes where another one waits."""
+        worker, schedule = self.worker_of[Holder(r, s)], self.schedules[r]
+        if schedule is None:
             return Lane(worker, COMPUTE)
-        return Lane(worker, f"{COMPUTE}-{before}")
+        own = schedule.worker_of[s]
+        lines = {
+            schedule.worker_of[other] for other in schedule.worker_of if self.worker_of[Holder(r, other)] == worker
+        }
+        before = sum(line < own for line in lines)
+        return Lane(worker, f"{COMPUTE}-{before}" if before else COMPUTE)
 
     def is_within_device(self, r: int, stages: Iterable[int]) -> bool:
         """Whether what goes between these stages stays on a GPU of theirs."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.spec.job_spec import JobSpec
-from weft.spec.strategy import Strategy
-from weft.spec.workers_needed import workers_needed
+from weft.spec.schedule_text import why_not_stages
+from weft.spec.strategy import Replica, Strategy
+from weft.spec.workers_needed import lines_of, workers_needed
 
 _FLAGS = (  # kind of worker, its flag, its name
     ("cpu", "--workers", "CPU"),
@@ -23,6 +24,9 @@ _FLAGS = (  # kind of worker, its flag, its name
 def problem_of_spec(spec: JobSpec) -> str | None:
     """What no machine could plan."""
     strategy = spec.strategy
+    for replica in strategy.replica_list:
+        if (problem := _problem_of_schedule(strategy, replica)) is not None:
+            return f"strategy.{problem}"
     if strategy.steals and (problem := _problem_of_stealing(strategy)) is not None:
         return problem
     if strategy.verify == "replay" and (problem := _problem_of_replay(strategy)) is not None:
@@ -71,6 +75,25 @@ def _problem_of_replay(strategy: Strategy) -> str | None:
         return (
             f"strategy.verify = 'replay' has other CPU workers run an iteration again from a snapshot, and {reason} "
             "cannot stand beside it; leave that out, or use verify = 'off'"
+        )
+    return None
+
+
+def _problem_of_schedule(strategy: Strategy, replica: Replica) -> str | None:
+    if replica.working_window is not None:
+        return None  # its layers take turns in an order of their own
+    if (problem := why_not_stages(strategy.schedule, replica.stages, strategy.stages_per_worker)) is not None:
+        return problem
+    lines = lines_of(strategy, replica)
+    if replica.gpus is not None and replica.gpus > lines:
+        return (
+            f"replicas: gpus = {replica.gpus}, and strategy.schedule has the {replica.stages} stages in {lines} "
+            f"workers; use gpus = {lines}"
+        )
+    if strategy.steals and lines < replica.stages:
+        return (
+            "share = 'stealing' cannot stand beside a schedule that has several stages in a worker, whose order is "
+            "that of all microbatches of a batch; use share = 'fixed' or 'adaptive', or schedule = '1f1b'"
         )
     return None
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from weft.spec.field_errors import SpecError
 
-SCHEDULE_NAMES = ("model-parallel", "gpipe", "1f1b", "last-stage", "zero-bubble")
+SCHEDULE_NAMES = ("model-parallel", "gpipe", "1f1b", "last-stage", "interleaved", "zero-bubble", "zero-bubble-v")
+STAGES_PER_WORKER = {"interleaved": 2, "zero-bubble-v": 2}  # 1 of other names; of the first another number may be given
 GRID_SUFFIX = ".grid"  # of a file with a schedule, which is read where the spec is
 MAX_GRID_CHARS = 1 << 20  # as many as the largest plan's schedule has
 
@@ -30,6 +31,28 @@ def known_schedule(text: str) -> str:
     close = difflib.get_close_matches(text.lower(), SCHEDULE_NAMES, n=1)
     known = f"did you mean {close[0]}?" if close else f"write {', '.join(SCHEDULE_NAMES)}, or a file NAME{GRID_SUFFIX}"
     raise ValueError(f"{text!r:.80} is no schedule; {known}")
+
+
+def num_lines(text: str, num_stages: int, stages_per_worker: int | None) -> int:
+    """How many workers have the stages of one replica. stages_per_worker: as given. A grid has a line for each."""
+    if "\n" in text:
+        return max(1, sum(bool(line.partition("#")[0].strip()) for line in text.splitlines()))
+    return max(1, num_stages // (stages_per_worker or STAGES_PER_WORKER.get(text, 1)))
+
+
+def why_not_stages(text: str, num_stages: int, stages_per_worker: int | None) -> str | None:
+    """Why a named schedule has no grid of so many stages; None where it has. stages_per_worker: as given."""
+    if stages_per_worker is not None and text != "interleaved":
+        own = "a grid has its own" if "\n" in text else f"{text!r} has {STAGES_PER_WORKER.get(text, 1)}"
+        return f"stages_per_worker = {stages_per_worker} is of schedule = 'interleaved', and {own}; leave it out"
+    each = stages_per_worker or STAGES_PER_WORKER.get(text, 1)
+    if num_stages == 1 or num_stages % each == 0:
+        return None
+    other = f", or stages_per_worker = {num_stages}" if text == "interleaved" else ""
+    return (
+        f"schedule = {text!r} has {each} stages in each worker, and {num_stages} are no multiple of that; use stages = "
+        f"{-(-num_stages // each) * each}{other}"
+    )
 
 
 def schedule_title(text: str) -> str:

@@ -120,6 +120,7 @@ _Split = Annotated[
     BeforeValidator(_of_one_kind),
     WithJsonSchema({"type": "array", "items": {"type": ["integer", "string"]}}),  # "one of both" takes no empty list
 ]
+_STAGES = "contiguous parts of the model, each in a worker of its own if `schedule` does not give workers several"
 _Layers = Annotated[int, Field(ge=1, le=MAX_STAGES)]
 
 
@@ -127,9 +128,12 @@ class Replica(Section):
     """One whole copy of the model: where it computes and how it is cut."""
 
     device: Literal["cpu", "gpu"] = Field(default="cpu", description="kind of worker of all its stages")
-    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description="contiguous parts of the model, one worker each")
+    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description=_STAGES)
     gpus: int | None = Field(
-        default=None, ge=1, le=MAX_STAGES, description="GPUs that its stages are spread over; unset: one for each stage"
+        default=None,
+        ge=1,
+        le=MAX_STAGES,
+        description="GPUs that its stages are spread over; unset: as `schedule` has it",
     )
     working_window: (
         Annotated[
@@ -173,11 +177,6 @@ class Replica(Section):
             )
         return self
 
-    @property
-    def num_workers(self) -> int:
-        """Workers of its kind that it holds."""
-        return self.gpus or self.stages
-
 
 class Prefetch(Section):
     """How far ahead of the computation data is brought, in each of its two steps."""
@@ -207,7 +206,10 @@ class Strategy(Section):
         default="1f1b",
         description=f"order of each stage's compute lane: {', '.join(SCHEDULE_NAMES)}, or a grid in a file NAME.grid",
     )
-    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description="contiguous parts of the model, one worker each")
+    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description=_STAGES)
+    stages_per_worker: int | None = Field(
+        default=None, ge=1, le=MAX_STAGES, description="of schedule = 'interleaved'; unset: 2"
+    )
     split: _Split | None = Field(
         default=None,
         description="first unit of each stage but the first, by number or by name; unset balances measured times",

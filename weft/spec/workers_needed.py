@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from weft.spec.strategy import Strategy
+from weft.spec.schedule_text import num_lines
+from weft.spec.strategy import Replica, Strategy
 
 
 def workers_needed(strategy: Strategy) -> dict[str, int]:
     """How many workers of each kind a job holds while it runs."""
     workers = {"cpu": 0, "gpu": 0}
-    for replica in strategy.replica_list:
-        workers[replica.device] += replica.num_workers
+    for replica, count in zip(strategy.replica_list, worker_counts(strategy), strict=True):
+        workers[replica.device] += count
     needed = {"cpu": workers["cpu"] + _num_hosts(strategy), "gpu": workers["gpu"], "loader": strategy.loaders}
     return {kind: count for kind, count in needed.items() if count}
+
+
+def worker_counts(strategy: Strategy) -> list[int]:
+    """Of each replica, those that have its stages."""
+    return [
+        1 if replica.working_window is not None else replica.gpus or lines_of(strategy, replica)
+        for replica in strategy.replica_list
+    ]
+
+
+def lines_of(strategy: Strategy, replica: Replica) -> int:
+    """Of its schedule: each is a worker, if GPUs do not have several."""
+    return num_lines(strategy.schedule, replica.stages, strategy.stages_per_worker)
 
 
 def inspecting_worker(strategy: Strategy) -> int:

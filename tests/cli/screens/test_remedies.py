@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from weft.cli.screens import remedies
 from weft.cli.screens.remedies import Remedy, Setup
 from weft.spec.job_spec import JobSpec, SpecError, apply_override
-from weft.spec.strategy import MAX_LOADERS, MAX_PREFETCH, Strategy
+from weft.spec.schedule_text import why_not_stages
+from weft.spec.strategy import MAX_LOADERS, MAX_PREFETCH, Replica, Strategy
 
 UNITS = 6
 
@@ -63,7 +64,7 @@ def setups(draw: st.DrawFn) -> tuple[JobSpec, Setup]:
     cut = {} if isinstance(several, list) else draw(cuts())
     given_axes: dict[str, st.SearchStrategy[Any]] = {
         "microbatches": st.sampled_from([1, 2, 5, 16]),
-        "schedule": st.sampled_from(["gpipe", "1f1b"]),
+        "schedule": st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble-v"]),
         "window": st.integers(1, 100),
         "sync": st.sampled_from(["coarse", "fine"]),
         "update": st.sampled_from(["local", "cpu", "balanced"]),
@@ -83,6 +84,7 @@ def setups(draw: st.DrawFn) -> tuple[JobSpec, Setup]:
     except SpecError:
         assume(False)
         raise
+    assume(all(has_grid(spec.strategy, replica) for replica in spec.strategy.replica_list))
     stages = []
     for number, replica in enumerate(spec.strategy.replica_list):
         bounds = [0, *map(int, replica.split or range(1, replica.stages)), UNITS]
@@ -98,6 +100,10 @@ def setups(draw: st.DrawFn) -> tuple[JobSpec, Setup]:
     setup = Setup.of(plan)
     assert setup is not None
     return spec, setup
+
+
+def has_grid(strategy: Strategy, replica: Replica) -> bool:
+    return why_not_stages(strategy.schedule, replica.stages, strategy.stages_per_worker) is None
 
 
 @settings(max_examples=300)
@@ -120,6 +126,7 @@ def test_every_alternative_of_every_remedy_is_another_spec_that_is_one(kind: str
         assert changed != spec, remedy
         for replica in changed.strategy.replica_list:
             assert int((replica.split or [0])[-1]) < UNITS
+            assert has_grid(changed.strategy, replica)
         assert max(changed.strategy.microbatch_counts) <= max(spec.job.batch_size, *spec.strategy.microbatch_counts)
         assert changed.job.batch_size <= max(setup.num_train, spec.job.batch_size)
     for axis in ("split", "window"):

@@ -24,6 +24,11 @@ def test_what_is_printed_may_be_given_as_a_file(tmp_path: Path, monkeypatch: pyt
     assert weft("my.grid")[1].splitlines()[1:] == grid.splitlines()[1:]
 
 
+def test_a_worker_may_have_more_stages_than_two() -> None:
+    _, grid, _ = weft("interleaved", "--stages", "6", "--microbatches", "2", "--stages-per-worker", "3")
+    assert [len(line.split()) - line.count(" .") for line in grid.splitlines()[1:]] == [12, 12]
+
+
 def test_json_has_programs_and_what_follows_from_them() -> None:
     code, text, _ = weft("1f1b", "--stages", "2", "--microbatches", "2", "--json")
     told = json.loads(text)
@@ -40,6 +45,8 @@ def test_what_is_wrong_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest
     for arguments, sentence in {
         ("bad.grid",): "bad.grid: line 1 stands at B0",
         ("none.grid",): "cannot be read (No such file or directory)",
+        ("interleaved", "--stages", "5"): "has 2 stages in each worker, and 5 are no multiple of that; use stages = 6",
+        ("gpipe", "--stages-per-worker", "2"): "stages_per_worker = 2 is of schedule = 'interleaved'",
         ("gpip",): "'gpip' is no schedule; did you mean gpipe?",
         ("small.grid", "--stages", "2"): "the grid has 1 stages and 1 microbatches",
     }.items():

@@ -17,7 +17,7 @@ from weft.plan.placement import Placement
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
 from weft.spec.strategy import Strategy
-from weft.spec.workers_needed import workers_needed
+from weft.spec.workers_needed import worker_counts, workers_needed
 
 InspectionOf = Callable[..., Inspection]
 UnitOf = Callable[..., UnitFacts]
@@ -63,6 +63,24 @@ def test_workers_are_cpu_stages_then_hosts_then_devices_then_the_loader(placemen
     placement = placement_of(replicas=[GPU, GPU])
     assert placement.workers == ("cpu", "gpu", "gpu", "loader"), "their gradients meet on a host"
     assert placement.worker_of == {(0, 0): 1, (1, 0): 2}
+
+
+@pytest.fixture
+def four(inspection_of: InspectionOf, unit_of: UnitOf) -> Inspection:
+    return inspection_of([unit_of(n) for n in range(4)])
+
+
+def test_stages_are_with_the_worker_that_the_schedule_has_them_in(placement_of: PlacementOf, four: Inspection) -> None:
+    for schedule, workers in (("interleaved", [0, 1, 0, 1]), ("zero-bubble-v", [0, 1, 1, 0])):
+        placement = placement_of(four, stages=4, schedule=schedule, microbatches=4)
+        assert [placement.worker_of[holder] for holder in placement.holders()] == workers
+        assert {str(placement.compute_lane(*holder)) for holder in placement.holders()} == {"0/compute", "1/compute"}
+
+
+def test_lines_that_share_a_gpu_have_a_stream_each(placement_of: PlacementOf, four: Inspection) -> None:
+    placement = placement_of(four, replicas=[GPU | {"stages": 4, "gpus": 1}], schedule="interleaved", microbatches=4)
+    lanes = [str(placement.compute_lane(*holder)) for holder in placement.holders()]
+    assert lanes == ["0/compute", "0/compute-1", "0/compute", "0/compute-1"]
 
 
 @pytest.mark.parametrize(
@@ -213,10 +231,11 @@ def test_everything_has_a_worker_of_its_kind_and_every_element_one_owner(
         worker: {r for (r, _), other in placement.worker_of.items() if other == worker}
         for worker in placement.worker_of.values()
     }
-    assert len(held) == sum(replica.num_workers for replica in strategy.replica_list)
+    assert len(held) == sum(worker_counts(strategy))
     assert all(len(replicas) == 1 for replicas in held.values()), "a worker has stages of one replica"
     lanes = {placement.compute_lane(*holder) for holder in placement.holders()}
-    assert len(lanes) == len(placement.holders()), "each stage computes in a lane of its own"
+    lines = sum(len(schedule.programs) for schedule in placement.schedules if schedule is not None)
+    assert len(lanes) == lines, "the stages of a line compute in one lane, and each line in its own"
     for (r, _), worker in placement.worker_of.items():
         assert placement.workers[worker] == placement.replicas[r].device
     sync = placement.synchronisation

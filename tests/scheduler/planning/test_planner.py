@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, TensorFacts, UnitFacts, ValueFacts, slot_bytes
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
-from weft.plan.schedules.named import SCHEDULES
+from weft.plan.schedules.grid import schedule_of
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
+from weft.spec.schedule_text import SCHEDULE_NAMES, why_not_stages
 from weft.spec.strategy import Strategy
 
 race = runpy.run_path(str(Path(__file__).with_name("racing_lanes.py")))["race"]
@@ -142,22 +143,27 @@ def test_updates_do_not_speculate_where_the_host_has_no_memory_for_what_they_kee
 # --- plans
 
 
+pipelines = st.tuples(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 4)).filter(
+    lambda pipeline: why_not_stages(*pipeline, None) is None
+)
+
+
 @settings(max_examples=60)
 @given(
-    stages=st.integers(1, 4),
+    pipeline=pipelines,
     microbatches=st.integers(1, 6),
-    schedule=st.sampled_from(sorted(SCHEDULES)),
     recompute=st.booleans(),
     window=st.none() | st.integers(1, 9),
 )
 def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
-    plan_of: PlanOf, stages: int, microbatches: int, schedule: str, recompute: bool, window: int | None
+    plan_of: PlanOf, pipeline: tuple[str, int], microbatches: int, recompute: bool, window: int | None
 ) -> None:
+    schedule, stages = pipeline
     plan = plan_of(stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute, window=window)
     plan.graph.check()
     depths = {ring.name: ring.depth for ring in plan.rings}
     assert depths.pop("input-0") == depths.pop("target-0") == 2 * microbatches
-    made = SCHEDULES[schedule](stages, microbatches)
+    made = schedule_of(schedule, stages, microbatches)
     expected = {
         name: depth
         for stage in range(stages - 1)
@@ -167,7 +173,7 @@ def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
         )
     }
     assert depths == expected
-    assert plan.workers == ("cpu",) * stages + ("loader",)
+    assert plan.workers == ("cpu",) * len(made.programs) + ("loader",)
     assert 0 < plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-9)
     assert plan.window == window or window is None
     json.dumps(plan.describe())
@@ -191,15 +197,15 @@ def slots_of(kind: Kind, stage: int, last: int, *, training: bool) -> tuple[list
 
 @settings(max_examples=150, deadline=None)
 @given(
-    stages=st.integers(1, 4),
+    pipeline=pipelines,
     microbatches=st.integers(1, 4),
-    schedule=st.sampled_from(sorted(SCHEDULES)),
     phases=st.lists(st.booleans(), min_size=3, max_size=7),
     rng=st.randoms(use_true_random=False),
 )
 def test_every_reader_finds_its_own_microbatch_in_the_slot_however_the_lanes_race(
-    plan_of: PlanOf, stages: int, microbatches: int, schedule: str, phases: list[bool], rng: random.Random
+    plan_of: PlanOf, pipeline: tuple[str, int], microbatches: int, phases: list[bool], rng: random.Random
 ) -> None:
+    schedule, stages = pipeline
     plan = plan_of(stages=stages, microbatches=microbatches, schedule=schedule)
     race(plan, phases, rng, lambda task, training: slots_of(task.kind, task.stage, stages - 1, training=training))
 

@@ -169,7 +169,8 @@ def _pipeline(loss: _Loss, lanes: Lanes, times: Times) -> Diagnosis:
     setup = times.setup
     number = setup.replica_of(loss.worker) if setup else 0
     num_microbatches = (setup.replica(number).microbatches if setup else times.plan.get("microbatches")) or 1
-    least = (len(stages) - 1) / (num_microbatches + len(stages) - 1)
+    waiting = len(set(stages)) - 1  # of each worker, for as long as one of its stages takes, at the least
+    least = waiting / (num_microbatches * len(stages) / (waiting + 1) + waiting)
     return _found(
         "bubble",
         f"{loss.waits()}: the stages are even, this is the bubble of {num_microbatches} "

@@ -30,6 +30,7 @@ EXAMPLES: Mapping[str, Any] = {
     "epochs": EPOCHS,
     "steps": STEPS,
     "preset": "1f1b",
+    "stages_per_worker": 2,
     "window": 8,
     "replicas": 2,
     "shares": [1.0, 1.0],
@@ -154,4 +155,4 @@ def _section(
 
 
 def _comment(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")
+    return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)

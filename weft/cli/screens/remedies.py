@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from weft.cli.screens.toml_text import toml
 from weft.plan.schedules.grid import schedule_of
+from weft.spec.schedule_text import num_lines, why_not_stages
 from weft.spec.strategy import MAX_LOADERS, MAX_MICROBATCHES, MAX_PREFETCH, Replica, Strategy
 from weft.transport.wire.frames import Message
 
@@ -95,15 +96,21 @@ def _microbatches(setup: Setup, number: int, count: int) -> Settings:
 
 
 def fewer_stages(setup: Setup, number: int, count: int) -> Settings | None:
-    """So many, at least one; where a split is given the first of its cuts."""
-    replica = setup.replica(number)
-    if not 1 <= count < replica.stages:
+    """So many or fewer, as the schedule can have them, at least one; where a split is given the first of its cuts."""
+    replica, strategy = setup.replica(number), setup.strategy
+    possible = (
+        fewer
+        for fewer in range(count, 0, -1)
+        if why_not_stages(strategy.schedule, fewer, strategy.stages_per_worker) is None
+    )
+    count = next(possible, 0)
+    if not 1 <= count < replica.stages or "\n" in strategy.schedule:
         return None
     axes: dict[str, Any] = {"stages": count}
     if replica.split is not None:
         axes["split"] = replica.split[: count - 1]
     if replica.gpus is not None:
-        axes["gpus"] = min(replica.gpus, count)
+        axes["gpus"] = min(replica.gpus, num_lines(strategy.schedule, count, strategy.stages_per_worker))
     return setup.changed(number, **axes)
 
 
@@ -239,7 +246,9 @@ def _lacks_slots(strategy: Strategy, replica: Replica) -> bool:
     count = replica.microbatches or strategy.microbatches
     if replica.stages == 1 or replica.working_window is not None:
         return False
-    return schedule_of(strategy.schedule, replica.stages, count).in_flight(replica.stages - 1) < count
+    schedule = schedule_of(strategy.schedule, replica.stages, count, strategy.stages_per_worker)
+    of_each = len(schedule.programs) == replica.stages  # a worker, as under any other schedule
+    return of_each and schedule.in_flight(replica.stages - 1) < count
 
 
 def of_slot(setup: Setup, number: int) -> Remedy:

@@ -39,6 +39,9 @@ def schedule(
     microbatches: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=MAX_MICROBATCHES, help="Of a named one; 8, if not given.")
     ] = None,
+    stages_per_worker: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=MAX_STAGES, help="Of interleaved; 2, if not given.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Print in which order stages compute what, as a grid: a line for each worker, a column for the time of a pass.
@@ -47,10 +50,8 @@ def schedule(
     printed is such a file.
     """
     from weft.plan.schedules.grid import drawn
-    from weft.plan.schedules.named import SCHEDULES
 
-    named = SCHEDULES.get(name)
-    made = named(stages or 4, microbatches or 8) if named else _read(name, stages, microbatches)
+    made = _made(name, stages, microbatches, stages_per_worker)
     if json:
         print(to_json(_facts(name, made)))
         return
@@ -66,7 +67,7 @@ def _count(number: int, thing: str, plural: str = "s") -> str:
     return f"{number} {thing}{plural if number > 1 else ''}"
 
 
-def _read(name: str, stages: int | None, microbatches: int | None) -> Schedule:
+def _made(name: str, stages: int | None, microbatches: int | None, stages_per_worker: int | None) -> Schedule:
     from weft.plan.schedules.grid import read_grid, schedule_of
     from weft.plan.schedules.schedule import ScheduleError
     from weft.spec.field_errors import SpecError
@@ -74,13 +75,17 @@ def _read(name: str, stages: int | None, microbatches: int | None) -> Schedule:
     from weft.spec.strategy import Strategy
 
     if not name.endswith(GRID_SUFFIX):
-        Strategy(schedule=name)  # says that there is none
+        known = Strategy(schedule=name).schedule  # says if there is none
+        try:
+            return schedule_of(known, stages or 4, microbatches or 8, stages_per_worker)
+        except ScheduleError as error:
+            raise SpecError(str(error)) from None
     tables: dict[str, Any] = {"directory": str(Path.cwd()), "strategy": {"schedule": name}}
     read_grid_file(tables)
     text = Strategy(schedule=tables["strategy"]["schedule"]).schedule
     try:
         made = read_grid(text)
-        return schedule_of(text, stages or made.num_stages, microbatches or made.num_microbatches)
+        return schedule_of(text, stages or made.num_stages, microbatches or made.num_microbatches, stages_per_worker)
     except ScheduleError as error:
         raise SpecError(f"{name}: {error}") from None
 

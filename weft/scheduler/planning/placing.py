@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from weft.plan.buckets import Holder
 from weft.plan.inspection import Inspection
 from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import ReplicaPlan
+from weft.plan.schedules.grid import schedule_of
+from weft.plan.schedules.schedule import Schedule
 from weft.scheduler.planning.synchronising import needs_buckets, synchronisation_of
-from weft.spec.strategy import Strategy
-from weft.spec.workers_needed import workers_needed
+from weft.spec.strategy import Replica, Strategy
+from weft.spec.workers_needed import worker_counts, workers_needed
 
 RESIDENT_SHARE = 1 / 8  # of a GPU's free memory, for data: arbitrary; the rest is for what is computed
 
@@ -30,10 +32,12 @@ def place(
     needed = workers_needed(strategy)
     next_position = {"cpu": 0, "gpu": needed.get("cpu", 0)}
     worker_of: dict[Holder, int] = {}
-    for r, replica in enumerate(strategy.replica_list):
-        for s in range(len(cuts[r])):  # neighbours share a worker where there are fewer of these
-            worker_of[Holder(r, s)] = next_position[replica.device] + s * replica.num_workers // len(cuts[r])
-        next_position[replica.device] += replica.num_workers
+    schedules = tuple(scheduled(strategy, replica) for replica in strategy.replica_list)
+    for r, (replica, count) in enumerate(zip(strategy.replica_list, worker_counts(strategy), strict=True)):
+        lines = _lines(schedules[r], len(cuts[r]))
+        for s, line in lines.items():  # neighbours share a worker where there are fewer of these
+            worker_of[Holder(r, s)] = next_position[replica.device] + line * count // (1 + max(lines.values()))
+        next_position[replica.device] += count
     hosts = range(next_position["cpu"], needed.get("cpu", 0))
     workers = tuple(kind for kind, count in needed.items() for _ in range(count))
     placement = Placement(
@@ -41,6 +45,7 @@ def place(
         cuts=tuple(cuts),
         workers=workers,
         worker_of=worker_of,
+        schedules=schedules,
         loaders=tuple(range(len(workers) - strategy.loaders, len(workers))),
         learns=learns,
         synchronisation=None,
@@ -48,6 +53,19 @@ def place(
     if not learns or not needs_buckets(strategy, inspection, placement):
         return placement
     return replace(placement, synchronisation=synchronisation_of(strategy, inspection, placement, list(hosts), local))
+
+
+def scheduled(strategy: Strategy, replica: Replica) -> Schedule | None:
+    """None where layers of a working window take turns. Errors: ScheduleError."""
+    if replica.working_window is not None:
+        return None
+    count = replica.microbatches or strategy.microbatches
+    return schedule_of(strategy.schedule, replica.stages, count, strategy.stages_per_worker)
+
+
+def _lines(schedule: Schedule | None, num_layers: int) -> Mapping[int, int]:
+    """By stage."""
+    return dict.fromkeys(range(num_layers), 0) if schedule is None else schedule.worker_of
 
 
 def why_not_resident(inspection: Inspection) -> str | None:

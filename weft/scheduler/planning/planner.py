@@ -18,7 +18,6 @@ from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.itinerary import Itinerary
 from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import Border, Plan, Ring, StagePlan
-from weft.plan.schedules.grid import schedule_of
 from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
@@ -27,7 +26,7 @@ from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.memory import plan_bytes, speculation_bytes, why_not_snapshots
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
-from weft.scheduler.planning.placing import place
+from weft.scheduler.planning.placing import place, scheduled
 from weft.scheduler.planning.plan_notes import plan_notes
 from weft.scheduler.planning.rings import make_rings
 from weft.scheduler.planning.simulator import SimulationError, simulate
@@ -207,17 +206,10 @@ def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
 
 def _check_schedule(strategy: Strategy) -> None:
     for replica in strategy.replica_list:
-        if replica.working_window is not None:
-            continue  # its layers take turns in an order of their own
         try:
-            schedule = schedule_of(strategy.schedule, replica.stages, replica.microbatches or strategy.microbatches)
+            scheduled(strategy, replica)
         except ScheduleError as error:
             raise PlanError(f"strategy.schedule: {error}") from None
-        if len(schedule.programs) < schedule.num_stages:
-            raise PlanError(
-                f"strategy.schedule: the grid has {schedule.num_stages} stages in {len(schedule.programs)} lines, and "
-                "each stage has a worker of its own; write a line for each"
-            )
 
 
 def _default_window(graph: Graph, seconds: Sequence[float]) -> int:

@@ -9,8 +9,7 @@ from weft.plan.buckets import Holder
 from weft.plan.division import Turns
 from weft.plan.inspection import Inspection, TensorFacts, ValueFacts, slot_bytes
 from weft.plan.placement import Placement
-from weft.plan.plan import ReplicaPlan, Ring, Role, SlotValue
-from weft.plan.schedules.grid import schedule_of
+from weft.plan.plan import Ring, Role, SlotValue
 from weft.plan.schedules.schedule import Schedule
 from weft.plan.shapes import ShapeError, check_affine
 from weft.scheduler.planning.crossing import TiedParameter, by_hop, crossing_values, tied_parameters
@@ -52,13 +51,13 @@ def _check_any_size_fits(role: Role, value: SlotValue) -> None:
 def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement, r: int) -> Iterator[Ring]:
     replica = placement.replicas[r]
     count, num_stages = replica.microbatches, replica.num_stages
-    depths = _Depths.of(strategy, replica)
+    depths = _Depths(count, placement.schedules[r])
     for role, facts, stages in _data(inspection, num_stages):
         if r == 0 or not strategy.steals:
             ring = _data_ring(role, r, stages, Turns.of(strategy).batches_ahead(strategy.prefetch.load) * count, facts)
             yield replace(ring, by_number=strategy.steals)
         for stage in stages if replica.device == "gpu" else ():
-            depth = depths.own(stage) + strategy.prefetch.transfer
+            depth = depths.fetched(stage, stages) + strategy.prefetch.transfer
             yield replace(_data_ring(role, r, [stage], depth, facts), memory="device")
     crossing = crossing_values(inspection.values_on(replica.device), placement.cuts[r])
     for stage in range(num_stages):
@@ -82,14 +81,13 @@ class _Depths:
     microbatches: int
     schedule: Schedule | None  # None: layers of a working window have the whole batch before the next one's turn
 
-    @classmethod
-    def of(cls, strategy: Strategy, replica: ReplicaPlan) -> _Depths:
-        if replica.working_window is not None:
-            return cls(replica.microbatches, None)
-        return cls(replica.microbatches, schedule_of(strategy.schedule, replica.num_stages, replica.microbatches))
-
-    def own(self, stage: int) -> int:
-        return self.microbatches if self.schedule is None else self.schedule.in_flight(stage)
+    def fetched(self, stage: int, readers: Sequence[int]) -> int:
+        """Readers that take turns in a lane have what they read fetched in one lane, too, microbatch by microbatch: the
+        last one may have as many there as the first has in flight."""
+        if self.schedule is None:
+            return self.microbatches
+        line = self.schedule.worker_of
+        return max(self.schedule.in_flight(reader) for reader in readers if line[reader] == line[stage])
 
     def activation(self, writer: int, readers: Sequence[int]) -> int:
         return self.microbatches if self.schedule is None else self.schedule.activation_slots(writer, readers)
@@ -98,11 +96,14 @@ class _Depths:
         return self.microbatches if self.schedule is None else self.schedule.gradient_slots(writer, reader)
 
     def tied(self, writer: int, reader: int) -> int:
-        """These are large: no more than are on the way, and those that the reader has not done with."""
+        """These are large: no more than are on the way, and those that the reader has not done with. Where workers
+        have several stages, a group of microbatches goes through one before the next one's turn."""
         if self.schedule is None:
             return self.microbatches
-        on_the_way = writer - reader + 1 + TIED_SPARE_SLOTS + self.schedule.backlog(reader)
-        return min(self.schedule.gradient_slots(writer, reader), on_the_way)
+        slots = self.schedule.gradient_slots(writer, reader)
+        if len(self.schedule.programs) < self.schedule.num_stages:
+            return slots
+        return min(slots, writer - reader + 1 + TIED_SPARE_SLOTS + self.schedule.backlog(reader))
 
 
 def _tied(inspection: Inspection, placement: Placement, r: int, depths: _Depths) -> Iterator[Ring]:

@@ -107,7 +107,8 @@ def _owner_lanes(placement: Placement, bucket: Bucket, route: Route, hosts: list
     if route is Route.DEVICE:
         lane = placement.compute_lane(*bucket.holders[0])
         return [Lane(lane.worker, SYNC) if fine else lane]
-    on_cpu = [placement.worker_of[holder] for holder in bucket.holders if placement.replicas[holder[0]].device == "cpu"]
+    of_cpu = [holder for holder in bucket.holders if placement.replicas[holder.replica].device == "cpu"]
+    on_cpu = dict.fromkeys(placement.worker_of[holder] for holder in of_cpu)  # a worker may have several of its stages
     if on_cpu:
         return [Lane(worker, SYNC if fine else COMPUTE) for worker in on_cpu]
     return [Lane(worker, SYNC) for worker in hosts or [placement.worker_of[bucket.holders[0]]]]

@@ -23,7 +23,7 @@ from weft.plan.course import Course
 from weft.plan.division import Part, Turns
 from weft.plan.graph import Edge, Graph, Lane, Task
 from weft.plan.itinerary import Iteration
-from weft.plan.kinds import Kind, Way
+from weft.plan.kinds import KINDS, Kind, Way
 from weft.plan.placement import Placement
 from weft.plan.plan import Ring, Role
 from weft.spec.strategy import Strategy
@@ -155,7 +155,7 @@ class Workers:
                 self._fetch(task, i, me)
             case Kind.FORWARD:
                 self._forward(task, i, me)
-            case Kind.BACKWARD:
+            case Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT:
                 self._backward(task, i, me)
             case Kind.GRAD:
                 self._grad(task, i, me)
@@ -282,19 +282,21 @@ class Workers:
         return part.route is Route.DEVICE or owner in [owned.owner for owned in part.device_ranges]
 
     def _backward(self, task: Task, i: Iteration, me: Running) -> None:
-        """Buckets are complete, and posted, in any order, at the last microbatch with samples; if that is known."""
+        """Buckets are complete, and posted, in any order, at the last microbatch with samples; if that is known. Of a
+        backward in two parts the first hands gradients back, and the second makes those of parameters."""
+        facts = KINDS[task.kind]
         part = self._part(task, i)
         filled = [each for each in self._work(task.replica, i) if each.size]
         if task.microbatch == 0 and filled:
             self._read_weights(i, me)
         if part not in filled or (i.index, part.number) in self._case.weightless:
             return
-        if self._case.has_buffers and self._case.strategy.recompute and task.replica == 0:
+        if facts.hands_back and self._case.has_buffers and self._case.strategy.recompute and task.replica == 0:
             me.write(("buffers", task.stage), i.index)
         held = self._held(task)
         for bucket in self._rng.sample(held, len(held)):
             self._read_parameters(bucket, task, i, me)
-            if (task.replica, task.stage) not in self._parts[bucket].gradient_holders:
+            if not facts.makes_gradient or (task.replica, task.stage) not in self._parts[bucket].gradient_holders:
                 continue
             self._write_gradient(bucket, (task.replica, task.stage), i, me)
             absent = ((task.replica, task.stage), bucket, i.index) in self._case.absent
@@ -304,10 +306,13 @@ class Workers:
                 me.tick()
         self._read_inputs(task, i, me)
         for ring in self._tied_rings(task):
-            (me.write if ring.writer == task.stage else me.read)(*self._slot(ring.name, task, i))
+            if ring.writer != task.stage:
+                me.read(*self._slot(ring.name, task, i))
+            elif facts.hands_back:
+                me.write(*self._slot(ring.name, task, i))
         if not self._is_last(task):
             me.read(*self._slot(f"gradient-{task.replica}-{task.stage}", task, i))
-        if task.stage:
+        if task.stage and facts.hands_back:
             me.write(*self._slot(f"gradient-{task.replica}-{task.stage - 1}", task, i))
 
     def _tied_rings(self, task: Task) -> list[Ring]:

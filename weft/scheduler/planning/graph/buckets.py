@@ -40,12 +40,13 @@ class BucketGraph:
 
     # --- tasks, in the order of their lanes
 
+    def milestones(self, r: int, s: int) -> list[Key]:
+        """Of a stage."""
+        return [grad(r, s, part.index) for part in self._with_gradient(r, s)]
+
     def tasks(self) -> None:
         for window in self._windows:
             window.tasks()
-        for r, s in self._holders():
-            for part in self._with_gradient(r, s):
-                self._builder.add(grad(r, s, part.index), self._builder.lane(r, s))
         for owner in range(len(self._plan.owners)):
             self._owner_tasks(owner)
         for r, s in self._holders():

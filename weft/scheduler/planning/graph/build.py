@@ -25,9 +25,9 @@ def build_graph(
     batch is loaded. snapshots: what training comes to is copied now and then."""
     builder = GraphBuilder(strategy, placement, all_read=any(ring.role is Role.BATCH for ring in rings))
     builder.load_tasks()
-    builder.compute_tasks()
     if placement.synchronisation is not None:
         synchronise = BucketGraph(builder, placement.synchronisation)
+        builder.compute_tasks(synchronise.milestones)
         synchronise.tasks()
         if snapshots:
             builder.snapshot_tasks()
@@ -37,6 +37,7 @@ def build_graph(
         if snapshots and strategy.verify == "digest":
             synchronise.verify_edges()
     else:
+        builder.compute_tasks()
         if snapshots and placement.learns:
             builder.snapshot_tasks()
         builder.flow_edges()

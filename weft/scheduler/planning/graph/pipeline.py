@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from weft.plan.buckets import Holder
 from weft.plan.division import Turns
@@ -10,7 +10,6 @@ from weft.plan.graph import Edge, Graph, Key, Lane, Task, fetch, forward, load, 
 from weft.plan.kinds import KINDS, Cause, Way
 from weft.plan.placement import FETCH, LOAD, Placement
 from weft.plan.plan import Ring, Role
-from weft.plan.schedules.grid import schedule_of
 from weft.spec.strategy import Strategy
 
 
@@ -83,17 +82,21 @@ class GraphBuilder:
         last = {self._tasks[key].lane: key for keys in self._loads.values() for key in keys}
         return last.values()
 
-    def compute_tasks(self) -> None:
-        for r, replica in enumerate(self.placement.replicas):
+    def compute_tasks(self, milestones: Callable[[int, int], Iterable[Key]] = lambda r, s: ()) -> None:
+        """milestones: of a stage, behind the pass that completes its gradients."""
+        for r in range(len(self.placement.replicas)):
             self._fetch_tasks(r)
-            if self.streams(r):
-                continue
-            schedule = schedule_of(self.strategy.schedule, replica.num_stages, replica.microbatches)
-            for s in range(replica.num_stages):
-                for each in schedule.passes(s):
-                    self.add(Key(each.kind, r, s, each.microbatch), self.lane(r, s))
+            schedule = self.placement.schedules[r]
+            for program in schedule.programs if schedule is not None else ():
+                lane = self.lane(r, program[0].stage)
+                completes = {each.stage: each for each in program if KINDS[each.kind].makes_gradient}
+                for each in program:
+                    self.add(Key(each.kind, r, each.stage, each.microbatch), lane)
+                    for milestone in milestones(r, each.stage) if completes[each.stage] == each else ():
+                        self.add(milestone, lane)
                 if self.placement.learns and self.placement.synchronisation is None:
-                    self.add(own_update(r, s), self.lane(r, s))
+                    for s in completes:
+                        self.add(own_update(r, s), lane)
 
     def _data_stages(self, r: int) -> list[int]:
         """Those that read what is loaded."""
