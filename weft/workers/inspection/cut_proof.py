@@ -7,15 +7,22 @@ from collections.abc import Callable, Sequence
 
 from weft.workers.inspection.cut_trial import StageError
 from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError
+from weft.workload.cutting.placeholder import PlaceholderError
 from weft.workload.workload import WorkloadError
 
 # What differs in a run that is cut so, or None. Errors: StageError.
 Difference = Callable[[Sequence[int]], str | None]
 
 
-def proven(cuts: Sequence[int], difference: Difference, problems: dict[int, str]) -> list[int]:
+def proven(
+    cuts: Sequence[int],
+    difference: Difference,
+    problems: dict[int, str],
+    told: Callable[[BaseException | None], str] | None = None,
+) -> list[int]:
     """Of the numbers of units with which stages might begin, those with which they can, all at once; why not with the
-    others goes to the problems."""
+    others goes to the problems. told: of what was raised."""
+    told = told or _told
     left_out: list[int] = []
     kept = list(cuts)
     while kept:
@@ -25,13 +32,13 @@ def proven(cuts: Sequence[int], difference: Difference, problems: dict[int, str]
             cause = error.__cause__
             number = error.number if isinstance(cause, CannotSendError) else error.number - 1
             cut = kept[min(max(number, 0), len(kept) - 1)]
-            problems[cut] = _told(cause)
+            problems[cut] = told(cause)
             kept.remove(cut)
             left_out.append(cut)
             continue
         if differs is None:
             break
-        kept = _agreeing(kept, difference, problems)
+        kept = _agreeing(kept, difference, problems, told)
     for cut in left_out:  # one may have been blamed for what another has done
         with contextlib.suppress(StageError):
             if difference(sorted([*kept, cut])) is None:
@@ -40,14 +47,19 @@ def proven(cuts: Sequence[int], difference: Difference, problems: dict[int, str]
     return kept
 
 
-def _agreeing(cuts: Sequence[int], difference: Difference, problems: dict[int, str]) -> list[int]:
+def _agreeing(
+    cuts: Sequence[int],
+    difference: Difference,
+    problems: dict[int, str],
+    told: Callable[[BaseException | None], str],
+) -> list[int]:
     """Of cuts that differ together, those that add no difference, one by one."""
     kept: list[int] = []
     for cut in cuts:
         try:
             differs = difference([*kept, cut])
         except StageError as error:
-            problems[cut] = _told(error.__cause__)
+            problems[cut] = told(error.__cause__)
             continue
         if differs is None:
             kept.append(cut)
@@ -58,6 +70,17 @@ def _agreeing(cuts: Sequence[int], difference: Difference, problems: dict[int, s
                 "(strategy.split)"
             )
     return kept
+
+
+def told_of_a_draw(cause: BaseException | None) -> str:
+    """Where the cut has been proven with other blocks left out."""
+    if isinstance(cause, (OtherCallsError, PlaceholderError)):
+        return (
+            "where other blocks are left out at random, a later stage needs there what another line or call has made "
+            "than when the step was tried; call each block and leave it out inside of its own forward, or cut "
+            "elsewhere (strategy.split)"
+        )
+    return _told(cause)
 
 
 def _told(cause: BaseException | None) -> str:
