@@ -97,7 +97,7 @@ def differs(model: nn.Module, batch: Any, trial: CutTrial, microbatch: int, whol
 @pytest.mark.parametrize("least", [7, 9])
 def test_blocks_before_a_module_that_gets_something_else_may_be_left_out(least: int) -> None:
     """The proof took the cut with the blocks that one run had called. In another the first call behind the cut was that
-    of the second embedding: its token numbers were sent in the place of what the encoder had made, and the job failed."""
+    of the second embedding: its token numbers were sent in the place of what the encoder had made, and it failed."""
     torch.manual_seed(1)
     model, batch = Translator(partial(torch.rand, ()), given), data(3)
     runs = [run_whole(model, batch, microbatch) for microbatch in range(24)]
