@@ -34,6 +34,7 @@ class UnitFacts:
     given: tuple[tuple[int, str], ...] = ()  # of such a model, to the call with which it begins: as in Border
     ends: tuple[str, ...] = ()  # as in Border, like the next
     late: tuple[str, ...] = ()
+    instead: tuple[tuple[str, str], ...] = ()  # of the first unit, as in Border
     small_forward_seconds: float = 0.0  # as above, for a microbatch of Inspection.small_size
     small_backward_seconds: float = 0.0
 
@@ -224,6 +225,7 @@ def _units(units: Any) -> tuple[UnitFacts, ...]:
                 "given": tuple((leaf, name) for leaf, name in unit.get("given", ())),
                 "ends": tuple(unit.get("ends", ())),
                 "late": tuple(unit.get("late", ())),
+                "instead": tuple((name, other) for name, other in unit.get("instead", ())),
             }
         )
         for unit in units

@@ -120,6 +120,8 @@ class Border:
     # Where a step goes through modules again, and the stage before has some to run behind that first call:
     ends: tuple[str, ...] = ()  # calls with which that stage ends, "module" or "module@1" for its second
     late: tuple[str, ...] = ()  # second and further calls of modules, all of which are run where the first is
+    # Where modules are left out at random: of a value, the one that stands for it where its call is left out.
+    instead: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,7 +261,8 @@ def _border(inspection: Inspection, units: Sequence[UnitFacts]) -> Border | None
     """units: behind it."""
     if not units or not inspection.is_cut_by_calls:
         return None
-    return Border(tuple(unit.name for unit in units), units[0].given, units[0].ends, units[0].late)
+    first = units[0]
+    return Border(tuple(unit.name for unit in units), first.given, first.ends, first.late, inspection.units[0].instead)
 
 
 def _checked(plan: Plan) -> Plan:

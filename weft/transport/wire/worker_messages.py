@@ -33,6 +33,7 @@ _Dimensions = Annotated[list[_Whole], Field(max_length=MAX_DIMENSIONS)]
 _Shapes = list[Annotated[tuple[_Whole, _Dimensions], Strict(False)]]  # msgpack makes lists of tuples
 _CutProblem = Annotated[tuple[_Whole, str], Strict(False)]
 _Given = Annotated[tuple[_Whole, str], Strict(False)]
+_Names = Annotated[tuple[str, str], Strict(False)]
 _StateEntry = Annotated[
     tuple[str, Literal["elements", "tensor", "int", "float", "bool"], str, _Whole],
     Strict(False),
@@ -82,6 +83,7 @@ class _Unit(TypedDict):
     given: NotRequired[list[_Given]]
     ends: NotRequired[list[str]]
     late: NotRequired[list[str]]
+    instead: NotRequired[list[_Names]]
     carries_state: bool
     small_forward_seconds: _Seconds
     small_backward_seconds: _Seconds

@@ -87,7 +87,10 @@ def computing_in(precision: str, device: Device) -> contextlib.AbstractContextMa
 
 def leaf_of(tensor: torch.Tensor | None, is_differentiable: bool) -> torch.Tensor | None:
     """Where a stage's graph begins, of a tensor that comes from another."""
-    return None if tensor is None else tensor.detach().requires_grad_(is_differentiable)
+    if tensor is None:
+        return None
+    has_gradient = is_differentiable and (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.detach().requires_grad_(has_gradient)  # another call may have been given one that has none
 
 
 def no_leaf(leaf: torch.Tensor) -> torch.Tensor:

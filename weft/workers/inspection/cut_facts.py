@@ -24,12 +24,14 @@ from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.cut_proof import CutProof, Whole, evaluating
-from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
+from weft.workers.inspection.cut_proof import CutProof, Whole, evaluating, told_of_a_draw
+from weft.workers.inspection.cut_times import Times, between, note
+from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, run_as_it_is
+from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
 from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS, carried, tried
-from weft.workload.cutting.calls import Seed, SeededCalls
+from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step, named_tensors
 from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.recording import StepRecording
@@ -41,8 +43,6 @@ from weft.workload.step import step_source, step_values, training_step, validati
 from weft.workload.workload import Workload
 
 HEAD_SLACK = 256  # bytes: a head's length depends on the numbers in it
-_Times = list[tuple[float, float]]  # of each stage of a trial, forward and backward
-MAX_TRIES = 8  # arbitrary: of a step that leaves out blocks at random, to find one that calls all
 _PLACE = "in the step, tried before training"
 
 
@@ -112,6 +112,7 @@ class CutInspection:
         self._buffers = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}
         self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
         self._microbatch = 0  # in the key of random numbers
+        self._other_draws: list[int] = []  # numbers of microbatches that leave out other blocks
         self._metrics: list[str] = []
         self._others = OtherGenerators()
         self._writes_to_batch = False  # some run of a whole step has
@@ -127,10 +128,7 @@ class CutInspection:
                 wholes.append(self._validated())
             skipped = SkippedCalls(recorded.returned, self._device.torch, recorded.redraws)
             problems = dict(recorded.problems)
-            proof = CutProof(
-                self._model, wholes, partial(self._trial, recorded, skipped), seed=self._seed, restore=self._restore
-            )
-            cuts = proof.proven([unit for unit in range(1, len(recorded.units)) if unit not in problems], problems)
+            cuts = self._proven(recorded, wholes, skipped, problems)
             units = self._units(recorded)
             self._mark_carriers(units, recorded)
             self._time(units, recorded, cuts, skipped)
@@ -187,15 +185,18 @@ class CutInspection:
         """The whole step as it is, and what came out; buffers are as before."""
         self._model.train(self._learns)
         recorded, recording = self._fullest()
+        if not self._learns:
+            self._metrics = [name for name in self._results(recorded.result) if name != "loss"]
+        return recorded, self._ran(recorded, recording)
+
+    def _ran(self, recorded: Recorded, recording: StepRecording) -> Whole:
         values = self._results(recorded.result)
         if self._learns:
             with recording.installed_again(self._seed):
                 torch.autograd.backward(values["loss"])
-        else:
-            self._metrics = [name for name in values if name != "loss"]
         outcome = TrialOutcome.of(self._model, values, learns=self._learns)
         self._restore()
-        return recorded, Whole(self._step, self._largest, outcome, learns=self._learns)
+        return Whole(self._step, self._largest, outcome, learns=self._learns)
 
     def _fullest(self) -> tuple[Recorded, StepRecording]:
         """Of a few runs the one that calls most, where modules are left out at random."""
@@ -204,11 +205,11 @@ class CutInspection:
         if not found[0].varies or all(each.stages == 1 and each.working_window is None for each in replicas):
             return found
         del found  # and what it has for a backward
-        num_calls = {}
+        called = {}
         for self._microbatch in range(1, MAX_TRIES + 1):
             self._restore()
-            num_calls[self._microbatch] = self._record(self._step, self._largest)[0].num_calls
-        self._microbatch = max(num_calls, key=num_calls.__getitem__)
+            called[self._microbatch] = self._record(self._step, self._largest)[0].called
+        self._microbatch, *self._other_draws = telling(called)
         self._restore()
         return self._record(self._step, self._largest)
 
@@ -245,6 +246,24 @@ class CutInspection:
         outcome = TrialOutcome.of(self._model, values, learns=False)
         self._restore()
         return Whole(step, batch, outcome, learns=False)
+
+    def _proven(
+        self, recorded: Recorded, wholes: Sequence[Whole], skipped: SkippedCalls, problems: dict[int, str]
+    ) -> list[int]:
+        def proof(wholes: Sequence[Whole]) -> CutProof:
+            trial = partial(self._trial, recorded, skipped)
+            return CutProof(self._model, wholes, trial, seed=self._seed, restore=self._restore)
+
+        cuts = [unit for unit in range(1, len(recorded.units)) if unit not in problems]
+        cuts = proof(wholes).proven(cuts, problems)
+        fullest = self._microbatch
+        for draw in self._other_draws:
+            self._microbatch = draw
+            other, recording = self._record(self._step, self._largest)
+            skipped.learn(other.returned)
+            cuts = proof([self._ran(other, recording)]).proven(cuts, problems, told_of_a_draw)
+        self._microbatch = fullest
+        return cuts
 
     def _trial(self, recorded: Recorded, skipped: SkippedCalls, cuts: Sequence[int], step: Step) -> CutTrial:
         return CutTrial(
@@ -304,6 +323,7 @@ class CutInspection:
                     "given": [list(each) for each in border.given] if number else [],
                     "ends": list(border.ends) if number else [],
                     "late": list(border.late) if number else [],
+                    "instead": [] if number else [list(each) for each in border.instead],
                     "tied_to": sorted({seen[each] for each in buffers if each in seen}),
                     "in_place": False,
                     "carries_state": False,
@@ -325,24 +345,24 @@ class CutInspection:
             units[unit]["in_place"] = True
         if self._least is not None:
             least = tried(partial(self._times_of_other, trial, skipped, self._least))
-            times = times if least is None else _between(least, times, self._between)
-        _note(units, bounds, times, "")
+            times = times if least is None else between(least, times, self._between)
+        note(units, bounds, times, "")
         if self._small[0]:
             small = tried(partial(self._times_of_other, trial, skipped, self._small[1]))
             if small is None:
                 self._small = (0, None)
             else:
-                _note(units, bounds, small, "small_")
+                note(units, bounds, small, "small_")
         self._restore()
 
-    def _times_of_other(self, trial: CutTrial, skipped: SkippedCalls, batch: Any) -> _Times:
+    def _times_of_other(self, trial: CutTrial, skipped: SkippedCalls, batch: Any) -> Times:
         skipped.learn(self._record(self._step, batch)[0].returned)
         return self._times(trial, batch, SMALL_RUNS)
 
-    def _times(self, trial: CutTrial, batch: Any, runs: int) -> _Times:
+    def _times(self, trial: CutTrial, batch: Any, runs: int) -> Times:
         found = []
         for _ in range(runs):
-            _run(trial, batch, self._seed)
+            run_as_it_is(trial, batch, self._seed)
             found.append(list(zip(trial.forward_seconds, trial.backward_seconds, strict=True)))
         return [tuple(map(min, *(run[stage] for run in found))) for stage in range(len(found[0]))]
 
@@ -363,26 +383,6 @@ class CutInspection:
                 skipped.learn_needed(self._record(validation_step(self._workload), batch)[0].returned)
         self._restore()
         return [_value_facts(value, shapes[value.name]) for value in recorded.values]
-
-
-def _run(trial: CutTrial, batch: Any, seed: Seed) -> None:
-    """What the user's code raises passes as it is."""
-    try:
-        trial.run(batch, seed)
-    except StageError as error:
-        raise (error.__cause__ or error) from None
-
-
-def _between(least: _Times, largest: _Times, part: float) -> _Times:
-    return [
-        (before[0] + part * (after[0] - before[0]), before[1] + part * (after[1] - before[1]))
-        for before, after in zip(least, largest, strict=True)
-    ]
-
-
-def _note(units: list[dict[str, Any]], bounds: Sequence[int], times: _Times, prefix: str) -> None:
-    for unit, (forward, backward) in zip(bounds, times, strict=True):
-        units[unit] |= {f"{prefix}forward_seconds": forward, f"{prefix}backward_seconds": backward}
 
 
 def _value_facts(value: Value, shapes: Mapping[int, tuple[int, ...]]) -> dict[str, Any]:

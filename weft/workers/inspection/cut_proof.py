@@ -13,7 +13,10 @@ from torch import nn
 from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError, Step
+from weft.workload.cutting.placeholder import PlaceholderError
 from weft.workload.workload import WorkloadError
+
+Told = Callable[[BaseException | None], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +47,10 @@ class CutProof:
         self._seed = seed
         self._restore = restore
 
-    def proven(self, cuts: Sequence[int], problems: dict[int, str]) -> list[int]:
+    def proven(self, cuts: Sequence[int], problems: dict[int, str], told: Told | None = None) -> list[int]:
         """Of the numbers of units with which stages might begin, those with which they can, all at once; why not with
-        the others goes to the problems."""
+        the others goes to the problems. told: of what was raised."""
+        told = told or _told
         left_out: list[int] = []
         kept = list(cuts)
         while kept:
@@ -56,13 +60,13 @@ class CutProof:
                 cause = error.__cause__
                 number = error.number if isinstance(cause, CannotSendError) else error.number - 1
                 cut = kept[min(max(number, 0), len(kept) - 1)]
-                problems[cut] = _told(cause)
+                problems[cut] = told(cause)
                 kept.remove(cut)
                 left_out.append(cut)
                 continue
             if differs is None:
                 break
-            kept = self._agreeing(kept, problems)
+            kept = self._agreeing(kept, problems, told)
         for cut in left_out:  # one may have been blamed for what another has done
             with contextlib.suppress(StageError):
                 if self._difference(sorted([*kept, cut])) is None:
@@ -70,14 +74,14 @@ class CutProof:
                     del problems[cut]
         return kept
 
-    def _agreeing(self, cuts: Sequence[int], problems: dict[int, str]) -> list[int]:
+    def _agreeing(self, cuts: Sequence[int], problems: dict[int, str], told: Told) -> list[int]:
         """Of cuts that differ together, those that add no difference, one by one."""
         kept: list[int] = []
         for cut in cuts:
             try:
                 differs = self._difference([*kept, cut])
             except StageError as error:
-                problems[cut] = _told(error.__cause__)
+                problems[cut] = told(error.__cause__)
                 continue
             if differs is None:
                 kept.append(cut)
@@ -120,6 +124,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was)
+
+
+def told_of_a_draw(cause: BaseException | None) -> str:
+    """Where the cut has been proven with other blocks left out."""
+    if isinstance(cause, (OtherCallsError, PlaceholderError)):
+        return (
+            "where other blocks are left out at random, a later stage needs there what another line or call has made "
+            "than when the step was tried; call each block and leave it out inside of its own forward, or cut "
+            "elsewhere (strategy.split)"
+        )
+    return _told(cause)
 
 
 def _told(cause: BaseException | None) -> str:

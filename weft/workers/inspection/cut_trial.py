@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.workers.compute.backward.hand_back import HandBack
 from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workload.cutting.calls import Seed
@@ -82,7 +83,8 @@ class _Stage:
     receives: list[Value]
     sends: list[Value]
     tied: list[nn.Parameter]  # parameters that later stages use too
-    leaves: list[torch.Tensor | None] = field(default_factory=list)  # what was received; not what only validation has
+    # What was received, as a backward comes to it; not what only validation has:
+    leaves: list[torch.Tensor | None] = field(default_factory=list)
     given: list[torch.Tensor | None] = field(default_factory=list)  # copies, since a module may write to it
     sent: list[torch.Tensor | None] = field(default_factory=list)
     bound: Bound = field(default_factory=list)
@@ -136,8 +138,12 @@ class CutTrial:
             with _blaming(number), stage.step.installed():
                 seconds, result = self._device.timed(partial(self._run, stage, batch, stage.given, seed))
             self.forward_seconds[number] = max(1e-9, seconds - stage.step.skipping_seconds)
-            for value, before, after in zip(stage.receives, versions, _versions(stage.given), strict=True):
-                if before != after:
+            for i, (value, before, after) in enumerate(
+                zip(stage.receives, versions, _versions(stage.given), strict=True)
+            ):
+                if before == after:
+                    stage.leaves[i] = stage.given[i]
+                else:
                     self.writing.update(range(value.maker + 1, stage.first + 1))
             if number < len(self._stages) - 1:
                 stage.sent = result
@@ -164,13 +170,24 @@ class CutTrial:
                 if parameter.grad is not None:
                     roots.append((parameter, parameter.grad))
                     parameter.grad = None
+            hand_backs = [
+                (leaf, HandBack(leaf, partial(_keep, gradients, value.name), at_once=False))
+                for value, leaf in zip(stage.receives, stage.leaves, strict=True)
+            ]
             stage.step.rebind(stage.bound)
             with _blaming(number), stage.step.installed(), stage.step.numbers.running_again(seed):
                 self.backward_seconds[number], _ = self._device.timed(partial(_differentiate, roots))
-            for value, leaf in zip(stage.receives, stage.leaves, strict=True):
-                if leaf is not None and leaf.grad is not None:
-                    gradients[value.name] = leaf.grad
+            for leaf, hand_back in hand_backs:
+                hand_back.finish(leaf)
             stage.leaves, stage.given, stage.sent = [], [], []
+
+
+def run_as_it_is(trial: CutTrial, batch: Any, seed: Seed) -> None:
+    """What the user's code raises passes as it is."""
+    try:
+        trial.run(batch, seed)
+    except StageError as error:
+        raise (error.__cause__ or error) from None
 
 
 def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: int, skipped: SkippedCalls) -> _Stage:
@@ -200,6 +217,11 @@ def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: 
 
 def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     return [0 if each is None else each._version for each in tensors]
+
+
+def _keep(gradients: dict[str, torch.Tensor], name: str, gradient: torch.Tensor | None) -> None:
+    if gradient is not None:
+        gradients[name] = gradient
 
 
 def _differentiate(roots: Sequence[_Root]) -> None:

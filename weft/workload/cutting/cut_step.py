@@ -25,10 +25,11 @@ from weft.plan.plan import Border
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
-from weft.workload.cutting.names import call_name
+from weft.workload.cutting.names import call_name, is_argument
 from weft.workload.cutting.operation import TWO_WAYS_OUT
 from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, resolved
 from weft.workload.cutting.skipped import SkippedCalls
+from weft.workload.cutting.substitutes import Substitutes
 from weft.workload.cutting.tape import Tape, answered, playing
 from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
 from weft.workload.workload import WorkloadError
@@ -80,10 +81,13 @@ class CutStep:
         self._can_end = frozenset((ends.ends or ends.modules) if ends else ())
         self._late = frozenset(border.late if (border := begins or ends) else ())
         self._receives, self._sends = tuple(receives), tuple(sends)
-        self._makers = {name.rpartition(":")[0] for name in (*receives, *sends)}
+        instead = border.instead if (border := begins or ends) else ()
+        self._substitutes = Substitutes(instead, [name for name in (*receives, *sends) if not is_argument(name)])
+        heard = (*receives, *sends, *self._substitutes.names)
+        self._makers = {name.rpartition(":")[0] for name in heard}
         self._making = {call.partition("@")[0] for call in self._makers}  # modules
         self._loose = LooseNames()
-        self._looks = LooseResults(self._loose, self._made) if any(map(is_loose, (*receives, *sends))) else None
+        self._looks = LooseResults(self._loose, self._made) if any(map(is_loose, heard)) else None
         self._own = frozenset(own)
         self._visible = visible_modules(model)
         tables = [each.module for each in self._visible if each.kind is CallKind.TRANSPARENT]
@@ -153,6 +157,7 @@ class CutStep:
         self._occurrences.clear()
         self._sent, self._known = {}, {}
         self._loose.begin()
+        self._substitutes.begin()
         self._is_inside, self._has_passed = self._begins is None, False
         playing.tape, playing.redraws = self._tape(step, batch), self._skipped.redraws.get("", ())
         self._started, self.skipping_seconds = time.perf_counter(), 0.0
@@ -276,6 +281,7 @@ class CutStep:
         assert self._begins is not None
         for name, placeholder in self._known.items():
             placeholder.came = self._came[name]
+        self._substitute()
         came = {leaf: name for leaf, name in self._begins.given if name in self._came and name not in self._known}
         leaves = itertools.count()
 
@@ -288,18 +294,35 @@ class CutStep:
         args, kwargs = replaced(given, bound)
         return args, kwargs
 
+    def _substitute(self) -> None:
+        """Of what other stages have sent, that which stands for what this run has left out."""
+        for name, tensor in self._came.items() if self._substitutes.are_known else ():
+            other = None if name in self._known else self._substitutes.of(name)
+            if isinstance(other, Placeholder) and other.came is None:
+                other.came, self._known[name] = tensor, other
+
     def _pass(self, given: tuple[Any, ...]) -> None:
         """An argument of the call is sent under its name also where the module that makes it has been left out, and
         another one has made what is in its place."""
         assert self._ends is not None
         self._has_passed = True
+        places = self._ends.given
+        if self._substitutes.are_known:
+            places = tuple((leaf, name) for leaf, name in places if is_argument(name))
+            for name in self._sends:
+                self._send_substitute(name)
         tensors = tensors_in(given)
         made = {leaf: self._sent.get(name) for leaf, name in reversed(self._ends.given)}
-        for leaf, name in self._ends.given:
+        for leaf, name in places:
             if name in self._sends and name not in self._sent and leaf < len(tensors):
-                tensor = _real(tensors[leaf])
-                if tensor is not made[leaf]:
+                tensor = resolved(tensors[leaf]) if self._substitutes.are_known else _real(tensors[leaf])
+                if tensor is not made[leaf] and not isinstance(tensor, Placeholder):  # else who has made it has sent it
                     self._sent[name] = made[leaf] = tensor
+
+    def _send_substitute(self, name: str) -> None:
+        other = None if name in self._sent else self._substitutes.of(name)
+        if other is not None and not isinstance(tensor := resolved(other), Placeholder):
+            self._sent[name] = tensor
 
     def _returned(self, call: str, result: Any) -> None:
         """Values are known by who returned them."""
@@ -307,6 +330,7 @@ class CutStep:
             self._made(f"{call}:{leaf}", tensor)
 
     def _made(self, name: str, tensor: torch.Tensor) -> None:
+        self._substitutes.see(name, tensor)
         if self._is_inside and name in self._sends:
             self._sent[name] = _real(tensor)
         elif name in self._came and isinstance(tensor, Placeholder):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from weft.plan.plan import Border
-from weft.workload.cutting.names import argument_name
+from weft.workload.cutting.names import argument_name, is_argument, is_beside, maker_of, output_name
 from weft.workload.cutting.skipped import Key, Returned
 
 
@@ -36,13 +36,15 @@ class Recorded:
     repeated: tuple[str, ...]  # modules that are called several times, so that no unit begins with them
     returned: dict[Key, Returned]  # by each call of an opaque module
     redraws: dict[str, frozenset[str]]  # by call, the operations behind it that draw in every stage
-    num_calls: int
+    instead: tuple[tuple[str, str], ...]  # as in Border
+    called: frozenset[int]  # numbers of opaque modules
     varies: bool  # it asks for numbers that it has drawn: another run may call other modules
     result: Any  # of the step
 
     def border(self, unit: int) -> Border:
         """Where a stage begins with the unit."""
-        return Border(self.units[unit:], self.given[unit], self.ends[unit], self.late)
+        instead = self.instead if self.varies and not self.late else ()
+        return Border(self.units[unit:], self.given[unit], self.ends[unit], self.late, instead)
 
     def with_left_out(self, modules: Sequence[tuple[str, frozenset[str]]]) -> Recorded:
         """modules: names, in the order of the model, and the parameters and buffers of each."""
@@ -52,15 +54,27 @@ class Recorded:
         return recorded
 
     def _with_unit(self, name: str, state: frozenset[str]) -> Recorded:
-        """Behind the item before it, where a stage may find itself begun or ended by its call."""
+        """Behind the item before it, where a stage may find itself begun or ended by its call; in one stage with it."""
         stack = {
-            int(unit.rpartition(".")[2]): number for number, unit in enumerate(self.units) if _is_beside(unit, name)
+            int(unit.rpartition(".")[2]): number for number, unit in enumerate(self.units) if is_beside(unit, name)
         }
         before = [number for item, number in stack.items() if item < int(name.rpartition(".")[2])]
         place = max(before) + 1 if before else max(1, min(stack.values(), default=len(self.units)))
 
+        return self._with_output(output_name(name, 0, 0), place, is_behind=bool(before))._inserted(name, place, state)
+
+    def _inserted(self, name: str, place: int, state: frozenset[str]) -> Recorded:
+        """Where it is called it reads what others of its list do."""
+
         def moved(unit: int) -> int:
             return unit + (unit >= place)
+
+        def readers(value: Value) -> tuple[int, ...]:
+            found = {*map(moved, value.readers)}
+            is_beside_one = any(is_beside(self.units[unit], name) for unit in value.readers)
+            if is_beside_one and value.maker < place and not is_argument(value.name):
+                found.add(place)
+            return tuple(sorted(found))
 
         return dataclasses.replace(
             self,
@@ -69,25 +83,53 @@ class Recorded:
             given=(*self.given[:place], (), *self.given[place:]),
             ends=(*self.ends[:place], (), *self.ends[place:]),
             values=tuple(
-                dataclasses.replace(value, maker=moved(value.maker), readers=tuple(map(moved, value.readers)))
-                for value in self.values
+                dataclasses.replace(value, maker=moved(value.maker), readers=readers(value)) for value in self.values
             ),
             problems={moved(unit): text for unit, text in self.problems.items()}
             | {place: "it was left out when the step was tried; cut at its neighbours"},
             varies=True,
         )
 
+    def _with_output(self, name: str, place: int, *, is_behind: bool) -> Recorded:
+        """With a value for what a left-out item returns where it is called: it is read where what it was given is, now
+        that this stands for it. is_behind: an item before it. Only where items give to the next what they return: of
+        a sum around each nobody knows how it would be called."""
+        item = maker_of(name)
+        links = dict(self.instead)
+        if not any(is_beside(maker_of(each), item) and is_beside(maker_of(links[each]), item) for each in links):
+            return self
+        source = output_name(self.units[place - 1], 0, 0) if is_behind else dict(self.given[place]).get(0, "")
+        stood = links.get(source, source) if is_argument(source) else source
+        links = {
+            each: name if other == stood and is_beside(maker_of(each), item) else other for each, other in links.items()
+        } | {name: stood}
+        found = [each for each in self.values if each.name == source and each.readers[-1] >= place]
+        made = [
+            dataclasses.replace(
+                each, name=name, maker=place - 1, readers=tuple(unit for unit in each.readers if unit >= place)
+            )
+            for each in found
+        ]
+        given = tuple(
+            (*each, *((leaf, name) for leaf, value in each if found and value == source and unit >= place))
+            for unit, each in enumerate(self.given)
+        )
+        return dataclasses.replace(self, values=(*self.values, *made), given=given, instead=tuple(links.items()))
+
     def with_spares(self) -> Recorded:
-        """With a value for each argument of a call with which a stage may begin, for runs in which it is none that a
-        module has returned: where the stage's own modules are left out, what comes behind them is given to the next."""
+        """With two values for each argument of a call with which a stage may begin: as who made it has named it, for
+        runs in which another call comes first, and as its argument, for runs in which another has made it."""
         values = {value.name: value for value in self.values}
-        given = list(self.given)
+        given, links = list(self.given), dict(self.instead)
         for unit, module in enumerate(self.units[1:], 1):
             for leaf, name in self.given[unit]:
-                spare = argument_name(module, leaf)
-                if spare not in values:
-                    values[spare] = Value(name=spare, maker=unit - 1, readers=(unit,), tensor=values[name].tensor)
-                    given[unit] = (*given[unit], (leaf, spare))
+                argument = argument_name(module, leaf)
+                made = links.get(argument, argument) if name == argument else name
+                for spare in (made, argument):
+                    if spare not in values:
+                        values[spare] = Value(name=spare, maker=unit - 1, readers=(unit,), tensor=values[name].tensor)
+                both = ((leaf, made), (leaf, argument))
+                given[unit] = tuple(dict.fromkeys((*(each for each in given[unit] if each not in both), *both)))
         return dataclasses.replace(self, values=tuple(values.values()), given=tuple(given))
 
     def merged(self, other: Recorded, source: str) -> Recorded:
@@ -125,12 +167,6 @@ class Recorded:
             redraws={**other.redraws, **self.redraws},
             varies=self.varies or other.varies,
         )
-
-
-def _is_beside(unit: str, name: str) -> bool:
-    """In one list."""
-    (stack, _, number), (own, _, _) = unit.rpartition("."), name.rpartition(".")
-    return stack == own and number.isdigit()
 
 
 def _places(ours: Sequence[str], theirs: Sequence[str]) -> tuple[list[int], set[int]]:

@@ -15,7 +15,7 @@ from weft.workload.cutting.cut_step import Step, named_tensors
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.loose import LooseNames, made_by
 from weft.workload.cutting.modes import aside
-from weft.workload.cutting.names import call_name, output_name
+from weft.workload.cutting.names import argument_name, call_name, output_name
 from weft.workload.cutting.operation import asks_for_numbers, name_of, result_of, user_line
 from weft.workload.cutting.placeholder import KNOWN
 from weft.workload.cutting.recorded import Recorded
@@ -48,6 +48,7 @@ class StepRecording(TorchFunctionMode):
         self._loose = LooseNames()
         self._drawing: set[str] = set()  # operations on what is fed that have drawn since the last call
         self._redraws: dict[str, frozenset[str]] = {}
+        self._instead: dict[str, str] = {}
         self._has_drawn = False  # for nothing that is fed
         self._varies = False
 
@@ -75,6 +76,7 @@ class StepRecording(TorchFunctionMode):
             key = key_of(visible, occurrence, (args, kwargs))
             result = self._opaque(visible, occurrence, forward, args, kwargs)
             self._returned[key] = returned_of(result, (args, kwargs))
+            self._note_substitutes(visible, occurrence, result)
             fed = tensors_in(result)
         else:
             result = forward(*args, **kwargs)
@@ -101,6 +103,15 @@ class StepRecording(TorchFunctionMode):
                 return self.numbers.run(visible, forward, args, kwargs)
         finally:
             self._depth -= 1
+
+    def _note_substitutes(self, visible: Visible, occurrence: int, result: Any) -> None:
+        """Of what a call is given, and of the first that it returns: what it was given that looks like it."""
+        given = {leaf: fed for leaf, fed in self._arguments[-1].items() if not fed.is_state}
+        self._instead |= {argument_name(visible.name, leaf): fed.name for leaf, fed in given.items()}
+        made = next(iter(tensors_in(result)), None)
+        alike = (fed for fed in given.values() if made is not None and _is_alike(fed.tensor, made))
+        if (fed := next(alike, None)) is not None:
+            self._instead[output_name(visible.name, occurrence, 0)] = fed.name
 
     @property
     def _region(self) -> int:
@@ -205,7 +216,8 @@ class StepRecording(TorchFunctionMode):
             repeated=regions.repeated,
             returned=self._returned,
             redraws=self._redraws,
-            num_calls=len(self._calls),
+            instead=tuple(self._instead.items()),
+            called=frozenset(each.number for each in self._calls),
             varies=self._varies,
             result=result,
         ).with_left_out(self._left_out())
@@ -222,6 +234,11 @@ class StepRecording(TorchFunctionMode):
 
     def _state_of(self, visible: Visible) -> frozenset[str]:
         return frozenset(self._names[id(each)] for _, each in named_tensors(visible.module))
+
+
+def _is_alike(given: torch.Tensor, made: torch.Tensor) -> bool:
+    """Whether it may stand for what was made, where gradients go, too."""
+    return given.shape == made.shape and given.dtype is made.dtype and given.requires_grad <= made.requires_grad
 
 
 def _generators() -> list[torch.Tensor]:

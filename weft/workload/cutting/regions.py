@@ -25,7 +25,7 @@ from functools import cached_property
 
 import torch
 
-from weft.workload.cutting.names import argument_name, call_name
+from weft.workload.cutting.names import argument_name, call_name, maker_of
 from weft.workload.cutting.recorded import Value
 from weft.workload.cutting.visible import Visible
 
@@ -267,13 +267,9 @@ def _add(needed: dict[Fed, set[int]], fed: Fed | None, units: set[int]) -> None:
 
 def _odd(values: Sequence[Value]) -> dict[int, str]:
     return {
-        unit: f"{_maker(value.name)} passes on or gets a sparse or nested tensor, and only plain ones cross; make it "
+        unit: f"{maker_of(value.name)} passes on or gets a sparse or nested tensor, and only plain ones cross; make it "
         "one (to_dense()), or cut elsewhere (strategy.split)"
         for value in values
         if value.tensor.layout is not torch.strided or value.tensor.is_nested
         for unit in range(value.maker + 1, value.readers[-1] + 1)
     }
-
-
-def _maker(name: str) -> str:
-    return name.strip(">~").rpartition(":")[0].partition(" ")[0]
