@@ -49,7 +49,7 @@ def test_a_gradient_has_its_own_strides_and_not_those_of_the_value_that_crossed(
     recorded = recording.run(step, batch, seed)
     with recording.installed_again(seed):
         recorded.result.backward()
-    whole = TrialOutcome.of(model, recorded.result)
+    whole = TrialOutcome.of(model, {"loss": recorded.result}, learns=True)
     assert recorded.problems == {}
     units = range(1, len(recorded.units))
     for cuts in chain(combinations(units, 1), combinations(units, 2), [units]):
@@ -60,8 +60,8 @@ def test_a_gradient_has_its_own_strides_and_not_those_of_the_value_that_crossed(
             cuts,
             SkippedCalls(recorded.returned),
             HostDevice(),
-            loss_of=lambda loss: loss,
+            values_of=lambda loss: {"loss": loss},
             precision=contextlib.nullcontext,
         )
         model.zero_grad(set_to_none=True)
-        assert whole.difference(TrialOutcome.of(model, trial.run(batch, seed))) is None
+        assert whole.difference(TrialOutcome.of(model, trial.run(batch, seed), learns=True)) is None

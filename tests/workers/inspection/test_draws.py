@@ -86,12 +86,12 @@ def run_whole(model: nn.Module, batch: Any, microbatch: int) -> tuple[Recorded, 
     recorded = recording.run(step, batch, seeding(microbatch))
     with recording.installed_again(seeding(microbatch)):
         recorded.result.backward()
-    return recorded, TrialOutcome.of(model, recorded.result)
+    return recorded, TrialOutcome.of(model, {"loss": recorded.result}, learns=True)
 
 
 def differs(model: nn.Module, batch: Any, trial: CutTrial, microbatch: int, whole: TrialOutcome) -> str | None:
     model.zero_grad(set_to_none=True)
-    return whole.difference(TrialOutcome.of(model, trial.run(batch, seeding(microbatch))))
+    return whole.difference(TrialOutcome.of(model, trial.run(batch, seeding(microbatch)), learns=True))
 
 
 @pytest.mark.parametrize("least", [7, 9])
@@ -114,7 +114,7 @@ def test_blocks_before_a_module_that_gets_something_else_may_be_left_out(least: 
             chosen,
             skipped,
             HostDevice(),
-            loss_of=lambda loss: loss,
+            values_of=lambda loss: {"loss": loss},
             precision=contextlib.nullcontext,
         )
         for microbatch, (run, whole) in enumerate(runs):
