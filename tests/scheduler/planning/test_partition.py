@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.plan.inspection import UnitFacts
-from weft.scheduler.planning.partition import PlanError, partition
+from weft.plan.placement import Cuts
+from weft.scheduler.planning.partition import PlanError, even_workers, partition
 
 UnitOf = Callable[..., UnitFacts]
 
@@ -202,3 +203,33 @@ def test_a_split_by_names_that_cannot_be_is_refused_with_names_that_can(
     with pytest.raises(PlanError) as caught:
         partition(named, len(split) + 1, split, {3: "a mask is made before it"} if split == ["layer2"] else {})
     assert str(caught.value) == f"strategy.split: {text}"
+
+
+# --- several stages in a worker
+
+
+def slowness(units: Sequence[UnitFacts], cuts: Cuts, worker_of: Sequence[int]) -> tuple[float, float]:
+    """Of the busiest worker and of the slowest stage."""
+    stages = [sum(unit.forward_seconds for unit in units[first:last]) for first, last in cuts]
+    workers = [sum(own for own, of in zip(stages, worker_of, strict=True) if of == worker) for worker in set(worker_of)]
+    return max(workers), max(stages)
+
+
+def test_cuts_move_for_the_busiest_worker(unit_of: UnitOf) -> None:
+    """By the slowest stage alone the second worker had 3 and 2, and the first one 1 and 1."""
+    units = [unit_of(n, forward=seconds, backward=0.0) for n, seconds in enumerate([1, 3, 1, 1, 1])]
+    cuts = even_workers(units, ((0, 1), (1, 2), (2, 3), (3, 5)), {0: 0, 1: 1, 2: 0, 3: 1})
+    assert cuts == ((0, 1), (1, 2), (2, 4), (4, 5))
+
+
+@given(
+    seconds=st.lists(st.integers(0, 9), min_size=4, max_size=12),
+    worker_of=st.sampled_from([(0, 1, 0, 1), (0, 1, 1, 0)]),
+)
+def test_no_worker_becomes_slower_by_it(unit_of: UnitOf, seconds: list[int], worker_of: tuple[int, ...]) -> None:
+    units = [unit_of(n, forward=each, backward=0.0) for n, each in enumerate(seconds)]
+    before = partition(units, 4)
+    after = even_workers(units, before, dict(enumerate(worker_of)))
+    assert [first for first, _ in after[1:]] == [last for _, last in after[:-1]]
+    assert all(first < last for first, last in after)
+    assert slowness(units, after, worker_of) <= slowness(units, before, worker_of)

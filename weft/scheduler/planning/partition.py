@@ -1,20 +1,22 @@
 """Partition: where the model is cut into stages, so that the slowest is as fast as possible. Pure.
 
 Contiguous units to stages, by dynamic programming over the units' measured times; or where the user says, by the units'
-numbers or by names of modules. A unit has the name of the module with which it begins, and may be called by that of any
-module that contains it and none before it: "layer2" begins with the unit "layer2.0".
+numbers or by names of modules. Where workers have several stages, cuts are then moved for the busiest worker's sake. A
+unit has the name of the module with which it begins, and may be called by that of any module that contains it and none
+before it: "layer2" begins with the unit "layer2.0".
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.placement import Cuts
+from weft.plan.schedules.schedule import Schedule
 from weft.scheduler.planning.working_window import layer_cuts
 from weft.spec.strategy import Replica
 
@@ -26,10 +28,13 @@ class PlanError(ValueError):
     """The job cannot be planned as asked. The text names the field and the remedy."""
 
 
-def cut_for(inspection: Inspection, replica: Replica) -> Cuts:
+def cut_for(inspection: Inspection, replica: Replica, schedule: Schedule | None) -> Cuts:
+    """schedule: None of a working window. Errors: PlanError."""
     units, problems = inspection.units_on(replica.device), inspection.cut_problems
-    if replica.working_window is None:
-        return partition(units, replica.stages, replica.split, problems)
+    if schedule is not None:
+        cuts = partition(units, replica.stages, replica.split, problems)
+        is_free = replica.split is None and len(schedule.programs) < schedule.num_stages
+        return even_workers(units, cuts, schedule.worker_of, problems) if is_free else cuts
     split = replica.split if replica.split is not None else layer_cuts(units, _allowed_cuts(units, problems))
     return partition(units, len(split) + 1, split, problems)
 
@@ -68,6 +73,36 @@ def partition(
             for b in range(min(best) + 1, len(bounds) - stages_behind)  # a cut is left for each of those
         }
     path = best[len(bounds) - 1][1]
+    return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
+
+
+def even_workers(
+    units: Sequence[UnitFacts],
+    cuts: Cuts,
+    worker_of: Mapping[int, int],
+    problems: Mapping[int, str] = MappingProxyType({}),
+) -> Cuts:
+    """Moves one cut after another to its neighbour, as long as that makes the busiest worker faster, or the slowest
+    stage where it makes none slower: the best of such moves each time. So it ends in what no one move betters."""
+    bounds = [0, *_allowed_cuts(units, problems), len(units)]
+    before = [0.0, *accumulate(unit.forward_seconds + unit.backward_seconds for unit in units)]
+
+    def slowness(path: Sequence[int]) -> tuple[float, float]:
+        stages = [before[bounds[b]] - before[bounds[a]] for a, b in pairwise(path)]
+        workers = [0.0] * (1 + max(worker_of.values()))
+        for stage, seconds in enumerate(stages):
+            workers[worker_of[stage]] += seconds
+        return max(workers), max(stages)
+
+    def moved(path: Sequence[int]) -> Iterator[Sequence[int]]:
+        for place in range(1, len(path) - 1):
+            for other in (path[place] - 1, path[place] + 1):
+                if path[place - 1] < other < path[place + 1]:
+                    yield [*path[:place], other, *path[place + 1 :]]
+
+    path: Sequence[int] = [bounds.index(first) for first, _ in cuts] + [len(bounds) - 1]
+    while slowness(better := min(moved(path), key=slowness, default=path)) < slowness(path):
+        path = better
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
 
 

@@ -49,7 +49,7 @@ def make_plan(
     """A plan that has passed its checks. host_bytes_free: of any memory of the host; where it is scarce, updates do not
     speculate. Errors: PlanError."""
     _check_sizes(spec, inspection)
-    cuts = [cut_for(inspection, replica) for replica in spec.strategy.replica_list]
+    cuts = [cut_for(inspection, replica, scheduled(spec.strategy, replica)) for replica in spec.strategy.replica_list]
     given = [replica.working_window for replica in spec.strategy.replica_list]
 
     def plan_with(window: int) -> Plan:
