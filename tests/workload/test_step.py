@@ -56,7 +56,8 @@ def test_what_is_only_measured_may_be_a_number() -> None:
         (a_loss().detach(), r"returned a loss without a gradient \(Tensor\); return the tensor .* without .item"),
         (
             {"loss": a_loss(), "logits": torch.zeros(4, 9)},
-            r"returned a tensor of shape \(4, 9\) as 'logits'; report sc",
+            r"returned a tensor of shape \(4, 9\) as 'logits'; report scalars alone, means as the loss is, or return "
+            r"the loss alone \(of what a model returns, output\['loss'\]\)",
         ),
         ({"loss": a_loss(), "hidden": None}, "returned None as 'hidden'; report scalars alone, means as the loss is"),
         ({"loss": a_loss(), 3: 1.0}, "returned a mapping with 3, which is no text; name what is reported"),

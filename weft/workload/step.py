@@ -98,7 +98,10 @@ def _scalar(value: object, name: object, source: str) -> torch.Tensor:
     shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else kind_of(value)
     if name == "loss":
         raise WorkloadError(f"{source} returned {shape} as the loss; {_REMEDY}")
-    raise WorkloadError(f"{source} returned {shape} as {name!r:.80}; report scalars alone, means as the loss is")
+    raise WorkloadError(
+        f"{source} returned {shape} as {name!r:.80}; report scalars alone, means as the loss is, or return the loss "
+        "alone (of what a model returns, output['loss'])"
+    )
 
 
 def _listed(names: Mapping[str, object] | list[str]) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from weft.workload.cutting.calls import CallNumbers, Seed
@@ -53,8 +54,12 @@ class StepRecording(TorchFunctionMode):
         self._varies = False
 
     def run(self, step: Step, batch: Any, seed: Seed) -> Recorded:
-        with listening(self._visible, self), self.numbers.running(seed), self:
-            result = step(self._model, batch)
+        refusing = register_optimizer_step_pre_hook(_refuse_update)
+        try:
+            with listening(self._visible, self), self.numbers.running(seed), self:
+                result = step(self._model, batch)
+        finally:
+            refusing.remove()
         self._read(None, tensors_in(result))
         return self._recorded(result)
 
@@ -234,6 +239,13 @@ class StepRecording(TorchFunctionMode):
 
     def _state_of(self, visible: Visible) -> frozenset[str]:
         return frozenset(self._names[id(each)] for _, each in named_tensors(visible.module))
+
+
+def _refuse_update(optimizer: Any, args: Any, kwargs: Any) -> NoReturn:
+    raise WorkloadError(
+        f"the step calls the step() of {type(optimizer).__name__} at {user_line()}; leave it out, as zero_grad() and "
+        "backward(): Weft updates all parameters by Workload.optimizer, and two that take turns (a GAN's) are no job"
+    )
 
 
 def _is_alike(given: torch.Tensor, made: torch.Tensor) -> bool:
