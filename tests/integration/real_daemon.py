@@ -351,7 +351,19 @@ def num_shared_mappings(pid: int) -> int:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return sum("/dev/shm/" in line or "/memfd:" in line for line in maps.splitlines())
+    return sum(map(_is_shared_memory, maps.splitlines()))
+
+
+def num_held_blocks(pid: int) -> int:
+    """Of shared memory, mapped or open."""
+    opened = 0
+    with suppress(OSError):  # closed meanwhile
+        opened = sum(_is_shared_memory(os.readlink(each)) for each in Path(f"/proc/{pid}/fd").iterdir())
+    return opened + num_shared_mappings(pid)
+
+
+def _is_shared_memory(line: str) -> bool:
+    return "/dev/shm/" in line or "/memfd:" in line
 
 
 def metrics_rows(run_dir: str) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -218,7 +217,7 @@ HANDED_ON = "the workers hand the job's memory on"
 def test_a_directory_that_is_killed_costs_no_step_and_no_snapshot() -> None:
     """One after another; then a worker, which is replaced from what the first one of them held."""
     with KnownKeyDaemon(workers=2).serving() as daemon:
-        before = psutil.virtual_memory().shared
+        before = held_blocks(daemon)
         with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
             blocks = blocks_of(daemon, job)
             for losses in range(1, 3):
@@ -233,7 +232,12 @@ def test_a_directory_that_is_killed_costs_no_step_and_no_snapshot() -> None:
             gate.open()
             check_is_undisturbed(daemon, job, spec)
         daemon.until_idle()
-        assert psutil.virtual_memory().shared - before < 64 << 20
+        assert held_blocks(daemon) == before
+
+
+def held_blocks(daemon: Any) -> int:
+    """Of shared memory, by all of the daemon's processes."""
+    return sum(_REAL["num_held_blocks"](process.pid) for process in daemon.processes())
 
 
 def blocks_of(daemon: Any, job: str) -> dict[str, int]:
@@ -265,9 +269,10 @@ def test_a_bit_that_changes_in_a_parameter_is_found_before_it_is_used_and_the_re
 @pytest.mark.slow
 def test_snapshots_leave_no_memory_behind(own_daemon: StartDaemon) -> None:
     daemon = own_daemon()
-    before = psutil.virtual_memory().shared
+    before = held_blocks(daemon)
     with held_behind_a_snapshot(daemon, PIPELINE) as (job, _, gate):
+        assert held_blocks(daemon) > before
         gate.open()
         daemon.client.wait(job, SECONDS)
     daemon.until_idle()
-    assert psutil.virtual_memory().shared - before < 64 << 20
+    assert held_blocks(daemon) == before
