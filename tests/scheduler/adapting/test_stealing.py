@@ -78,6 +78,18 @@ def test_a_lane_may_be_sent_no_task_of_a_position_that_is_not_decided(play: Play
     assert [play.plan.graph.tasks[task].microbatch for task in lane.program[:4]] == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("schedule", ["model-parallel", "gpipe", "1f1b", "last-stage", "zero-bubble"])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_replica_has_as_many_at_once_as_its_schedule_begins_before_it_ends_one(
+    plan_of: PlanOf, schedule: str, stages: int
+) -> None:
+    """By the number of its stages the plan stood still under last-stage, which begins more, and was refused."""
+    replicas = [{"stages": stages}, {"stages": 1}]
+    plan = plan_of(replicas=replicas, microbatches=9, share="stealing", schedule=schedule, steps=2)
+    begun = {"model-parallel": 1, "last-stage": 2 * stages - 1}.get(schedule, stages)
+    assert len(Play(plan).ask(0)) == begun + 1
+
+
 def test_whoever_ends_one_gets_the_next(play: Play) -> None:
     play.ask(0)
     play.ask(1)

@@ -196,14 +196,15 @@ def _taker(plan: Plan, replica: int, lanes: Mapping[Lane, LaneState]) -> _Taker:
         if firsts:
             gates.append((lanes[lane], firsts))
     last_stage = plan.replicas[replica].num_stages - 1
-    last, ends = _ends(plan, replica, last_stage)
+    last, ends, fills = _ends(plan, replica, last_stage)
     begins = lanes[last].done
-    return _Taker(gates=gates, last=lanes[last], ends=ends, fills=last_stage + 1, iteration=begins)
+    return _Taker(gates=gates, last=lanes[last], ends=ends, fills=fills, iteration=begins)
 
 
-def _ends(plan: Plan, replica: int, last_stage: int) -> tuple[Lane, tuple[int, ...]]:
-    """The lane in which a replica is done with its microbatches, and where in its program: as they come back to the
-    first stage; where the last one has all of them before it sends any back, as they come there."""
+def _ends(plan: Plan, replica: int, last_stage: int) -> tuple[Lane, tuple[int, ...], int]:
+    """(the lane in which a replica is done with its microbatches, where in its program, how many it has begun by then
+    and not ended, at most): as they come back to the first stage; where the last one has all of them before it sends
+    any back, as they come there."""
     tasks = plan.graph.tasks
 
     def passes(stage: int, *, back: bool) -> tuple[Lane, tuple[int, ...]]:
@@ -214,8 +215,11 @@ def _ends(plan: Plan, replica: int, last_stage: int) -> tuple[Lane, tuple[int, .
         lane = next(task.lane for task in tasks if wanted(task))
         return lane, _indices(plan.graph.programs[lane], tasks, wanted)
 
-    there, back = passes(last_stage, back=False), passes(last_stage, back=True)
-    return there if there[1][-1] < back[1][0] else passes(0, back=True)
+    (lane, there), (_, back) = passes(last_stage, back=False), passes(last_stage, back=True)
+    if there[-1] < back[0]:
+        return lane, there, last_stage + 1
+    (_, begun), (lane, ended) = passes(0, back=False), passes(0, back=True)
+    return lane, ended, max(bisect_left(begun, end) - place for place, end in enumerate(ended))
 
 
 def _indices(program: tuple[int, ...], tasks: tuple[Task, ...], wanted: Callable[[Task], bool]) -> tuple[int, ...]:
