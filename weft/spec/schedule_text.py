@@ -16,11 +16,16 @@ MAX_GRID_CHARS = 1 << 20  # as many as the largest plan's schedule has
 _MAX_TITLE_CHARS = 80
 
 
+def is_grid(text: str) -> bool:
+    """Whether it is a schedule as it stands in a file, and no name; then it has its own stages and microbatches."""
+    return "\n" in text
+
+
 def known_schedule(text: str) -> str:
     """As it is. Errors: ValueError, for what is neither."""
     if text in SCHEDULE_NAMES:
         return text
-    if "\n" in text:
+    if is_grid(text):
         if len(text) > MAX_GRID_CHARS:
             raise ValueError(f"a grid of {len(text)} characters is too long; write one of at most {MAX_GRID_CHARS}")
         return text
@@ -35,7 +40,7 @@ def known_schedule(text: str) -> str:
 
 def num_lines(text: str, num_stages: int, stages_per_worker: int | None) -> int:
     """How many workers have the stages of one replica. stages_per_worker: as given. A grid has a line for each."""
-    if "\n" in text:
+    if is_grid(text):
         return max(1, sum(bool(line.partition("#")[0].strip()) for line in text.splitlines()))
     return max(1, num_stages // (stages_per_worker or STAGES_PER_WORKER.get(text, 1)))
 
@@ -43,7 +48,7 @@ def num_lines(text: str, num_stages: int, stages_per_worker: int | None) -> int:
 def why_not_stages(text: str, num_stages: int, stages_per_worker: int | None) -> str | None:
     """Why a named schedule has no grid of so many stages; None where it has. stages_per_worker: as given."""
     if stages_per_worker is not None and text != "interleaved":
-        own = "a grid has its own" if "\n" in text else f"{text!r} has {STAGES_PER_WORKER.get(text, 1)}"
+        own = "a grid has its own" if is_grid(text) else f"{text!r} has {STAGES_PER_WORKER.get(text, 1)}"
         return f"stages_per_worker = {stages_per_worker} is of schedule = 'interleaved', and {own}; leave it out"
     each = stages_per_worker or STAGES_PER_WORKER.get(text, 1)
     if num_stages == 1 or num_stages % each == 0:

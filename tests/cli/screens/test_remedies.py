@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from weft.cli.screens import remedies
 from weft.cli.screens.remedies import Remedy, Setup
+from weft.plan.schedules.grid import drawn
+from weft.plan.schedules.named import SCHEDULES
 from weft.spec.job_spec import JobSpec, SpecError, apply_override
 from weft.spec.schedule_text import why_not_stages
 from weft.spec.strategy import MAX_LOADERS, MAX_PREFETCH, Replica, Strategy
@@ -138,6 +141,18 @@ def test_no_second_loader_is_advised_to_data_that_one_draws() -> None:
     setup = Setup(strategy=Strategy(), stages=(), batch_size=8, num_train=8, streams=True)
     remedy = remedies.of_data(setup, from_device=False, source_is_busy=True)
     assert remedy == Remedy(text="Make the dataset's items cheaper to get.")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_nobody_is_advised_other_numbers_than_a_grid_has(kind: str) -> None:
+    """Twice as many microbatches were, and the job was refused with them."""
+    grid = drawn(SCHEDULES["1f1b"](2, 4), "mine") + "\n"
+    stages = [{"replica": 0, "worker": f"cpu-{n}", "units": [3 * n, 3 * n + 3]} for n in range(2)]
+    strategy = Strategy(stages=2, microbatches=4, schedule=grid)
+    remedy = KINDS[kind](Setup(strategy=strategy, stages=stages, batch_size=8, num_train=100), 0)
+    for alternative in remedy.alternatives:
+        axes = {setting.partition("=")[0] for setting in alternative}
+        assert axes.isdisjoint({"strategy.microbatches", "strategy.stages"}) or "strategy.schedule" in axes
 
 
 def test_a_stage_gives_a_unit_to_the_neighbour_that_computes_less() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from weft.cli.screens.toml_text import toml
 from weft.plan.schedules.grid import schedule_of
-from weft.spec.schedule_text import num_lines, why_not_stages
+from weft.spec.schedule_text import is_grid, num_lines, why_not_stages
 from weft.spec.strategy import MAX_LOADERS, MAX_MICROBATCHES, MAX_PREFETCH, Replica, Strategy
 from weft.transport.wire.frames import Message
 
@@ -80,19 +80,21 @@ def more_microbatches(setup: Setup, number: int) -> tuple[int, Settings] | None:
     own = setup.replica(number).microbatches or 1
     sharing = 1 if setup.strategy.steals else len(setup.strategy.replica_list)
     more = min(2 * own, MAX_MICROBATCHES, setup.batch_size // sharing)
-    return (more, _microbatches(setup, number, more)) if more > own else None
+    return _microbatches(setup, number, more) if more > own else None
 
 
 def fewer_microbatches(setup: Setup, number: int) -> tuple[int, Settings] | None:
     own = setup.replica(number).microbatches or 1
-    return (own // 2, _microbatches(setup, number, own // 2)) if own > 1 else None
+    return _microbatches(setup, number, own // 2) if own > 1 else None
 
 
-def _microbatches(setup: Setup, number: int, count: int) -> Settings:
+def _microbatches(setup: Setup, number: int, count: int) -> tuple[int, Settings] | None:
+    if is_grid(setup.strategy.schedule):
+        return None
     listed = setup.strategy.replicas
     if isinstance(listed, list) and listed[number].microbatches is not None:
-        return setup.changed(number, microbatches=count)
-    return (f"strategy.microbatches={count}",)
+        return count, setup.changed(number, microbatches=count)
+    return count, (f"strategy.microbatches={count}",)
 
 
 def fewer_stages(setup: Setup, number: int, count: int) -> Settings | None:
@@ -104,7 +106,7 @@ def fewer_stages(setup: Setup, number: int, count: int) -> Settings | None:
         if why_not_stages(strategy.schedule, fewer, strategy.stages_per_worker) is None
     )
     count = next(possible, 0)
-    if not 1 <= count < replica.stages or "\n" in strategy.schedule:
+    if not 1 <= count < replica.stages or is_grid(strategy.schedule):
         return None
     axes: dict[str, Any] = {"stages": count}
     if replica.split is not None:
