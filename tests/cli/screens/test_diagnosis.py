@@ -109,14 +109,21 @@ def test_a_slow_stage_is_looked_for_in_the_replica_that_waits() -> None:
     assert cut.endswith('{ device = "gpu", stages = 2, split = [2] }]'), "of that replica alone"
 
 
-@pytest.mark.parametrize(("microbatches", "told"), [(1, "1 microbatch in 2 stages (50 %"), (4, "4 microbatches in 2 ")])
-def test_even_stages_that_wait_for_one_another_have_a_bubble(microbatches: int, told: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "microbatches", "told"),
+    [
+        ("1f1b", 1, "1 microbatch in 2 stages (50 %"),
+        ("1f1b", 4, "4 microbatches in 2 stages (20 %"),
+        ("zero-bubble", 4, "4 microbatches in 2 stages."),  # how much there is has no bound from below
+    ],
+)
+def test_even_stages_that_wait_for_one_another_have_a_bubble(schedule: str, microbatches: int, told: str) -> None:
     lanes = {
         "cpu-0/compute": {"forward": 38.0, "backward": 38.0, "stall_gradient": 24.0},
         "cpu-1/compute": {"forward": 40.0, "backward": 40.0, "stall_activation": 20.0},
     }
     stages = [stage("cpu-0"), stage("cpu-1")]
-    diagnosis = found(lanes, plan=plan_of(stages, stages=2, microbatches=microbatches))
+    diagnosis = found(lanes, plan=plan_of(stages, stages=2, microbatches=microbatches, schedule=schedule))
     assert diagnosis.kind == "bubble"
     assert f"the stages are even, this is the bubble of {told}" in diagnosis.sentence
     assert "strategy.microbatches" in diagnosis.remedy

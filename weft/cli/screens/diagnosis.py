@@ -171,10 +171,11 @@ def _pipeline(loss: _Loss, lanes: Lanes, times: Times) -> Diagnosis:
     num_microbatches = (setup.replica(number).microbatches if setup else times.plan.get("microbatches")) or 1
     waiting = len(set(stages)) - 1  # of each worker, for as long as one of its stages takes, at the least
     least = waiting / (num_microbatches * len(stages) / (waiting + 1) + waiting)
+    share = "" if setup and setup.splits_backwards(number) else f" ({_percent(least)} or more)"
     return _found(
         "bubble",
         f"{loss.waits()}: the stages are even, this is the bubble of {num_microbatches} "
-        f"microbatch{'es' if num_microbatches > 1 else ''} in {len(stages)} stages ({_percent(least)} or more).",
+        f"microbatch{'es' if num_microbatches > 1 else ''} in {len(stages)} stages{share}.",
         remedies.of_bubble(setup, number) if setup else None,
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from weft.cli.screens.toml_text import toml
+from weft.plan.kinds import Kind
 from weft.plan.schedules.grid import schedule_of
 from weft.spec.schedule_text import is_grid, num_lines, why_not_stages
 from weft.spec.strategy import MAX_LOADERS, MAX_MICROBATCHES, MAX_PREFETCH, Replica, Strategy
@@ -50,6 +51,15 @@ class Setup:
             num_train=plan["num_train"],
             streams=plan.get("streams", False),
         )
+
+    def splits_backwards(self, number: int) -> bool:
+        """Whether a stage may compute the second part of a backward where it would have waited."""
+        replica, strategy = self.replica(number), self.strategy
+        if replica.working_window is not None:
+            return False
+        count = replica.microbatches or strategy.microbatches
+        schedule = schedule_of(strategy.schedule, replica.stages, count, strategy.stages_per_worker)
+        return any(each.kind is Kind.WEIGHT for program in schedule.programs for each in program)
 
     def replica_of(self, worker: str) -> int:
         """Of the stage on that worker; the first where it has none."""
