@@ -172,6 +172,11 @@ class RealDaemon:
             self.seen |= {process.pid: process for process in found}
         return [process for process in self.seen.values() if _lives(process)]
 
+    def names_in_shared_memory(self) -> list[str]:
+        """Those that a process of its own has made: torch's names have its pid, and others make some, too."""
+        mine = tuple(f"torch_{pid}_" for pid in self.seen)
+        return [name for name in os.listdir("/dev/shm") if name.startswith(mine)]
+
     def fork_server(self) -> psutil.Process:
         (server,) = psutil.Process(self.process.pid).children()
         return server

@@ -413,7 +413,7 @@ def test_everything_killed_at_once_leaves_nothing_in_shared_memory_and_a_restart
                 process.kill()
         daemon.process.wait(SECONDS)
         daemon.until_nothing_lives(5.0)
-        assert not [name for name in os.listdir("/dev/shm") if name.startswith("torch_")]
+        assert not daemon.names_in_shared_memory()
         gate.open()
     daemon.start()
     assert has_the_plain_loops_result(daemon.client.wait(job, SECONDS), spec)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from deck import Row
 from jobs import JOBS
-from stage import ORPHAN_SECONDS, SECONDS, Stage, names_in_shared_memory, until
+from stage import ORPHAN_SECONDS, SECONDS, Stage, until
 
 from weft.client.client import DaemonUnreachable, RequestRefused
 from weft.spec.job_spec import JobSpec
@@ -76,7 +76,7 @@ def end_daemons(end: End, own_start: bool, stage: Stage, chance: random.Random) 
         unfinished = starting or not all(stage.has_ended(job) for job in jobs)
         end(daemon)
         daemon.until_nothing_lives(ORPHAN_SECONDS)
-        assert not names_in_shared_memory(daemon), names_in_shared_memory(daemon)
+        assert not daemon.names_in_shared_memory(), daemon.names_in_shared_memory()
         fired["while it starts" if starting else "while jobs run" if unfinished else "when they have ended"] += 1
         begin(daemon)
         stage.is_another()

@@ -14,7 +14,7 @@ from daemon_faults import all_jobs, answers, begin
 from deck import Row
 from jobs import JOBS, WITH_CHECKPOINTS
 from phases import PHASES, phase_of, reach
-from stage import ORPHAN_SECONDS, SECONDS, Stage, names_in_shared_memory, until
+from stage import ORPHAN_SECONDS, SECONDS, Stage, until
 from worker_faults import kill_one
 
 from weft.client.client import Client, DaemonUnreachable, RequestRefused
@@ -77,7 +77,7 @@ def replace_and_kill(stage: Stage, job: str, phase: str, chance: random.Random) 
         time.sleep(chance.uniform(0.0, LONGEST_SECONDS))
         daemon.kill()
         daemon.until_nothing_lives(ORPHAN_SECONDS)
-        assert not names_in_shared_memory(daemon), names_in_shared_memory(daemon)
+        assert not daemon.names_in_shared_memory(), daemon.names_in_shared_memory()
         begin(daemon)
         until(partial(answers, daemon), "its answer")
     stage.is_another()

@@ -104,7 +104,7 @@ class Stage:
         if self._before:
             grown = lambda: daemon.footprint() - self._before  # noqa: E731
             until(lambda: not grown(), f"the descriptors and mappings of before, {grown()}", 30.0)
-        assert not names_in_shared_memory(daemon), names_in_shared_memory(daemon)
+        assert not daemon.names_in_shared_memory(), daemon.names_in_shared_memory()
 
     def is_another(self) -> None:
         """The try has put another daemon's process in the place of the one before: it holds what it holds."""
@@ -217,12 +217,6 @@ def held_by(daemon: Any) -> str:
             maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
             told += [line for line in maps if "/dev/shm/" in line or "/memfd:" in line]
     return "\n".join(told)
-
-
-def names_in_shared_memory(daemon: Any) -> list[str]:
-    """Those that a process of the daemon's has made: torch's names have its pid, and others make some, too."""
-    mine = [f"torch_{pid}_" for pid in daemon.seen]
-    return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(mine))]
 
 
 def _large_or_no_file(folder: str, names: list[str]) -> set[str]:
