@@ -9,6 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_sharer
@@ -455,6 +458,32 @@ def test_a_descriptor_that_cannot_be_handed_over_is_memory_that_is_gone(serving:
     kind, text = begin_after(serving, CALLS["known block"])(happens)
     assert kind == "SharedMemoryGone"
     assert "board (FileNotFoundError" in text
+
+
+SERVE = """
+import sys
+from pathlib import Path
+from weft.transport.memory.directory import DirectoryServer
+DirectoryServer(Path(sys.argv[1]), bytes.fromhex(sys.argv[2])).serve(lambda: print("ready", flush=True))
+"""
+
+
+def test_who_is_killed_as_it_comes_for_a_descriptor_is_no_fault_of_the_directorys(tmp_path: Path) -> None:
+    """Its log had a traceback, once in some hundred killed workers."""
+    clients = Serving.__new__(Serving)
+    clients.address, clients._processes = tmp_path / "d.sock", []
+    command = [sys.executable, "-c", SERVE, str(clients.address), KEY.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+        clients.begin(write_byte(0))()
+        (listener,) = (tmp_path / HANDOVER).glob("listener-*")
+        for _ in range(20):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(listener))
+        assert clients.begin(write_byte(0), "another")() == 64, "they have been answered before"
+        server.kill()
+        assert "Traceback" not in server.communicate()[1]
 
 
 def test_a_directory_that_never_comes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

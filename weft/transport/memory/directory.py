@@ -17,11 +17,13 @@ import copy
 import multiprocessing
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.managers import BaseManager, DictProxy, RemoteError
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -83,6 +85,7 @@ class DirectoryServer:
         own = self._address.parent / HANDOVER / f"directory-{os.getpid()}"
         server = Bound(address=str(own), authkey=self._authkey).get_server()
         self._address.symlink_to(own)
+        sys.excepthook = _told_of_a_client
         on_ready()
         server.serve_forever()
 
@@ -249,6 +252,12 @@ def _asking(name: str) -> Iterator[None]:
         ) from error
     except RuntimeError as error:  # torch, which could not map what it was given
         raise SharedMemoryFull(f"shared memory of {name} cannot be mapped: {error}") from error
+
+
+def _told_of_a_client(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """The thread that hands descriptors over tells here of whoever was killed as it came for one: that is no fault."""
+    if not isinstance(error, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, traceback)
 
 
 def _connect(address: Path, authkey: bytes) -> DirectoryManager:

@@ -406,6 +406,19 @@ def test_an_update_waits_for_every_owners_last_sync_where_the_norm_bounds_it(
         assert "UPDATE(o" not in waits
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_tied_parameter_changes_when_no_later_stage_reads_it_in_the_second_part_of_a_backward(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, parameter_of: ParameterOf, device: str
+) -> None:
+    """Its gradient is whole with the first stage's backward, which the first part of the second's is enough for."""
+    inspection = inspection_of([unit_of(0), unit_of(1)], parameters=(parameter_of(0, 1),))
+    replica = {"device": device, "stages": 2}
+    plan = plan_of(inspection, schedule="zero-bubble", microbatches=2, replicas=[replica], update="cpu")
+    writes = [task for task in tasks_of(plan, Kind.UPDATE if device == "cpu" else Kind.UP) if task.stage != 0]
+    assert writes
+    assert all("WEIGHT(1,1)" in sources_of(plan, task) for task in writes)
+
+
 def test_a_tied_parameters_gradient_comes_from_the_first_of_its_stages_and_all_wait_for_its_update(
     plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, parameter_of: ParameterOf
 ) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.graph import Key, down, forward, grad, own_update, owned_snapshot, sync, up, update, validate
-from weft.plan.kinds import Cause, Way
+from weft.plan.kinds import Cause, Kind, Way
 from weft.plan.placement import DOWN, UP
 from weft.plan.plan import Synchronisation
 from weft.scheduler.planning.graph.pipeline import GraphBuilder
@@ -184,6 +184,9 @@ class BucketGraph:
         for part in updated:
             b = part.index
             self._builder.edge(sync(owner, b), update(owner, b), 0, Cause.SYNC)
+            for holder in part.holders:
+                if self._reads_late(holder, part) and self._reads_what_is_updated(holder, part):
+                    self._builder.edge(self._builder.last_backward[holder], update(owner, b), 0, Cause.GRADIENT)
             if self._comes_up_summed(part) and self._builder.is_device(part.holders[0][0]):
                 # unlike a replica on shared parameters, the device whose gradient gave way to the sum does not wait
                 self._builder.edge(self._completion(owner, part), self._writer_of_sum(part), 1, Cause.SLOT)
@@ -192,6 +195,16 @@ class BucketGraph:
         elif self._plan.bounded:
             for part in self._openers([(part, self._update_way(owner, part)) for part in updated]):
                 self._norm_edges(update(owner, part.index))
+
+    def _reads_late(self, holder: Holder, part: Bucket) -> bool:
+        """Whether the stage, whose gradient of the bucket an earlier one has, may read the parameters when that one's
+        backward is over: in the second part of its own."""
+        is_split = self._builder.last_backward[holder].kind is Kind.WEIGHT
+        return is_split and holder not in part.gradient_holders
+
+    def _reads_what_is_updated(self, holder: Holder, part: Bucket) -> bool:
+        """And no copy, which comes up later."""
+        return not self._placement.replicas[holder.replica].private or part.route in (Route.DEVICE, Route.EITHER)
 
     def _norm_edges(self, target: Key) -> None:
         """The norm is known once every owner has done its last SYNC."""
@@ -235,10 +248,11 @@ class BucketGraph:
 
     def _parameters_come_up(self, r: int, s: int, part: Bucket) -> None:
         """Where UP has another load as well, it waits for these only in the iterations that take this way. The bucket's
-        parameters have been read by then, or it would have no gradient; but a stale one goes by an older gradient."""
+        parameters have been read by then, or it would have no gradient; but a stale one goes by an older gradient, and
+        a later stage may read on."""
         staleness, target = self._placement.replicas[r].staleness, up(r, s, part.index)
         way = Way.HOST if self._comes_up_summed(part) else None
-        if staleness:
+        if staleness or self._reads_late(Holder(r, s), part):
             self._builder.edge(self._builder.last_backward[Holder(r, s)], target, 0, Cause.GRADIENT, way)
         for key in self._completions(part):
             self._builder.edge(key, target, staleness, Cause.UPDATE, way)
