@@ -94,8 +94,7 @@ class Attempt:
             depth=batches_under_way(spec.strategy),
         )
         tasks = [task for program in view.programs.values() for task in program]
-        loads = any(task.kind is Kind.LOAD for task in tasks)
-        self._batches = _batches_of(workload, spec.job) if loads else None
+        self._batches = _batches_of(workload, spec.job) if any(task.kind is Kind.LOAD for task in tasks) else None
         self._post = {(task.holder, _given(task.bucket)): task.id for task in tasks if KINDS[task.kind].is_milestone}
         self._is_verified = spec.strategy.verify == "digest"
         self._bounded = view.synchronisation is not None and view.synchronisation.bounded
@@ -114,9 +113,8 @@ class Attempt:
             self._post_gradient,
             saved,
         )
-        self._evidence = None
-        if tell is not None and spec.strategy.verify == "replay":
-            self._evidence = Evidence(self.course, self._loaded, self._parts, tell)
+        is_compared = spec.strategy.verify == "replay"
+        self._evidence = Evidence(self.course, self._loaded, self._parts, tell) if tell and is_compared else None
         copying = [task for task in tasks if task.kind is Kind.SNAPSHOT]
         self._snapshots = {t.id: SnapshotPlaces(snapshots or directory, snapshot_name(t), device) for t in copying}
 
