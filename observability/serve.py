@@ -7,7 +7,6 @@ directory that goes when it ends.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import signal
 import subprocess
@@ -46,8 +45,9 @@ def main() -> int:
             PrometheusServer(Path(home), target, port=arguments.port) as server,
         ):
             print(f"Prometheus at {server.url} scrapes {target}; Ctrl-C ends it", flush=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                raise PrometheusError(f"prometheus has ended with exit code {server.wait()}")
+            raise PrometheusError(f"prometheus has ended with exit code {server.wait()}")
+    except KeyboardInterrupt:
+        return 0
     except PrometheusError as error:
         print(f"observability: {error}", file=sys.stderr)
         return 1
