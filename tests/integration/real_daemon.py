@@ -276,8 +276,11 @@ class RealDaemon:
         return job
 
     def run(self, spec: JobSpec) -> dict[str, Any]:
-        """The job's result."""
-        return self.client.wait(self.submit(spec), timeout=SECONDS)
+        """The job's result. Of one that has failed the log is printed, for a test that did not expect it."""
+        result = self.client.wait(self.submit(spec), timeout=SECONDS)
+        if result["state"] == "failed":
+            print(self.log_of(result["job"]))
+        return dict(result)
 
     def until_logged(self, job: str, text: str) -> str:
         """Follows the job until its log has the text; returns the log so far."""

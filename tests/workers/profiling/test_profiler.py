@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import runpy
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,9 @@ class Profiled:
         asked = ProfileSection(first=FIRST, iterations=NUM)
         about = {"job": "made-up-1", "attempt": 1, "worker": "gpu-0"}
         try:
-            with profiling(asked, self.device, list(LANES), about, self.directory, self.told.append) as reach:
-                run_lanes("compute", LANES, inboxes, attempt, report, lambda run: run(), threads=1, reach=reach)
+            with profiling(asked, self.device, list(LANES), about, self.directory, self.told.append) as observer:
+                self.observer = observer
+                run_lanes("compute", LANES, inboxes, attempt, report, lambda run: run(), threads=1, observer=observer)
         finally:
             left.release(iterations * len(LANES))  # where a lane has failed they are not all told of
             ending.join(SOON)
@@ -210,10 +212,8 @@ def test_it_is_cut_after_some_seconds_however_long_the_iterations_take(
 
     def until_cut(iteration: Iteration) -> None:
         multiply(iteration)
-        if iteration.index == LAST:
-            thread = next((thread for thread in threading.enumerate() if thread.name == "profiler"), None)
-            if thread is not None:
-                thread.join(SOON)
+        while iteration.index == LAST and profiled.observer.gate.is_open:
+            time.sleep(0.001)  # until it wants to end
 
     profiled.run(until_cut, add, LAST + 1 + AFTER)
     (told,) = profiled.told

@@ -10,10 +10,11 @@ otherwise every REPORT_SECONDS, so that a fast job does not spend its cores on m
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from weft.transport.memory.board import Aborted
 from weft.workers.lanes.account import Account, Send
@@ -22,8 +23,21 @@ from weft.workers.lanes.operation import Operation
 from weft.workers.lanes.queue import Inbox, Interrupted, TaskQueue
 
 
+class Observer(Protocol):
+    """Who looks at the lanes of a worker as they run: weft.workers.profiling.profiler."""
+
+    def reach(self, iteration: int) -> bool:
+        """Called before each task of the main lane; whether it has kept the lane waiting."""
+
+    def through(self, lane: str, run: Callable[..., None]) -> Callable[..., None]:
+        """What the lane is to run in the place of this."""
+
+    def within(self, lane: str) -> contextlib.AbstractContextManager[object]:
+        """For what the lane computes behind a task."""
+
+
 class LaneLoop(ABC):
-    """stamps: see Account. reach: see weft.workers.profiling.profiler; called before each task."""
+    """stamps: see Account."""
 
     def __init__(
         self,
@@ -33,8 +47,14 @@ class LaneLoop(ABC):
         send: Send,
         *,
         stamps: bool = True,
-        reach: Callable[[int], bool] | None = None,
+        observer: Observer | None = None,
+        is_main: bool = False,
     ) -> None:
+        if observer is not None:
+            operations = {
+                task: dataclasses.replace(each, run=observer.through(name, each.run))
+                for task, each in operations.items()
+            }
         self._name = name
         self._attempt = attempt
         self._board = attempt.boards[name]
@@ -42,7 +62,8 @@ class LaneLoop(ABC):
         self._program = tuple(operations)
         self._queue = TaskQueue()
         self._account = Account(name, attempt.measured[name], send, stamps=stamps)
-        self._reach = reach
+        self._reach = observer.reach if observer is not None and is_main else None
+        self._behind_a_task = contextlib.nullcontext() if observer is None else observer.within(name)
 
     def run(self, inbox: Inbox) -> None:
         """Runs what the inbox brings, until it brings None or the attempt is aborted. Raises what user code raises."""

@@ -19,7 +19,7 @@ from weft.workers.devices.device import Accelerator
 from weft.workers.lanes.account import Send
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.host_lane import HostLane
-from weft.workers.lanes.lane import LaneLoop
+from weft.workers.lanes.lane import LaneLoop, Observer
 from weft.workers.lanes.launched import Launched
 from weft.workers.lanes.queue import Inbox
 from weft.workers.lanes.stream_lane import StreamLane
@@ -38,13 +38,13 @@ def run_lanes(
     *,
     threads: int,
     stamps: bool = True,
-    reach: Callable[[int], bool] | None = None,
+    observer: Observer | None = None,
     watch: Callable[[Progress], None] | None = None,
 ) -> None:
     """programs: by lane. main: the lane of the calling thread. guard: runs a lane in another thread, and tells what it
-    raises. threads: of torch, in each lane. stamps: see Account. reach: the main lane's, see
-    weft.workers.profiling.profiler. watch: gets what tells another thread how far the lanes are."""
-    lanes = _make_lanes(programs, attempt, send, stamps=stamps, reach={main: reach})
+    raises. threads: of torch, in each lane. stamps: see Account. watch: gets what tells another thread how far the
+    lanes are."""
+    lanes = _make_lanes(main, programs, attempt, send, observer, stamps=stamps)
     if watch is not None:
         watch(lambda: [lane.progress() for lane in lanes.values()])
 
@@ -71,12 +71,13 @@ def run_lanes(
 
 
 def _make_lanes(
+    main: str,
     programs: Mapping[str, Sequence[Task]],
     attempt: Attempt,
     send: Send,
+    observer: Observer | None,
     *,
     stamps: bool,
-    reach: Mapping[str, Callable[[int], bool] | None],
 ) -> Mapping[str, LaneLoop]:
     operations = {name: attempt.operations(name, program) for name, program in programs.items()}
     make: Callable[..., LaneLoop] = HostLane
@@ -86,5 +87,6 @@ def _make_lanes(
         attempt.abort_with(launched.board)
         make = functools.partial(StreamLane, device=attempt.device, launched=launched)
     return {
-        name: make(name, attempt, own, send, stamps=stamps, reach=reach.get(name)) for name, own in operations.items()
+        name: make(name, attempt, own, send, stamps=stamps, observer=observer, is_main=name == main)
+        for name, own in operations.items()
     }

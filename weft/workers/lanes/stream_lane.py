@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from weft.plan.error_places import within
 from weft.plan.itinerary import Iteration
@@ -55,10 +56,10 @@ class StreamLane(LaneLoop):
         *,
         device: Accelerator,
         launched: Launched,
-        stamps: bool = True,
-        reach: Callable[[int], bool] | None = None,
+        **observed: Any,
     ) -> None:
-        super().__init__(name, attempt, operations, send, stamps=stamps, reach=reach)
+        """observed: further arguments of LaneLoop."""
+        super().__init__(name, attempt, operations, send, **observed)
         self._device = device
         self._launched = launched
         self._stream = device.stream(name)
@@ -161,7 +162,7 @@ class StreamLane(LaneLoop):
         operation = entry.operation
         if entry.ended is not None:
             entry.ended.wait()
-        with within(lambda: operation.place_in(self._attempt.iteration(entry.iteration))):
+        with self._behind_a_task, within(lambda: operation.place_in(self._attempt.iteration(entry.iteration))):
             for act in entry.acts:
                 act()
         (self._board.post if operation.wakes else self._board.post_quietly)(operation.task, entry.iteration)

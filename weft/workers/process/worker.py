@@ -226,7 +226,7 @@ class _Worker:
             {**job, "worker": self._config.worker},
             Path(message["run_dir"]),
             lambda text: self._send({"type": "profiled", **job, "text": text}),
-        ) as reach:
+        ) as observer:
             self._send({"type": "prepared", **job})
             try:
                 run_lanes(
@@ -238,7 +238,7 @@ class _Worker:
                     self._guard,
                     threads=self._config.threads,
                     stamps=self._config.stamps,
-                    reach=reach,
+                    observer=observer,
                     watch=self._watch,
                 )
             finally:

@@ -5,8 +5,9 @@
     profiler         ├─ marks ── recording ── marks ─┤ file ─▶ the daemon is told
 
 It runs in a thread of its own, and its marks are laid there (weft.workers.profiling.events). On the cores operators of
-all threads are recorded. On a GPU CUPTI records kernels and copies of the whole process, and no operator but those of
-the marks: nothing is added to what the host does for a launch but CUPTI's own work.
+all threads are recorded, so no lane computes as it begins and as it ends. On a GPU CUPTI records kernels and copies of
+the whole process, and no operator but those of the marks: nothing is added to what the host does for a launch but
+CUPTI's own work.
 
 A profile that cannot be made costs a warning in the job's log and never the job.
 """
@@ -39,13 +40,13 @@ from weft.workers.profiling.events import (
     seen_in,
     tracks_of,
 )
+from weft.workers.profiling.gate import Gate
 
 MARKS = 16  # at each end: the closest of them count
 MAX_SECONDS = 10.0  # that are recorded: operators of small tensors are some 100,000 a second, each 1 KB in memory
 START_SECONDS = 30.0  # the main lane waits no longer than this for the profiler to run
 
 Tell = Callable[[str], None]
-Reach = Callable[[int], bool]
 
 
 class _Unavailable(Exception):
@@ -60,9 +61,8 @@ def profiling(
     about: dict[str, Any],
     directory: Path,
     tell: Tell,
-) -> Iterator[Reach | None]:
-    """Within it the lanes run. Yields what the main lane calls before each task, with its iteration, and which says
-    whether it has kept the lane waiting; None where no profile is asked for, or none can be made.
+) -> Iterator[Profiler | None]:
+    """Within it the lanes run. Yields who observes them; None where no profile is asked for, or none can be made.
 
     In the thread of the main lane, before other lanes run. lanes: the main one first. about: job, attempt, worker.
     tell: of what has become of it, in words.
@@ -78,7 +78,7 @@ def profiling(
         return
     profiler = Profiler(asked, device, lanes, about, directory, tell)
     try:
-        yield profiler.reach
+        yield profiler
     finally:
         profiler.close()
 
@@ -106,8 +106,12 @@ class Profiler:
         self._runs = threading.Event()
         self._enough = threading.Event()
         self._tasks_beyond = 0
+        # torch takes its records from every thread, and a thread that writes one meanwhile writes to freed memory.
+        self.gate = Gate(lanes if device.torch.type != "cuda" else ())
+        self.through, self.within = self.gate.through, self.gate.within
 
     def reach(self, iteration: int) -> bool:
+        """See weft.workers.lanes.lane.Observer."""
         if iteration < self._first or self._enough.is_set():
             return False
         if self._thread is None:
@@ -144,7 +148,8 @@ class Profiler:
     def _record(self) -> str:
         marks: list[Mark] = []
         lane_of = self._lanes_of_threads()
-        profile = _begin(self._device)
+        with self.gate.quiet():
+            profile = _begin(self._device)
         try:
             _lay_marks(marks, at_end=False)
             self._mark_lanes()
@@ -156,7 +161,8 @@ class Profiler:
             end_ns = time.monotonic_ns()
             _lay_marks(marks, at_end=True)
         finally:
-            events = _end(profile)
+            with self.gate.quiet():
+                events = _end(profile)
         seen = seen_in(events)
         clock = clock_of(seen, marks)
         _check_device_was_seen(self._device, seen)
