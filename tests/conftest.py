@@ -35,6 +35,7 @@ pytest_generate_tests = _PAIRS["pytest_generate_tests"]
 pytest_report_collectionfinish = _PAIRS["pytest_report_collectionfinish"]
 
 NOT_QUICK = {"integration", "examples", "gpu", "benchmarks"}
+TESTS = Path(__file__).parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,10 +43,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--half", type=int, choices=(0, 1), help="half of the tests that are run: two at a time")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What has no quick test is not even looked at where nothing else is asked for."""
+    is_quick = collection_path.parent != TESTS or collection_path.name not in NOT_QUICK
+    return None if is_quick or config.getoption("markexpr") != "quick" else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whatever is small has the mark `quick`."""
     for item in items:
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        folder = item.path.relative_to(TESTS).parts[0]
         if folder not in NOT_QUICK and not any(item.get_closest_marker(name) for name in ("slow", "soak")):
             item.add_marker(pytest.mark.quick)
     if (half := config.getoption("--half")) is not None:
@@ -55,15 +62,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _half(items: Sequence[pytest.Item], half: int, *, quick: bool) -> set[Path]:
     """Whole files, and as long in one half as in the other, of those that are quick or of those that are not."""
-    seconds: Counter[Path] = Counter()
+    sizes: Counter[Path] = Counter()
+    name_of_size, unit = ("weighs", "tests") if quick else ("slow", "seconds")
     for item in items:
         is_run = not any(item.get_closest_marker(name) for name in ("gpu", "soak"))
         if is_run and (item.get_closest_marker("quick") is not None) is quick:
-            slow = item.get_closest_marker("slow")
-            seconds[item.path] += slow.kwargs.get("seconds", 1) if slow is not None else 1
-    halves: tuple[set[Path], set[Path]] = set(), {item.path for item in items}.difference(seconds)
+            mark = item.get_closest_marker(name_of_size)
+            sizes[item.path] += mark.kwargs.get(unit, 1) if mark is not None else 1
+    halves: tuple[set[Path], set[Path]] = set(), {item.path for item in items}.difference(sizes)
     sums = [0, 0]
-    for path, size in sorted(seconds.items(), key=lambda each: (-each[1], each[0])):
+    for path, size in sorted(sizes.items(), key=lambda each: (-each[1], each[0])):
         number = sums.index(min(sums))
         halves[number].add(path)
         sums[number] += size

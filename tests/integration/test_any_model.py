@@ -39,7 +39,7 @@ def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:
 
 @pytest.mark.slow
 @pytest.mark.pairs(
-    2,
+    3,
     name=MODELS["NAMES"],
     stages=(1, 2, 3),
     microbatches=(1, 3, 4),

@@ -210,7 +210,7 @@ def assert_same_state(
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=STRATEGIES, model=MODELS)
+@pytest.mark.pairs(2, name=STRATEGIES, model=MODELS)
 def test_replicas_compute_what_the_plain_loop_computes(machine: RealDaemon, name: str, model: str) -> None:
     agrees(machine, spec_of({"model": model}, STRATEGIES[name]))
 
@@ -226,6 +226,7 @@ def test_in_single_precision_the_difference_is_rounding(
 
 @pytest.mark.slow
 @pytest.mark.pairs(
+    2,
     optimizer=("sgd", "adagrad", "decayed", "trusting"),
     name=("two replicas", "a device beside a host", "two stages each of both, balanced, split"),
 )
@@ -238,6 +239,7 @@ def test_any_optimizer_with_a_scheduler_steps_as_in_the_plain_loop(
 
 @pytest.mark.slow
 @pytest.mark.pairs(
+    2,
     model=("sometimes", "partly frozen"),
     optimizer=("adamw", "sgd"),
     name=("two replicas", "one stage beside three, coarse", "a device beside a host"),
@@ -253,7 +255,7 @@ def test_parameters_without_a_gradient_are_left_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=BOUNDED, model=MODELS)
+@pytest.mark.pairs(2, name=BOUNDED, model=MODELS)
 def test_clipping_takes_the_norm_over_all_replicas_and_stages(machine: RealDaemon, name: str, model: str) -> None:
     clip_norm = CLIP_NORM[model]
     expected = agrees(machine, spec_of({"model": model}, BOUNDED[name] | {"clip_norm": clip_norm}))
@@ -276,7 +278,7 @@ def test_a_step_whose_gradient_is_nan_is_skipped_everywhere(
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=STALE, model=(*MODELS, "sometimes"))
+@pytest.mark.pairs(2, name=STALE, model=(*MODELS, "sometimes"))
 def test_stale_replicas_compute_with_the_parameters_of_so_many_steps_ago(
     machine: RealDaemon, name: str, model: str
 ) -> None:
@@ -351,7 +353,7 @@ FORWARD: dict[str, Strategy] = {
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=FORWARD, model=MODELS)
+@pytest.mark.pairs(2, name=FORWARD, model=MODELS)
 def test_a_job_that_only_runs_forward_measures_each_batch_and_changes_nothing(
     machine: RealDaemon, name: str, model: str
 ) -> None:

@@ -36,6 +36,7 @@ def varying_spec(name: str, **strategy: Any) -> JobSpec:
 
 @pytest.mark.slow
 @pytest.mark.pairs(
+    2,
     name=NAMES,
     stages=(1, 2, 3),
     microbatches=(1, 2),

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.weighs(tests=10)
+
 _FOLDER = Path(__file__).parents[2]
 _SCRIPTED = runpy.run_path(str(_FOLDER / "scripted_daemon.py"))
 ScriptedDaemon, HANG_UP, HOLD = _SCRIPTED["ScriptedDaemon"], _SCRIPTED["HANG_UP"], _SCRIPTED["HOLD"]

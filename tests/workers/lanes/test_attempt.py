@@ -31,6 +31,8 @@ from torch import nn
 
 import weft
 
+pytestmark = pytest.mark.weighs(tests=8)
+
 
 class Gate(nn.Module):
     """Its second layer has no part in a microbatch whose first number is below 0."""

@@ -22,6 +22,8 @@ from weft.workers.snapshots.place import read_place
 from weft.workers.snapshots.saved import Saved
 from weft.workload.entry import load_workload
 
+pytestmark = pytest.mark.weighs(tests=25)
+
 _TURNS = runpy.run_path(str(Path(__file__).with_name("test_attempt.py")))
 Turns: Any = _TURNS["Turns"]
 PLACE = 1
@@ -143,11 +145,11 @@ def train(plan: Any, snapshots: Directory) -> tuple[tuple[Any, Any], dict[str, t
     return whole.values(), whole.tensors()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.pairs(3, strategy=tuple(STRATEGIES), dice=(1, 2))
 def test_a_job_that_is_broken_off_and_goes_on_comes_to_the_bits_of_one_that_is_not(
-    plan_with: Callable[..., Any], strategy: dict[str, Any]
+    plan_with: Callable[..., Any], strategy: str, dice: int
 ) -> None:
-    plan, dice = plan_with(**strategy), random.Random(1)
+    plan, choose = plan_with(**STRATEGIES[strategy]), random.Random(dice).choice
     itinerary = plan.plan.itinerary
     tasks = plan.plan.snapshot_tasks()
     assert tasks
@@ -157,17 +159,17 @@ def test_a_job_that_is_broken_off_and_goes_on_comes_to_the_bits_of_one_that_is_n
         snapshots = plan.new_directory()
         broken = Attempted(plan, snapshots)
         broken.copy_after(copied)
-        broken.go(dice.choice, until=copied + 1, and_turns=0 if copied == learning[-1] else 5)
+        broken.go(choose, until=copied + 1, and_turns=0 if copied == learning[-1] else 5)
         again = Attempted(plan, snapshots, copied, tasks)
-        again.go(dice.choice, until=itinerary.num_iterations)
+        again.go(choose, until=itinerary.num_iterations)
         assert_same(again, expected, state)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.pairs(3, strategy=tuple(STRATEGIES), dice=(3, 4))
 def test_those_who_survive_a_lost_worker_go_on_with_what_they_have_to_the_same_bits(
-    plan_with: Callable[..., Any], strategy: dict[str, Any]
+    plan_with: Callable[..., Any], strategy: str, dice: int
 ) -> None:
-    check_survivors(plan_with(**strategy))
+    check_survivors(plan_with(**STRATEGIES[strategy]), dice)
 
 
 # Beside a batch norm, dropout, a shared parameter and one that is not always used: what else may stay behind.
@@ -240,9 +242,9 @@ def test_nothing_that_a_job_may_have_stays_half_done(plan_with: Callable[..., An
     check_survivors(plan_with(text, **HELD_BY[held]))
 
 
-def check_survivors(plan: Any) -> None:
+def check_survivors(plan: Any, seed: int = 3) -> None:
     """Broken off twice in the midst of something, with one iteration or two between, whoever is lost each time."""
-    dice, itinerary = random.Random(3), plan.plan.itinerary
+    dice, itinerary = random.Random(seed), plan.plan.itinerary
     expected, state = train(plan, plan.new_directory())
     learning = [index for index in range(itinerary.num_iterations - 1) if itinerary.at(index).learns]
     count = sum(bool(view.programs) for view in plan.views)

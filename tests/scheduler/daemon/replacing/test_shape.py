@@ -10,6 +10,8 @@ import pytest
 import weft
 from weft.scheduler.daemon.replacing.shape import shape
 
+pytestmark = pytest.mark.weighs(tests=30)
+
 JOB, ORDERS = "scheduler/core/job.py", "scheduler/daemon/orders.py"
 
 
