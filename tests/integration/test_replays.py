@@ -25,14 +25,12 @@ SOURCE, STRATEGIES, FIRST_CALL, STEPS, SECONDS = (
 check_is_undisturbed, until = _RECOVERY["check_is_undisturbed"], _RECOVERY["until"]
 
 # What each lane asks of the course before it computes says which iteration it is in.
-WRONG = (
-    SOURCE
-    + """
+COMPUTES_WRONG = """
 import dataclasses
 from weft.plan.course import Course
 
-def wrong(worker, times, gates=("", ""), calls_at=(0, 0)):
-    made = workload(gates, calls_at)
+def wrong(worker, times, **arguments):
+    made = workload(**arguments)
 
     def loss(output, target):
         value = made.loss(output, target)
@@ -52,7 +50,7 @@ if not hasattr(Course, "now"):
 
     Course.part = part_now
 """
-)
+WRONG = SOURCE + COMPUTES_WRONG
 
 
 @contextmanager

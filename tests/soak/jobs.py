@@ -81,6 +81,8 @@ _OTHERS = {
     "verified, one stage": SoakJob(strategy={"microbatches": 2, "verify": "digest"}),
     "verified, pipeline": SoakJob(strategy=TWO_STAGES | {"verify": "digest"}),
     "verified, clipped": SoakJob(strategy={"microbatches": 2, "clip_norm": 0.1, "verify": "digest"}),
+    "replayed, pipeline": SoakJob(strategy=TWO_STAGES | {"verify": "replay"}),
+    "replayed, replicas": SoakJob(strategy={"replicas": 2, "microbatches": 2, "verify": "replay"}),
     "model mlp": SoakJob(strategy=TWO_STAGES, model="mlp"),
     "model unet": SoakJob(strategy=TWO_STAGES, model="unet", tables=EVERY_40),
     "model lstm": SoakJob(strategy={"microbatches": 2}, model="lstm"),
@@ -89,4 +91,5 @@ _OTHERS = {
 }
 JOBS: Mapping[str, SoakJob] = _OF_PRESETS | _OTHERS
 WITH_CHECKPOINTS = [name for name, job in JOBS.items() if "checkpoint" in job.tables]
-VERIFIED = [name for name, job in JOBS.items() if "verify" in job.strategy]
+VERIFIED = [name for name, job in JOBS.items() if job.strategy.get("verify") == "digest"]
+REPLAYED = [name for name, job in JOBS.items() if job.strategy.get("verify") == "replay"]

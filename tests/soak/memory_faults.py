@@ -1,15 +1,19 @@
-"""F17: a bit of a parameter changes while the job trains, which `verify = "digest"` has to find."""
+"""F17: a bit of a parameter changes while the job trains, which `verify = "digest"` has to find; and a worker computes
+other bits than it should, which `verify = "replay"` has to find."""
 
 from __future__ import annotations
 
 import random
 import re
+import runpy
 from collections import Counter
 from collections.abc import Sequence
 
 from deck import Row
-from jobs import JOBS, PACED, PAUSE_SECONDS, STEPS, VERIFIED
+from jobs import JOBS, PACED, PAUSE_SECONDS, REPLAYED, STEPS, TESTS, VERIFIED
 from stage import Stage
+
+COMPUTES_WRONG = runpy.run_path(str(TESTS / "integration" / "test_replays.py"))["COMPUTES_WRONG"]
 
 # Of the shared memory that the worker of the last stage trains, once: the job goes on in the same directory.
 FLIP = """
@@ -41,6 +45,24 @@ def flip_bits(stage: Stage, chance: random.Random) -> Counter[str]:
     return Counter({"": 1})
 
 
+def compute_wrong(stage: Stage, chance: random.Random) -> Counter[str]:
+    """Once, in the first iteration that others run again: in the worker with the loss, or in either where both have
+    it."""
+    name = chance.choice(REPLAYED)
+    stage.undisturbed(name)
+    worker = "cpu-1" if "stages" in JOBS[name].strategy else f"cpu-{chance.randrange(2)}"
+    arguments = {"pause": PAUSE_SECONDS, "worker": worker, "times": 1}
+    source, strategy = PACED + COMPUTES_WRONG, JOBS[name].strategy
+    spec = stage.daemon.spec(source, entry="line.py:wrong", strategy=strategy, steps=STEPS, args=arguments)
+    job = stage.daemon.submit(spec)
+    stage.check(job, name)
+    log = stage.daemon.log_of(job)
+    if "has other bits" not in log:
+        return Counter()
+    assert re.search(rf"{worker} has computed other bits in .+, than two runs that agree", log), log
+    return Counter({"": 1})
+
+
 ROWS: Sequence[Row] = (
     Row(
         id="F17",
@@ -48,5 +70,13 @@ ROWS: Sequence[Row] = (
         asked=100,
         unit="bits",
         play=flip_bits,
+    ),
+    Row(
+        id="F17",
+        variant="replays",
+        what="a worker computes other bits in a job whose iterations others run again",
+        asked=50,
+        unit="times",
+        play=compute_wrong,
     ),
 )
