@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from random import Random
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.plan import Plan
-from weft.plan.tables import Adjustment
+from weft.plan.tables import NO_MORE, Adjustment
 from weft.scheduler.adapting.policy import AHEAD_ITERATIONS
 from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
 from weft.scheduler.core.core import Core
@@ -359,6 +360,52 @@ def test_a_job_that_goes_on_while_replicas_steal_is_granted_what_is_left(plan_of
     assert min(each.first_iteration for each in granted) == whole.iteration + 1
     rehearsal.run_to(16)
     assert rehearsal.job.phase is Phase.SAVING
+
+
+def stolen(rehearsal: Rehearsal, attempt: int) -> dict[int, set[tuple[int, int, int]]]:
+    """By iteration, which microbatch stands at which position of which replica."""
+    found: dict[int, set[tuple[int, int, int]]] = {}
+    for each in rehearsal.found(Adjust, attempt=attempt):
+        for replica, iteration, position, number in each.adjustment.grants:
+            if number != NO_MORE:
+                found.setdefault(iteration, set()).add((replica, position, number))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_iterations_that_are_made_again_have_the_microbatches_that_were_stolen_in_them(
+    plan_of: Callable[..., Plan], seed: int
+) -> None:
+    """Whoever is fast this time, and once more where the second attempt is lost in the midst of them."""
+    rehearsal, dice = Rehearsal(plan_of(replicas=3, microbatches=5, steps=40, share="stealing", window=4)), Random(seed)
+
+    def run_to(iterations: int, *weights: int) -> None:
+        """Lanes of a replica come along as often as it weighs."""
+        job = rehearsal.job
+        weight = {worker: weights[number % len(weights)] for number, worker in enumerate(sorted(job.workers))}
+        while job.phase is Phase.RUNNING and job.iterations_done < iterations:
+            lanes = [lane for lane in job.lanes.values() if lane.finished < iterations * len(lane.program)]
+            able = [lane for lane in lanes if lane.sent > lane.finished]
+            (lane,) = dice.choices(able, [weight[each.worker] for each in able])
+            rehearsal.tell(TasksFinished("a", job.attempt, lane.worker, lane.name, 1))
+
+    run_to(3, 1, 4, 9, 30)
+    whole = taken(rehearsal)
+    done = whole.iteration + 7
+    run_to(done, 9, 1, 3, 30)
+    first = stolen(rehearsal, 1)
+    rehearsal.lose("cpu-1")
+    rehearsal.prepare()
+    run_to(whole.iteration + 3, 1, 1, 1, 30)
+    rehearsal.lose("cpu-0")
+    rehearsal.prepare()
+    run_to(40, 1, 9, 2, 30)
+    assert rehearsal.job.phase is Phase.SAVING
+    last = stolen(rehearsal, 3)
+    again = range(whole.iteration + 1, done)
+    assert [last[iteration] for iteration in again] == [first[iteration] for iteration in again]
+    for iteration in range(whole.iteration + 1, 40):
+        assert sorted(number for _, _, number in last[iteration]) == [0, 1, 2, 3, 4]
 
 
 def test_a_job_of_gpus_is_planned_again_and_goes_on_all_the_same(plan_of: Callable[..., Plan]) -> None:

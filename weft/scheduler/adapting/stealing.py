@@ -9,6 +9,8 @@ samples. Replica 1 is three times slower here:
 
 A replica has the microbatches that it works on and at least one more, so that it never waits for the daemon; once an
 iteration has nothing more for it, the first ones of the next iteration are granted, for the same reason.
+
+Iterations that an attempt makes again, after a lost worker, are granted as they were: they have the same bits then.
 """
 
 from __future__ import annotations
@@ -36,6 +38,16 @@ KEPT = 5  # iterations whose speed counts: the median forgets one that something
 MIN_KEPT = 2  # before anybody is refused anything
 ROUNDING = 1e-9
 IDLE_ITERATIONS = 8  # in a row without a microbatch: then it gets none any more
+REMEMBERED = 1024  # iterations, since the oldest that may be made again: snapshots are not that far apart
+
+
+@dataclass(frozen=True, slots=True)
+class Stolen:
+    """What is known at an attempt's end."""
+
+    numbers: Mapping[int, Sequence[Sequence[int]]] = field(default_factory=dict)  # of microbatches, as in Stealing
+    seconds: tuple[tuple[float, ...], ...] = ()  # of one microbatch, by replica, in its last iterations
+    off: tuple[bool, ...] = ()  # by replica, whether it gets none any more
 
 
 @dataclass(slots=True)
@@ -82,16 +94,43 @@ class Stealing(Policy[ReplicaMeasurement]):
         self._plan = plan
         self._count = plan.microbatches
         self._pace = ReplicaPace(plan)
+        self._takers: list[_Taker] = []
         self._granted: dict[int, list[int]] = {}  # iteration that is not over -> microbatches that each replica has
+        self._numbers: dict[int, list[list[int]]] = {}  # by iteration and replica, of the microbatches it was given
+        self._before = Stolen()
 
     @staticmethod
     def applies(plan: Plan) -> bool:
         return plan.share == "stealing"
 
+    @property
+    def stolen(self) -> Stolen:
+        """What another attempt goes on with."""
+        if not self._takers:
+            return self._before
+        return Stolen(
+            {**self._numbers, **self._before.numbers},  # those of before are whole
+            tuple(tuple(taker.seconds) for taker in self._takers),
+            tuple(taker.off for taker in self._takers),
+        )
+
+    def go_on_from(self, before: Stolen, again: range) -> None:
+        """Before it begins. before: of the attempt before. again: iterations that it had made."""
+        numbers = {
+            iteration: numbers
+            for iteration, numbers in before.numbers.items()
+            if iteration in again and sum(map(len, numbers)) == self._count
+        }
+        if len(before.off) == len(self._plan.replicas):  # it may have been planned anew
+            self._before = Stolen(numbers, before.seconds, before.off)
+
     # --- grants
 
     def begin(self, lanes: Mapping[Lane, LaneState]) -> None:
         self._takers = [_taker(self._plan, replica, lanes) for replica in range(len(self._plan.replicas))]
+        for taker, seconds, off in zip(self._takers, self._before.seconds, self._before.off, strict=False):
+            taker.seconds.extend(seconds)
+            taker.off = off
         for taker in self._takers:
             taker.open_gates()
 
@@ -117,17 +156,26 @@ class Stealing(Policy[ReplicaMeasurement]):
         made: list[Grant] = []
         num_iterations = self._plan.itinerary.num_iterations
         while taker.iteration < min(num_iterations, 2 + taker.last.done):
-            number = sum(self._granted.get(taker.iteration, ()))
-            if number < self._count and len(taker.held) >= taker.ahead():
+            number = self._next_number(replica)
+            if number is not None and len(taker.held) >= taker.ahead():
                 break
-            if number < self._count and self._should_take(replica):
+            if number is not None and (taker.iteration in self._before.numbers or self._should_take(replica)):
                 made.append((replica, taker.iteration, taker.position, number))
-                self._give(replica)
+                self._give(replica, number)
             else:
                 made.append((replica, taker.iteration, taker.position, NO_MORE))
                 self._close(taker)
         taker.open_gates()
         return made
+
+    def _next_number(self, replica: int) -> int | None:
+        """Of the microbatch that the replica would get; None where its iteration has none for it."""
+        taker = self._takers[replica]
+        again = self._before.numbers.get(taker.iteration)
+        if again is not None:
+            return again[replica][taker.position] if taker.position < len(again[replica]) else None
+        number = sum(self._granted.get(taker.iteration, ()))
+        return number if number < self._count else None
 
     def _should_take(self, replica: int) -> bool:
         taker = self._takers[replica]
@@ -141,9 +189,13 @@ class Stealing(Policy[ReplicaMeasurement]):
         remaining = self._count - sum(self._granted.get(iteration, ()))
         return grant(replica, outstanding, remaining, [other.seconds_per_microbatch() for other in self._takers])
 
-    def _give(self, replica: int) -> None:
+    def _give(self, replica: int, number: int) -> None:
         taker = self._takers[replica]
         self._granted.setdefault(taker.iteration, [0] * len(self._takers))[replica] += 1
+        if taker.iteration not in self._numbers:
+            self._numbers[taker.iteration] = [[] for _ in self._takers]
+            self._numbers.pop(taker.iteration - REMEMBERED, None)
+        self._numbers[taker.iteration][replica].append(number)
         taker.held.append(taker.iteration * self._count + taker.position)
         taker.position += 1
         taker.idle = 0

@@ -8,7 +8,7 @@ that need it: those of positions that are granted, and those of the first iterat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
 
 from weft.plan.buckets import Route
@@ -225,6 +225,19 @@ def adopt(job: Job, plan: Plan) -> None:
     job.adjustments = tuple(each for each in job.adjustments if each[0] < job.replays and _fits(each[1], plan))
     job.plan = _adjusted(plan, [adjustment for first, adjustment in job.adjustments if first <= begins])
     job.policies = policies_of(_adjusted(plan, [adjustment for _, adjustment in job.adjustments]))
+    for stealing in _stealing(job):
+        stealing.go_on_from(job.stolen, again=range(begins, job.replays))
+
+
+def forget_policies(job: Job) -> None:
+    """The attempt is over."""
+    for stealing in _stealing(job):
+        job.stolen = stealing.stolen
+    job.policies = ()
+
+
+def _stealing(job: Job) -> Iterator[Stealing]:
+    return (policy for policy in job.policies if isinstance(policy, Stealing))
 
 
 def _fits(adjustment: Adjustment, plan: Plan) -> bool:

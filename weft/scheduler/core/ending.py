@@ -105,7 +105,8 @@ class Ending(State):
     def _forget_attempt(job: Job) -> None:
         job.furthest = max(job.furthest, job.iterations_done)
         job.lanes, job.deadline, job.iterations_done = {}, None, 0
-        job.policies, job.copying, job.hung = (), [], None
+        job.copying, job.hung = [], None
+        dispatch.forget_policies(job)
 
     def _end(self, job: Job) -> list[Command]:
         self._move(job, Phase.ENDED, "")

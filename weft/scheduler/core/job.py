@@ -11,6 +11,7 @@ from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.adapting.policy import Policy
+from weft.scheduler.adapting.stealing import Stolen
 from weft.scheduler.core.replaying.replay import Replay
 from weft.spec.job_state import TERMINAL_STATES
 
@@ -91,6 +92,7 @@ class Job:
     num_behind: int = 0  # lanes that have not finished the first iteration that is not done
     policies: tuple[Policy[Any], ...] = ()  # what adjusts it as it runs, once it is planned
     adjustments: tuple[tuple[int, Adjustment], ...] = ()  # of shares and ways, with the iteration from which they hold
+    stolen: Stolen = field(default_factory=Stolen)  # by attempts before
     replays: int = 0  # the first iteration that no attempt before has made, where this one goes on
     iterations_done: int = 0
     ends: int = 0  # the iterations after which it ends: all, unless it is to end sooner
