@@ -15,6 +15,7 @@ For replica r, stage s, microbatch m, loader l, bucket b and owner o (who reduce
     SYNC(·,·)             → VALIDATE(o) or (r,s): the norm is known         sync
     UPDATE(·,b)     —1→ FORWARD(r,s,·)                                      update   (by UP(r,s,b) to a device)
     RELOAD(r,s,b)         → BACKWARD(r,s,0)                                 update   (of a layer that had made room)
+    UPDATE(o,·), (r,s,·)  → REFRESH(r,s) —1→ FORWARD(r,s,0)                 update   (now and then)
     last reader of a slot → the slot's next writer                          slot
 
 A job of one replica whose stages can update their own parameters has no buckets: BACKWARD(s,M-1) → UPDATE(s).
@@ -109,7 +110,8 @@ def own_validate(r: int, s: int) -> Key:
     return Key(Kind.VALIDATE, r, s)
 
 
-snapshot = partial(Key, Kind.SNAPSHOT)  # r, s
+refresh = partial(Key, Kind.REFRESH)  # r, s
+snapshot = partial(Key, Kind.SNAPSHOT)
 
 
 def owned_snapshot(owner: int) -> Key:
@@ -193,12 +195,12 @@ class Graph:
         return tuple(edge for edge in self.inputs(task) if self.tasks[edge.source].lane != lane)
 
     def going(self, local: Collection[int]) -> Graph:
-        """With the edges alone that are waited for while devices update these buckets themselves."""
+        """With the edges alone that most iterations wait for while devices update these buckets themselves."""
 
         def counts(edge: Edge) -> bool:
             target = self.tasks[edge.target]
             of_this_way = edge.way is None or (edge.way is Way.DEVICE) is (target.bucket in local)
-            return of_this_way and not target.passes(local)
+            return of_this_way and not target.passes(local) and not KINDS[target.kind].seldom
 
         kept = tuple(edge for edge in self.edges if counts(edge))
         return self if len(kept) == len(self.edges) else Graph(self.tasks, kept, self.programs)

@@ -258,6 +258,8 @@ class BucketUpdates:
                 return partial(self._up, task.holder, b)
             case Kind.RELOAD, int(b):
                 return lambda _: self._memories[task.holder].load(b)
+            case Kind.REFRESH, None:
+                return lambda _: self._memories[task.holder].refresh()
             case Kind.UPDATE, int(b):
                 return partial(self._update_device, task.holder, b, measured=measured)
             case Kind.VALIDATE, None:

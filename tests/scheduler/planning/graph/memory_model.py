@@ -137,6 +137,8 @@ class Workers:
         done by the loader whose turn it is."""
         if task.kind is Kind.LOAD:
             return self._turns.has(task.stage, self._turns.order().index((task.replica, task.microbatch)), i.index)
+        if task.kind is Kind.REFRESH:
+            return i.learns and i.step % 2 == 1
         if task.way is None or task.id in self._last_updates:
             return True
         return i.learns and self._goes(task, i)
@@ -171,6 +173,8 @@ class Workers:
                 self._up(task, i, me)
             case Kind.RELOAD:
                 self._load_layer(task, i, me)
+            case Kind.REFRESH:
+                self._refresh(task, i, me)
 
     # --- data and slots
 
@@ -480,6 +484,12 @@ class Workers:
         for owner in self._owners(task.bucket):
             me.read(("shared", task.bucket, owner), i.step)
             me.write(("own", *holder, task.bucket, owner), i.step)
+
+    def _refresh(self, task: Task, i: Iteration, me: Running) -> None:
+        for bucket in self._held(task) if i.learns else ():
+            for owner in self._owners(bucket) if self._parts[bucket].comes_up_summed else ():
+                me.read(("shared", bucket, owner), i.step + 1)
+                me.write(("own", task.replica, task.stage, bucket, owner), i.step + 1)
 
     def _up(self, task: Task, i: Iteration, me: Running) -> None:
         holder, bucket = (task.replica, task.stage), task.bucket

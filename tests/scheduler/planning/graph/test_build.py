@@ -315,6 +315,8 @@ BALANCED = {"update": "balanced"}
         (Kind.UP, Kind.DOWN, {"replicas": [GPU, GPU]}),
         (Kind.UP, Kind.BACKWARD, {"replicas": [CPU, GPU]}),
         (Kind.UPDATE, Kind.DOWN, {"replicas": [GPU, CPU]}),
+        (Kind.UPDATE, Kind.REFRESH, {"replicas": [GPU, CPU]}),
+        (Kind.REFRESH, Kind.FORWARD, {"replicas": [CPU, GPU]}),
         (Kind.SYNC, Kind.UPDATE, {"replicas": [CPU, CPU], "sync": "coarse"} | CLIPPED),
         (Kind.SYNC, Kind.VALIDATE, {"replicas": [PIPE, CPU]} | CLIPPED),
         (Kind.VALIDATE, Kind.FORWARD, {"replicas": [PIPE, CPU]} | CLIPPED),

@@ -19,12 +19,14 @@ from collections.abc import Sequence
 from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.graph import (
     Key,
+    Lane,
     down,
     forward,
     grad,
     own_update,
     own_validate,
     owned_snapshot,
+    refresh,
     snapshot,
     sync,
     up,
@@ -64,6 +66,8 @@ class BucketGraph:
             self._owner_tasks(owner)
         for r, s in self._holders():
             self._holder_tasks(r, s)
+        for r, s in self._holders():
+            self._closing_tasks(r, s)
 
     def _holders(self) -> list[Holder]:
         """Without the layers of working windows. Later stages first, since their gradients are there first: stages may
@@ -135,13 +139,24 @@ class BucketGraph:
         for part in held:
             way = Way.HOST if part.device_ranges else None
             self._builder.add(up(r, s, part.index), self._builder.lane(r, s, UP if device else None), way)
-        lane = self._builder.lane(r, s, None if self._plan.coarse else SYNC)
-        summed = [part for part in held if part.comes_up_summed]
-        for part in summed:
+        for part in self._summed(r, s):
             way = Way.DEVICE if part.route is Route.EITHER else None
-            self._builder.add(own_update(r, s, part.index), lane, way)
+            self._builder.add(own_update(r, s, part.index), self._own_lane(r, s), way)
+
+    def _closing_tasks(self, r: int, s: int) -> None:
+        """What waits for all of the iteration, behind all else of lanes that stages may share."""
+        summed = self._summed(r, s)
         if self._plan.devices_speculate and summed:
-            self._builder.add(own_validate(r, s), lane)
+            self._builder.add(own_validate(r, s), self._own_lane(r, s))
+        if any(self._on_cpu(part) for part in summed):
+            self._builder.add(refresh(r, s), self._builder.lane(r, s, UP))
+
+    def _summed(self, r: int, s: int) -> list[Bucket]:
+        """Those that a device may update with the sum."""
+        return [part for part in self._held(r, s) if part.comes_up_summed] if self._builder.is_device(r) else []
+
+    def _own_lane(self, r: int, s: int) -> Lane:
+        return self._builder.lane(r, s, None if self._plan.coarse else SYNC)
 
     def snapshot_tasks(self) -> None:
         """Of owners, behind their updates. A device's own updates are in its stage's snapshot."""
@@ -161,8 +176,8 @@ class BucketGraph:
     def snapshot_edges(self) -> None:
         """A stage's snapshot has what its device has updated in another lane, and no owner shows."""
         for r, s in self._holders():
-            for part in self._held(r, s):
-                if part.comes_up_summed and not self._on_cpu(part):
+            for part in self._summed(r, s):
+                if not self._on_cpu(part):
                     self._builder.edge(self._own_completion(r, s, part), snapshot(r, s), 0, Cause.UPDATE)
 
     def edges(self) -> None:
@@ -175,6 +190,7 @@ class BucketGraph:
         for r, s in self._holders():
             if self._placement.replicas[r].private:
                 self._private_edges(r, s)
+                self._refresh_edges(r, s)
             else:
                 self._shared_edges(r, s)
 
@@ -290,6 +306,14 @@ class BucketGraph:
             self._norm_edges(completion)
         self._builder.edge(completion, forward(r, s, 0), 1, Cause.UPDATE)
         self._builder.edge(up(r, s, b), self._writer_of_sum(part), 1, Cause.SLOT)
+
+    def _refresh_edges(self, r: int, s: int) -> None:
+        """The shared parameters stay as they are until the device's next gradient has come down."""
+        for part in self._summed(r, s):
+            if self._on_cpu(part):
+                for key in (*self._completions(part), self._own_completion(r, s, part)):
+                    self._builder.edge(key, refresh(r, s), 0, Cause.UPDATE)
+                self._builder.edge(refresh(r, s), forward(r, s, 0), 1, Cause.UPDATE)
 
     def _writer_of_sum(self, part: Bucket) -> Key:
         """The sum stands where the first holder's gradient was, and will be."""
