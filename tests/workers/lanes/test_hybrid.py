@@ -115,6 +115,15 @@ def test_both_sides_come_to_the_same_bits_and_to_those_of_the_plain_loop_but_for
         torch.testing.assert_close(state[name], tensor, rtol=1e-11, atol=1e-13)
 
 
+def test_coarse_and_fine_train_the_same_bits(sides_of: SidesOf) -> None:
+    states = []
+    for sync in ("fine", "coarse"):
+        sides, _ = sides_of("two stages on one", 2, sync=sync, clip_norm=0.5)
+        sides.run(max)
+        states.append(sides.state())
+    assert all(torch.equal(states[0][name], tensor) for name, tensor in states[1].items())
+
+
 @pytest.mark.parametrize("sync", ["fine", "coarse"])
 def test_of_the_model_only_gradients_cross_each_of_them_once_either_way(sides_of: SidesOf, sync: str) -> None:
     """A batch's gradient comes down from the stage that has it, and the sum goes up to every stage that updates."""

@@ -27,7 +27,8 @@ from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
 from weft.scheduler.planning.rings import make_rings
-from weft.spec.strategy import Prefetch, Replica, Strategy
+from weft.spec.replica import Replica
+from weft.spec.strategy import Prefetch, Strategy
 
 _MODEL = runpy.run_path(str(Path(__file__).with_name("memory_model.py")))
 
