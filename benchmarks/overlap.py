@@ -1,11 +1,13 @@
 """How much of synchronisation, transfer and update is hidden behind computation, coarse against fine.
 
 The shape of Fig. 6 in Li et al., PyTorch Distributed (VLDB 2020): an iteration's time in forward, backward, exposed
-communication and the optimizer, with and without overlap, and over bucket sizes. Three jobs train the same GPT:
+communication and the optimizer, with and without overlap, and over bucket sizes. Four jobs train the same GPT:
 
     ddp        two CPU replicas; coarse, and fine with buckets of 1, 5, 25 (the default: ddp_fine) and 100 MiB
     offload    a stand-in device; gradients come down to a host that updates, and parameters go up again
     pipeline   two stages whose gradient is clipped, so that fine updates are speculative and go into the bubbles
+    hybrid     two stages on a stand-in beside a CPU replica, the presets hybrid-coarse and hybrid-fine with fixed shares:
+               both update, and what counts as hidden is sync and update; also how much shorter the fine iteration is
 
 Every number is from the accounts that the daemon keeps of each worker's stamped rows. Times are those of one worker
 and one iteration, the mean over the workers that have any. Where lanes share a core, as on a machine with no more cores
@@ -15,6 +17,7 @@ Coarse holds back synchronisation only; a device's gradients come down, and its 
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from measure import Result, main, number, value_result
+from measure import Result, main, number, ratio_result, value_result
 
 import weft.client.embedded
 from weft.client.client import Client
@@ -35,6 +38,8 @@ TURNS = 5
 STEPS = 150
 QUICK_STEPS = 40
 COMMUNICATION = ("sync", "transfer")
+HYBRID_BATCH_SIZE = 8  # a sample for each of the pipeline's microbatches, and as many for the CPU replica
+FREE_CORES = 4  # two stages, a CPU replica, and one for what is to be hidden: with fewer nothing can be won
 PARTS = {  # of an iteration's time, as the columns of the table and the segments of a bar
     "forward": "forward",
     "backward": "backward",
@@ -45,11 +50,13 @@ PARTS = {  # of an iteration's time, as the columns of the table and the segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """name of its results; what the job is, in words; its strategy."""
+    """name of its results; what the job is, in words; its strategy. hides: what counts as hidden. goal: of that."""
 
     name: str
     what: str
     strategy: Mapping[str, Any]
+    hides: tuple[str, ...] = ("sync", "transfer", "update")
+    goal: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +66,15 @@ class Setting:
     workers: int
     stand_ins: int
     cases: tuple[Case, ...]
+    batch_size: int = BATCH_SIZE
 
 
 @dataclass(slots=True)
 class Runs:
-    """Of one case: a value for each turn. hidden: shares. seconds: by part of an iteration."""
+    """Of one case: a value for each turn. hidden: shares. iterations: their seconds. seconds: by part of one."""
 
     hidden: list[float] = field(default_factory=list)
+    iterations: list[float] = field(default_factory=list)
     seconds: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
 
 
@@ -82,6 +91,18 @@ SIZES = tuple(
     )
     for size in (1, 5, 100)
 )
+
+
+def _hybrid(sync: str, goal: str | None = None) -> Case:
+    return Case(
+        name=f"hybrid_{sync}",
+        what=f"a pipeline of two stages on a device beside a CPU replica, {sync}",
+        strategy={"preset": f"hybrid-{sync}", "share": "fixed", "bucket_mib": 5.0},
+        hides=("sync", "update"),
+        goal=goal,
+    )
+
+
 SETTINGS = (
     Setting(
         workers=2,
@@ -98,6 +119,12 @@ SETTINGS = (
         cases=_cases(
             "offload", "a device, updates on the host", replicas=[{"device": "gpu"}], update="cpu", bucket_mib=5.0
         ),
+    ),
+    Setting(
+        workers=1,
+        stand_ins=1,
+        cases=(_hybrid("coarse"), _hybrid("fine", goal=">= 80")),
+        batch_size=HYBRID_BATCH_SIZE,
     ),
 )
 
@@ -117,15 +144,26 @@ def _measure(setting: Setting, *, quick: bool) -> list[Result]:
     ):
         for _ in range(1 if quick else TURNS):
             for case in order:
-                _run(client, case, QUICK_STEPS if quick else STEPS, runs[case.name])
+                _run(client, case, setting.batch_size, QUICK_STEPS if quick else STEPS, runs[case.name])
             order.reverse()
-    return [result for case in setting.cases for result in _results(case, runs[case.name])]
+    results = [result for case in setting.cases for result in _results(case, setting.batch_size, runs[case.name])]
+    return [*results, *([_fine_vs_coarse(runs)] if "hybrid_fine" in runs else [])]
 
 
-def _run(client: Client, case: Case, steps: int, runs: Runs) -> None:
+def _fine_vs_coarse(runs: Mapping[str, Runs]) -> Result:
+    return ratio_result(
+        "hybrid_fine_vs_coarse",
+        runs["hybrid_coarse"].iterations,
+        runs["hybrid_fine"].iterations,
+        how="an iteration of hybrid-coarse ÷ one of hybrid-fine; a goal where a core is free for what is hidden",
+        goal=">= 1.1" if (os.cpu_count() or 1) >= FREE_CORES else None,
+    )
+
+
+def _run(client: Client, case: Case, batch_size: int, steps: int, runs: Runs) -> None:
     spec = JobSpec.parse(
         {
-            "job": {"entry": "gpt_job.py:workload", "args": GPT, "steps": steps, "batch_size": BATCH_SIZE, "seed": 1},
+            "job": {"entry": "gpt_job.py:workload", "args": GPT, "steps": steps, "batch_size": batch_size, "seed": 1},
             "strategy": case.strategy,
             "directory": str(HERE),
         }
@@ -134,8 +172,9 @@ def _run(client: Client, case: Case, steps: int, runs: Runs) -> None:
     result = client.wait(job, timeout=600)
     assert result["state"] == "completed", result
     shown = client.show(job)
-    kinds = [parts for worker in shown["overlap"].values() for parts in worker.items()]
+    kinds = [parts for worker in shown["overlap"].values() for parts in worker.items() if parts[0] in case.hides]
     hidden, exposed = (sum(seconds[which] for _, seconds in kinds) for which in ("hidden", "exposed"))
+    runs.iterations.append(shown["iteration_seconds"])
     runs.hidden.append(hidden / (hidden + exposed))
     for part in ("forward", "backward"):
         runs.seconds[part].append(_mean(lane.get(part, 0.0) for lane in shown["lanes"].values()) / steps)
@@ -153,11 +192,12 @@ def _mean(seconds: Iterable[float]) -> float:
     return statistics.mean(some) if some else 0.0
 
 
-def _results(case: Case, runs: Runs) -> list[Result]:
-    how = f"{case.what}; GPT of {GPT['layers']} layers of {GPT['dim']}, batch {BATCH_SIZE}, one thread for each worker"
-    hidden = f"share of sync, transfer and update that ran while compute ran; {how}"
+def _results(case: Case, batch_size: int, runs: Runs) -> list[Result]:
+    how = f"{case.what}; GPT of {GPT['layers']} layers of {GPT['dim']}, batch {batch_size}, one thread for each worker"
+    *others, last = case.hides
+    hidden = f"share of {', '.join(others)} and {last} that ran while the same worker computed; {how}"
     return [
-        value_result(f"{case.name}_hidden", runs.hidden, "%", scale=100, how=hidden),
+        value_result(f"{case.name}_hidden", runs.hidden, "%", scale=100, how=hidden, goal=case.goal),
         *(
             value_result(f"{case.name}_{part}", seconds, "ms", scale=1e3, how=f"{PARTS[part]} of an iteration; {how}")
             for part, seconds in runs.seconds.items()

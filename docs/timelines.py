@@ -205,7 +205,7 @@ def _rows(plan: Plan) -> dict[Lane, str]:
     """The lanes' names, as a daemon's workers are named; a worker's own below each other, from compute outwards."""
     order = [COMPUTE, FETCH, DOWN, SYNC, UP, LOAD]
     names = [f"{kind}-{plan.workers[:position].count(kind)}" for position, kind in enumerate(plan.workers)]
-    lanes = sorted(plan.graph.programs, key=lambda lane: (lane.worker, order.index(lane.name)))
+    lanes = sorted(plan.graph.programs, key=lambda lane: (lane.worker, order.index(lane.name.split("-")[0]), lane.name))
     return {lane: f"{names[lane.worker]}/{lane.name}" for lane in lanes}
 
 

@@ -17,8 +17,9 @@ from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFa
 from weft.plan.plan import Plan
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
+from weft.spec.replica import Replica
 from weft.spec.schedule_text import STAGES_PER_WORKER, num_lines, why_not_stages
-from weft.spec.strategy import Prefetch, Replica, Strategy
+from weft.spec.strategy import Prefetch, Strategy
 
 # Tests assert no times, of an example neither: beside busy loops each takes ten times as long.
 settings.register_profile("weft", deadline=None)

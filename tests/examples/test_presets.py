@@ -54,5 +54,5 @@ def test_an_example_runs_under_a_preset_with_a_list_of_replicas_and_says_what_it
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert f"weft: preset hybrid-fine replaces stages, microbatches of {example}\n" in done.stderr
+    assert f"weft: preset hybrid-fine replaces stages of {example}\n" in done.stderr
     assert '"state": "completed"' in done.stdout

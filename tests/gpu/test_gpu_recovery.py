@@ -14,6 +14,7 @@ import pytest
 _REAL = runpy.run_path(str(Path(__file__).parents[1] / "integration" / "real_daemon.py"))
 _RECOVERY = runpy.run_path(str(Path(__file__).parents[1] / "integration" / "test_recovery.py"))
 held_behind_a_snapshot, check_is_undisturbed = _RECOVERY["held_behind_a_snapshot"], _RECOVERY["check_is_undisturbed"]
+lines_of = _RECOVERY["lines_of"]
 
 GPU = {"device": "gpu"}
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -21,7 +22,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "clipped on the GPU": {"replicas": [GPU], "update": "local", "clip_norm": 0.1},
     "zero-offload": {"preset": "zero-offload", "clip_norm": 0.1},
     "stronghold": {"preset": "stronghold", "microbatches": 2},
-    "hybrid-coarse": {"preset": "hybrid-coarse", "share": "fixed"},
+    "hybrid-coarse, updated by the host": {"preset": "hybrid-coarse", "update": "cpu", "share": "fixed"},
     "stages on one GPU": {"replicas": [GPU | {"stages": 2, "gpus": 1}], "microbatches": 2},
 }
 
@@ -42,4 +43,23 @@ def test_a_job_whose_gpu_worker_is_killed_goes_on_with_the_same_bits(own_daemon:
         own_daemon.until_logged(job, "recovering")
         gate.open()
         check_is_undisturbed(own_daemon, job, spec)
+    assert "starts again" not in own_daemon.log_of(job)
+
+
+@pytest.mark.parametrize("preset", ["hybrid-coarse", "hybrid-fine"])
+def test_one_whose_sides_both_update_goes_on_from_the_hosts_copy_to_the_same_losses_but_for_rounding(
+    own_daemon: Any, preset: str
+) -> None:
+    """The GPU's copy is another by what its kernels have rounded otherwise, until the next refresh."""
+    strategy = {"preset": preset, "share": "fixed", "clip_norm": 0.1}
+    with held_behind_a_snapshot(own_daemon, strategy) as (job, spec, gate):
+        os.kill(own_daemon.worker_pids()["gpu-0"], signal.SIGKILL)
+        own_daemon.until_logged(job, "recovering")
+        gate.open()
+        assert own_daemon.client.wait(job)["state"] == "completed", own_daemon.log_of(job)
+        again = own_daemon.run(spec)["job"]
+    losses, expected = (
+        [line["loss"] for line in lines_of(own_daemon, each) if "loss" in line] for each in (job, again)
+    )
+    assert losses == pytest.approx(expected, rel=1e-3)
     assert "starts again" not in own_daemon.log_of(job)

@@ -82,6 +82,15 @@ ON_STAND_INS = {
     "balanced": {"preset": "cotrain", "microbatches": 2},
     "streamed": {"preset": "stronghold", "microbatches": 2},
     "a pipeline of devices": {"replicas": [{"device": "gpu", "stages": 2}], "microbatches": 2},
+    "each side updates": {
+        "preset": "hybrid-fine",
+        # split: buckets end where stages do, and by buckets the squares are summed that a clipped step goes by
+        "replicas": [{"device": "gpu", "stages": 2, "split": [3], "microbatches": 2}, {"device": "cpu"}],
+        "microbatches": 1,
+        "share": "fixed",
+        "clip_norm": 0.1,
+        "bucket_mib": 1e-4,
+    },
     "a replica on each side": {
         "replicas": [{"device": "gpu"}, {"device": "cpu"}],
         "microbatches": 2,

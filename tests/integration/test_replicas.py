@@ -216,6 +216,37 @@ def test_replicas_compute_what_the_plain_loop_computes(machine: RealDaemon, name
 
 
 @pytest.mark.slow
+@pytest.mark.pairs(
+    preset=("hybrid-coarse", "hybrid-fine"),
+    num_cpus=(1, 2),
+    stages=(2, 3),
+    gpus=(1, 2),
+    clipped=(False, True),
+    batch_size=(8, 19),
+    model=MODELS,
+)
+def test_a_pipeline_of_devices_beside_cpu_replicas_computes_what_the_plain_loop_computes(
+    machine: RealDaemon,
+    preset: str,
+    num_cpus: int,
+    stages: int,
+    gpus: int,
+    clipped: bool,
+    batch_size: int,
+    model: str,
+) -> None:
+    """An epoch's last batch is a part of one, in which some microbatches have no sample."""
+    strategy: Strategy = {
+        "preset": preset,
+        "replicas": [GPU | {"stages": stages, "gpus": gpus}, *[CPU | {"microbatches": 1}] * num_cpus],
+        "share": "fixed",
+        "bucket_mib": TINY,
+        "clip_norm": CLIP_NORM[model] if clipped else None,
+    }
+    agrees(machine, spec_of({"model": model}, strategy, batch_size=batch_size))
+
+
+@pytest.mark.slow
 @pytest.mark.pairs(name=("two replicas", "a host beside a device, balanced"), model=MODELS, precision=("fp32", "bf16"))
 def test_in_single_precision_the_difference_is_rounding(
     machine: RealDaemon, name: str, model: str, precision: str

@@ -18,8 +18,9 @@ from pydantic import BaseModel
 
 import weft.spec.field_errors
 from weft.spec.job_spec import JobSection, JobSpec, ProfileSection, SpecError, StopSection, Strategy
+from weft.spec.replica import Replica
 from weft.spec.settings import Settings, load_settings
-from weft.spec.strategy import Prefetch, Replica
+from weft.spec.strategy import Prefetch
 from weft.workload.data.batches import Batches
 from weft.workload.entry import load_workload
 from weft.workload.optimizer import make_optimizer

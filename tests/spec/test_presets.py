@@ -10,10 +10,12 @@ import pytest
 
 from weft.spec.job_spec import JobSpec
 from weft.spec.presets import PRESETS, presets_table
-from weft.spec.strategy import Replica, Strategy
+from weft.spec.replica import Replica
+from weft.spec.strategy import Strategy
 
 EACH_PRESET = pytest.mark.parametrize("name", PRESETS)
 GPU, CPU = Replica(device="gpu", microbatches=1), Replica(device="cpu", microbatches=1)
+HYBRID = (Replica(device="gpu", stages=2, gpus=1, microbatches=4), Replica(device="cpu", microbatches=1))
 
 
 def spec_of(name: str) -> JobSpec:
@@ -51,8 +53,8 @@ def test_a_preset_has_a_source_and_an_idea_of_one_sentence(name: str) -> None:
         ("zero-offload", (GPU,), {"sync": "fine", "update": "cpu"}),
         ("cotrain", (GPU,), {"sync": "fine", "update": "balanced"}),
         ("hyscale", (GPU, CPU), {"update": "local", "share": "adaptive"}),
-        ("hybrid-coarse", (GPU, CPU), {"sync": "coarse", "update": "cpu", "share": "adaptive"}),
-        ("hybrid-fine", (GPU, CPU), {"sync": "fine", "update": "balanced", "share": "adaptive"}),
+        ("hybrid-coarse", HYBRID, {"sync": "coarse", "update": "local", "share": "adaptive"}),
+        ("hybrid-fine", HYBRID, {"sync": "fine", "update": "local", "share": "adaptive"}),
         ("gpipe", (Replica(stages=2, microbatches=4),), {"schedule": "gpipe"}),
         ("1f1b", (Replica(stages=2, microbatches=4),), {"schedule": "1f1b"}),
         ("model-parallel", (Replica(stages=2, microbatches=1),), {}),

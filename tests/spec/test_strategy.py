@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from weft.plan.division import replica_sizes
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.presets import PRESETS
-from weft.spec.strategy import Prefetch, Replica, Strategy
+from weft.spec.replica import Replica
+from weft.spec.strategy import Prefetch, Strategy
 
 JOB = {"entry": "digits.py:workload", "steps": 1, "batch_size": 8}
 FULL = """
@@ -292,7 +293,7 @@ def test_listed_replicas_replace_the_stages_of_a_preset() -> None:
 
 def test_a_number_of_replicas_replaces_a_presets_list() -> None:
     strategy = parsed(preset="hybrid-fine", replicas=2, stages=2)
-    assert strategy.replica_list == (Replica(stages=2, microbatches=1),) * 2
+    assert strategy.replica_list == (Replica(stages=2, microbatches=4),) * 2
     assert strategy.share == "adaptive"
 
 
@@ -301,6 +302,40 @@ def test_stages_beside_a_presets_list_are_refused_with_what_to_give_instead() ->
         "strategy: stages cannot stand beside the list of replicas (preset = 'hybrid-fine' has one); give it to each "
         'replica, for example replicas = [{ device = "gpu", stages = 2 }, { device = "cpu", stages = 2 }]'
     )
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "stages", "gpus"), [(0, 2, 1), (1, 2, 1), (2, 2, None), (3, 3, None), (1000, 256, None)]
+)
+def test_all_stages_are_as_many_as_there_are_gpus_and_two_where_there_is_one(
+    num_gpus: int, stages: int, gpus: int | None
+) -> None:
+    strategy = parsed(preset="hybrid-fine")
+    pipeline, host = strategy.on(num_gpus).replica_list
+    assert (pipeline.stages, pipeline.gpus, host.stages) == (stages, gpus, 1)
+    assert strategy.replica_list[0].num_stages == 2, "the least, where nobody knows"
+    assert parsed(**strategy.on(num_gpus).model_dump(exclude_none=True)) == strategy.on(num_gpus)
+
+
+def test_all_stages_take_the_gpus_that_others_leave() -> None:
+    replicas = [{"device": "gpu", "stages": 3, "gpus": 2}, *[{"device": "gpu", "stages": "all"}] * 2]
+    assert [replica.stages for replica in parsed(replicas=replicas).on(8).replica_list] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("axes", "told"),
+    [
+        ({"device": "cpu"}, "stages = 'all' is as many as there are GPUs; write device = 'gpu' beside it, or a number"),
+        ({"device": "gpu", "split": [1]}, "split cannot stand beside stages = 'all', whose number the machine's GPUs"),
+        ({"device": "gpu", "gpus": 1}, "gpus cannot stand beside stages = 'all', whose number the machine's GPUs"),
+    ],
+)
+def test_what_contradicts_all_stages_is_refused(axes: dict[str, Any], told: str) -> None:
+    assert refusal(replicas=[axes | {"stages": "all"}]).startswith(f"strategy.replicas.0: {told}")
+
+
+def test_stages_are_a_number_or_all() -> None:
+    assert "write a number of stages, or" in refusal(replicas=[{"device": "gpu", "stages": "some"}])
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,11 @@ class Bucket:
             firsts.setdefault(holder[0], holder)
         return tuple(firsts.values())
 
+    @property
+    def comes_up_summed(self) -> bool:
+        """Whether devices may update it with the sum of several holders' gradients."""
+        return self.route is Route.SUM or (self.route is Route.EITHER and not self.device_ranges)
+
     def owners(self) -> list[int]:
         return [owned.owner for owned in self.all_ranges]
 

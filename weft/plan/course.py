@@ -17,6 +17,9 @@ from weft.plan.plan import Plan
 from weft.plan.tables import NO_MORE, Adjustment, Grant, IterationTable
 from weft.plan.worker_view import WorkerView
 
+REFRESH_STEPS = (
+    256  # arbitrary: what rounding makes of a copy in so many is far below what a float32 can show of a loss
+)
 KEPT_SNAPSHOTS = 4  # that have been told, of the latest iterations: no more are under way
 _KEPT = 64  # answers of each kind; a lane asks for few different ones in a row
 _NOTHING = Part(-1, 0, 0)
@@ -110,6 +113,10 @@ class Course:
     def next_snapshot_place(self, iteration: Iteration) -> int | None:
         """The same of the first iteration behind it that has any and was told of."""
         return next((place for index, place in self._snapshots.items() if index > iteration.index), None)
+
+    def refreshes(self, iteration: Iteration) -> bool:
+        """Whether devices that update parameters themselves take over the host's behind it."""
+        return iteration.learns and (iteration.step + 1) % REFRESH_STEPS == 0
 
     def is_compared(self, iteration: Iteration) -> bool:
         """Whether what its tasks make is told, to be compared with another run of it."""

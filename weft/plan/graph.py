@@ -12,16 +12,18 @@ For replica r, stage s, microbatch m, loader l, bucket b and owner o (who reduce
     INPUT(r,s,m)          → WEIGHT(r,s,m): a backward in two parts; others wait for the first as for the whole
     GRAD(r,s,b)           posted from inside the last BACKWARD(r,s,·)       (then DOWN(r,s,b) from a device)
     GRAD(·,·,b)           → SYNC(o,b) → UPDATE(o,b)                         sync
-    SYNC(·,·)             → VALIDATE(o): the norm is known                  sync
+    SYNC(·,·)             → VALIDATE(o) or (r,s): the norm is known         sync
     UPDATE(·,b)     —1→ FORWARD(r,s,·)                                      update   (by UP(r,s,b) to a device)
     RELOAD(r,s,b)         → BACKWARD(r,s,0)                                 update   (of a layer that had made room)
+    UPDATE(o,·), (r,s,·)  → REFRESH(r,s) —1→ FORWARD(r,s,0)                 update   (now and then)
     last reader of a slot → the slot's next writer                          slot
 
 A job of one replica whose stages can update their own parameters has no buckets: BACKWARD(s,M-1) → UPDATE(s).
 
 SNAPSHOT(r,s) and SNAPSHOT(o) need no edges: each stands behind all that changes what it copies in a lane's order, and
-before all of the next iteration. With verify = "digest" SNAPSHOT(o) also looks behind a validation's forwards
-whether its parameters are as they were left, and so has an edge from each FORWARD(r,s,m).
+before all of the next iteration. Where it copies what a device has updated in another lane it has some. With verify =
+"digest" SNAPSHOT(o) also looks behind a validation's forwards whether its parameters are as they were left, and so has
+an edge from each FORWARD(r,s,m).
 """
 
 from __future__ import annotations
@@ -103,7 +105,13 @@ def validate(owner: int) -> Key:
     return Key(Kind.VALIDATE, owner=owner)
 
 
-snapshot = partial(Key, Kind.SNAPSHOT)  # r, s
+def own_validate(r: int, s: int) -> Key:
+    """Of the stage's own parameters, all of them."""
+    return Key(Kind.VALIDATE, r, s)
+
+
+refresh = partial(Key, Kind.REFRESH)  # r, s
+snapshot = partial(Key, Kind.SNAPSHOT)
 
 
 def owned_snapshot(owner: int) -> Key:
@@ -187,12 +195,12 @@ class Graph:
         return tuple(edge for edge in self.inputs(task) if self.tasks[edge.source].lane != lane)
 
     def going(self, local: Collection[int]) -> Graph:
-        """With the edges alone that are waited for while devices update these buckets themselves."""
+        """With the edges alone that most iterations wait for while devices update these buckets themselves."""
 
         def counts(edge: Edge) -> bool:
             target = self.tasks[edge.target]
             of_this_way = edge.way is None or (edge.way is Way.DEVICE) is (target.bucket in local)
-            return of_this_way and not target.passes(local)
+            return of_this_way and not target.passes(local) and not KINDS[target.kind].seldom
 
         kept = tuple(edge for edge in self.edges if counts(edge))
         return self if len(kept) == len(self.edges) else Graph(self.tasks, kept, self.programs)

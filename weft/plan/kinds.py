@@ -24,6 +24,7 @@ class Kind(enum.StrEnum):
     VALIDATE = "validate"  # of speculative updates, once the norm is known
     UP = "up"  # a bucket's parameters, or its summed gradient, to a device
     RELOAD = "reload"  # a bucket's parameters to a device once more, for the backward of a layer that had to make room
+    REFRESH = "refresh"  # of a device's own parameters by the host's, now and then: each side has updated its own
     SNAPSHOT = "snapshot"  # of what training has come to, now and then: a copy that outlives its worker
 
 
@@ -66,6 +67,7 @@ KINDS: Final[Mapping[Kind, KindFacts]] = {
     Kind.VALIDATE: KindFacts(mode="update", letter="V", learns=True),
     Kind.UP: KindFacts(mode="transfer", letter="P", moves="bucket", link="h2d"),
     Kind.RELOAD: KindFacts(mode="transfer", letter="R", learns=True, moves="bucket", link="h2d"),
+    Kind.REFRESH: KindFacts(mode="transfer", letter="H", learns=True, seldom=True),
     Kind.SNAPSHOT: KindFacts(mode="snapshot", letter="C", learns=True, seldom=True),
 }
 

@@ -166,7 +166,8 @@ class Synchronisation:
     elementwise: bool
     coarse: bool  # every SYNC waits for every BACKWARD
     bounded: bool  # an update stands only once the norm of the whole gradient is known: clipping, skipping
-    speculative: bool  # updates begin before it is
+    speculative: bool  # owners' updates begin before it is
+    devices_speculate: bool = False  # so do updates that devices make with a sum that has come up
     warmup: int = 0
     local: tuple[int, ...] = ()  # of the route EITHER, the buckets that devices update themselves at the start
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.spec.job_spec import JobSpec
+from weft.spec.replica import Replica
 from weft.spec.schedule_text import why_not_stages
-from weft.spec.strategy import Replica, Strategy
+from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import lines_of, workers_needed
 
 _FLAGS = (  # kind of worker, its flag, its name
@@ -82,15 +83,15 @@ def _problem_of_replay(strategy: Strategy) -> str | None:
 def _problem_of_schedule(strategy: Strategy, replica: Replica) -> str | None:
     if replica.working_window is not None:
         return None  # its layers take turns in an order of their own
-    if (problem := why_not_stages(strategy.schedule, replica.stages, strategy.stages_per_worker)) is not None:
+    if (problem := why_not_stages(strategy.schedule, replica.num_stages, strategy.stages_per_worker)) is not None:
         return problem
     lines = lines_of(strategy, replica)
     if replica.gpus is not None and replica.gpus > lines:
         return (
-            f"replicas: gpus = {replica.gpus}, and strategy.schedule has the {replica.stages} stages in {lines} "
+            f"replicas: gpus = {replica.gpus}, and strategy.schedule has the {replica.num_stages} stages in {lines} "
             f"workers; use gpus = {lines}"
         )
-    if strategy.steals and lines < replica.stages:
+    if strategy.steals and lines < replica.num_stages:
         return (
             "share = 'stealing' cannot stand beside a schedule that has several stages in a worker, whose order is "
             "that of all microbatches of a batch; use share = 'fixed' or 'adaptive', or schedule = '1f1b'"
@@ -119,4 +120,4 @@ def _asked(strategy: Strategy, kind: str) -> tuple[str, str]:
         return "loaders", str(strategy.loaders)
     if strategy.replicas is None:
         return "stages", str(strategy.stages)
-    return "replicas", ", ".join(f"{replica.device} × {replica.stages}" for replica in strategy.replica_list)
+    return "replicas", ", ".join(f"{replica.device} × {replica.num_stages}" for replica in strategy.replica_list)

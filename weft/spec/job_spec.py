@@ -18,9 +18,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from weft.spec.field_errors import SpecError as SpecError
 from weft.spec.field_errors import explain, shown, shown_key
 from weft.spec.schedule_text import read_grid_file
+from weft.spec.section import MAX_COUNT, Section
 from weft.spec.source import MAX_ARGS_DEPTH as MAX_ARGS_DEPTH
 from weft.spec.source import read_source
-from weft.spec.strategy import MAX_COUNT, TRAINED_AXES, Section
+from weft.spec.strategy import TRAINED_AXES
 from weft.spec.strategy import Strategy as Strategy
 
 MAX_ARGS_INTEGER = 2**63  # what msgpack and SQLite carry
@@ -273,6 +274,10 @@ class JobSpec(Section):
     def to_wire(self) -> dict[str, Any]:
         """The spec as plain data, without unset fields."""
         return self.model_dump(mode="python", exclude_none=True)
+
+    def on(self, num_gpus: int) -> Self:
+        """On a machine with so many GPUs, see `Strategy.on`."""
+        return self.model_copy(update={"strategy": self.strategy.on(num_gpus)})
 
     @property
     def entry_file(self) -> Path:

@@ -26,6 +26,7 @@ def _row(source: str, idea: str, **axes: Any) -> Preset:
 
 
 _CPU, _GPU = {"device": "cpu"}, {"device": "gpu"}
+_PIPELINE_AND_CPU = [{"device": "gpu", "stages": "all"}, {"device": "cpu", "microbatches": 1}]
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
@@ -101,19 +102,21 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "hybrid-coarse": _row(
             "Weft's own",
-            "A CPU replica beside a GPU pipeline, synchronised once for each iteration, after the backwards.",
-            replicas=[_GPU, _CPU],
+            "A CPU replica beside a GPU pipeline: gradients are exchanged after all backwards, and each side updates.",
+            microbatches=4,
+            replicas=_PIPELINE_AND_CPU,
             sync="coarse",
+            update="local",
             share="adaptive",
-            update="cpu",
         ),
         "hybrid-fine": _row(
             "Weft's own",
-            "A CPU replica beside a GPU pipeline, each bucket synchronised and updated as soon as its gradients exist.",
-            replicas=[_GPU, _CPU],
+            "The same, each bucket exchanged and updated on both sides once its gradients exist, beside the backwards.",
+            microbatches=4,
+            replicas=_PIPELINE_AND_CPU,
             sync="fine",
+            update="local",
             share="adaptive",
-            update="balanced",
         ),
     }
 )
@@ -137,10 +140,8 @@ def _cell(value: Any) -> str:
     match value:
         case list():
             return " + ".join(_cell(replica) for replica in value)
-        case {"device": device, "working_window": window}:
-            return f"1 {device} (working_window {window})"
-        case {"device": device}:
-            return f"1 {device}"
+        case {"device": device, **axes}:
+            return f"1 {device}" + (f" ({_cell(axes)})" if axes else "")
         case dict():
             return ", ".join(f"{key} {part}" for key, part in value.items())
         case _:

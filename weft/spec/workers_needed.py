@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from weft.spec.replica import Replica
 from weft.spec.schedule_text import num_lines
-from weft.spec.strategy import Replica, Strategy
+from weft.spec.strategy import Strategy
 
 
 def workers_needed(strategy: Strategy) -> dict[str, int]:
@@ -25,7 +26,7 @@ def worker_counts(strategy: Strategy) -> list[int]:
 
 def lines_of(strategy: Strategy, replica: Replica) -> int:
     """Of its schedule: each is a worker, if GPUs do not have several."""
-    return num_lines(strategy.schedule, replica.stages, strategy.stages_per_worker)
+    return num_lines(strategy.schedule, replica.num_stages, strategy.stages_per_worker)
 
 
 def inspecting_worker(strategy: Strategy) -> int:

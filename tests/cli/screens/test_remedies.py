@@ -14,8 +14,9 @@ from weft.cli.screens.remedies import Remedy, Setup
 from weft.plan.schedules.grid import drawn
 from weft.plan.schedules.named import SCHEDULES
 from weft.spec.job_spec import JobSpec, SpecError, apply_override
+from weft.spec.replica import Replica
 from weft.spec.schedule_text import why_not_stages
-from weft.spec.strategy import MAX_LOADERS, MAX_PREFETCH, Replica, Strategy
+from weft.spec.strategy import MAX_LOADERS, MAX_PREFETCH, Strategy
 
 UNITS = 6
 

@@ -207,6 +207,25 @@ def test_updates_are_speculative_where_owners_have_time_of_their_own(
     assert (sync.bounded, sync.speculative) == (False, False)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "devices_speculate"),
+    [
+        ({"replicas": [GPU, CPU | {"stages": 2}]}, True),
+        ({"replicas": [GPU, GPU]}, True),
+        ({"replicas": [GPU, CPU]}, False),
+        ({"replicas": [CPU, GPU | {"stages": 2}], "sync": "coarse"}, False),
+        ({"replicas": [GPU], "update": "balanced"}, False),
+    ],
+)
+def test_devices_speculate_where_cpu_workers_alone_tell_the_norm(
+    placement_of: PlacementOf, strategy: dict[str, Any], devices_speculate: bool
+) -> None:
+    """Of a bucket that is summed on a device the host knows no norm."""
+    sync = placement_of(**strategy, clip_norm=1.0).synchronisation
+    assert sync is not None
+    assert sync.devices_speculate is devices_speculate
+
+
 def test_a_replica_is_private_on_a_device_or_where_it_is_stale(placement_of: PlacementOf) -> None:
     placement = placement_of(replicas=[CPU, CPU, GPU], staleness=[0, 2, 0])
     assert [(replica.private, replica.staleness) for replica in placement.replicas] == [

@@ -20,6 +20,7 @@ from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
 from weft.plan.schedules.grid import schedule_of
 from weft.plan.worker_view import WorkerView
+from weft.scheduler.planning.memory import SPECULATION_SHARE
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
@@ -138,6 +139,25 @@ def test_updates_do_not_speculate_where_the_host_has_no_memory_for_what_they_kee
 
     assert speculates(need)
     assert not speculates(need - size // 2)
+
+
+def test_a_device_does_not_speculate_where_it_has_no_memory_for_what_it_keeps(
+    inspection_of: InspectionOf, unit_of: UnitOf, spec_of: SpecOf
+) -> None:
+    """Owners on the host do all the same."""
+    size = 1 << 20
+    average = StateFacts("momentum_buffer", "elements", "float32", 4)
+    facts = ParameterFacts(
+        units=(0,), num_elements=size // 4, dtype="float32", itemsize=4, trained=True, group=0, state=(average,)
+    )
+    units = [unit_of(0, parameter_bytes=size), unit_of(1)]
+    spec = spec_of(replicas=[{"device": "gpu", "stages": 2}, {"device": "cpu"}], clip_norm=1.0)
+    need = int(2 * size / SPECULATION_SHARE)
+    for free, speculates in ((need, True), (need - 1, False), (None, True)):
+        inspection = inspection_of(units, parameters=(facts,), device_bytes=free)
+        sync = make_plan(spec, inspection, shared_bytes_free=1 << 40).synchronisation
+        assert sync is not None
+        assert (sync.speculative, sync.devices_speculate) == (True, speculates)
 
 
 # --- plans

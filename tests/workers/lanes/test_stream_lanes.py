@@ -56,6 +56,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "by the host, late": {"replicas": [GPU], "update": "cpu", "staleness": 1},
     "beside a CPU": {"replicas": [GPU, CPU], "update": "local", "clip_norm": 0.5},
     "beside a CPU, by the host": {"replicas": [CPU, GPU], "update": "cpu", "microbatches": 2},
+    "stages on one beside a CPU, clipped": {
+        "replicas": [{"device": "gpu", "stages": 2, "gpus": 1, "microbatches": 2}, CPU],
+        "clip_norm": 0.5,
+        "bucket_mib": 1e-4,
+    },
     "two": {"replicas": [GPU, GPU], "update": "local"},
     "stages": {"replicas": [{"device": "gpu", "stages": 3, "split": [2, 4]}], "microbatches": 3, "clip_norm": 0.5},
     "stages, local": {

@@ -14,8 +14,9 @@ from typing import Any, Final
 from weft.cli.screens.toml_text import toml
 from weft.plan.kinds import Kind
 from weft.plan.schedules.grid import schedule_of
+from weft.spec.replica import MAX_MICROBATCHES, Replica
 from weft.spec.schedule_text import is_grid, num_lines, why_not_stages
-from weft.spec.strategy import MAX_LOADERS, MAX_MICROBATCHES, MAX_PREFETCH, Replica, Strategy
+from weft.spec.strategy import MAX_LOADERS, MAX_PREFETCH, Strategy
 from weft.transport.wire.frames import Message
 
 MORE_WINDOW: Final = 8  # times: a window that is given is mostly 1, and a lane wants some tens of short tasks
@@ -58,7 +59,7 @@ class Setup:
         if replica.working_window is not None:
             return False
         count = replica.microbatches or strategy.microbatches
-        schedule = schedule_of(strategy.schedule, replica.stages, count, strategy.stages_per_worker)
+        schedule = schedule_of(strategy.schedule, replica.num_stages, count, strategy.stages_per_worker)
         return any(each.kind is Kind.WEIGHT for program in schedule.programs for each in program)
 
     def replica_of(self, worker: str) -> int:
@@ -116,7 +117,7 @@ def fewer_stages(setup: Setup, number: int, count: int) -> Settings | None:
         if why_not_stages(strategy.schedule, fewer, strategy.stages_per_worker) is None
     )
     count = next(possible, 0)
-    if not 1 <= count < replica.stages or is_grid(strategy.schedule):
+    if not 1 <= count < replica.num_stages or is_grid(strategy.schedule):
         return None
     axes: dict[str, Any] = {"stages": count}
     if replica.split is not None:
@@ -176,7 +177,7 @@ def _of_busy_loader(setup: Setup) -> Remedy:
 
 def of_small_tasks(setup: Setup, number: int) -> Remedy:
     parts, alternatives = [], []
-    stages = setup.replica(number).stages
+    stages = setup.replica(number).num_stages
     if (fewer := fewer_stages(setup, number, stages // 2)) is not None:
         parts.append(f"fewer stages ({_spoken(fewer)})")
         alternatives.append(fewer)
@@ -197,7 +198,7 @@ def of_bubble(setup: Setup, number: int) -> Remedy:
         text = f"More microbatches make the bubble smaller: {_spoken(more[1])}."
         return Remedy(text=text, alternatives=(more[1],))
     enough = "There is a microbatch for each sample"
-    if (fewer := fewer_stages(setup, number, setup.replica(number).stages - 1)) is not None:
+    if (fewer := fewer_stages(setup, number, setup.replica(number).num_stages - 1)) is not None:
         text = f"{enough}; fewer stages have a smaller bubble: {_spoken(fewer)}."
         return Remedy(text=text, alternatives=(fewer,))
     return _larger(setup, enough, "make it smaller")
@@ -214,7 +215,7 @@ def of_slow_stage(setup: Setup, number: int, stage: int | None, lighter: int) ->
         cut = setup.changed(number, split=split)
         why = "" if given else "Its units take longer than when they were inspected. "
         return Remedy(text=f"{why}Give it fewer units: {_spoken(cut)}{balance}.", alternatives=(cut,))
-    fewer = fewer_stages(setup, number, setup.replica(number).stages - 1)
+    fewer = fewer_stages(setup, number, setup.replica(number).num_stages - 1)
     one = "It is one unit, and a unit is not cut: make it two"
     if fewer is None:
         return Remedy(text=f"{one}.")
@@ -256,11 +257,11 @@ def of_sync(setup: Setup) -> Remedy:
 def _lacks_slots(strategy: Strategy, replica: Replica) -> bool:
     """Whether its schedule has fewer slots than a stage has microbatches."""
     count = replica.microbatches or strategy.microbatches
-    if replica.stages == 1 or replica.working_window is not None:
+    if replica.num_stages == 1 or replica.working_window is not None:
         return False
-    schedule = schedule_of(strategy.schedule, replica.stages, count, strategy.stages_per_worker)
-    of_each = len(schedule.programs) == replica.stages  # a worker, as under any other schedule
-    return of_each and schedule.in_flight(replica.stages - 1) < count
+    schedule = schedule_of(strategy.schedule, replica.num_stages, count, strategy.stages_per_worker)
+    of_each = len(schedule.programs) == replica.num_stages  # a worker, as under any other schedule
+    return of_each and schedule.in_flight(replica.num_stages - 1) < count
 
 
 def of_slot(setup: Setup, number: int) -> Remedy:
@@ -272,7 +273,7 @@ def of_slot(setup: Setup, number: int) -> Remedy:
         more = min(2 * strategy.prefetch.transfer, MAX_PREFETCH)
         text = f"More slots of the device: strategy.prefetch.transfer = {more}."
         return Remedy(text=text, alternatives=((f"strategy.prefetch.transfer={more}",),))
-    if replica.stages > 1 and (many := more_microbatches(setup, number)) is not None:
+    if replica.num_stages > 1 and (many := more_microbatches(setup, number)) is not None:
         return Remedy(text=f"More microbatches have more slots: {_spoken(many[1])}.", alternatives=(many[1],))
     return Remedy(text="Only whoever reads it can be made faster: its row says what it does meanwhile.")
 

@@ -11,8 +11,8 @@ import typer
 from weft.cli.exits import guarded
 from weft.cli.verbs.options import Json
 from weft.client.result import to_json
+from weft.spec.replica import MAX_MICROBATCHES, MAX_STAGES
 from weft.spec.schedule_text import GRID_SUFFIX, SCHEDULE_NAMES
-from weft.spec.strategy import MAX_MICROBATCHES, MAX_STAGES
 
 if TYPE_CHECKING:
     from weft.plan.schedules.schedule import Schedule

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from weft.plan.buckets import Holder
+from weft.plan.graph import Task
 from weft.plan.kinds import Kind, Way
 from weft.plan.plan import Plan
 from weft.plan.rows import Row
@@ -49,9 +50,9 @@ class BalancedRoutes(IterationPolicy[RouteMeasurement]):
         self._timed = {task.id for task in tasks if task.bucket is not None}
         self._timed |= {task.id for task in tasks if task.kind is Kind.FORWARD and task.microbatch == 0}
         self._timed |= self._backwards
-        updates = [task for task in tasks if task.kind is Kind.UPDATE and task.owner is not None]
+        updates = [task for task in tasks if task.kind is Kind.UPDATE]
         self._validated = {
-            task.id: [each.id for each in updates if each.owner == task.owner]
+            task.id: [each.id for each in updates if _updater(each) == _updater(task)]
             for task in tasks
             if task.kind is Kind.VALIDATE
         }
@@ -124,8 +125,8 @@ class BalancedRoutes(IterationPolicy[RouteMeasurement]):
         return None
 
     def _spent(self, rows: Mapping[int, tuple[int, int]]) -> dict[int, float]:
-        """Seconds of the tasks of one iteration; what VALIDATE took belongs to its owner's updates, as they were
-        planned."""
+        """Seconds of the tasks of one iteration; what VALIDATE took belongs to the updates that it lets stand, as they
+        were planned."""
         spent = {task: (end - start) / 1e9 for task, (start, end) in rows.items()}
         for validate, updates in self._validated.items():
             made = [task for task in updates if task in spent]
@@ -133,6 +134,11 @@ class BalancedRoutes(IterationPolicy[RouteMeasurement]):
             for task in made if planned else ():
                 spent[task] += spent.get(validate, 0.0) * self._plan.task_seconds[task] / planned
         return spent
+
+
+def _updater(task: Task) -> tuple[int | None, int | None, int | None]:
+    """Whose an UPDATE or VALIDATE is: an owner's, or a device's own."""
+    return task.owner, task.replica, task.stage
 
 
 def _takers(plan: Plan) -> Iterator[tuple[int, Holder, int]]:

@@ -135,7 +135,8 @@ class Service:
     async def _admit(self, tables: Message, job: str | None, priority: int | None) -> Message:
         """job: the user's id for it, if any; priority: instead of the spec's, if any."""
         try:
-            spec = await asyncio.to_thread(_checked_spec, tables)  # a long list of mistakes takes long to write
+            num_gpus = list(self._driver.crew.kinds().values()).count("gpu")
+            spec = await asyncio.to_thread(_checked_spec, tables, num_gpus)  # many mistakes take long to write
         except SpecError as error:
             raise WireError(ErrorCode.INVALID_SPEC, str(error)) from None
         await self._refuse_impossible(spec, job)
@@ -360,8 +361,8 @@ def _newest_checkpoint(run: Path) -> str | None:
     return next((str(path) for path in reversed(checkpoints(run))), None)
 
 
-def _checked_spec(tables: Message) -> JobSpec:
-    spec = JobSpec.parse(tables)
+def _checked_spec(tables: Message, num_gpus: int) -> JobSpec:
+    spec = JobSpec.parse(tables).on(num_gpus)
     spec.check_files()
     return spec
 

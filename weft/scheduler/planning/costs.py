@@ -122,7 +122,7 @@ class _Costs:
             case Kind.UPDATE:
                 seconds = self._inspection.update_seconds_on(self._job.device(task))
                 return seconds * self._updated_bytes(task) / self._all_bytes
-            case Kind.GRAD | Kind.VALIDATE | Kind.SNAPSHOT:
+            case Kind.GRAD | Kind.VALIDATE | Kind.REFRESH | Kind.SNAPSHOT:
                 return 0.0
 
     def _size(self, task: Task) -> float:

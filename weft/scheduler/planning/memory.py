@@ -3,6 +3,7 @@ knows what it keeps."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from weft.plan.buckets import Bucket
@@ -15,6 +16,7 @@ from weft.spec.job_spec import JobSpec
 SNAPSHOT_SHARE = (
     0.8  # of the free memory that a plan with snapshots may take: arbitrary; batches and activations come too
 )
+SPECULATION_SHARE = 1 / 8  # of a GPU's free memory, for what undoing an update needs: arbitrary; activations come too
 UNKNOWN_STATE = 2  # times a parameter's bytes, of an optimizer whose state nobody could look into
 
 
@@ -26,6 +28,19 @@ def state_bytes(inspection: Inspection, placement: Placement) -> int:
 def copied_bytes(inspection: Inspection, placement: Placement) -> int:
     """Of what a speculative update has to keep as it was: values and state."""
     return sum(bucket.num_bytes + _state_bytes(inspection, bucket) for bucket in _updated_on_host(placement))
+
+
+def devices_have_room(inspection: Inspection, placement: Placement) -> bool:
+    """For a copy of what a speculative update of a device's changes; where none speculates there is nothing to keep."""
+    sync, free = placement.synchronisation, inspection.device_bytes
+    if sync is None or not sync.devices_speculate or free is None:
+        return True
+    needed: Counter[int] = Counter()
+    for bucket in sync.buckets:
+        for holder in bucket.holders if bucket.comes_up_summed else ():
+            if placement.replicas[holder.replica].device == "gpu":
+                needed[placement.worker_of[holder]] += bucket.num_bytes + _state_bytes(inspection, bucket)
+    return max(needed.values(), default=0) <= free * SPECULATION_SHARE
 
 
 def _updated_on_host(placement: Placement) -> list[Bucket]:

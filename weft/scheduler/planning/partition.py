@@ -18,7 +18,7 @@ from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.placement import Cuts
 from weft.plan.schedules.schedule import Schedule
 from weft.scheduler.planning.working_window import layer_cuts
-from weft.spec.strategy import Replica
+from weft.spec.replica import Replica
 
 MAX_TOLD_UNITS = 8  # in a sentence that lists them
 MAX_TOLD_PROBLEMS = 3  # a sentence each: whoever mends these asks again
@@ -32,7 +32,7 @@ def cut_for(inspection: Inspection, replica: Replica, schedule: Schedule | None)
     """schedule: None of a working window. Errors: PlanError."""
     units, problems = inspection.units_on(replica.device), inspection.cut_problems
     if schedule is not None:
-        cuts = partition(units, replica.stages, replica.split, problems)
+        cuts = partition(units, replica.num_stages, replica.split, problems)
         is_free = replica.split is None and len(schedule.programs) < schedule.num_stages
         return even_workers(units, cuts, schedule.worker_of, problems) if is_free else cuts
     split = replica.split if replica.split is not None else layer_cuts(units, _allowed_cuts(units, problems))

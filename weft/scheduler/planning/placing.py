@@ -12,7 +12,8 @@ from weft.plan.plan import ReplicaPlan
 from weft.plan.schedules.grid import schedule_of
 from weft.plan.schedules.schedule import Schedule
 from weft.scheduler.planning.synchronising import needs_buckets, synchronisation_of
-from weft.spec.strategy import Replica, Strategy
+from weft.spec.replica import Replica
+from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import worker_counts, workers_needed
 
 RESIDENT_SHARE = 1 / 8  # of a GPU's free memory, for data: arbitrary; the rest is for what is computed
@@ -60,7 +61,7 @@ def scheduled(strategy: Strategy, replica: Replica) -> Schedule | None:
     if replica.working_window is not None:
         return None
     count = replica.microbatches or strategy.microbatches
-    return schedule_of(strategy.schedule, replica.stages, count, strategy.stages_per_worker)
+    return schedule_of(strategy.schedule, replica.num_stages, count, strategy.stages_per_worker)
 
 
 def _lines(schedule: Schedule | None, num_layers: int) -> Mapping[int, int]:

@@ -24,7 +24,7 @@ from weft.scheduler.adapting.balance import local_buckets
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.limit import speed_limit
-from weft.scheduler.planning.memory import plan_bytes, speculation_bytes, why_not_snapshots
+from weft.scheduler.planning.memory import devices_have_room, plan_bytes, speculation_bytes, why_not_snapshots
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
 from weft.scheduler.planning.plan_notes import plan_notes
@@ -137,6 +137,8 @@ def _placed(
         raise PlanError(str(error)) from error
     if speculation_bytes(inspection, placement, rings) > host_bytes_free:
         placement = _without_speculation(placement)
+    if not devices_have_room(inspection, placement):
+        placement = _without_speculation(placement, on_host=True)
     return placement, rings
 
 
@@ -220,11 +222,11 @@ def _default_window(graph: Graph, seconds: Sequence[float]) -> int:
     return max(MIN_WINDOW_ITERATIONS * longest, min(iterations * longest, MAX_WINDOW_TASKS))
 
 
-def _without_speculation(placement: Placement) -> Placement:
+def _without_speculation(placement: Placement, *, on_host: bool = False) -> Placement:
+    """on_host: whether owners go on with it, where devices do not."""
     assert placement.synchronisation is not None
-    return dataclasses.replace(
-        placement, synchronisation=dataclasses.replace(placement.synchronisation, speculative=False)
-    )
+    sync = dataclasses.replace(placement.synchronisation, speculative=on_host, devices_speculate=False)
+    return dataclasses.replace(placement, synchronisation=sync)
 
 
 def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[Ring]) -> tuple[StagePlan, ...]:

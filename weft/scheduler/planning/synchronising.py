@@ -57,13 +57,16 @@ def synchronisation_of(
                 state=state if route is Route.EITHER and state is not None else (),
             )
         )
+    speculative = bounded and fine and _hides_updates(placement, hosts)
+    on_cpu = all(placement.workers[owner.worker] == "cpu" for owner in owners)
     return Synchronisation(
         buckets=tuple(plans),
         owners=tuple(owners),
         elementwise=inspection.elementwise,
         coarse=not fine,
         bounded=bounded,
-        speculative=bounded and fine and _hides_updates(placement, hosts),
+        speculative=speculative,
+        devices_speculate=speculative and on_cpu and any(p.comes_up_summed for p in plans),
         warmup=strategy.staleness_warmup,
         local=tuple(p.index for p in plans if p.route is Route.EITHER and p.index in local),
     )
@@ -86,8 +89,8 @@ def _may_go_either_way(strategy: Strategy, placement: Placement, bucket: Bucket)
 
 def _hides_updates(placement: Placement, hosts: list[int]) -> bool:
     """Whether owners have time that nobody computes in: a bubble, or a core of their own. Otherwise what undoing a
-    speculative update needs is copied in time that the norm would not have cost. Devices never speculate: their hosts
-    do not know the norm."""
+    speculative update needs is copied in time that the norm would not have cost. A device speculates where all owners
+    are CPU workers: its host knows the norm then, without waiting for the device."""
     on_cpu = any(replica.device == "cpu" for replica in placement.replicas)
     return bool(hosts) or (on_cpu and any(replica.num_stages > 1 for replica in placement.replicas))
 

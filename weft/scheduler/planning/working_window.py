@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.plan import Plan
-from weft.spec.strategy import MAX_STAGES
+from weft.spec.replica import MAX_STAGES
 
 AS_GOOD = 1.01  # times the shortest iteration: closer is beyond what the measured times are good for
 MEMORY_SHARE = 0.5  # of a GPU's memory for the window's parameters and gradients; arbitrary: the rest is activations'

@@ -202,7 +202,7 @@ class CutInspection:
         """Of a few runs the one that calls most, where modules are left out at random."""
         found = self._record(self._step, self._largest)
         replicas = self._spec.strategy.replica_list
-        if not found[0].varies or all(each.stages == 1 and each.working_window is None for each in replicas):
+        if not found[0].varies or all(each.num_stages == 1 and each.working_window is None for each in replicas):
             return found
         del found  # and what it has for a backward
         called = {}

@@ -6,7 +6,7 @@ when each runs, they only do the work. Where each kind is:
     LOAD, FETCH                weft.workers.lanes.loaded, weft.workload.data
     FORWARD, BACKWARD, GRAD    weft.workers.compute.stage_tasks, weft.workers.compute.gradients
     INPUT, WEIGHT              the same, weft.workers.compute.backward.split
-    DOWN, UP, RELOAD           weft.workers.updates.bucket_updates, weft.workers.memory.replica_memory
+    DOWN, UP, RELOAD, REFRESH  weft.workers.updates.bucket_updates, weft.workers.memory.replica_memory
     SYNC, UPDATE, VALIDATE     weft.workers.updates.owner
     SNAPSHOT                   weft.workers.snapshots
 """
@@ -216,6 +216,8 @@ class Attempt:
         if task.kind is Kind.SNAPSHOT:
             verifies = self._verifies(task)
             return lambda iteration: self._copies(task, iteration) if iteration.learns else verifies
+        if task.kind is Kind.REFRESH:
+            return self.course.refreshes
         if task.kind is Kind.LOAD and self._turns.takers > 1:
             turns, loader = self._turns, task.holder.stage
             position = turns.order().index((task.holder.replica, _given(task.microbatch)))

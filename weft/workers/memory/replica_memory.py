@@ -8,6 +8,7 @@ device or stale, has its own, and for these are the tasks
                   the sum of all gradients              → own gradient              (route "sum")
                   one or the other                                                  (route "either")
     RELOAD(r,s,b) the shared parameters                 → own parameters            (of a layer that streams)
+    REFRESH(r,s)  the shared parameters                 → own parameters            (now and then: "sum", "either")
 """
 
 from __future__ import annotations
@@ -109,6 +110,12 @@ class ReplicaMemory:
     def load(self, bucket: int) -> None:
         """The shared parameters as they are now."""
         self._device.copy(self.values[bucket], self._memory.parameters(self._buckets[bucket]))
+
+    def refresh(self) -> None:
+        """Of all buckets that come up summed."""
+        for index, bucket in self._buckets.items():
+            if bucket.comes_up_summed:
+                self.load(index)
 
     def up(self, bucket: int, iteration: Iteration) -> None:
         if self._streams:

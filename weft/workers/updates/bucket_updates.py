@@ -1,7 +1,7 @@
 """Bucket updates: which buckets the lanes of one worker sum and update, and by which optimizer.
 
     owner           a lane of the plan's `owners`: its range of every bucket that it owns, shared or a device's own
-    device's own    UPDATE(r,s,b) of a device's parameters with the sum that has come up
+    device's own    UPDATE(r,s,b), VALIDATE(r,s) of a device's parameters with the sum that has come up
 
 A device that updates a bucket alone owns it; then the bucket's parameters and gradient are the device's own as well.
 """
@@ -74,8 +74,7 @@ class BucketUpdates:
     def _add_device(self, holder: Holder, workload: Workload, parameters: Sequence[nn.Parameter]) -> None:
         """The updates that one stage's device makes with sums; of parameters that no CPU replica has, the first holder
         publishes its own."""
-        held = self._memory.held(holder)
-        summed = [b for b in held if b.route is Route.SUM or (b.route is Route.EITHER and not b.device_ranges)]
+        summed = [bucket for bucket in self._memory.held(holder) if bucket.comes_up_summed]
         if not summed:
             return
         bounds = {bucket.index: (0, bucket.num_elements) for bucket in summed}
@@ -84,7 +83,7 @@ class BucketUpdates:
         publishes = alone and holder == summed[0].holders[0]
         self._publishing |= {holder} if publishes else set()
         self._of_devices[holder] = self._updates(
-            workload, parameters, summed, bounds, own, speculative=False, publishes=publishes
+            workload, parameters, summed, bounds, own, speculative=self._sync.devices_speculate, publishes=publishes
         )
         self._of_buckets |= {(holder, bucket.index): self._of_devices[holder] for bucket in summed}
 
@@ -123,6 +122,7 @@ class BucketUpdates:
     ) -> Updates:
         """own: whose memory is updated, by bucket; nothing for the shared one."""
         memory, course = self._memory, self._course
+        knows_norm = not self._launches or self._sync.devices_speculate
         template = make_optimizer(workload.optimizer, parameters)
         assert template is not None
         groups = group_of(template, parameters)
@@ -153,8 +153,9 @@ class BucketUpdates:
             parameters,
             buckets,
             shards,
-            norm=self._norm(template) if self._sync.bounded else None,
+            norm=self._norm(template, knows_norm=knows_norm) if self._sync.bounded else None,
             speculative=speculative,
+            chooses=speculative and knows_norm,
             missing=missing_parameters(memory, course),
             begin=begin,
             done=done,
@@ -169,11 +170,11 @@ class BucketUpdates:
     def _is_cpu(self, replica: int) -> bool:
         return self._view.replicas[replica].device == "cpu"
 
-    def _norm(self, template: torch.optim.Optimizer) -> Norm:
+    def _norm(self, template: torch.optim.Optimizer, *, knows_norm: bool) -> Norm:
         """A device's host need not know it, unless it has to leave out a step that the device cannot."""
         memory, strategy, device = self._memory, self._strategy, self._device
         clip_norm, skips = strategy.clip_norm, strategy.skip_nonfinite
-        if self._launches and (not skips or can_skip_on_device(template)):
+        if not knows_norm and (not skips or can_skip_on_device(template)):
             return DeviceNorm(memory, self._course, clip_norm, skips_nonfinite=skips, device=device)
         return Norm(memory, self._course, clip_norm, skips_nonfinite=skips)
 
@@ -257,8 +258,12 @@ class BucketUpdates:
                 return partial(self._up, task.holder, b)
             case Kind.RELOAD, int(b):
                 return lambda _: self._memories[task.holder].load(b)
+            case Kind.REFRESH, None:
+                return lambda _: self._memories[task.holder].refresh()
             case Kind.UPDATE, int(b):
                 return partial(self._update_device, task.holder, b, measured=measured)
+            case Kind.VALIDATE, None:
+                return partial(self._of_devices[task.holder].validate, measured=measured)
             case _:
                 raise AssertionError(f"{task} is nothing that is done with a bucket")
 

@@ -5,7 +5,7 @@
     speculate             UPDATE: step as if the norm were small   VALIDATE: leave it, or undo it and step again
 
 Where the last step was clipped, or skipped, the next one most likely is: UPDATE then leaves its bucket to VALIDATE. A
-device always leaves it, since its host does not know the norm and so cannot choose: it steps once, with the factor.
+device whose host does not know the norm cannot choose and always leaves it: it steps once, with the factor.
 
 The norm is known once every owner has done its last SYNC of the iteration; until then the graph lets nobody read it.
 """
@@ -42,8 +42,9 @@ Value = Callable[[Iteration], float | None]
 
 
 class Updates:
-    """shards: by bucket. norm: None where nothing bounds updates. speculative: the step ends with VALIDATE. begin:
-    called before a bucket's update, done once it stands. takes: whether a bucket is updated here in an iteration.
+    """shards: by bucket. norm: None where nothing bounds updates. speculative: the step ends with VALIDATE. chooses:
+    whether the host knows the norm by then; unset it does where it has the shards. begin: called before a bucket's
+    update, done once it stands. takes: whether a bucket is updated here in an iteration.
     value: what the scheduler is to be stepped with before it. device: what has the shards. reports: this one tells the
     learning rate and the norm of each step. digests: where what an update leaves is compared with what the next one
     finds."""
@@ -58,6 +59,7 @@ class Updates:
         *,
         norm: Norm | None,
         speculative: bool,
+        chooses: bool | None = None,
         missing: Missing,
         done: Done,
         begin: Done = lambda bucket, iteration: None,
@@ -71,7 +73,7 @@ class Updates:
         self._parameters = parameters
         self._scheduler = make_scheduler(workload.scheduler, template)
         self._device = device
-        self._chooses = speculative and not isinstance(device, Accelerator)
+        self._chooses = speculative and (not isinstance(device, Accelerator) if chooses is None else chooses)
         self._optimizer = ShardedOptimizer(template, shards, parameters=parameters, speculative=self._chooses)
         self._optimizer.read_hyperparameters()
         self._buckets = buckets

@@ -137,6 +137,8 @@ class Workers:
         done by the loader whose turn it is."""
         if task.kind is Kind.LOAD:
             return self._turns.has(task.stage, self._turns.order().index((task.replica, task.microbatch)), i.index)
+        if task.kind is Kind.REFRESH:
+            return i.learns and i.step % 2 == 1
         if task.way is None or task.id in self._last_updates:
             return True
         return i.learns and self._goes(task, i)
@@ -171,6 +173,8 @@ class Workers:
                 self._up(task, i, me)
             case Kind.RELOAD:
                 self._load_layer(task, i, me)
+            case Kind.REFRESH:
+                self._refresh(task, i, me)
 
     # --- data and slots
 
@@ -398,6 +402,11 @@ class Workers:
     def _validate(self, task: Task, i: Iteration, me: Running) -> None:
         """As if every norm were too large: undone, and made again."""
         self._read_norms(i, me)
+        if task.owner is None:
+            own = (None, task.replica, task.stage)
+            for each in [t for t in self._updates if (t.owner, t.replica, t.stage) == own and self._goes(t, i)]:
+                self._step_on_device(each, i, me, ("guess", i.step + 1), i.step + 1)
+            return
         for bucket, part in self._parts.items():
             summed = part.route is Route.SUM and all(self._replicas[r].device == "gpu" for r, _ in part.holders)
             ways = {t.way for t in self._updates if (t.owner, t.bucket) == (task.owner, bucket)}
@@ -448,19 +457,20 @@ class Workers:
 
     def _update_on_device(self, task: Task, i: Iteration, me: Running) -> None:
         assert self._sync is not None
-        if self._sync.bounded:
+        guesses = self._sync.devices_speculate
+        if self._sync.bounded and not guesses:
             self._read_norms(i, me)
-        if not self._goes(task, i):
-            return
+        if self._goes(task, i):
+            self._step_on_device(task, i, me, i.step, ("guess", i.step + 1) if guesses else i.step + 1)
+
+    def _step_on_device(self, task: Task, i: Iteration, me: Running, before: object, after: object) -> None:
         self._read_missing(task.bucket, i, me)
         for owner in self._owners(task.bucket):
-            state = ("device-state", (task.replica, task.stage), task.bucket, owner)
-            me.read(state, i.step)
-            me.write(state, i.step + 1)
             me.read(("device-gradient", (task.replica, task.stage), task.bucket, owner), ("sum", i.step))
-            own = ("own", task.replica, task.stage, task.bucket, owner)
-            me.read(own, i.step)
-            me.write(own, i.step + 1)
+            state = ("device-state", (task.replica, task.stage), task.bucket, owner)
+            for cell in state, ("own", task.replica, task.stage, task.bucket, owner):
+                me.read(cell, before)
+                me.write(cell, after)
 
     def next_version(self, task: Task, i: Iteration) -> int:
         if i.index + 1 == self._course.itinerary.num_iterations:
@@ -474,6 +484,12 @@ class Workers:
         for owner in self._owners(task.bucket):
             me.read(("shared", task.bucket, owner), i.step)
             me.write(("own", *holder, task.bucket, owner), i.step)
+
+    def _refresh(self, task: Task, i: Iteration, me: Running) -> None:
+        for bucket in self._held(task) if i.learns else ():
+            for owner in self._owners(bucket) if self._parts[bucket].comes_up_summed else ():
+                me.read(("shared", bucket, owner), i.step + 1)
+                me.write(("own", task.replica, task.stage, bucket, owner), i.step + 1)
 
     def _up(self, task: Task, i: Iteration, me: Running) -> None:
         holder, bucket = (task.replica, task.stage), task.bucket

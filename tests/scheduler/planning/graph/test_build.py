@@ -27,7 +27,8 @@ from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
 from weft.scheduler.planning.rings import make_rings
-from weft.spec.strategy import Prefetch, Replica, Strategy
+from weft.spec.replica import Replica
+from weft.spec.strategy import Prefetch, Strategy
 
 _MODEL = runpy.run_path(str(Path(__file__).with_name("memory_model.py")))
 
@@ -315,10 +316,13 @@ BALANCED = {"update": "balanced"}
         (Kind.UP, Kind.DOWN, {"replicas": [GPU, GPU]}),
         (Kind.UP, Kind.BACKWARD, {"replicas": [CPU, GPU]}),
         (Kind.UPDATE, Kind.DOWN, {"replicas": [GPU, CPU]}),
+        (Kind.UPDATE, Kind.REFRESH, {"replicas": [GPU, CPU]}),
+        (Kind.REFRESH, Kind.FORWARD, {"replicas": [CPU, GPU]}),
         (Kind.SYNC, Kind.UPDATE, {"replicas": [CPU, CPU], "sync": "coarse"} | CLIPPED),
         (Kind.SYNC, Kind.VALIDATE, {"replicas": [PIPE, CPU]} | CLIPPED),
         (Kind.VALIDATE, Kind.FORWARD, {"replicas": [PIPE, CPU]} | CLIPPED),
         (Kind.VALIDATE, Kind.DOWN, {"replicas": [GPU | {"stages": 2, "split": [1]}, CPU]} | CLIPPED),
+        (Kind.VALIDATE, Kind.FORWARD, {"replicas": [CPU, GPU | {"stages": 2, "split": [1]}]} | CLIPPED),
         (Kind.GRAD, Kind.DOWN, {"replicas": [GPU]} | BALANCED),
         (Kind.GRAD, Kind.SYNC, {"replicas": [GPU]} | BALANCED),
         (Kind.DOWN, Kind.SYNC, {"replicas": [GPU]} | BALANCED),
@@ -404,6 +408,32 @@ def test_an_update_waits_for_every_owners_last_sync_where_the_norm_bounds_it(
         waits = [name[:8] for name in sources_of(plan, forward, 1)]
         assert waits.count("VALIDATE") == 2
         assert "UPDATE(o" not in waits
+
+
+def test_a_device_updates_with_a_sum_beside_the_rest_of_its_backward_unless_all_is_coarse(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    inspection = inspection_of([unit_of(number, parameter_bytes=4000) for number in range(2)])
+    replicas = [{"device": "gpu", "stages": 2, "gpus": 1}, {"device": "cpu"}]
+    fine, coarse = (plan_of(inspection, replicas=replicas, sync=sync) for sync in ("fine", "coarse"))
+    for plan in fine, coarse:
+        own = [task for task in tasks_of(plan, Kind.UPDATE) if task.owner is None]
+        assert len(own) == 2
+        for task in own:
+            last = [f"BACKWARD({task.stage},0)"] if plan is coarse else []
+            assert sources_of(plan, task) == [*last, f"UP({task.stage},b{task.bucket})"]
+            assert task.lane.name.startswith("compute" if plan is coarse else "sync")
+
+
+def test_what_a_device_updates_beside_its_backward_is_copied_behind_that(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    """Where a CPU replica trains, its owners show it."""
+    inspection = inspection_of([unit_of(0, parameter_bytes=4000)])
+    for other, updates in (("gpu", ["UPDATE(0,b0)"]), ("cpu", [])):
+        plan = plan_of(inspection, replicas=[{"device": "gpu"}, {"device": other}])
+        first = next(task for task in tasks_of(plan, Kind.SNAPSHOT) if task.owner is None)
+        assert sources_of(plan, first) == updates
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

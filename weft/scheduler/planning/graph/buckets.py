@@ -6,7 +6,7 @@ without a wait, and are posted at once. So an edge that a lane needs in both way
     one holder          host     GRAD → DOWN → SYNC(o) → UPDATE(o) → UP —1→ FORWARD
                         device   GRAD → SYNC(d) → UPDATE(d) —1→ FORWARD              d: the device's own lane
     several holders     host     SYNC(o) → UPDATE(o) → UP —1→ FORWARD
-                        device   SYNC(o) → UP → UPDATE(r,s) —1→ FORWARD
+                        device   SYNC(o) → UP → UPDATE(r,s) —1→ FORWARD             beside the rest of backward
 
 An owner's last UPDATE of an iteration runs in both, since it ends the owner's step: so the norm, which other owners
 write again two steps later, is read by then.
@@ -17,9 +17,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.plan.buckets import Bucket, Holder, Route
-from weft.plan.graph import Key, down, forward, grad, own_update, owned_snapshot, sync, up, update, validate
+from weft.plan.graph import (
+    Key,
+    Lane,
+    down,
+    forward,
+    grad,
+    own_update,
+    own_validate,
+    owned_snapshot,
+    refresh,
+    snapshot,
+    sync,
+    up,
+    update,
+    validate,
+)
 from weft.plan.kinds import Cause, Kind, Way
-from weft.plan.placement import DOWN, UP
+from weft.plan.placement import DOWN, SYNC, UP
 from weft.plan.plan import Synchronisation
 from weft.scheduler.planning.graph.pipeline import GraphBuilder
 from weft.scheduler.planning.graph.window import WindowGraph
@@ -51,6 +66,8 @@ class BucketGraph:
             self._owner_tasks(owner)
         for r, s in self._holders():
             self._holder_tasks(r, s)
+        for r, s in self._holders():
+            self._closing_tasks(r, s)
 
     def _holders(self) -> list[Holder]:
         """Without the layers of working windows. Later stages first, since their gradients are there first: stages may
@@ -122,13 +139,27 @@ class BucketGraph:
         for part in held:
             way = Way.HOST if part.device_ranges else None
             self._builder.add(up(r, s, part.index), self._builder.lane(r, s, UP if device else None), way)
-        for part in held:
-            if self._comes_up_summed(part):
-                way = Way.DEVICE if part.route is Route.EITHER else None
-                self._builder.add(own_update(r, s, part.index), self._builder.lane(r, s), way)
+        for part in self._summed(r, s):
+            way = Way.DEVICE if part.route is Route.EITHER else None
+            self._builder.add(own_update(r, s, part.index), self._own_lane(r, s), way)
+
+    def _closing_tasks(self, r: int, s: int) -> None:
+        """What waits for all of the iteration, behind all else of lanes that stages may share."""
+        summed = self._summed(r, s)
+        if self._plan.devices_speculate and summed:
+            self._builder.add(own_validate(r, s), self._own_lane(r, s))
+        if any(self._on_cpu(part) for part in summed):
+            self._builder.add(refresh(r, s), self._builder.lane(r, s, UP))
+
+    def _summed(self, r: int, s: int) -> list[Bucket]:
+        """Those that a device may update with the sum."""
+        return [part for part in self._held(r, s) if part.comes_up_summed] if self._builder.is_device(r) else []
+
+    def _own_lane(self, r: int, s: int) -> Lane:
+        return self._builder.lane(r, s, None if self._plan.coarse else SYNC)
 
     def snapshot_tasks(self) -> None:
-        """Of owners, behind their updates. A device's own updates are in its stage's lane, and in its snapshot."""
+        """Of owners, behind their updates. A device's own updates are in its stage's snapshot."""
         for owner, lane in enumerate(self._plan.owners):
             if self._updated(owner):
                 self._builder.add(owned_snapshot(owner), lane)
@@ -142,6 +173,13 @@ class BucketGraph:
                 for m in range(self._placement.replicas[r].microbatches):
                     self._builder.edge(forward(r, s, m), owned_snapshot(owner), 0, Cause.UPDATE)
 
+    def snapshot_edges(self) -> None:
+        """A stage's snapshot has what its device has updated in another lane, and no owner shows."""
+        for r, s in self._holders():
+            for part in self._summed(r, s):
+                if not self._on_cpu(part):
+                    self._builder.edge(self._own_completion(r, s, part), snapshot(r, s), 0, Cause.UPDATE)
+
     def edges(self) -> None:
         for window in self._windows:
             window.edges()
@@ -152,6 +190,7 @@ class BucketGraph:
         for r, s in self._holders():
             if self._placement.replicas[r].private:
                 self._private_edges(r, s)
+                self._refresh_edges(r, s)
             else:
                 self._shared_edges(r, s)
 
@@ -171,12 +210,11 @@ class BucketGraph:
         return (down if comes_down else grad)(r, s, part.index)
 
     def _owner_edges(self, owner: int) -> None:
-        coarse = self._builder.strategy.sync == "coarse"  # every SYNC waits for every BACKWARD
         owned = self._owned(owner)
         for part in owned:
             for r, s in part.gradient_holders:
                 self._builder.edge(self._arrival(r, s, part, owner), sync(owner, part.index), 0, Cause.SYNC)
-        for part in self._openers([(part, self._sync_way(owner, part)) for part in owned]) if coarse else ():
+        for part in self._openers([(part, self._sync_way(owner, part)) for part in owned]) if self._plan.coarse else ():
             for holder in self._placement.holders():
                 last = self._builder.last_backward[holder]
                 self._builder.edge(last, sync(owner, part.index), 0, Cause.SYNC)
@@ -187,7 +225,7 @@ class BucketGraph:
             for holder in part.holders:
                 if self._reads_late(holder, part) and self._reads_what_is_updated(holder, part):
                     self._builder.edge(self._builder.last_backward[holder], update(owner, b), 0, Cause.GRADIENT)
-            if self._comes_up_summed(part) and self._builder.is_device(part.holders[0][0]):
+            if part.comes_up_summed and self._builder.is_device(part.holders[0][0]):
                 # unlike a replica on shared parameters, the device whose gradient gave way to the sum does not wait
                 self._builder.edge(self._completion(owner, part), self._writer_of_sum(part), 1, Cause.SLOT)
         if self._plan.speculative and updated:
@@ -212,17 +250,15 @@ class BucketGraph:
             last = self._owned(other)[-1].index
             self._builder.edge(sync(other, last), target, 0, Cause.SYNC)
 
-    @staticmethod
-    def _comes_up_summed(part: Bucket) -> bool:
-        """Whether devices may update with the sum of several holders' gradients."""
-        return part.route is Route.SUM or (part.route is Route.EITHER and not part.device_ranges)
-
     def _completions(self, part: Bucket) -> list[Key]:
         """The tasks after which a bucket's parameters stand where they are shared; of the route "device", its own."""
         return [self._completion(owned.owner, part) for owned in part.ranges]
 
     def _completion(self, owner: int, part: Bucket) -> Key:
         return validate(owner) if self._plan.speculative else update(owner, part.index)
+
+    def _own_completion(self, r: int, s: int, part: Bucket) -> Key:
+        return own_validate(r, s) if self._plan.devices_speculate else own_update(r, s, part.index)
 
     def _shared_edges(self, r: int, s: int) -> None:
         """The stage computes on the owners' parameters."""
@@ -251,7 +287,7 @@ class BucketGraph:
         parameters have been read by then, or it would have no gradient; but a stale one goes by an older gradient, and
         a later stage may read on."""
         staleness, target = self._placement.replicas[r].staleness, up(r, s, part.index)
-        way = Way.HOST if self._comes_up_summed(part) else None
+        way = Way.HOST if part.comes_up_summed else None
         if staleness or self._reads_late(Holder(r, s), part):
             self._builder.edge(self._builder.last_backward[Holder(r, s)], target, 0, Cause.GRADIENT, way)
         for key in self._completions(part):
@@ -263,11 +299,21 @@ class BucketGraph:
         for owned in part.ranges:
             self._builder.edge(sync(owned.owner, b), up(r, s, b), 0, Cause.SYNC)
         self._builder.edge(up(r, s, b), own_update(r, s, b), 0, Cause.UPDATE)
-        self._builder.edge(self._builder.last_backward[Holder(r, s)], own_update(r, s, b), 0, Cause.GRADIENT)
+        if self._plan.coarse or self._reads_late(Holder(r, s), part):
+            self._builder.edge(self._builder.last_backward[Holder(r, s)], own_update(r, s, b), 0, Cause.GRADIENT)
+        completion = self._own_completion(r, s, part)
         if self._plan.bounded:
-            self._norm_edges(own_update(r, s, b))
-        self._builder.edge(own_update(r, s, b), forward(r, s, 0), 1, Cause.UPDATE)
+            self._norm_edges(completion)
+        self._builder.edge(completion, forward(r, s, 0), 1, Cause.UPDATE)
         self._builder.edge(up(r, s, b), self._writer_of_sum(part), 1, Cause.SLOT)
+
+    def _refresh_edges(self, r: int, s: int) -> None:
+        """The shared parameters stay as they are until the device's next gradient has come down."""
+        for part in self._summed(r, s):
+            if self._on_cpu(part):
+                for key in (*self._completions(part), self._own_completion(r, s, part)):
+                    self._builder.edge(key, refresh(r, s), 0, Cause.UPDATE)
+                self._builder.edge(refresh(r, s), forward(r, s, 0), 1, Cause.UPDATE)
 
     def _writer_of_sum(self, part: Bucket) -> Key:
         """The sum stands where the first holder's gradient was, and will be."""

@@ -34,6 +34,8 @@ def build_graph(
             synchronise.snapshot_tasks()
         builder.flow_edges()
         synchronise.edges()
+        if snapshots:
+            synchronise.snapshot_edges()
         if snapshots and strategy.verify == "digest":
             synchronise.verify_edges()
     else:
