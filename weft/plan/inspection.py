@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from weft.spec.workers_needed import ONE_CORE, Host
+
 Shape = tuple[int, ...]
 
 
@@ -129,6 +131,7 @@ class Inspection:
     copy_bytes_per_second: float = 5e9  # of memory, by one thread
     link_bytes_per_second: float | None = None  # between the host and the job's GPUs, the slowest
     device_bytes: int | None = None  # free memory of the smallest GPU
+    host: Host = ONE_CORE  # the daemon's workers, as the next
     peer_access: bool = False  # each GPU can read the memory of every other one
     small_size: int = 0  # of the second microbatch that units were timed with: so a call's cost and a sample's differ
     device_units: tuple[UnitFacts, ...] = ()  # on the job's GPUs, where both kinds compute
@@ -191,6 +194,7 @@ class Inspection:
             unsaved=data.get("unsaved"),
             on_epoch=data.get("on_epoch", False),
             scheduler_metric=data.get("scheduler_metric"),
+            host=Host(**data.get("host", {})),
             peer_access=data.get("peer_access", False),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(

@@ -60,6 +60,7 @@ _SENTENCES: Mapping[str, tuple[str, str]] = {
 _EITHER: Mapping[str, str] = {
     "replicas": 'write a number, or a list with a table for each, for example [{ device = "gpu" }]',
     "staleness": "write a whole number, or a list with one for each replica",
+    "threads": 'write a whole number, or "all"',
     "working_window": 'write a number of layers, or "auto"',
 }
 _KINDS = ("int_type", "int_from_float", "literal_error")  # the value was of neither

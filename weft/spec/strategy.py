@@ -8,36 +8,35 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from itertools import pairwise
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     SerializerFunctionWrapHandler,
     Tag,
-    ValidationError,
     WithJsonSchema,
     model_serializer,
     model_validator,
 )
 
-from weft.spec.field_errors import LIST, NUMBER, WORD, SpecError, explain, shown
+from weft.spec.field_errors import LIST, NUMBER, WORD
 from weft.spec.presets import PRESETS
+from weft.spec.replica import MAX_COUNT as MAX_COUNT
+from weft.spec.replica import MAX_MICROBATCHES as MAX_MICROBATCHES
+from weft.spec.replica import MAX_STAGES as MAX_STAGES
+from weft.spec.replica import STAGES, Split, check_split, word_or_number
+from weft.spec.replica import Replica as Replica
+from weft.spec.replica import Section as Section
 from weft.spec.schedule_text import SCHEDULE_NAMES, known_schedule
 
-MAX_MICROBATCHES = 1024  # a board word and two slots each; more is a typing error
-MAX_STAGES = 256
 MAX_REPLICAS = 64  # more than a machine has uses for; each is a whole model
 MAX_STALENESS = 16  # that many versions of the parameters are alive at once; no published result goes near it
 MAX_BUCKET_MIB = 4096
+MAX_THREADS = 1024  # as of a daemon's workers
 MAX_LOADERS = 64  # each is a process; a machine with more cores for them is not in sight
 MAX_PREFETCH = 16  # whole batches, and slots of a device: they are memory
-MAX_COUNT = 2**31 - 1  # an iteration's number has to fit a board word
 
 _CUT = ("stages", "split")  # of every replica where `replicas` is no list; a listed one has its own
 
@@ -45,34 +44,8 @@ _CUT = ("stages", "split")  # of every replica where `replicas` is no list; a li
 TRAINED_AXES = frozenset({"precision", "clip_norm", "skip_nonfinite"})
 
 
-class Section(BaseModel):
-    """A table of a spec: frozen once it is built, no unknown keys, no conversions. Errors: SpecError."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise SpecError(explain(error, type(self), type(self).__name__)) from None
-
-    # For pydantic an __init__ of ours would be one to call for each table inside another, which would lose its path.
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in type(self).model_fields:
-            raise SpecError(
-                f"{type(self).__name__}: {name}: frozen, cannot be changed; build another with {name} = ..."
-            )
-        super().__setattr__(name, value)
-
-
 def _branch(value: object) -> str:
     return LIST if isinstance(value, list) else NUMBER
-
-
-def _word_or_number(value: object) -> str:
-    return WORD if isinstance(value, str) else NUMBER
 
 
 def _known_preset(name: str) -> str:
@@ -85,99 +58,6 @@ def _known_preset(name: str) -> str:
     )
 
 
-def _numbers_or_names(value: object) -> str:
-    return WORD if isinstance(value, list) and any(isinstance(part, str) for part in value) else NUMBER
-
-
-def _of_one_kind(split: object) -> object:
-    if _numbers_or_names(split) == WORD and not all(isinstance(part, str) for part in cast("list[Any]", split)):
-        raise ValueError(
-            f"{shown(split)} is not all names; write either numbers of units or names of modules, for example "
-            '["transformer.h.4", "lm_head"]'
-        )
-    return split
-
-
-def _check_split(split: list[int] | list[str] | None, stages: int) -> None:
-    if split is None:
-        return
-    if split and stages == 1:
-        raise ValueError(
-            f"split = {split!s:.80} cuts the model, and stages = 1 does not; give more stages, or no split"
-        )
-    numbers = [unit for unit in split if isinstance(unit, int)]
-    if len(split) != stages - 1 or any(not a < b <= MAX_COUNT for a, b in pairwise([0, *numbers])):
-        named = _numbers_or_names(split) == WORD
-        what = "names of units in the order in which they run" if named else "growing numbers of units above 0"
-        raise ValueError(f"split = {split!s:.80} does not begin {stages} stages; give stages - 1 {what}")
-    if len(set(split)) < len(split):
-        raise ValueError(f"split = {split!s:.80} has a name twice; give the first unit of each stage but the first")
-
-
-_Split = Annotated[
-    Annotated[list[int], Tag(NUMBER)] | Annotated[list[str], Tag(WORD)],
-    Discriminator(_numbers_or_names),
-    BeforeValidator(_of_one_kind),
-    WithJsonSchema({"type": "array", "items": {"type": ["integer", "string"]}}),  # "one of both" takes no empty list
-]
-_STAGES = "contiguous parts of the model, each in a worker of its own if `schedule` does not give workers several"
-_Layers = Annotated[int, Field(ge=1, le=MAX_STAGES)]
-
-
-class Replica(Section):
-    """One whole copy of the model: where it computes and how it is cut."""
-
-    device: Literal["cpu", "gpu"] = Field(default="cpu", description="kind of worker of all its stages")
-    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description=_STAGES)
-    gpus: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_STAGES,
-        description="GPUs that its stages are spread over; unset: as `schedule` has it",
-    )
-    working_window: (
-        Annotated[
-            Annotated[_Layers, Tag(NUMBER)] | Annotated[Literal["auto"], Tag(WORD)],
-            Discriminator(_word_or_number),
-        ]
-        | None
-    ) = Field(
-        default=None,
-        description="layers that its GPU holds at once, the others stream from host memory; auto: by measured times; "
-        "unset: all",
-    )
-    split: _Split | None = Field(
-        default=None,
-        description="first unit of each stage but the first, by number or by name; unset balances measured times",
-    )
-    microbatches: int | None = Field(
-        default=None, ge=1, le=MAX_MICROBATCHES, description="parts of its share of a batch; unset: the strategy's"
-    )
-
-    @model_validator(mode="after")
-    def _split_fits_stages(self) -> Self:
-        cuts = 0 if self.split is None else len(self.split)
-        _check_split(self.split, self.stages if self.working_window is None else cuts + 1)
-        return self
-
-    @model_validator(mode="after")
-    def _devices_agree(self) -> Self:
-        for axis in ("gpus", "working_window"):
-            if self.device == "cpu" and getattr(self, axis) is not None:
-                raise ValueError(f"{axis} cannot stand beside device = 'cpu'; leave it out, or write device = 'gpu'")
-        if self.gpus is not None and self.gpus > self.stages:
-            raise ValueError(
-                f"gpus = {self.gpus} is more than stages = {self.stages}; a GPU needs a stage, so give fewer GPUs or "
-                "more stages"
-            )
-        if self.working_window is not None and self.stages > 1:
-            raise ValueError(
-                f"stages = {self.stages} cannot stand beside working_window, which streams the layers of one GPU; "
-                "leave stages out, and give split where layers are to begin elsewhere than at the model's units"
-            )
-        return self
-
-
 class Prefetch(Section):
     """How far ahead of the computation data is brought, in each of its two steps."""
 
@@ -187,6 +67,7 @@ class Prefetch(Section):
 
 _NumReplicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 _Replicas = Annotated[list[Replica], Field(min_length=1, max_length=MAX_REPLICAS)]
+_NumThreads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 _Bound = Annotated[int, Field(ge=0, le=MAX_STALENESS)]
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _ScheduleText = Annotated[str, AfterValidator(known_schedule), Field(examples=list(SCHEDULE_NAMES))]
@@ -206,11 +87,11 @@ class Strategy(Section):
         default="1f1b",
         description=f"order of each stage's compute lane: {', '.join(SCHEDULE_NAMES)}, or a grid in a file NAME.grid",
     )
-    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description=_STAGES)
+    stages: int = Field(default=1, ge=1, le=MAX_STAGES, description=STAGES)
     stages_per_worker: int | None = Field(
         default=None, ge=1, le=MAX_STAGES, description="of schedule = 'interleaved'; unset: 2"
     )
-    split: _Split | None = Field(
+    split: Split | None = Field(
         default=None,
         description="first unit of each stage but the first, by number or by name; unset balances measured times",
     )
@@ -221,6 +102,17 @@ class Strategy(Section):
         ge=1,
         le=MAX_COUNT,
         description="tasks sent ahead to each lane; 1 is central dispatch, unset hides dispatch",
+    )
+    threads: (
+        Annotated[
+            Annotated[_NumThreads, Tag(NUMBER)] | Annotated[Literal["all"], Tag(WORD)],
+            Discriminator(word_or_number),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="compute threads of each CPU worker, which takes the cores of others for them; all: those of the "
+        "daemon's CPU workers together, divided among the job's; unset: the daemon's",
     )
     replicas: (
         Annotated[Annotated[_NumReplicas, Tag(NUMBER)] | Annotated[_Replicas, Tag(LIST)], Discriminator(_branch)] | None
@@ -298,7 +190,7 @@ class Strategy(Section):
     def _axes_agree(self) -> Self:
         if isinstance(self.replicas, list):
             self._check_cut_is_given_once(self.replicas)
-        _check_split(self.split, self.stages)
+        check_split(self.split, self.stages)
         num_replicas = len(self.replica_list)
         for axis in ("staleness", "shares"):
             values = getattr(self, axis)

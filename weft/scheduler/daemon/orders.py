@@ -6,14 +6,17 @@ from typing import Any, assert_never
 
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.core.events import HandMemoryOn, JudgeEpoch, PlanJob, Prepare, Release, SaveResult, Snapshot
+from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.runs.checkpoints import adjusted_behind, training_of
 from weft.scheduler.runs.run import MODEL, Run
+from weft.spec.workers_needed import cores_lent, threads_of
 from weft.transport.wire.frames import Message
 
 KEPT = 2  # checkpoints, of a job whose spec does not say
 
 
-def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | HandMemoryOn, run: Run) -> Message:
+def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | HandMemoryOn, estate: Estate) -> Message:
+    run = estate.runs[command.job]
     about = {
         "job": command.job,
         "attempt": command.attempt,
@@ -24,14 +27,14 @@ def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | Ha
         case JudgeEpoch():
             return {"type": "epoch", **about, "values": run.epoch}
         case PlanJob():
-            return {"type": "inspect", **about}
+            return {"type": "inspect", **about, **_cores(estate, command.job, 0)}
         case Prepare():
             view, snapshot = WorkerView.of(command.plan, command.position).to_wire(), command.snapshot
             goes_on = None if snapshot is None else [*_about(snapshot), snapshot.path]
             snapshots = arenas_name(command.job, None)
             arenas = arenas_name(command.job, command.arenas)
             about |= {"arenas": arenas, "snapshots": snapshots, "snapshot": goes_on}
-            return {"type": "prepare", **about, "plan": view}
+            return {"type": "prepare", **about, "plan": view, **_cores(estate, command.job, command.position)}
         case SaveResult():
             assert run.attempt is not None
             about |= {"arenas": arenas_name(command.job, command.arenas)}
@@ -60,6 +63,13 @@ def saver_order(snapshot: Snapshot, run: Run) -> dict[str, Any]:
         "best": snapshot.best,
         "path": snapshot.path,
     }
+
+
+def _cores(estate: Estate, name: str, position: int) -> Message:
+    """With how many threads the job's worker computes, and where; None and nowhere: as ever."""
+    strategy, host, workers = estate.runs[name].spec.strategy, estate.crew.host, estate.core.jobs[name].workers
+    lent = [workers[place] for place in cores_lent(strategy, host, position)]
+    return {"threads": threads_of(strategy, host) if lent else None, "cores": estate.crew.cores_of(lent)}
 
 
 def _about(snapshot: Snapshot) -> list[Any]:

@@ -36,6 +36,7 @@ from weft.spec.job_spec import JobSpec
 from weft.spec.schedule_text import schedule_title
 from weft.spec.stopping import Rule, UnknownMetric, value_for_scheduler
 from weft.spec.strategy import Strategy
+from weft.spec.workers_needed import threads_of
 
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
 MIN_WINDOW_ITERATIONS = 2
@@ -102,6 +103,7 @@ def _plan(
         rings=rings,
         task_seconds=(),
         shared_bytes=shared,
+        threads=None if strategy.threads is None else threads_of(strategy, inspection.host),
         synchronisation=placement.synchronisation,
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
         skipped_calls=inspection.skipped_calls,

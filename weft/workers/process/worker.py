@@ -99,6 +99,7 @@ class _Worker:
         self._kept: Kept | None = None  # what another attempt of the job can go on with
         self._progress: Progress = list  # of the attempt's lanes, once they are there
         self._job: Message = {}
+        self._threads = config.threads  # of torch, in each lane
         self._baseline = Footprint.now()
         self._settings = TorchSettings.now()
 
@@ -199,10 +200,12 @@ class _Worker:
             unload(spec, before)  # of the time before, where there was one
             return load_workload(spec)
 
+        self._compute_on(message["cores"], message["threads"])
         try:
             inspection = inspect_job(load, spec, self._device)
         finally:
             unload(spec, before)
+            self._compute_on((), None)
         gc.collect()  # models are full of cycles, and the job wants the memory
         self._send({"type": "inspected", **self._job, "inspection": inspection})
 
@@ -214,6 +217,7 @@ class _Worker:
         if not view.programs:  # a host, where every device updates its own parameters
             self._send({"type": "prepared", **self._job})
             return
+        self._compute_on(message["cores"], message["threads"])
         if self._kept is None or not self._kept.goes_on(message):
             self._build(message, spec)
         assert self._attempt is not None
@@ -236,7 +240,7 @@ class _Worker:
                     self._attempt,
                     lambda report: self._send({**report, **job}),
                     self._guard,
-                    threads=self._config.threads,
+                    threads=self._threads,
                     stamps=self._config.stamps,
                     reach=reach,
                     watch=self._watch,
@@ -273,6 +277,13 @@ class _Worker:
         self._kept = Kept(message["arenas"], view, snapshots, self._attempt)
         if notice := self._device.notice():
             self._send_output(f"{self._config.worker}: {notice}\n")
+
+    def _compute_on(self, cores: Collection[int], threads: int | None) -> None:
+        """From now on, on this thread and those that it starts. None, and no cores: as ever."""
+        if cores := cores or self._config.cores:
+            os.sched_setaffinity(0, cores)
+        self._threads = threads or self._config.threads
+        torch.set_num_threads(self._threads)
 
     def _tell_digest(self, **digest: Any) -> None:
         """Ahead of the report of the task that it is of."""
@@ -333,6 +344,7 @@ class _Worker:
         unload(spec, self._baseline.modules)
         os.chdir("/")
         self._settings.restore()
+        self._compute_on((), None)
         gc.collect()
         trim()
         self._device.end_job()
