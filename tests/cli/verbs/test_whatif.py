@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from weft.cli.verbs.whatif import _print, headline
-from weft.scheduler.whatif.answer import Answer, Outlook
+from weft.scheduler.planning.outlook import Outlook
+from weft.scheduler.whatif.answer import Answer
 
 BEFORE = Outlook(
     iteration_seconds=0.05,
