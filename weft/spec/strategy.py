@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from weft.spec.field_errors import LIST, NUMBER, WORD
-from weft.spec.presets import PRESETS
+from weft.spec.presets import AUTO, PRESETS
 from weft.spec.replica import MAX_COUNT as MAX_COUNT
 from weft.spec.replica import MAX_MICROBATCHES as MAX_MICROBATCHES
 from weft.spec.replica import MAX_STAGES as MAX_STAGES
@@ -49,12 +49,12 @@ def _branch(value: object) -> str:
 
 
 def _known_preset(name: str) -> str:
-    if name in PRESETS:
+    known = (AUTO, *PRESETS)
+    if name in known:
         return name
-    close = difflib.get_close_matches(name, PRESETS, n=1)
+    close = difflib.get_close_matches(name, known, n=1)
     raise ValueError(
-        f"{name!r:.80} is no preset"
-        + (f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(PRESETS)}")
+        f"{name!r:.80} is no preset" + (f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}")
     )
 
 
@@ -71,7 +71,9 @@ _NumThreads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 _Bound = Annotated[int, Field(ge=0, le=MAX_STALENESS)]
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _ScheduleText = Annotated[str, AfterValidator(known_schedule), Field(examples=list(SCHEDULE_NAMES))]
-_PresetName = Annotated[str, AfterValidator(_known_preset), WithJsonSchema({"type": "string", "enum": list(PRESETS)})]
+_PresetName = Annotated[
+    str, AfterValidator(_known_preset), WithJsonSchema({"type": "string", "enum": [AUTO, *PRESETS]})
+]
 
 
 class Strategy(Section):
@@ -81,7 +83,9 @@ class Strategy(Section):
     """
 
     preset: _PresetName | None = Field(
-        default=None, description="a row of axis values to begin with; axes given here count before it"
+        default=None,
+        description="a row of axis values to begin with, axes given here count before it; auto: what is predicted to "
+        "be fastest here",
     )
     schedule: _ScheduleText = Field(
         default="1f1b",
@@ -229,7 +233,8 @@ class Strategy(Section):
         given = " and ".join(axis for axis in _CUT if axis in self.model_fields_set and getattr(self, axis) is not None)
         if not given:
             return
-        listed = self.preset is not None and isinstance(PRESETS[self.preset].axes.get("replicas"), list)
+        row = PRESETS.get(self.preset or "")
+        listed = row is not None and isinstance(row.axes.get("replicas"), list)
         whose = f"the list of replicas (preset = {self.preset!r} has one)" if listed else "a list of replicas"
         num_stages = self.stages if self.split is None else len(self.split) + 1
         tables = [f'{{ device = "{replica.device}", stages = {num_stages} }}' for replica in replicas[:2]]
@@ -240,10 +245,18 @@ class Strategy(Section):
         )
 
     @model_serializer(mode="wrap")
-    def _without_cut_of_listed_replicas(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Their default values, beside a list of replicas, would read as given."""
+    def _without_what_would_read_as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Their default values, beside a list of replicas, would read as given; and all of them, where it is chosen
+        what is not given."""
         table: dict[str, Any] = handler(self)
+        if self.is_auto:
+            return {axis: table[axis] for axis in table if axis in self.model_fields_set}
         return {axis: table[axis] for axis in table if not (isinstance(self.replicas, list) and axis in _CUT)}
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the planner is to choose what is not given; until then all of that has its default."""
+        return self.preset == AUTO
 
     @property
     def replica_list(self) -> tuple[Replica, ...]:
@@ -254,6 +267,16 @@ class Strategy(Section):
                 for replica in self.replicas
             )
         return (Replica(stages=self.stages, split=self.split, microbatches=self.microbatches),) * (self.replicas or 1)
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether some replica has several stages or layers, or may come to have them."""
+        return self.is_auto or any(each.stages > 1 or each.working_window for each in self.replica_list)
+
+    @property
+    def may_have_replicas(self) -> bool:
+        """Whether there are several, or may be."""
+        return self.is_auto or len(self.replica_list) > 1
 
     @property
     def microbatch_counts(self) -> list[int]:

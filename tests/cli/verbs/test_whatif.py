@@ -15,6 +15,7 @@ BEFORE = Outlook(
     iteration_seconds=0.05,
     limit_seconds=0.04,
     critical_cycle="F → B",
+    critical_lanes=("cpu-0/compute",),
     bubble_ratio=0.1,
     bottleneck="cpu-0/compute",
     bottleneck_busy=0.9,

@@ -26,7 +26,7 @@ from weft.scheduler.daemon.hangs import Hangs
 from weft.scheduler.daemon.hearing import Hearing
 from weft.scheduler.daemon.link import DIRECTORY, saver_of
 from weft.scheduler.daemon.orders import arenas_name, order_of, saver_order
-from weft.scheduler.daemon.plans import Plans
+from weft.scheduler.daemon.plans import Plans, with_chosen
 from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Order, Savers
@@ -38,9 +38,10 @@ from weft.scheduler.runs.run import Changed, Run
 from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.scheduler.runs.series import JobMetrics
+from weft.spec.candidates import workers_wanted
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.job_state import JobState
-from weft.spec.workers_needed import inspecting_worker, workers_needed
+from weft.spec.workers_needed import inspecting_worker
 from weft.transport.wire.frames import Message
 
 MAX_BUG_CHARS = 500  # of an exception's text, in the reason that a job's owner reads
@@ -116,7 +117,7 @@ class Driver:
         One that cannot even begin (no run directory, a spec that an older Weft took) fails, and harms no other.
         """
         try:
-            spec = JobSpec.parse(row.spec)
+            spec = with_chosen(JobSpec.parse(row.spec), Path(row.run_dir))
         except SpecError as error:
             self._begin_task("end", row.job, self._ledger.run(Ledger.record, row.job, **could_not_begin(error)))
             return
@@ -129,8 +130,7 @@ class Driver:
             self._exporter.add("weft_recoveries_total", cause="daemon-restart")
             files.log(f"the daemon has restarted; the job runs again (attempt {attempt})")
         begin = partial(events.JobSubmitted, job=row.job, priority=row.priority, attempt=attempt, paused=paused)
-        needs = workers_needed(spec.strategy, self.crew.host)
-        self.feed(begin(needs=needs, inspector=inspecting_worker(needs)))
+        self.feed(begin(needs=(needs := workers_wanted(spec, self.crew.host)), inspector=inspecting_worker(needs)))
         problem = self.crew.why_not(spec)
         if problem is not None and not paused:  # of a job in the ledger: there were more workers when it was submitted
             self._fail(row.job, attempt, "invalid-plan", problem, exit_code=2)

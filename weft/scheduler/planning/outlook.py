@@ -25,6 +25,7 @@ class Outlook:
     iteration_seconds: float  # of the simulation
     limit_seconds: float | None  # None of a graph with too many tasks, as the next
     critical_cycle: str | None
+    critical_lanes: tuple[str, ...] | None  # those that it goes through, in their order
     bubble_ratio: float  # the part of their time in which compute lanes do not run a task
     bottleneck: str  # the lane that is busiest
     bottleneck_busy: float  # for what part of its time
@@ -48,10 +49,12 @@ def outlook_of(
         milestones=gradient_milestones(plan, inspection),
         wake_seconds=wake_seconds,
     )
-    limit = cycle = None
+    limit = cycle = through = None
     if len(plan.graph.tasks) <= MAX_TASKS:
         found = speed_limit(plan.graph, mean_seconds(plan, seconds))
         limit, cycle = found.seconds, describe_cycle(plan.graph, found.cycle)
+        lanes = (plan.graph.tasks[task].lane for task in found.cycle)
+        through = tuple(dict.fromkeys(f"{names[lane.worker]}/{lane.name}" for lane in lanes))
     busy = _busy(simulation)
     lane = max(busy, key=lambda each: busy[each])
     computing = [busy[each] for each in _computing(plan.graph)]
@@ -59,6 +62,7 @@ def outlook_of(
         iteration_seconds=simulation.iteration_seconds,
         limit_seconds=limit,
         critical_cycle=cycle,
+        critical_lanes=through,
         bubble_ratio=max(0.0, 1 - fmean(computing)),
         bottleneck=f"{names[lane.worker]}/{lane.name}",
         bottleneck_busy=min(1.0, busy[lane]),

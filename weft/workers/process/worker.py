@@ -35,11 +35,12 @@ from weft.machine.stacks import answer_with_stacks
 from weft.plan.tables import Adjustment
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
+from weft.spec.workers_needed import Host
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, FrameReader, Message, WireError, encode
 from weft.workers.devices.device import Device
 from weft.workers.devices.opening import open_device
-from weft.workers.inspection.inspection import inspect_job
+from weft.workers.inspection.inspection import inspect_job, inspect_threaded
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lanes import Progress, run_lanes
 from weft.workers.lanes.queue import Inbox
@@ -200,9 +201,13 @@ class _Worker:
             unload(spec, before)  # of the time before, where there was one
             return load_workload(spec)
 
+        host = Host(**message["host"])
         self._compute_on(message["cores"], message["threads"])
         try:
-            inspection = inspect_job(load, spec, self._device)
+            inspection = inspect_job(load, spec, self._device, host)
+            if message["all_threads"] is not None:
+                self._compute_on(message["all_cores"], message["all_threads"])
+                inspection["threaded"] = inspect_threaded(load, spec, host)
         finally:
             unload(spec, before)
             self._compute_on((), None)
