@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 import typer
 
@@ -53,8 +53,7 @@ def plan(
         raise SpecError(f"--for: {for_!r:.80} is nothing to plan for; write time or memory")
     asked: Literal["time", "memory"] = "memory" if for_ == "memory" else "time"
     job_spec = told.load(spec).model_copy(update={"plan_for": asked})
-    flags = {"workers": workers, "threads": threads, "stand_ins": stand_ins, "gpus": gpus}
-    shown = _planned(job_spec, {name: value for name, value in flags.items() if value is not None})
+    shown = _planned(job_spec, _Crew(workers=workers, threads=threads, stand_ins=stand_ins, gpus=gpus))
     planned = shown["planned"]
     if planned is None:
         leave(
@@ -69,9 +68,18 @@ def plan(
     plan_page(make_console(sys.stdout), planned)
 
 
-def _planned(spec: JobSpec, flags: dict[str, int]) -> Message:
+class _Crew(TypedDict):
+    """Of a daemon of its own; None: as WEFT_* and weft.toml say."""
+
+    workers: int | None
+    threads: int | None
+    stand_ins: int | None
+    gpus: int | None
+
+
+def _planned(spec: JobSpec, crew: _Crew) -> Message:
     """What `show` says of the job once it is planned; nothing of it is left."""
-    if not flags:
+    if not any(crew.values()):
         with contextlib.suppress(DaemonUnreachable):
             client = Client()
             client.status()
@@ -81,7 +89,7 @@ def _planned(spec: JobSpec, flags: dict[str, int]) -> Message:
     from weft.client.embedded import Daemon
 
     with tempfile.TemporaryDirectory(prefix="weft-plan-", ignore_cleanup_errors=True) as runs_dir:
-        daemon = Daemon(**flags, loaders=spec.strategy.loaders, runs_dir=runs_dir)
+        daemon = Daemon(**crew, loaders=spec.strategy.loaders, runs_dir=runs_dir)
         with sigterm_raises(), daemon as client:
             return _ask(client, spec)
 

@@ -79,7 +79,7 @@ def _occurring(inspection: Inspection, spec: JobSpec) -> set[int]:
     division = spec.strategy.division
     sizes = {part.size for size in itinerary.batch_sizes() for parts in divide(size, *division) for part in parts}
     if spec.strategy.share == "adaptive":
-        sizes |= {size for value in (inspection.input, *inspection.values) for size in value.shapes}
+        sizes |= inspection.input.shapes.keys() | {size for value in inspection.values for size in value.shapes}
     return sizes - {0}
 
 
