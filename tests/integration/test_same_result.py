@@ -32,19 +32,19 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def reference_of(text: str) -> reference.ReferenceResult:
+def reference_of(text: str, threads: int) -> reference.ReferenceResult:
     """Of a spec in JSON, trained once."""
-    return reference.train(JobSpec.model_validate_json(text))
+    return reference.train(JobSpec.model_validate_json(text), threads=threads)
 
 
-def plain_loop(spec: JobSpec) -> reference.ReferenceResult:
+def plain_loop(spec: JobSpec, threads: int = 1) -> reference.ReferenceResult:
     """The reference's result. Of the strategy it takes the microbatches and the precision only."""
     plain = {"microbatches": spec.strategy.microbatches, "precision": spec.strategy.precision}
-    return reference_of(JobSpec.parse(spec.to_wire() | {"strategy": plain}).model_dump_json())
+    return reference_of(JobSpec.parse(spec.to_wire() | {"strategy": plain}).model_dump_json(), threads)
 
 
-def same_as_the_plain_loop(daemon: RealDaemon, spec: JobSpec) -> bool:
-    expected = plain_loop(spec)
+def same_as_the_plain_loop(daemon: RealDaemon, spec: JobSpec, threads: int = 1) -> bool:
+    expected = plain_loop(spec, threads)
     result = daemon.run(spec)
     assert result["state"] == "completed", daemon.log_of(result["job"])
     rows = metrics_rows(result["run_dir"])
@@ -116,6 +116,29 @@ def test_a_schedule_from_a_file_gives_it_too_and_the_file_may_go(daemon: RealDae
     spec = JobSpec.load(toml)
     grid.unlink()
     assert same_as_the_plain_loop(daemon, spec)
+
+
+WIDE = """
+import torch, weft
+
+def workload():
+    inputs = torch.randn(64, 32)
+    return weft.Workload(model=torch.nn.Linear(32, 4096), loss=torch.nn.MSELoss(),
+                         train=(inputs, torch.randn(64, 4096)), optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+"""
+
+
+@pytest.mark.parametrize(("strategy", "threads"), [({"threads": "all"}, 3), ({"threads": 2, "microbatches": 2}, 2)])
+def test_a_worker_with_the_cores_of_others_gives_that_of_as_many_threads(
+    daemon: RealDaemon, tmp_path: Path, strategy: dict[str, Any], threads: int
+) -> None:
+    """A mean of so many numbers is summed in as many parts. The next job has the cores as ever."""
+    (tmp_path / "wide.py").write_text(WIDE)
+    job = {"entry": "wide.py:workload", "batch_size": 64, "steps": 4, "seed": 11}
+    spec = JobSpec.parse({"job": job, "strategy": strategy, "directory": str(tmp_path)})
+    assert plain_loop(spec, 1).losses != plain_loop(spec, threads).losses
+    assert same_as_the_plain_loop(daemon, spec, threads)
+    assert same_as_the_plain_loop(daemon, JobSpec.parse(spec.to_wire() | {"strategy": {}}))
 
 
 HEADER = """

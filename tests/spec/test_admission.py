@@ -85,6 +85,11 @@ def test_what_has_too_few_workers_here_is_refused_with_the_flag_that_gives_more(
         "strategy.loaders = 2 needs 2 loader workers and this daemon has 1; use fewer loaders, or start the daemon "
         "with --loaders 2"
     )
+    assert problem_of_crew(spec(threads=4, stages=2), CREW, threads=4) is None
+    assert problem_of_crew(spec(threads=4), CREW) == (
+        "strategy.threads = 4 needs 4 CPU workers and this daemon has 2; use fewer threads, or start the daemon with "
+        "--workers 4"
+    )
     gpu = problem_of_crew(spec(preset="zero-offload"), ["cpu", "loader"]) or ""
     assert "needs 1 GPU worker and this daemon has 0;" in gpu
     assert (problem_of_crew(spec(replicas=[{"device": "gpu", "stages": 2}]), CREW) or "").endswith("--stand-ins 2")

@@ -332,7 +332,7 @@ OUT_OF_RANGE = [
         "strategy.stages": [257],
         "strategy.microbatches": [1025],
         "strategy.window": [2**31],
-        "strategy.preset": ["GPipe", "auto"],
+        "strategy.preset": ["GPipe", "automatic"],
         "strategy.replicas": [65, [{}] * 65, [{"device": "tpu"}], [{"stages": 257}], [{"microbatches": 0}]],
         "strategy.sync": ["none"],
         "strategy.staleness": [17, [17], [0] * 65],
@@ -379,7 +379,7 @@ def test_a_key_with_a_typing_error_is_refused_with_the_one_that_was_meant(path: 
 
 
 def test_a_key_like_no_other_is_refused_with_those_that_are_known() -> None:
-    known = "checkpoint, directory, job, profile, stop, strategy"
+    known = "checkpoint, directory, job, plan_for, profile, stop, strategy"
     with pytest.raises(SpecError, match=f"zzz: unknown key; known here: {known}"):
         JobSpec.parse(changed("zzz", {}))
     with pytest.raises(SpecError, match=r"strategi: unknown key; did you mean strategy\?"):

@@ -27,6 +27,7 @@ recompute = true
 loaders = 2
 resident = true
 window = 9
+threads = 2
 replicas = 3
 sync = "coarse"
 staleness = [0, 1, 2]
@@ -49,6 +50,7 @@ DEFAULTS = {
     "stages_per_worker": None,
     "split": None,
     "microbatches": 1,
+    "threads": None,
     "recompute": False,
     "loaders": 1,
     "resident": False,

@@ -16,7 +16,10 @@ from itertools import combinations
 from weft.machine.facts import read_machine
 from weft.machine.gpus import Gpu, Inventory, read_inventory
 from weft.machine.versions import torch_cuda
+from weft.spec.admission import problem_of_crew
+from weft.spec.job_spec import JobSpec
 from weft.spec.settings import Settings
+from weft.spec.workers_needed import Host
 
 LANES = {"cpu": "compute", "gpu": "compute", "loader": "load"}
 GPU_CORES = 2  # at least, for the threads of a GPU's lanes: launching, waiting for what was launched, autograd's own
@@ -43,6 +46,7 @@ class Member:
 class Crew:
     members: tuple[Member, ...]
     peers: frozenset[frozenset[str]] = frozenset()  # GPUs that can read each other's memory, by uuid, in pairs
+    threads: int = 1  # compute threads of each worker that is no loader
 
     def __getitem__(self, name: str) -> Member:
         return next(member for member in self.members if member.name == name)
@@ -58,6 +62,19 @@ class Crew:
         """Whether each of these workers' GPUs can read the memory of every other one. Stand-ins can."""
         devices = {self[worker].device for worker in workers if self[worker].kind == "gpu"}
         return all(frozenset(pair) in self.peers for pair in combinations(devices, 2))
+
+    @property
+    def host(self) -> Host:
+        kinds = Counter(member.kind for member in self.members)
+        return Host(workers=kinds["cpu"], threads=self.threads, gpus=kinds["gpu"])
+
+    def cores_of(self, workers: Iterable[str]) -> list[int]:
+        """Of all of them together; empty where they are not pinned."""
+        return sorted(core for worker in workers for core in self[worker].cores)
+
+    def why_not(self, spec: JobSpec) -> str | None:
+        """What it has too few workers for."""
+        return problem_of_crew(spec, self.kinds().values(), self.threads)
 
     @property
     def is_pinned(self) -> bool:
@@ -157,7 +174,7 @@ def make_crew(
         Member(name=f"loader-{n}", kind="loader", device="cpu", model="CPU", cores=())
         for n in range(max(settings.loaders, len(posts)))
     ]
-    return Crew((*members, *loaders), peers)
+    return Crew((*members, *loaders), peers, settings.threads)
 
 
 def _core_sets(

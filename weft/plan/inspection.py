@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from weft.spec.workers_needed import ONE_CORE, Host
 
 Shape = tuple[int, ...]
 
@@ -112,6 +114,16 @@ class TensorFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Threaded:
+    """What the host's cores take with another number of threads."""
+
+    threads: int
+    seconds: tuple[tuple[float, float, float, float], ...]  # of each unit: forward, backward, and both of small_size
+    update_seconds: float
+    copy_bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     """What one worker found out about a workload."""
 
@@ -129,8 +141,11 @@ class Inspection:
     copy_bytes_per_second: float = 5e9  # of memory, by one thread
     link_bytes_per_second: float | None = None  # between the host and the job's GPUs, the slowest
     device_bytes: int | None = None  # free memory of the smallest GPU
+    host: Host = ONE_CORE  # the daemon's workers, as the next
     peer_access: bool = False  # each GPU can read the memory of every other one
     small_size: int = 0  # of the second microbatch that units were timed with: so a call's cost and a sample's differ
+    timed_size: int = 0  # of the first, of a job whose strategy is still to be chosen; others had their own largest
+    threaded: Threaded | None = None  # with all threads, of such a job
     device_units: tuple[UnitFacts, ...] = ()  # on the job's GPUs, where both kinds compute
     values: tuple[ValueFacts, ...] = ()  # that may cross from stage to stage, as they are where `units` ran
     device_values: tuple[ValueFacts, ...] = ()  # as they are where `device_units` ran
@@ -164,6 +179,29 @@ class Inspection:
         own = self.device_update_seconds if device == "gpu" else None
         return self.update_seconds if own is None else own
 
+    def with_threads(self, threads: int) -> Inspection:
+        """Of each CPU worker, where the times with so many are known."""
+        known = self.threaded
+        if known is None or known.threads != threads:
+            return self
+        units = (
+            replace(
+                unit,
+                forward_seconds=forward,
+                backward_seconds=backward,
+                small_forward_seconds=small_forward,
+                small_backward_seconds=small_backward,
+            )
+            for unit, (forward, backward, small_forward, small_backward) in zip(self.units, known.seconds, strict=True)
+        )
+        return replace(
+            self,
+            units=tuple(units),
+            update_seconds=known.update_seconds,
+            copy_bytes_per_second=known.copy_bytes_per_second,
+            threaded=None,
+        )
+
     def link_seconds(self, num_bytes: float) -> float:
         """Of a copy between the host and a device; a stand-in's are copies in memory."""
         return num_bytes / (self.link_bytes_per_second or self.copy_bytes_per_second)
@@ -191,7 +229,10 @@ class Inspection:
             unsaved=data.get("unsaved"),
             on_epoch=data.get("on_epoch", False),
             scheduler_metric=data.get("scheduler_metric"),
+            host=Host(**data.get("host", {})),
             peer_access=data.get("peer_access", False),
+            timed_size=data.get("timed_size", 0),
+            threaded=_threaded(data.get("threaded")),
             small_size=data.get("small_size", 0),  # not in recordings of before it was measured
             parameters=tuple(
                 ParameterFacts(
@@ -237,6 +278,10 @@ def _values(values: Any) -> tuple[ValueFacts, ...]:
         ValueFacts(**{**value, "shapes": _shapes(value["shapes"]), "readers": tuple(value["readers"])})
         for value in values
     )
+
+
+def _threaded(data: Any) -> Threaded | None:
+    return data and Threaded(**{**data, "seconds": tuple(tuple(seconds) for seconds in data["seconds"])})
 
 
 def _state(entries: Any) -> tuple[StateFacts, ...] | None:

@@ -1,7 +1,8 @@
 """Placement: which worker holds which stage of which replica. Pure.
 
 Positions of workers, as `workers_needed` counts them: the CPU replicas' stages, then hosts (CPU workers that only
-reduce and update for devices), then the devices' stages, then the loaders.
+reduce and update for devices), then CPU workers that lend their cores to those, then the devices' stages, then the
+loaders.
 """
 
 from __future__ import annotations

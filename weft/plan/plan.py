@@ -191,6 +191,7 @@ class Plan:
     rings: tuple[Ring, ...]
     task_seconds: tuple[float, ...]  # the cost of each task that the prediction and the limit come from
     shared_bytes: int
+    threads: int | None = None  # of each CPU worker, where the strategy says; None: the daemon's
     synchronisation: Synchronisation | None = None  # None where each stage updates its own parameters
     share: Literal["fixed", "adaptive", "stealing"] = "fixed"
     predicted_iteration_seconds: float = 0.0
@@ -282,6 +283,7 @@ class Plan:
             "microbatches": self.microbatches,
             "recompute": self.recompute,
             "window": self.window,
+            "threads": self.threads,
             "replicas": [asdict(replica) for replica in self.replicas],
             "share": self.share,
             "shares": list(self.shares),

@@ -13,7 +13,7 @@ from weft.spec.job_spec import JobSpec
 from weft.spec.replica import Replica
 from weft.spec.schedule_text import why_not_stages
 from weft.spec.strategy import Strategy
-from weft.spec.workers_needed import lines_of, workers_needed
+from weft.spec.workers_needed import Host, lines_of, workers_needed
 
 _FLAGS = (  # kind of worker, its flag, its name
     ("cpu", "--workers", "CPU"),
@@ -49,11 +49,13 @@ def problem_of_spec(spec: JobSpec) -> str | None:
     return None
 
 
-def problem_of_crew(spec: JobSpec, kinds: Iterable[str]) -> str | None:
-    """What this daemon has too few workers for. kinds: of each of its workers, those included that are starting."""
+def problem_of_crew(spec: JobSpec, kinds: Iterable[str], threads: int = 1) -> str | None:
+    """What this daemon has too few workers for. kinds: of each of its workers, those included that are starting.
+    threads: of each of its CPU workers."""
     have = list(kinds)
+    host = Host(workers=have.count("cpu"), threads=threads)
     for kind, flag, name in _FLAGS:
-        needed = workers_needed(spec.strategy).get(kind, 0)
+        needed = workers_needed(spec.strategy, host).get(kind, 0)
         if needed > have.count(kind):
             workers = "worker" if needed == 1 else "workers"
             axis, asked = _asked(spec.strategy, kind)
@@ -118,6 +120,8 @@ def _asked(strategy: Strategy, kind: str) -> tuple[str, str]:
     """The axis that asks for workers of a kind, and its value."""
     if kind == "loader":
         return "loaders", str(strategy.loaders)
+    if kind == "cpu" and isinstance(strategy.threads, int):
+        return "threads", str(strategy.threads)
     if strategy.replicas is None:
         return "stages", str(strategy.stages)
     return "replicas", ", ".join(f"{replica.device} × {replica.num_stages}" for replica in strategy.replica_list)

@@ -61,6 +61,7 @@ _EITHER: Mapping[str, str] = {
     "replicas": 'write a number, or a list with a table for each, for example [{ device = "gpu" }]',
     "staleness": "write a whole number, or a list with one for each replica",
     "stages": 'write a number of stages, or "all" of a replica on GPUs',
+    "threads": 'write a whole number, or "all"',
     "working_window": 'write a number of layers, or "auto"',
 }
 _KINDS = ("int_type", "int_from_float", "literal_error")  # the value was of neither

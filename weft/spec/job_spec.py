@@ -225,6 +225,9 @@ class JobSpec(Section):
         default=None, description="unset: none while the job runs; one when it is cancelled or the daemon stops"
     )
     stop: StopSection | None = Field(default=None, description="unset: training goes on to its last step")
+    plan_for: Literal["time", "memory"] | None = Field(
+        default=None, description="of weft plan: the job is planned for one of both, and ends; unset: it is trained"
+    )
     directory: str = Field(default_factory=lambda: str(Path.cwd()), description="absolute; set by load")
 
     @field_validator("directory")

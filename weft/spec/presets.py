@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
+
+AUTO: Final = "auto"  # in place of a row: the planner chooses one, and weft.spec.candidates has among which
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ MAX_STAGES = 256
 LEAST_OF_ALL = 2  # stages: a pipeline has two
 
 
-def _word_or_number(value: object) -> str:
+def word_or_number(value: object) -> str:
     return WORD if isinstance(value, str) else NUMBER
 
 
@@ -66,7 +66,7 @@ class Replica(Section):
     """One whole copy of the model: where it computes and how it is cut."""
 
     device: Literal["cpu", "gpu"] = Field(default="cpu", description="kind of worker of all its stages")
-    stages: Annotated[_Number | Annotated[Literal["all"], Tag(WORD)], Discriminator(_word_or_number)] = Field(
+    stages: Annotated[_Number | Annotated[Literal["all"], Tag(WORD)], Discriminator(word_or_number)] = Field(
         default=1, description=f"{STAGES}; all: as many as there are GPUs, at least two"
     )
     gpus: int | None = Field(
@@ -75,12 +75,12 @@ class Replica(Section):
         le=MAX_STAGES,
         description="GPUs that its stages are spread over; unset: as `schedule` has it",
     )
-    working_window: (
-        Annotated[_Number | Annotated[Literal["auto"], Tag(WORD)], Discriminator(_word_or_number)] | None
-    ) = Field(
-        default=None,
-        description="layers that its GPU holds at once, the others stream from host memory; auto: by measured times; "
-        "unset: all",
+    working_window: Annotated[_Number | Annotated[Literal["auto"], Tag(WORD)], Discriminator(word_or_number)] | None = (
+        Field(
+            default=None,
+            description="layers that its GPU holds at once, the others stream from host memory; auto: by measured times; "
+            "unset: all",
+        )
     )
     split: Split | None = Field(
         default=None,

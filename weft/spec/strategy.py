@@ -21,15 +21,25 @@ from pydantic import (
     model_validator,
 )
 
-from weft.spec.field_errors import LIST, NUMBER
-from weft.spec.presets import PRESETS
-from weft.spec.replica import LEAST_OF_ALL, MAX_MICROBATCHES, MAX_STAGES, STAGES, Replica, Split, check_split
+from weft.spec.field_errors import LIST, NUMBER, WORD
+from weft.spec.presets import AUTO, PRESETS
+from weft.spec.replica import (
+    LEAST_OF_ALL,
+    MAX_MICROBATCHES,
+    MAX_STAGES,
+    STAGES,
+    Replica,
+    Split,
+    check_split,
+    word_or_number,
+)
 from weft.spec.schedule_text import SCHEDULE_NAMES, known_schedule
 from weft.spec.section import MAX_COUNT, Section
 
 MAX_REPLICAS = 64  # more than a machine has uses for; each is a whole model
 MAX_STALENESS = 16  # that many versions of the parameters are alive at once; no published result goes near it
 MAX_BUCKET_MIB = 4096
+MAX_THREADS = 1024  # as of a daemon's workers
 MAX_LOADERS = 64  # each is a process; a machine with more cores for them is not in sight
 MAX_PREFETCH = 16  # whole batches, and slots of a device: they are memory
 
@@ -44,12 +54,12 @@ def _branch(value: object) -> str:
 
 
 def _known_preset(name: str) -> str:
-    if name in PRESETS:
+    known = (AUTO, *PRESETS)
+    if name in known:
         return name
-    close = difflib.get_close_matches(name, PRESETS, n=1)
+    close = difflib.get_close_matches(name, known, n=1)
     raise ValueError(
-        f"{name!r:.80} is no preset"
-        + (f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(PRESETS)}")
+        f"{name!r:.80} is no preset" + (f"; did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}")
     )
 
 
@@ -62,10 +72,13 @@ class Prefetch(Section):
 
 _NumReplicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 _Replicas = Annotated[list[Replica], Field(min_length=1, max_length=MAX_REPLICAS)]
+_NumThreads = Annotated[int, Field(ge=1, le=MAX_THREADS)]
 _Bound = Annotated[int, Field(ge=0, le=MAX_STALENESS)]
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _ScheduleText = Annotated[str, AfterValidator(known_schedule), Field(examples=list(SCHEDULE_NAMES))]
-_PresetName = Annotated[str, AfterValidator(_known_preset), WithJsonSchema({"type": "string", "enum": list(PRESETS)})]
+_PresetName = Annotated[
+    str, AfterValidator(_known_preset), WithJsonSchema({"type": "string", "enum": [AUTO, *PRESETS]})
+]
 
 
 class Strategy(Section):
@@ -75,7 +88,9 @@ class Strategy(Section):
     """
 
     preset: _PresetName | None = Field(
-        default=None, description="a row of axis values to begin with; axes given here count before it"
+        default=None,
+        description="a row of axis values to begin with, axes given here count before it; auto: what is predicted to "
+        "be fastest here",
     )
     schedule: _ScheduleText = Field(
         default="1f1b",
@@ -96,6 +111,17 @@ class Strategy(Section):
         ge=1,
         le=MAX_COUNT,
         description="tasks sent ahead to each lane; 1 is central dispatch, unset hides dispatch",
+    )
+    threads: (
+        Annotated[
+            Annotated[_NumThreads, Tag(NUMBER)] | Annotated[Literal["all"], Tag(WORD)],
+            Discriminator(word_or_number),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="compute threads of each CPU worker, which takes the cores of others for them; all: those of the "
+        "daemon's CPU workers together, divided among the job's; unset: the daemon's",
     )
     replicas: (
         Annotated[Annotated[_NumReplicas, Tag(NUMBER)] | Annotated[_Replicas, Tag(LIST)], Discriminator(_branch)] | None
@@ -212,7 +238,8 @@ class Strategy(Section):
         given = " and ".join(axis for axis in _CUT if axis in self.model_fields_set and getattr(self, axis) is not None)
         if not given:
             return
-        listed = self.preset is not None and isinstance(PRESETS[self.preset].axes.get("replicas"), list)
+        row = PRESETS.get(self.preset or "")
+        listed = row is not None and isinstance(row.axes.get("replicas"), list)
         whose = f"the list of replicas (preset = {self.preset!r} has one)" if listed else "a list of replicas"
         num_stages = self.stages if self.split is None else len(self.split) + 1
         tables = [f'{{ device = "{replica.device}", stages = {num_stages} }}' for replica in replicas[:2]]
@@ -223,10 +250,18 @@ class Strategy(Section):
         )
 
     @model_serializer(mode="wrap")
-    def _without_cut_of_listed_replicas(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Their default values, beside a list of replicas, would read as given."""
+    def _without_what_would_read_as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Their default values, beside a list of replicas, would read as given; and all of them, where it is chosen
+        what is not given."""
         table: dict[str, Any] = handler(self)
+        if self.is_auto:
+            return {axis: table[axis] for axis in table if axis in self.model_fields_set}
         return {axis: table[axis] for axis in table if not (isinstance(self.replicas, list) and axis in _CUT)}
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the planner is to choose what is not given; until then all of that has its default."""
+        return self.preset == AUTO
 
     @property
     def replica_list(self) -> tuple[Replica, ...]:
@@ -248,6 +283,16 @@ class Strategy(Section):
         left = num_gpus - taken + LEAST_OF_ALL * spread
         each = max(1, left // max(1, spread))
         return self.model_copy(update={"replicas": [replica.on(each) for replica in self.replicas]})
+
+    @property
+    def may_be_cut(self) -> bool:
+        """Whether some replica has several stages or layers, or may come to have them."""
+        return self.is_auto or any(each.num_stages > 1 or each.working_window for each in self.replica_list)
+
+    @property
+    def may_have_replicas(self) -> bool:
+        """Whether there are several, or may be."""
+        return self.is_auto or len(self.replica_list) > 1
 
     @property
     def microbatch_counts(self) -> list[int]:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from weft.cli.verbs.whatif import _print, headline
-from weft.scheduler.whatif.answer import Answer, Outlook
+from weft.scheduler.planning.outlook import Outlook
+from weft.scheduler.whatif.answer import Answer
 
 BEFORE = Outlook(
     iteration_seconds=0.05,
     limit_seconds=0.04,
     critical_cycle="F → B",
+    critical_lanes=("cpu-0/compute",),
     bubble_ratio=0.1,
     bottleneck="cpu-0/compute",
     bottleneck_busy=0.9,

@@ -762,3 +762,38 @@ def test_a_job_that_is_submitted_twice_is_a_bug_of_ours(rehearsal: Rehearsal) ->
     rehearsal.submit("a")
     with pytest.raises(AssertionError):
         rehearsal.submit("a")
+
+
+# --- a plan that needs fewer workers than the job was given to choose among
+
+
+def test_a_plan_lets_go_of_the_workers_that_it_has_nothing_for_and_others_start_on_them(plan: Plan) -> None:
+    rehearsal = Rehearsal(plan)
+    rehearsal.submit("a", stages=2)
+    rehearsal.submit("b")
+    assert rehearsal.core.jobs["b"].phase is Phase.QUEUED
+    commands = rehearsal.tell(JobPlanned(job="a", attempt=1, plan=plan))
+    assert [type(command) for command in commands if not isinstance(command, RecordState)] == [
+        Prepare,
+        Prepare,
+        PlanJob,
+    ]
+    assert rehearsal.workers("a") == ("cpu-0", "loader-0")
+    assert rehearsal.workers("b") == ("cpu-1", "loader-1")
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    rehearsal.tell(WorkerReleased(worker="loader-0", job="a", attempt=1, clean=True))
+    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    assert rehearsal.core.jobs["a"].needs == {"cpu": 1, "loader": 1}, "another attempt needs no more"
+    assert rehearsal.workers("a") == ("cpu-0", "loader-0")
+
+
+def test_a_device_that_has_only_inspected_is_replaced(plan: Plan) -> None:
+    core = Core({"cpu-0": "cpu", "gpu-0": "gpu", "loader-0": "loader"})
+    for worker in core.workers.values():
+        core.handle(WorkerJoined(worker=worker.name, kind=worker.kind), 0.0)
+    core.handle(JobSubmitted(job="a", needs={"cpu": 1, "gpu": 1, "loader": 1}, inspector=1), 0.0)
+    commands = core.handle(JobPlanned(job="a", attempt=1, plan=plan), 0.0)
+    assert commands[0] == KillWorker(worker="gpu-0", cause="it has inspected a, which goes on without it")
+    assert core.jobs["a"].workers == ("cpu-0", "loader-0")
+    assert [type(command) for command in core.handle(WorkerLost(worker="gpu-0", exit_code=-9), 0.0)] == [StartWorker]
+    assert core.jobs["a"].phase is Phase.PREPARING

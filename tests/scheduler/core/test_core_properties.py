@@ -301,7 +301,7 @@ class Play(RuleBasedStateMachine):
         name = f"job-{len(self.models)}"
         self.models[name] = Model(stages, kind, possible={"completed"} if stages <= NUM_CPUS else {"failed"})
         strategy = self._spec_of(**strategy_of(stages, kind)).strategy
-        needs, inspector = workers_needed(strategy), inspecting_worker(strategy)
+        inspector = inspecting_worker(needs := workers_needed(strategy))
         self.tell(JobSubmitted(job=name, needs=needs, inspector=inspector, priority=priority))
         if stages > NUM_CPUS:  # as the driver has it, of a job in the ledger
             self.tell(JobFaulted(job=name, attempt=1, reason="invalid-plan", message="too few", exit_code=2))

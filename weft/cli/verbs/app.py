@@ -37,6 +37,7 @@ from weft.cli.verbs.options import (
     Threads,
     Workers,
 )
+from weft.cli.verbs.plan import plan
 from weft.cli.verbs.recordings import plot, trace
 from weft.cli.verbs.replacing import replace_daemon
 from weft.cli.verbs.schedule import schedule
@@ -45,7 +46,7 @@ from weft.cli.verbs.training import finish, follow_job, run, submit
 from weft.cli.verbs.whatif import whatif
 from weft.client.client import Client
 from weft.client.result import to_json
-from weft.spec.presets import PRESETS
+from weft.spec.presets import AUTO, PRESETS
 from weft.transport.wire.frames import Message
 from weft.version import __version__
 
@@ -68,7 +69,7 @@ app.command(epilog="Example: weft run digits.toml --set strategy.stages=2 --work
 def _complete_presets(incomplete: str) -> list[str]:
     """What the shell offers: the list so far with each name that its last one may become."""
     begun, comma, last = incomplete.rpartition(",")
-    return [f"{begun}{comma}{name}" for name in ("as-is", *PRESETS) if name.startswith(last)]
+    return [f"{begun}{comma}{name}" for name in ("as-is", AUTO, *PRESETS) if name.startswith(last)]
 
 
 @app.command(epilog="Example: weft compare digits.toml --presets 1f1b,ddp,hybrid-fine --check")
@@ -295,6 +296,7 @@ app.command(epilog="Example: weft top digits-1 --interval 2")(top)
 app.command(epilog="Example: weft trace digits-1 -o trace.json --svg digits.svg")(trace)
 app.command(epilog="Example: weft plot digits-1 -o digits.png")(plot)
 app.command(epilog="Example: weft whatif digits-1 --set workers.cpu-1.speed=2 --set strategy.microbatches=8")(whatif)
+app.command(epilog="Example: weft plan digits.toml --set strategy.preset=auto")(plan)
 app.command(epilog="Example: weft schedule 1f1b --stages 4 --microbatches 8 > my.grid")(schedule)
 app.command(epilog="Example: weft doctor --no-measure")(doctor)
 app.command(epilog="Example: weft init train.py && weft run train.toml")(init)

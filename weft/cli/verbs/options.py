@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.spec.presets import PRESETS
+from weft.spec.presets import AUTO, PRESETS
 
 if TYPE_CHECKING:
     from weft.spec.job_spec import JobSpec
@@ -69,7 +69,7 @@ Microbatches = Annotated[int | None, typer.Option(metavar="N", min=1, help="Part
 
 def complete_preset(incomplete: str) -> list[str]:
     """What the shell offers."""
-    return [name for name in PRESETS if name.startswith(incomplete)]
+    return [name for name in (AUTO, *PRESETS) if name.startswith(incomplete)]
 
 
 Preset = Annotated[

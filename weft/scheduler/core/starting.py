@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from weft.plan.plan import Plan
 from weft.scheduler.core import dispatch, events, outcomes, queue
 from weft.scheduler.core.ending import Ending
 from weft.scheduler.core.events import Command
 from weft.scheduler.core.job import Job, Outcome, Phase
 from weft.scheduler.core.replaying import steps
+from weft.spec.workers_needed import inspecting_worker
 
 
 class Starting(Ending):
@@ -66,7 +69,27 @@ class Starting(Ending):
         if job.snapshot is None and event.checkpoint is not None:
             job.snapshot = event.checkpoint
             job.adjustments = job.adjustments or event.checkpoint.adjusted
-        return self._prepare(job, f"planned: {event.plan.limit_seconds * 1e3:.3g} ms an iteration at best", event.plan)
+        return [
+            *self._let_go_of_others(job, event.plan),
+            *self._prepare(job, f"planned: {event.plan.limit_seconds * 1e3:.3g} ms an iteration at best", event.plan),
+        ]
+
+    def _let_go_of_others(self, job: Job, plan: Plan) -> list[Command]:
+        """Of the workers among which the plan has chosen, those that it has nothing for. They have done nothing but for
+        the one that inspected, which is replaced: nobody knows what the job's code has left there."""
+        inspector = job.workers[job.inspector]
+        held = {kind: [name for name in job.workers if self.workers[name].kind == kind] for kind in job.needs}
+        job.needs = Counter(plan.workers)
+        job.inspector = inspecting_worker(job.needs)
+        chosen = tuple(name for kind, count in job.needs.items() for name in held[kind][:count])
+        others = [name for name in job.workers if name not in chosen]
+        job.workers = job.positions = chosen
+        for name in others:
+            self.workers[name].job = None
+        if inspector not in others:
+            return []
+        self.workers[inspector].up = False
+        return [events.KillWorker(worker=inspector, cause=f"it has inspected {job.name}, which goes on without it")]
 
     def _prepare(self, job: Job, cause: str, plan: Plan) -> list[Command]:
         self._move(job, Phase.PREPARING, cause)

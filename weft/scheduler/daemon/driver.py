@@ -26,7 +26,7 @@ from weft.scheduler.daemon.hangs import Hangs
 from weft.scheduler.daemon.hearing import Hearing
 from weft.scheduler.daemon.link import DIRECTORY, saver_of
 from weft.scheduler.daemon.orders import arenas_name, order_of, saver_order
-from weft.scheduler.daemon.plans import Plans
+from weft.scheduler.daemon.plans import Plans, with_chosen
 from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Order, Savers
@@ -38,10 +38,10 @@ from weft.scheduler.runs.run import Changed, Run
 from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.scheduler.runs.series import JobMetrics
-from weft.spec.admission import problem_of_crew
+from weft.spec.candidates import workers_wanted
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.job_state import JobState
-from weft.spec.workers_needed import inspecting_worker, workers_needed
+from weft.spec.workers_needed import inspecting_worker
 from weft.transport.wire.frames import Message
 
 MAX_BUG_CHARS = 500  # of an exception's text, in the reason that a job's owner reads
@@ -117,7 +117,7 @@ class Driver:
         One that cannot even begin (no run directory, a spec that an older Weft took) fails, and harms no other.
         """
         try:
-            spec = JobSpec.parse(row.spec)
+            spec = with_chosen(JobSpec.parse(row.spec), Path(row.run_dir))
         except SpecError as error:
             self._begin_task("end", row.job, self._ledger.run(Ledger.record, row.job, **could_not_begin(error)))
             return
@@ -130,8 +130,8 @@ class Driver:
             self._exporter.add("weft_recoveries_total", cause="daemon-restart")
             files.log(f"the daemon has restarted; the job runs again (attempt {attempt})")
         begin = partial(events.JobSubmitted, job=row.job, priority=row.priority, attempt=attempt, paused=paused)
-        self.feed(begin(needs=workers_needed(spec.strategy), inspector=inspecting_worker(spec.strategy)))
-        problem = problem_of_crew(spec, self.crew.kinds().values())
+        self.feed(begin(needs=(needs := workers_wanted(spec, self.crew.host)), inspector=inspecting_worker(needs)))
+        problem = self.crew.why_not(spec)
         if problem is not None and not paused:  # of a job in the ledger: there were more workers when it was submitted
             self._fail(row.job, attempt, "invalid-plan", problem, exit_code=2)
 
@@ -246,7 +246,7 @@ class Driver:
                 if (event := self.runs[command.job].judge_epoch(command)) is not None:
                     self.feed(event)
                 else:  # the job's own function has to say
-                    self._pool.send(command.worker, order_of(command, self.runs[command.job]))
+                    self._pool.send(command.worker, order_of(command, self.estate))
             case events.RecordIteration():
                 self._record_iteration(command)
             case events.RecordSnapshot():
@@ -267,12 +267,12 @@ class Driver:
             case events.PlanJob() | events.Prepare() | events.SaveResult() | events.Release():
                 if isinstance(command, events.Prepare) and command.position == 0:
                     self._begin(command)
-                self._pool.send(command.worker, order_of(command, self.runs[command.job]))
+                self._pool.send(command.worker, order_of(command, self.estate))
             case events.HandMemoryOn():
                 run = self.runs[command.job]
                 if command.worker == self.core.jobs[command.job].workers[0]:
                     run.files.log("the directory process was lost; the workers hand the job's memory on to the next")
-                self._pool.send(command.worker, order_of(command, run))
+                self._pool.send(command.worker, order_of(command, self.estate))
             case events.DropArenas(attempt=None):
                 self.savers.drop_after(command)
             case events.DropArenas():

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, assert_never
 
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.core.events import HandMemoryOn, JudgeEpoch, PlanJob, Prepare, Release, SaveResult, Snapshot
+from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.runs.checkpoints import adjusted_behind, training_of
 from weft.scheduler.runs.run import MODEL, Run
+from weft.spec.candidates import all_threads
+from weft.spec.workers_needed import cores_lent, threads_of
 from weft.transport.wire.frames import Message
 
 KEPT = 2  # checkpoints, of a job whose spec does not say
 
 
-def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | HandMemoryOn, run: Run) -> Message:
+def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | HandMemoryOn, estate: Estate) -> Message:
+    run = estate.runs[command.job]
     about = {
         "job": command.job,
         "attempt": command.attempt,
@@ -24,14 +29,14 @@ def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | Ha
         case JudgeEpoch():
             return {"type": "epoch", **about, "values": run.epoch}
         case PlanJob():
-            return {"type": "inspect", **about}
+            return {"type": "inspect", **about, **_cores(estate, command.job, 0), **_choices(estate, command.job)}
         case Prepare():
             view, snapshot = WorkerView.of(command.plan, command.position).to_wire(), command.snapshot
             goes_on = None if snapshot is None else [*_about(snapshot), snapshot.path]
             snapshots = arenas_name(command.job, None)
             arenas = arenas_name(command.job, command.arenas)
             about |= {"arenas": arenas, "snapshots": snapshots, "snapshot": goes_on}
-            return {"type": "prepare", **about, "plan": view}
+            return {"type": "prepare", **about, "plan": view, **_cores(estate, command.job, command.position)}
         case SaveResult():
             assert run.attempt is not None
             about |= {"arenas": arenas_name(command.job, command.arenas)}
@@ -60,6 +65,21 @@ def saver_order(snapshot: Snapshot, run: Run) -> dict[str, Any]:
         "best": snapshot.best,
         "path": snapshot.path,
     }
+
+
+def _cores(estate: Estate, name: str, position: int) -> Message:
+    """With how many threads the job's worker computes, and where; None and nowhere: as ever."""
+    strategy, host, workers = estate.runs[name].spec.strategy, estate.crew.host, estate.core.jobs[name].workers
+    lent = [workers[place] for place in cores_lent(strategy, host, position)]
+    return {"threads": threads_of(strategy, host) if lent else None, "cores": estate.crew.cores_of(lent)}
+
+
+def _choices(estate: Estate, name: str) -> Message:
+    """What a job's strategy may be chosen for, and with how many threads else it is measured, where: None with none."""
+    host, workers = estate.crew.host, estate.core.jobs[name].workers
+    threads = all_threads(estate.runs[name].spec, host)
+    cores = [] if threads is None else estate.crew.cores_of(each for each in workers if estate.crew[each].kind == "cpu")
+    return {"host": asdict(host), "all_threads": threads, "all_cores": cores}
 
 
 def _about(snapshot: Snapshot) -> list[Any]:

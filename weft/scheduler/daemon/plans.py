@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from weft.machine.free_memory import free_memory
+from weft.machine.run_file import load
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
-from weft.scheduler.core.events import Event, JobPlanned, Snapshot
+from weft.scheduler.core.events import CancelRequested, Event, JobPlanned, Snapshot
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Savers
+from weft.scheduler.planning.choosing.choice import MakePlan, choose
+from weft.scheduler.planning.choosing.told import told
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.runs.checkpoints import find_checkpoint
 from weft.scheduler.runs.run import Run
+from weft.spec.job_spec import JobSpec
+from weft.spec.strategy import Strategy
 from weft.transport.wire.frames import Message
+
+CHOSEN: Final = "strategy.json"  # of a job whose strategy was chosen: which
+MAX_CHOSEN_BYTES: Final = 1 << 21  # a grid of a schedule may be in it
 
 
 class Fail(Protocol):
@@ -40,18 +52,32 @@ class Plans:
         if job is None or run is None or job.attempt != attempt:
             return
         try:
-            told = message["inspection"] | self._estate.device_facts.of(job.workers)
-            told["peer_access"] = self._estate.crew.has_peer_access(job.workers)
-            inspection, run.inspection = Inspection.from_wire(told), told
+            facts = message["inspection"] | self._estate.device_facts.of(job.workers)
+            facts["peer_access"] = self._estate.crew.has_peer_access(job.workers)
+            facts["host"] = asdict(self._estate.crew.host)
+            inspection, run.inspection = Inspection.from_wire(facts), facts
             free = free_memory()
-            plan = await asyncio.to_thread(
-                make_plan, run.spec, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host
-            )
+            make = partial(make_plan, shared_bytes_free=free.shared, host_bytes_free=free.host)
+            if run.spec.plan_for is not None:
+                choice = await asyncio.to_thread(choose, run.spec, inspection, make)
+                run.planned = told(choice, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host)
+                self._feed(CancelRequested(job=name, discard=True))
+                return
+            plan = await self._choose(run, inspection, make)
             checkpoint = await self._checkpoint_of(run, plan)
         except PlanError as error:
             self._fail(name, attempt, "invalid-plan", error, exit_code=2)
         else:
             self._feed(JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint))
+
+    async def _choose(self, run: Run, inspection: Inspection, make: MakePlan) -> Plan:
+        """From then on the job's strategy is the one that was chosen, in other attempts and daemons, too."""
+        if not run.spec.strategy.is_auto:
+            return await asyncio.to_thread(make, run.spec, inspection)
+        choice = await asyncio.to_thread(choose, run.spec, inspection, make)
+        run.spec = choice.spec
+        run.files.keep(CHOSEN, json.dumps(choice.spec.strategy.model_dump(exclude_none=True), indent=2) + "\n")
+        return choice.plan
 
     async def _checkpoint_of(self, run: Run, plan: Plan) -> Snapshot | None:
         """What the job goes on from, if there is anything on the disk, and nothing newer. Errors: PlanError."""
@@ -71,3 +97,14 @@ class Plans:
             run.training.keep(found.checkpoint.iteration, found.standing)
             run.files.log(f"goes on from {found.checkpoint.path}")
         return found.checkpoint
+
+
+def with_chosen(spec: JobSpec, run_dir: Path) -> JobSpec:
+    """As it went on, where its strategy was chosen before."""
+    if not spec.strategy.is_auto:
+        return spec
+    try:
+        table = json.loads(load(run_dir / CHOSEN, MAX_CHOSEN_BYTES, owner=os.geteuid()))
+        return spec.model_copy(update={"strategy": Strategy.model_validate(table)})
+    except (OSError, ValueError):  # it was not; or it is chosen once more
+        return spec

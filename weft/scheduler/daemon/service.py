@@ -27,7 +27,7 @@ from weft.scheduler.runs.recording import keep_recording
 from weft.scheduler.runs.removal import NotRemoved, claim, remove
 from weft.scheduler.runs.result import DETAILS, add_critical_path, best_model_of, details_of, model_of, result_of
 from weft.scheduler.runs.run_directory import read_log
-from weft.spec.admission import problem_of_crew, problem_of_spec
+from weft.spec.admission import problem_of_spec
 from weft.spec.job_id import InvalidJobId
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.job_state import JobState
@@ -102,7 +102,7 @@ class Service:
         self._check_room()
         row = await self._row(request)
         if self._is_paused(row.job):
-            if problem := problem_of_crew(JobSpec.parse(row.spec), self._driver.crew.kinds().values()):
+            if problem := self._driver.crew.why_not(JobSpec.parse(row.spec)):
                 remedy = f"or go on by another strategy: weft submit SPEC --set strategy... --resume {row.run_dir}"
                 raise WireError(ErrorCode.INVALID_SPEC, f"{row.job} stays paused: {problem}; {remedy}")
             await self._driver.savers.wait(row.job)  # what it reads is written over by who goes on
@@ -162,7 +162,7 @@ class Service:
 
     async def _refuse_impossible(self, spec: JobSpec, job: str | None) -> None:
         """Errors: WireError for what can never run here. A job that is known, submitted again, is no news."""
-        problem = problem_of_spec(spec) or problem_of_crew(spec, self._driver.crew.kinds().values())
+        problem = problem_of_spec(spec) or self._driver.crew.why_not(spec)
         if problem and (job is None or await self._ledger.run(Ledger.job, job) is None):
             raise WireError(ErrorCode.INVALID_SPEC, problem)
 

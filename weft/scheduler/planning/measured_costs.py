@@ -68,12 +68,7 @@ class MeasuredCosts:
     def __init__(self, job: PlannedJob, inspection: Inspection, seconds: Mapping[int, float]) -> None:
         self._job = job
         self._inspection = inspection
-        size = inspected_size(job.spec, inspection)
-        self._units = {
-            (device, kind): [_line_of(inspection, size, unit, kind) for unit in inspection.units_on(device)]
-            for device in ("cpu", "gpu")
-            for kind in UNIT_SECONDS
-        }
+        self._units = lines_of_units(job.spec, inspection)
         modelled = [self._model(job, task) for task in job.plan.graph.tasks]
         self._known = {
             task.key: (seconds[task.id], modelled[task.id])
@@ -171,6 +166,16 @@ class MeasuredCosts:
         """On the device; on another one if that kind ran there alone; 1 where there is nothing to go by."""
         others = [ratio for (of_kind, _), ratio in self._ratios.items() if of_kind == kind]
         return self._ratios.get((kind, device), fmean(others or [1.0]))
+
+
+def lines_of_units(spec: JobSpec, inspection: Inspection) -> dict[tuple[str, Kind], list[Line]]:
+    """By kind of device and of task."""
+    size = inspected_size(spec, inspection)
+    return {
+        (device, kind): [_line_of(inspection, size, unit, kind) for unit in inspection.units_on(device)]
+        for device in ("cpu", "gpu")
+        for kind in UNIT_SECONDS
+    }
 
 
 def _line_of(inspection: Inspection, largest: int, unit: UnitFacts, kind: Kind) -> Line:

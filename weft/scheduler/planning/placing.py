@@ -14,7 +14,7 @@ from weft.plan.schedules.schedule import Schedule
 from weft.scheduler.planning.synchronising import needs_buckets, synchronisation_of
 from weft.spec.replica import Replica
 from weft.spec.strategy import Strategy
-from weft.spec.workers_needed import worker_counts, workers_needed
+from weft.spec.workers_needed import num_hosts, worker_counts, workers_needed
 
 RESIDENT_SHARE = 1 / 8  # of a GPU's free memory, for data: arbitrary; the rest is for what is computed
 
@@ -30,7 +30,7 @@ def place(
 ) -> Placement:
     """local: buckets that devices update themselves where the update is balanced. windows: the working window of each
     replica, where any has one. learns: the job has updates."""
-    needed = workers_needed(strategy)
+    needed = workers_needed(strategy, inspection.host)
     next_position = {"cpu": 0, "gpu": needed.get("cpu", 0)}
     worker_of: dict[Holder, int] = {}
     schedules = tuple(scheduled(strategy, replica) for replica in strategy.replica_list)
@@ -39,7 +39,7 @@ def place(
         for s, line in lines.items():  # neighbours share a worker where there are fewer of these
             worker_of[Holder(r, s)] = next_position[replica.device] + line * count // (1 + max(lines.values()))
         next_position[replica.device] += count
-    hosts = range(next_position["cpu"], needed.get("cpu", 0))
+    hosts = range(next_position["cpu"], next_position["cpu"] + num_hosts(strategy))
     workers = tuple(kind for kind, count in needed.items() for _ in range(count))
     placement = Placement(
         replicas=_replica_plans(strategy, inspection, cuts, windows or [None] * len(cuts)),

@@ -28,6 +28,7 @@ from weft.scheduler.planning.memory import devices_have_room, plan_bytes, specul
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
 from weft.scheduler.planning.plan_notes import plan_notes
+from weft.scheduler.planning.resized import fitted
 from weft.scheduler.planning.rings import make_rings
 from weft.scheduler.planning.simulator import SimulationError, simulate
 from weft.scheduler.planning.working_window import largest_that_fits, smallest_as_good
@@ -36,6 +37,7 @@ from weft.spec.job_spec import JobSpec
 from weft.spec.schedule_text import schedule_title
 from weft.spec.stopping import Rule, UnknownMetric, value_for_scheduler
 from weft.spec.strategy import Strategy
+from weft.spec.workers_needed import threads_of
 
 WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
 MIN_WINDOW_ITERATIONS = 2
@@ -44,11 +46,17 @@ MAX_ITERATIONS = 2**31 - 1  # a board word is an int32
 
 
 def make_plan(
-    spec: JobSpec, inspection: Inspection, *, shared_bytes_free: int, host_bytes_free: float = math.inf
+    spec: JobSpec,
+    inspection: Inspection,
+    *,
+    shared_bytes_free: int,
+    host_bytes_free: float = math.inf,
+    checked: bool = True,
 ) -> Plan:
     """A plan that has passed its checks. host_bytes_free: of any memory of the host; where it is scarce, updates do not
-    speculate. Errors: PlanError."""
+    speculate. checked: False for one that is only compared with others, which has no prediction. Errors: PlanError."""
     _check_sizes(spec, inspection)
+    inspection = fitted(inspection, spec)
     cuts = [cut_for(inspection, replica, scheduled(spec.strategy, replica)) for replica in spec.strategy.replica_list]
     given = [replica.working_window for replica in spec.strategy.replica_list]
 
@@ -57,10 +65,13 @@ def make_plan(
         windows = [within_layers(own, layers) for own, layers in zip(wanted, cuts, strict=True)]
         return _plan(spec, inspection, cuts, windows, shared_bytes_free, host_bytes_free)
 
+    def checked_with(window: int) -> Plan:
+        return _checked(plan_with(window))
+
     if "auto" not in given:
-        return plan_with(0)
+        return checked_with(0) if checked else plan_with(0)
     streamed = [own_cuts for own, own_cuts in zip(given, cuts, strict=True) if own == "auto"]
-    return smallest_as_good(plan_with, max(largest_that_fits(inspection, layers) for layers in streamed))
+    return smallest_as_good(checked_with, max(largest_that_fits(inspection, layers) for layers in streamed))
 
 
 def _plan(
@@ -102,6 +113,7 @@ def _plan(
         rings=rings,
         task_seconds=(),
         shared_bytes=shared,
+        threads=None if strategy.threads is None else threads_of(strategy, inspection.host),
         synchronisation=placement.synchronisation,
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
         skipped_calls=inspection.skipped_calls,
@@ -117,7 +129,7 @@ def _plan(
     )
     seconds = planned_seconds(PlannedJob(spec, plan), inspection)
     window = strategy.window or _default_window(graph, seconds)
-    return _checked(dataclasses.replace(plan, task_seconds=seconds, window=window))
+    return dataclasses.replace(plan, task_seconds=seconds, window=window)
 
 
 def _placed(

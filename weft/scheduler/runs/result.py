@@ -22,7 +22,7 @@ from weft.transport.wire.frames import Message
 
 DETAILS = (
     *("plan", "lanes", "overlap", "time", "peak_bytes", "device_peak_bytes", "validation", "seconds"),
-    *("first_iteration_seconds", "iteration_seconds", "limit_seconds", "snapshot_step", "stopped"),
+    *("first_iteration_seconds", "iteration_seconds", "limit_seconds", "snapshot_step", "stopped", "planned"),
 )
 
 _NO_NUMBERS = ("plan", "steps", "time", "iteration_seconds", "limit_seconds", "snapshot_step")  # before it has a plan
@@ -40,6 +40,7 @@ def details_of(run: Run, *, seconds: float | None = None, pace: Pace | None = No
     about = {
         "exception": run.exception,
         "stopped": run.stopped,
+        "planned": run.planned,
         "seconds": seconds,
         "first_iteration_seconds": run.first_iteration_seconds,
     }

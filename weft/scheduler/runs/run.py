@@ -191,6 +191,7 @@ class Run:
     inspected_attempt: int = 0  # the newest of which an inspection has come
     inspection: dict[str, Any] = field(default_factory=dict)
     attempt: PlannedAttempt | None = None  # the newest that has a plan
+    planned: dict[str, Any] | None = None  # what has come of it, where it is only planned
     news: dict[str, Any] | None = None  # of its progress, the newest
     hang: str | None = None  # that nothing of it ends any more, and why, while that is so
     changed: Changed = field(default_factory=Changed)  # on its state, log or progress

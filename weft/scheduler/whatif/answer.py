@@ -15,44 +15,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Final
 
 from weft.metrics.accounts.accounting import NANOSECONDS
 from weft.metrics.recording.recording import Recording
-from weft.plan.graph import Graph, Lane
 from weft.plan.inspection import Inspection
-from weft.plan.kinds import FIRST_STALL, KINDS, Kind
+from weft.plan.kinds import FIRST_STALL
 from weft.plan.plan import Plan
-from weft.scheduler.planning.costs import PlannedJob, mean_seconds
-from weft.scheduler.planning.limit import speed_limit
+from weft.scheduler.planning.costs import PlannedJob
 from weft.scheduler.planning.measured_costs import MeasuredCosts
+from weft.scheduler.planning.outlook import Outlook as Outlook
+from weft.scheduler.planning.outlook import outlook_of
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
-from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Milestones, Simulation, simulate
+from weft.scheduler.planning.resized import resized
 from weft.scheduler.whatif.changes import Speed, check_speeds, parse_changes
 from weft.scheduler.whatif.doubt import predict
 from weft.scheduler.whatif.notes import notes_of
 from weft.scheduler.whatif.overheads import Overheads, overheads_of
-from weft.scheduler.whatif.resized import resized
 from weft.spec.job_spec import JobSpec, SpecError
 
 UNBOUNDED: Final = 1 << 62  # bytes of shared memory: a what-if is not refused for what this machine lacks
-MAX_TASKS: Final = 4096  # in an iteration: the critical cycle of more takes seconds to find
 WARM: Final = 4  # iterations at a job's start that do not count, where there are more
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """One simulated job."""
-
-    iteration_seconds: float  # of the simulation
-    limit_seconds: float | None  # None of a graph with too many tasks, as the next
-    critical_cycle: str | None
-    bubble_ratio: float  # the part of their time in which compute lanes do not run a task
-    bottleneck: str  # the lane that is busiest
-    bottleneck_busy: float  # for what part of its time
-    workers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,29 +155,8 @@ def _outlook(
 ) -> Outlook:
     plan = job.plan
     faster = [cost / _factor(plan, task, speeds, names) for task, cost in enumerate(seconds)]
-    with_overheads = [cost + overheads.of(plan.graph.tasks[task].lane) for task, cost in enumerate(faster)]
-    simulation = simulate(
-        plan,
-        with_overheads,
-        milestones=gradient_milestones(plan, inspection),
-        wake_seconds=overheads.wake_seconds,
-    )
-    limit = cycle = None
-    if len(plan.graph.tasks) <= MAX_TASKS:
-        found = speed_limit(plan.graph, mean_seconds(plan, faster))
-        limit, cycle = found.seconds, describe_cycle(plan.graph, found.cycle)
-    busy = _busy(simulation)
-    lane = max(busy, key=lambda each: busy[each])
-    computing = [busy[each] for each in _computing(plan.graph)]
-    return Outlook(
-        iteration_seconds=simulation.iteration_seconds,
-        limit_seconds=limit,
-        critical_cycle=cycle,
-        bubble_ratio=max(0.0, 1 - fmean(computing)),
-        bottleneck=f"{names[lane.worker]}/{lane.name}",
-        bottleneck_busy=min(1.0, busy[lane]),
-        workers=tuple(names),
-    )
+    lost = [overheads.of(task.lane) for task in plan.graph.tasks]
+    return outlook_of(plan, inspection, faster, names, lost=lost, wake_seconds=overheads.wake_seconds)[0]
 
 
 def _factor(plan: Plan, task: int, speeds: Sequence[Speed], names: Sequence[str]) -> float:
@@ -202,51 +166,6 @@ def _factor(plan: Plan, task: int, speeds: Sequence[Speed], names: Sequence[str]
         if speed.touches(names[where.lane.worker], where.lane.name, where.kind):
             factor *= speed.factor
     return factor
-
-
-def gradient_milestones(plan: Plan, inspection: Inspection) -> Milestones:
-    """Where in the last backward of a stage each bucket's gradient is complete: once its first unit has been through,
-    by the measured times of the units."""
-    if plan.synchronisation is None:
-        return {}
-    stages, last = {stage.holder: stage for stage in plan.stages}, plan.graph.last_backwards()
-    found: dict[int, dict[int, float]] = {}
-    for task in plan.graph.tasks:
-        if KINDS[task.kind].is_milestone and plan.share != "stealing":
-            first, stop = stages[task.holder].first, stages[task.holder].last
-            parameters = [place.parameter for place in plan.synchronisation.bucket_of(task).places]
-            units = [unit for p in parameters for unit in inspection.parameters[p].units if first <= unit < stop]
-            device = plan.replicas[task.holder.replica].device
-            seconds = [unit.backward_seconds for unit in inspection.units_on(device)[first:stop]]
-            done = sum(seconds[min(units, default=first) - first :]) / (sum(seconds) or 1.0)
-            found.setdefault(last[task.holder].id, {})[task.id] = min(1.0, done)
-    return found
-
-
-def _busy(simulation: Simulation) -> dict[Lane, float]:
-    """By lane, the part of the simulated steady state in which it runs a task."""
-    busy = {}
-    for lane, spans in simulation.spans.items():
-        steady = [span for span in spans if span.iteration >= WARMUP_ITERATIONS]
-        count = len({span.iteration for span in steady}) or 1
-        busy[lane] = sum(span.end - span.start for span in steady) / count / (simulation.iteration_seconds or 1.0)
-    return busy
-
-
-def _computing(graph: Graph) -> list[Lane]:
-    return [
-        lane
-        for lane, program in graph.programs.items()
-        if any(graph.tasks[task].kind is Kind.FORWARD for task in program)
-    ]
-
-
-def describe_cycle(graph: Graph, cycle: Sequence[int], most: int = 12) -> str:
-    """As the plan has it; of a long one the two ends."""
-    if len(cycle) <= most:
-        return graph.describe_cycle(cycle)
-    half = most // 2
-    return f"{graph.describe_cycle(cycle[:half])} → … → {graph.describe_cycle(cycle[-half:])}"
 
 
 def _names(plan: Plan, recorded: Sequence[str]) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ _Shapes = list[Annotated[tuple[_Whole, _Dimensions], Strict(False)]]  # msgpack 
 _CutProblem = Annotated[tuple[_Whole, str], Strict(False)]
 _Given = Annotated[tuple[_Whole, str], Strict(False)]
 _Names = Annotated[tuple[str, str], Strict(False)]
+_UnitSeconds = Annotated[tuple[_Seconds, _Seconds, _Seconds, _Seconds], Strict(False)]
 _StateEntry = Annotated[
     tuple[str, Literal["elements", "tensor", "int", "float", "bool"], str, _Whole],
     Strict(False),
@@ -121,6 +122,14 @@ class _Tensor(TypedDict):
 
 
 @with_config(_MESSAGE)
+class _Threaded(TypedDict):
+    threads: _Whole
+    seconds: list[_UnitSeconds]
+    update_seconds: _Seconds
+    copy_bytes_per_second: _Rate
+
+
+@with_config(_MESSAGE)
 class _Inspection(TypedDict):
     """As weft.workers.inspection.inspection makes it; see weft.plan.inspection.Inspection."""
 
@@ -149,6 +158,8 @@ class _Inspection(TypedDict):
     scheduler_metric: str | None
     copy_bytes_per_second: _Rate
     small_size: _Whole
+    timed_size: NotRequired[_Whole]
+    threaded: NotRequired[_Threaded | None]
     device_units: NotRequired[list[_Unit]]
     device_values: NotRequired[list[_Value]]
 

@@ -201,8 +201,7 @@ class CutInspection:
     def _fullest(self) -> tuple[Recorded, StepRecording]:
         """Of a few runs the one that calls most, where modules are left out at random."""
         found = self._record(self._step, self._largest)
-        replicas = self._spec.strategy.replica_list
-        if not found[0].varies or all(each.num_stages == 1 and each.working_window is None for each in replicas):
+        if not found[0].varies or not self._spec.strategy.may_be_cut:
             return found
         del found  # and what it has for a backward
         called = {}
@@ -281,7 +280,7 @@ class CutInspection:
 
     def _mark_carriers(self, units: list[dict[str, Any]], recorded: Recorded) -> None:
         """Units whose forward computes with what a forward has left in their buffers, for a job with replicas."""
-        if not self._learns or len(self._spec.strategy.replica_list) == 1:
+        if not self._learns or not self._spec.strategy.may_have_replicas:
             return
         names = {id(module): name for name, module in self._model.named_modules()}
         for (module, key), _ in carried([self._model], self._losses):

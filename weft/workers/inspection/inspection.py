@@ -24,7 +24,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from weft.plan.division import divide
 from weft.plan.itinerary import Itinerary
+from weft.spec.candidates import candidates
 from weft.spec.job_spec import JobSpec
+from weft.spec.workers_needed import ONE_CORE, Host
 from weft.transport.memory.arena import dtype_name
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
@@ -42,22 +44,45 @@ from weft.workload.optimizer import make_optimizer
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of
 
+_SECONDS = ("forward_seconds", "backward_seconds", "small_forward_seconds", "small_backward_seconds")
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
 
-def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: Device) -> dict[str, Any]:
-    """The wire form of weft.plan.inspection.Inspection, for all kinds of replicas of the job.
+def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: Device, host: Host = ONE_CORE) -> dict[str, Any]:
+    """The wire form of weft.plan.inspection.Inspection, for all kinds of replicas of the job, and of those that it may
+    come to have.
 
-    load: makes the workload anew: a module may keep what it has computed on one device. device: the worker's own.
-    Errors: WorkloadError, and whatever the user's code raises.
+    load: makes the workload anew: a module may keep what it has computed on one device. device: the worker's own. host:
+    the daemon's workers. Errors: WorkloadError, and whatever the user's code raises.
     """
-    if not _computes_on(spec, "gpu"):
-        return inspect(load(), spec, HostDevice())
+    specs = candidates(spec, host)
+    facts = _of_all_devices(load, spec, specs, device)
+    if spec.strategy.is_auto:
+        facts["timed_size"] = max(size for size, _ in facts["input"]["shapes"])
+    return facts
+
+
+def inspect_threaded(load: Callable[[], Workload], spec: JobSpec, host: Host) -> dict[str, Any]:
+    """The wire form of weft.plan.inspection.Threaded: what the host takes with the threads that torch has now."""
+    facts = inspect(load(), spec, HostDevice(), candidates(spec, host))
+    return {
+        "threads": torch.get_num_threads(),
+        "seconds": [[unit[name] for name in _SECONDS] for unit in facts["units"]],
+        "update_seconds": facts["update_seconds"],
+        "copy_bytes_per_second": facts["copy_bytes_per_second"],
+    }
+
+
+def _of_all_devices(
+    load: Callable[[], Workload], spec: JobSpec, specs: Sequence[JobSpec], device: Device
+) -> dict[str, Any]:
+    if not _computes_on(specs, "gpu"):
+        return inspect(load(), spec, HostDevice(), specs)
     with device.computing():
-        on_device = inspect(load(), spec, device)
-    if not _computes_on(spec, "cpu"):
+        on_device = inspect(load(), spec, device, specs)
+    if not _computes_on(specs, "cpu"):
         return on_device
-    on_host = inspect(load(), spec, HostDevice())
+    on_host = inspect(load(), spec, HostDevice(), specs)
     return on_host | {
         "device_units": on_device["units"],
         "device_values": on_device["values"],
@@ -67,24 +92,26 @@ def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: Device) -> 
     }
 
 
-def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]:
-    """For replicas of one kind: those that compute on the device."""
+def inspect(workload: Workload, spec: JobSpec, device: Device, specs: Sequence[JobSpec] = ()) -> dict[str, Any]:
+    """For replicas of one kind: those that compute on the device. specs: with the strategies that it may come to have,
+    where that is still to be chosen."""
+    specs = specs or (spec,)
     batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
     _check(workload, spec, batches)
     digests = _digests(workload.model)
     if spec.strategy.loaders > 1:
         batches.check_orders()
-    sizes = _sizes(spec, batches)
+    sizes = _sizes(specs, batches)
     look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
     learns = spec.job.mode == "train"
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)
-    trained = _microbatch_sizes(spec, batches.num_train, 0)
+    trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     on_host = on_device = None
-    if optimizer is not None and _host_updates(spec, device):
+    if optimizer is not None and _host_updates(specs, device):
         on_host = host_update(optimizer, sample)
-    if optimizer is not None and _device_updates(spec, device):
+    if optimizer is not None and _device_updates(specs, device):
         on_device = device_update(workload, sample, device)
     update = on_host or on_device
     scheduler = None if optimizer is None else make_scheduler(workload.scheduler, optimizer)
@@ -99,7 +126,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device) -> dict[str, Any]
         "varying_shapes": [list(shape) for shape in ran.varying_shapes],
         "num_train": batches.num_train,
         "num_validation": batches.num_validation,
-        "load_seconds": ran.load_seconds,
+        "load_seconds": ran.load_seconds * (len(sizes) * max(sizes) / sum(sizes) if spec.strategy.is_auto else 1.0),
         "update_seconds": 0.0 if update is None else update.seconds,
         "device_update_seconds": None if on_device is None else on_device.seconds,
         "metrics": ran.metrics,
@@ -140,27 +167,28 @@ def _digests(model: nn.Module) -> dict[int, int | None]:
     return {place: digest_of(parameter) for place, parameter in enumerate(parameters)}
 
 
-def _sizes(spec: JobSpec, batches: Batches) -> list[int]:
+def _sizes(specs: Sequence[JobSpec], batches: Batches) -> list[int]:
     """Of each microbatch that will occur, or may."""
-    sizes = _microbatch_sizes(spec, batches.num_train, batches.num_validation)
-    return sorted({*sizes, *_sizes_at_any_share(spec, max(batches.num_train, batches.num_validation))})
+    sizes = {size for each in specs for size in _microbatch_sizes(each, batches.num_train, batches.num_validation)}
+    most = max(batches.num_train, batches.num_validation)
+    return sorted(sizes.union(*(_sizes_at_any_share(each, most) for each in specs)))
 
 
-def _computes_on(spec: JobSpec, kind: str) -> bool:
-    return any(replica.device == kind for replica in spec.strategy.replica_list)
+def _computes_on(specs: Sequence[JobSpec], kind: str) -> bool:
+    return any(replica.device == kind for spec in specs for replica in spec.strategy.replica_list)
 
 
-def _host_updates(spec: JobSpec, device: Device) -> bool:
+def _host_updates(specs: Sequence[JobSpec], device: Device) -> bool:
     """Whether the host makes updates that no inspection of CPU replicas tells."""
-    makes_any = spec.strategy.update != "local" or any(spec.strategy.staleness_list)
-    return not isinstance(device, Accelerator) or (makes_any and not _computes_on(spec, "cpu"))
+    makes_any = any(each.strategy.update != "local" or any(each.strategy.staleness_list) for each in specs)
+    return not isinstance(device, Accelerator) or (makes_any and not _computes_on(specs, "cpu"))
 
 
-def _device_updates(spec: JobSpec, device: Device) -> bool:
+def _device_updates(specs: Sequence[JobSpec], device: Device) -> bool:
     """An optimizer that no device is to step need not be one that could. Versions of parameters are the host's."""
     if not isinstance(device, Accelerator):
         return False
-    return spec.strategy.update != "cpu" and not any(spec.strategy.staleness_list)
+    return any(each.strategy.update != "cpu" and not any(each.strategy.staleness_list) for each in specs)
 
 
 def _microbatch_sizes(spec: JobSpec, num_train: int, num_validation: int) -> list[int]:

@@ -152,7 +152,7 @@ class _Runs:
         self._loss = workload.functions["loss"]
         self._precision = spec.strategy.precision
         self._trained = trained
-        self._has_replicas = len(spec.strategy.replica_list) > 1
+        self._has_replicas = spec.strategy.may_have_replicas
         self._device = device
         self._shaped: dict[int, Any] = {size: device.put(x) for size, (x, _) in samples.items()}
         self._largest: Any = device.put(inputs)

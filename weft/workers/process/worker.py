@@ -35,11 +35,12 @@ from weft.machine.stacks import answer_with_stacks
 from weft.plan.tables import Adjustment
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
+from weft.spec.workers_needed import Host
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, FrameReader, Message, WireError, encode
 from weft.workers.devices.device import Device
 from weft.workers.devices.opening import open_device
-from weft.workers.inspection.inspection import inspect_job
+from weft.workers.inspection.inspection import inspect_job, inspect_threaded
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lanes import Progress, run_lanes
 from weft.workers.lanes.queue import Inbox
@@ -99,6 +100,7 @@ class _Worker:
         self._kept: Kept | None = None  # what another attempt of the job can go on with
         self._progress: Progress = list  # of the attempt's lanes, once they are there
         self._job: Message = {}
+        self._threads = config.threads  # of torch, in each lane
         self._baseline = Footprint.now()
         self._settings = TorchSettings.now()
 
@@ -199,10 +201,16 @@ class _Worker:
             unload(spec, before)  # of the time before, where there was one
             return load_workload(spec)
 
+        host = Host(**message["host"])
+        self._compute_on(message["cores"], message["threads"])
         try:
-            inspection = inspect_job(load, spec, self._device)
+            inspection = inspect_job(load, spec, self._device, host)
+            if message["all_threads"] is not None:
+                self._compute_on(message["all_cores"], message["all_threads"])
+                inspection["threaded"] = inspect_threaded(load, spec, host)
         finally:
             unload(spec, before)
+            self._compute_on((), None)
         gc.collect()  # models are full of cycles, and the job wants the memory
         self._send({"type": "inspected", **self._job, "inspection": inspection})
 
@@ -214,6 +222,7 @@ class _Worker:
         if not view.programs:  # a host, where every device updates its own parameters
             self._send({"type": "prepared", **self._job})
             return
+        self._compute_on(message["cores"], message["threads"])
         if self._kept is None or not self._kept.goes_on(message):
             self._build(message, spec)
         assert self._attempt is not None
@@ -236,7 +245,7 @@ class _Worker:
                     self._attempt,
                     lambda report: self._send({**report, **job}),
                     self._guard,
-                    threads=self._config.threads,
+                    threads=self._threads,
                     stamps=self._config.stamps,
                     observer=observer,
                     watch=self._watch,
@@ -273,6 +282,13 @@ class _Worker:
         self._kept = Kept(message["arenas"], view, snapshots, self._attempt)
         if notice := self._device.notice():
             self._send_output(f"{self._config.worker}: {notice}\n")
+
+    def _compute_on(self, cores: Collection[int], threads: int | None) -> None:
+        """From now on, on this thread and those that it starts. None, and no cores: as ever."""
+        if cores := cores or self._config.cores:
+            os.sched_setaffinity(0, cores)
+        self._threads = threads or self._config.threads
+        torch.set_num_threads(self._threads)
 
     def _tell_digest(self, **digest: Any) -> None:
         """Ahead of the report of the task that it is of."""
@@ -333,6 +349,7 @@ class _Worker:
         unload(spec, self._baseline.modules)
         os.chdir("/")
         self._settings.restore()
+        self._compute_on((), None)
         gc.collect()
         trim()
         self._device.end_job()

@@ -1,0 +1,95 @@
+"""`preset = "auto"` and `weft plan` with a real daemon: what is chosen is trained, and to the plain loop's result."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from weft.reference import loop as reference
+from weft.spec.job_spec import JobSpec
+
+_REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
+RealDaemon, EXAMPLES, metrics_rows = _REAL["RealDaemon"], _REAL["EXAMPLES"], _REAL["metrics_rows"]
+
+DOUBLE = """
+import torch, weft
+
+def workload():
+    torch.set_default_dtype(torch.float64)
+    inputs = torch.randn(96, 8)
+    layers = [torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)]
+    model = torch.nn.Sequential(*layers)
+    torch.set_default_dtype(torch.float32)
+    data = inputs.double(), inputs[:, :1].double()
+    return weft.Workload(model=model, loss=torch.nn.functional.mse_loss, train=data,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=0.01))
+"""
+GPT = {"layers": 2, "dim": 16, "heads": 2, "context": 8, "samples": 24, "validation_samples": 5, "dropout": 0.0}
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"stages": 2}, {"replicas": 2, "microbatches": 2}, {"threads": "all", "clip_norm": 0.1}]
+)
+def test_the_result_of_an_auto_job_is_that_of_the_plain_loop(daemon: RealDaemon, given: dict[str, Any]) -> None:
+    """And what was chosen stands in the run directory, in `weft show`, and in three lines of the log."""
+    spec = daemon.spec(DOUBLE, strategy={"preset": "auto"} | given, batch_size=24, steps=8)
+    result = daemon.run(spec)
+    assert result["state"] == "completed", daemon.log_of(result["job"])
+    chosen = json.loads(Path(result["run_dir"], "strategy.json").read_text())
+    assert given.items() <= chosen.items()
+    plain = JobSpec.parse(spec.to_wire() | {"strategy": chosen})
+    expected = reference.train(plain)
+    losses = [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row]
+    assert losses == pytest.approx(expected.losses, rel=1e-12)
+    for name, tensor in load_file(result["model"]).items():
+        torch.testing.assert_close(tensor, expected.state[name], rtol=1e-12, atol=1e-12)
+    shown = daemon.client.show(result["job"])
+    assert shown["plan"]["strategy"] == chosen
+    assert shown["spec"]["strategy"] == {"preset": "auto"} | given, "the ledger has what the user wrote"
+    lines = [note for note in shown["plan"]["notes"] if note.startswith("auto: ")]
+    assert len(lines) == 3
+    assert all(line in daemon.log_of(result["job"]) for line in lines)
+
+
+@pytest.mark.slow(seconds=2)
+def test_a_model_that_is_cut_by_its_own_forward_is_chosen_for_too(daemon: RealDaemon) -> None:
+    job = {"entry": "gpt.py:workload", "args": GPT, "epochs": 1, "batch_size": 8, "seed": 11}
+    strategy = {"preset": "auto", "replicas": 1, "stages": 2}
+    spec = JobSpec.parse({"job": job, "strategy": strategy, "directory": str(EXAMPLES)})
+    result = daemon.run(spec)
+    assert result["state"] == "completed", daemon.log_of(result["job"])
+    chosen = json.loads(Path(result["run_dir"], "strategy.json").read_text())
+    expected = reference.train(JobSpec.parse(spec.to_wire() | {"strategy": chosen}))
+    assert [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row] == expected.losses
+
+
+@pytest.mark.slow(seconds=3)
+def test_a_plan_is_told_and_nothing_is_trained(daemon: RealDaemon) -> None:
+    path = daemon.spec_file(daemon.spec(strategy={"preset": "auto"}, steps=2))
+    before = {job["job"] for job in daemon.client.jobs()}
+    told = daemon.weft("plan", path)
+    assert told.returncode == 0, told.stderr
+    for text in ("auto: ", "samples/s", "no iteration is shorter than", "cpu-0/compute", "shared memory", "candidate"):
+        assert text in told.stdout
+    plan = json.loads(daemon.weft("plan", path, "--json", "--for", "memory").stdout)
+    assert plan["candidates"][0]["memory_bytes"] == min(each["memory_bytes"] for each in plan["candidates"])
+    assert plan["predicted_iteration_seconds"] >= plan["limit_seconds"] > 0
+    assert {each["lane"] for each in plan["timeline"]} >= {f"{each['worker']}/compute" for each in plan["stages"]}
+    assert {job["job"] for job in daemon.client.jobs()} == before, "no job is left of it"
+
+
+@pytest.mark.slow(seconds=2)
+def test_what_cannot_be_planned_is_refused_with_a_sentence(daemon: RealDaemon) -> None:
+    path = daemon.spec_file(daemon.spec(strategy={"stages": 3, "split": [1, 9]}, steps=2))
+    told = daemon.weft("plan", path)
+    assert told.returncode == 2
+    assert "strategy.split: the model cannot be cut before unit 9" in told.stderr
+    told = daemon.weft("plan", path, "--for", "money")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "--for: 'money' is nothing to plan for; write time or memory" in told.stderr

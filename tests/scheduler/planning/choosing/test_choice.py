@@ -1,0 +1,203 @@
+"""What `preset = "auto"` comes to: by the simulator the fastest candidate, and none is left out that could be it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.plan.inspection import Inspection, TensorFacts, Threaded, UnitFacts, ValueFacts
+from weft.plan.plan import Plan
+from weft.scheduler.planning.choosing.choice import AS_GOOD, best_of, choose, consider
+from weft.scheduler.planning.partition import PlanError
+from weft.scheduler.planning.planner import make_plan
+from weft.spec.candidates import workers_wanted
+from weft.spec.job_spec import JobSpec
+from weft.spec.workers_needed import Host, workers_needed
+
+BATCH = 64
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # of microbatches that candidates have
+PLENTY = 1 << 40
+
+InspectionOf = Callable[..., Inspection]
+UnitOf = Callable[..., UnitFacts]
+ValueOf = Callable[..., ValueFacts]
+SpecOf = Callable[..., JobSpec]
+make: Callable[..., Plan] = partial(make_plan, shared_bytes_free=PLENTY)
+
+
+@pytest.fixture(scope="session")
+def measured(inspection_of: InspectionOf, unit_of: UnitOf, value_of: ValueOf) -> Callable[..., Inspection]:
+    """Of a model of so many units: seconds of each forward for a whole batch, half as much for each sample as for the
+    call; with all threads they take `speedup` times less."""
+
+    def inspection(
+        seconds: list[float], *, workers: int = 2, speedup: float = 1.5, gpus: int = 0, **changes: Any
+    ) -> Inspection:
+        units = [
+            unit_of(
+                number,
+                own,
+                2 * own,
+                parameter_bytes=4000,
+                small_forward_seconds=own * 0.3,
+                small_backward_seconds=own * 0.6,
+            )
+            for number, own in enumerate(seconds)
+        ]
+        shapes = {size: (size, 8) for size in SIZES}
+        facts: dict[str, Any] = {
+            "values": tuple(value_of(number, shapes=shapes) for number in range(len(units) - 1)),
+            "input": TensorFacts(dtype="float32", itemsize=4, shapes=shapes),
+            "target": TensorFacts(dtype="int64", itemsize=8, shapes={size: (size,) for size in SIZES}),
+            "num_train": BATCH,
+            "update_seconds": 0.002,
+            "small_size": BATCH // 4,
+            "timed_size": BATCH,
+            "host": Host(workers=workers, gpus=gpus),
+        }
+        if workers > 1:
+            faster = [tuple(part / speedup for part in (own, 2 * own, own * 0.3, own * 0.6)) for own in seconds]
+            facts["threaded"] = Threaded(
+                threads=workers, seconds=tuple(faster), update_seconds=0.001, copy_bytes_per_second=8e9
+            )
+        return inspection_of(units, **facts | changes)
+
+    return inspection
+
+
+@pytest.fixture(scope="session")
+def auto(spec_of: SpecOf) -> Callable[..., JobSpec]:
+    return lambda **axes: spec_of(batch_size=BATCH, preset="auto", **axes)
+
+
+@settings(max_examples=4)
+@given(
+    seconds=st.lists(st.floats(1e-4, 0.05), min_size=2, max_size=5),
+    speedup=st.floats(0.7, 4.0),
+    workers=st.integers(1, 2),
+    recompute=st.booleans(),
+)
+def test_the_choice_is_the_fastest_of_all_and_pruning_loses_nothing(
+    measured: Callable[..., Inspection],
+    auto: Callable[..., JobSpec],
+    seconds: list[float],
+    speedup: float,
+    workers: int,
+    recompute: bool,
+) -> None:
+    inspection = measured(seconds, workers=workers, speedup=speedup)
+    spec = auto(recompute=recompute)
+    everyone = consider(spec, inspection, make, prunes=False)
+    simulated = [each.seconds for each in everyone if each.seconds is not None]
+    assert len(simulated) == len([each for each in everyone if each.why_not is None])
+    for each in everyone:
+        assert each.seconds is None or each.least_seconds <= each.seconds * (1 + 1e-9), each.title
+    choice = choose(spec, inspection, make)
+    best = best_of(everyone)
+    assert best is not None
+    assert choice.spec == best.spec
+    assert choice.plan.predicted_iteration_seconds == pytest.approx(best.seconds)
+    assert choice.plan.predicted_iteration_seconds <= AS_GOOD * min(simulated)
+
+
+def test_one_process_with_all_threads_is_chosen_where_it_is_as_good(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
+) -> None:
+    """And the three lines say so, which stand first among the plan's notes."""
+    choice = choose(auto(), measured([0.01] * 4, speedup=2.0), make)
+    assert choice.spec.strategy.threads == "all"
+    assert choice.plan.threads == 2
+    assert choice.plan.workers == ("cpu", "cpu", "loader")
+    first, second, third = choice.lines
+    assert choice.plan.notes[:3] == choice.lines
+    assert first.startswith("auto: one process (2 threads), ")
+    assert second.startswith("auto: next are ")
+    assert third.startswith(f"auto: of {len(choice.considered)} candidates ")
+    slower = choose(auto(), measured([0.01] * 4, speedup=1.1), make)
+    assert slower.plan.predicted_iteration_seconds < choice.plan.predicted_iteration_seconds * 2 / 1.1
+    assert slower.spec.strategy.threads is None
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"microbatches": 4},
+        {"schedule": "gpipe"},
+        {"stages": 2},
+        {"stages": 2, "split": [1]},
+        {"replicas": 2},
+        {"replicas": [{"device": "cpu", "stages": 2}]},
+        {"threads": 2},
+        {"threads": "all"},
+        {"recompute": True, "clip_norm": 1.0, "sync": "coarse", "bucket_mib": 0.001},
+        {"window": 3, "prefetch": {"load": 3}, "staleness": 1, "update": "cpu", "precision": "bf16"},
+        {"share": "adaptive", "replicas": 2},
+        {"share": "stealing", "microbatches": 4},
+    ],
+)
+def test_an_axis_that_is_given_stays(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec], axes: dict[str, Any]
+) -> None:
+    spec = JobSpec.parse(auto(**axes).to_wire())
+    chosen = choose(spec, measured([0.01, 0.02, 0.01]), make).spec.strategy
+    assert chosen.preset is None
+    assert {axis: getattr(chosen, axis) for axis in axes} == {axis: getattr(spec.strategy, axis) for axis in axes}
+    assert workers_needed(chosen, Host(workers=2))["cpu"] <= 2
+
+
+def test_a_batch_that_modules_look_at_is_divided_as_the_user_has_it(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
+) -> None:
+    """As in a pipeline with one microbatch, where nobody gave another number."""
+    inspection = measured([0.01] * 4, speedup=0.5, batch_modules=("1 (BatchNorm1d)",))
+    assert {each.spec.strategy.division[1][0] for each in consider(auto(), inspection, make)} == {1}
+    assert {len(each.spec.strategy.replica_list) for each in consider(auto(), inspection, make)} == {1}
+    given = consider(auto(microbatches=8), inspection, make)
+    assert {each.spec.strategy.microbatches for each in given} == {8}
+
+
+def test_devices_bring_the_candidates_of_their_presets(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
+) -> None:
+    inspection = measured([0.01] * 3, gpus=2)
+    inspection = replace(inspection, device_units=tuple(_times_faster(unit, 50) for unit in inspection.units))
+    titles = [each.title for each in consider(auto(microbatches=1), inspection, make)]
+    for title in ("one GPU", "one GPU (updates on the CPU)", "one GPU (updates on both)", "2 replicas of one GPU"):
+        assert title in titles
+    assert "GPU" in choose(auto(microbatches=1), inspection, make).considered[0].title
+    assert workers_wanted(auto(), Host(workers=2, gpus=2)) == {"cpu": 2, "gpu": 2, "loader": 1}
+
+
+def _times_faster(unit: UnitFacts, factor: float) -> UnitFacts:
+    times = ("forward_seconds", "backward_seconds", "small_forward_seconds", "small_backward_seconds")
+    return replace(unit, **{name: getattr(unit, name) / factor for name in times})
+
+
+def test_what_no_candidate_can_is_refused_with_the_sum(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
+) -> None:
+    def small(*arguments: Any, **options: Any) -> Plan:
+        return make_plan(*arguments, **options, shared_bytes_free=100)
+
+    with pytest.raises(PlanError, match=r"the plan needs \d+ MiB of shared memory .* and /dev/shm has 0 MiB free"):
+        choose(auto(), measured([0.01] * 2), small)
+    with pytest.raises(PlanError, match="no candidate has the axes that are given"):
+        choose(auto(stages=3), measured([0.01] * 3), make)
+
+
+def test_for_memory_the_plan_is_chosen_whose_largest_worker_is_smallest(
+    measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
+) -> None:
+    spec = auto().model_copy(update={"plan_for": "memory"})
+    choice = choose(spec, measured([0.01] * 4), make)
+    known = [each.memory_bytes for each in choice.considered if each.memory_bytes is not None]
+    assert len(known) == len(choice.considered)
+    assert choice.considered[0].memory_bytes == min(known)
+    assert choice.plan.stages[0].worker != choice.plan.stages[-1].worker
+    assert "MiB in its fullest worker" in choice.lines[0]

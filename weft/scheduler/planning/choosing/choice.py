@@ -1,0 +1,196 @@
+"""Choice: of a job's candidates the one that is predicted to be fastest. Pure.
+
+    candidates ─▶ what each takes at least ─▶ the most promising first: plan, simulate ─▶ the fastest, or a simpler one
+                                              those that cannot be faster are left out    that is as good
+
+A prediction has what the inspection measured of each unit, alone, with the candidate's threads; and what passes between
+tasks. Lanes that compute at the same time share caches and memory, which no measurement of one of them shows: so what
+is as good within AS_GOOD is decided for the simpler candidate, one process first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from weft.plan.inspection import Inspection
+from weft.plan.plan import Plan
+from weft.scheduler.planning.choosing.bounds import least_seconds
+from weft.scheduler.planning.choosing.titles import title_of
+from weft.scheduler.planning.costs import PlannedJob
+from weft.scheduler.planning.measured_costs import MeasuredCosts
+from weft.scheduler.planning.outlook import Outlook, gradient_milestones, outlook_of
+from weft.scheduler.planning.partition import PlanError
+from weft.scheduler.planning.simulator import Simulation, SimulationError, simulate
+from weft.spec.candidates import candidates
+from weft.spec.job_spec import JobSpec
+from weft.spec.workers_needed import threads_of
+
+AS_GOOD: Final = 1.02  # times the shortest prediction: closer is beyond what the measured times are good for
+WAKE_SECONDS: Final = 25e-6  # from a post to the start of who waits for it; half of a round trip, see Board
+LOST_SECONDS: Final = 5e-6  # of a lane for each task, to reports and dispatches; found on one machine
+MAX_TOLD: Final = 3  # runners-up, in a sentence
+
+_NONE_FITS: Final = (
+    "strategy.preset = 'auto': no candidate has the axes that are given and fits this daemon's workers; give fewer "
+    "axes, or start the daemon with more --workers"
+)
+
+MakePlan = Callable[..., Plan]  # make_plan, with this machine's memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Considered:
+    """A candidate."""
+
+    spec: JobSpec
+    title: str
+    least_seconds: float  # of an iteration
+    seconds: float | None = None  # predicted; None where it cannot be faster, or cannot be
+    memory_bytes: int | None = None  # of the worker that needs most; None as above
+    why_not: str | None = None  # it cannot be planned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    spec: JobSpec
+    plan: Plan
+    outlook: Outlook
+    simulation: Simulation
+    considered: tuple[Considered, ...]  # the fastest first, then those that were not simulated
+    lines: tuple[str, ...]  # why it is this one; none where there was nothing to choose
+
+
+def choose(spec: JobSpec, inspection: Inspection, make: MakePlan) -> Choice:
+    """Errors: PlanError, that of the first candidate where none can be."""
+    if not spec.strategy.is_auto:
+        only = Considered(spec=spec, title=title_of(spec.strategy, inspection.host), least_seconds=0.0)
+        return _chosen(only, inspection, make, [only], chooses=False)
+    for_memory = spec.plan_for == "memory"
+    considered = consider(spec, inspection, make, prunes=not for_memory)
+    best = least_memory_of(considered) if for_memory else best_of(considered)
+    if best is None:
+        raise PlanError(next((each.why_not for each in considered if each.why_not), _NONE_FITS))
+    return _chosen(best, inspection, make, considered, chooses=True)
+
+
+def consider(spec: JobSpec, inspection: Inspection, make: MakePlan, *, prunes: bool = True) -> list[Considered]:
+    """All candidates that train alike, the simplest first, which is simulated first: it is what others are compared
+    with. prunes: False to simulate those as well that cannot be faster."""
+    alike = [each for each in candidates(spec, inspection.host) if _trains_alike(each, spec, inspection)]
+    found = [_bounded(each, inspection) for each in alike]
+    shortest, num_simulated = math.inf, 0
+    for number in sorted(range(len(found)), key=lambda number: (number > 0, found[number].least_seconds)):
+        each = found[number]
+        can_be_it = each.least_seconds <= AS_GOOD * shortest or num_simulated <= MAX_TOLD
+        if each.why_not is None and (can_be_it or not prunes):
+            found[number] = each = _simulated(each, inspection, make)
+            shortest, num_simulated = min(shortest, each.seconds or shortest), num_simulated + 1
+    return found
+
+
+def best_of(considered: Sequence[Considered]) -> Considered | None:
+    """The first of those that are as good as the fastest."""
+    shortest = min((each.seconds for each in considered if each.seconds is not None), default=0.0)
+    return next((each for each in considered if each.seconds is not None and each.seconds <= AS_GOOD * shortest), None)
+
+
+def least_memory_of(considered: Sequence[Considered]) -> Considered | None:
+    """The one whose largest worker needs least; of those that need as much the fastest."""
+    known = [(each.memory_bytes, each.seconds, each) for each in considered if each.memory_bytes is not None]
+    return min(known, key=lambda about: about[:2], default=(0, 0.0, None))[2]
+
+
+def memory_of(plan: Plan) -> dict[int, int]:
+    """By the worker's position, bytes of parameters, gradients and slots."""
+    found: dict[int, int] = {}
+    for stage in plan.stages:
+        found[stage.worker] = found.get(stage.worker, 0) + stage.memory_bytes
+    return found
+
+
+def predicted_seconds(spec: JobSpec, plan: Plan, inspection: Inspection) -> tuple[float, ...]:
+    """Of each task. inspection: as it came, for many strategies or for this one."""
+    known = inspection.with_threads(threads_of(spec.strategy, inspection.host))
+    return MeasuredCosts(PlannedJob(spec, plan), known, {}).of(PlannedJob(spec, plan))
+
+
+def _trains_alike(candidate: JobSpec, spec: JobSpec, inspection: Inspection) -> bool:
+    """Where what a sample gives depends on the others of its microbatch, the batch is divided as the user has it."""
+    depends = inspection.batch_modules or any(unit.carries_state for unit in inspection.units)
+    return not depends or candidate.strategy.division == spec.strategy.division
+
+
+def _bounded(candidate: JobSpec, inspection: Inspection) -> Considered:
+    title = title_of(candidate.strategy, inspection.host)
+    try:
+        return Considered(spec=candidate, title=title, least_seconds=least_seconds(candidate, inspection))
+    except ValueError as error:
+        return Considered(spec=candidate, title=title, least_seconds=0.0, why_not=str(error))
+
+
+def _simulated(each: Considered, inspection: Inspection, make: MakePlan) -> Considered:
+    try:
+        plan = make(each.spec, inspection, checked=False)
+        plan.graph.check()
+        seconds = [LOST_SECONDS + own for own in predicted_seconds(each.spec, plan, inspection)]
+        milestones = gradient_milestones(plan, inspection)
+        simulation = simulate(plan, seconds, milestones=milestones, wake_seconds=WAKE_SECONDS)
+    except (PlanError, SimulationError, ValueError) as error:
+        return dataclasses.replace(each, why_not=str(error))
+    most = max(memory_of(plan).values())
+    return dataclasses.replace(each, seconds=simulation.iteration_seconds, memory_bytes=most)
+
+
+def _chosen(
+    best: Considered, inspection: Inspection, make: MakePlan, considered: Sequence[Considered], *, chooses: bool
+) -> Choice:
+    plan = make(best.spec, inspection)
+    outlook, simulation = outlook_of(
+        plan,
+        inspection,
+        predicted_seconds(best.spec, plan, inspection),
+        names_of(plan),
+        lost=[LOST_SECONDS] * len(plan.graph.tasks),
+        wake_seconds=WAKE_SECONDS,
+    )
+    seconds = outlook.iteration_seconds
+    ranked = sorted(considered, key=lambda each: (each is not best, each.seconds is None, each.seconds or 0.0))
+    ranked[0] = dataclasses.replace(best, seconds=seconds, memory_bytes=max(memory_of(plan).values()))
+    lines = tuple(_lines(ranked)) if chooses else ()
+    plan = dataclasses.replace(plan, predicted_iteration_seconds=seconds, notes=(*lines, *plan.notes))
+    return Choice(
+        spec=best.spec, plan=plan, outlook=outlook, simulation=simulation, considered=tuple(ranked), lines=lines
+    )
+
+
+def _lines(ranked: Sequence[Considered]) -> Iterator[str]:
+    """ranked: the chosen one first, then as they are fast."""
+    best, *others = ranked
+    assert best.seconds is not None
+    assert best.memory_bytes is not None
+    yield (
+        f"auto: {best.title}, {best.seconds * 1e3:.3g} ms an iteration predicted, "
+        f"{best.spec.job.batch_size / best.seconds:.4g} samples/s"
+        + (f", {best.memory_bytes / 2**20:.3g} MiB in its fullest worker" if best.spec.plan_for == "memory" else "")
+    )
+    simulated = [(each.title, each.seconds) for each in others if each.seconds is not None]
+    told = [
+        f"{title} {seconds * 1e3:.3g} ms ({100 * (seconds / best.seconds - 1):+.0f} %)"
+        for title, seconds in simulated[:MAX_TOLD]
+    ]
+    yield f"auto: next are {'; '.join(told)}" if told else "auto: there is no other that can be"
+    failed = [each.why_not for each in others if each.why_not is not None]
+    slower = len(others) - len(simulated) - len(failed)
+    yield (
+        f"auto: of {len(ranked)} candidates {1 + len(simulated)} were simulated, and {slower} take longer at the least"
+        + (f"; {len(failed)} cannot be, the first since {failed[0]}" if failed else "")
+    )
+
+
+def names_of(plan: Plan) -> tuple[str, ...]:
+    """As the daemon's workers are called, those of each kind from 0."""
+    return tuple(f"{kind}-{plan.workers[:position].count(kind)}" for position, kind in enumerate(plan.workers))

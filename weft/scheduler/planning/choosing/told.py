@@ -1,0 +1,94 @@
+"""Told: a choice as plain data, for `weft plan`. Pure; docs/plan.md describes it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from weft.plan.inspection import Inspection
+from weft.plan.kinds import KINDS
+from weft.plan.plan import Plan
+from weft.scheduler.planning.choosing.choice import Choice, Considered, memory_of, names_of
+from weft.scheduler.planning.outlook import Outlook
+from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Simulation
+
+VERSION: Final = 1  # of the data; a key that is renamed, goes away or changes its meaning makes it another
+
+
+def told(choice: Choice, inspection: Inspection, *, shared_bytes_free: int, host_bytes_free: float) -> dict[str, Any]:
+    """shared_bytes_free, host_bytes_free: as of `make_plan`."""
+    plan, outlook, names = choice.plan, choice.outlook, names_of(choice.plan)
+    best = choice.considered[0]
+    free = {"cpu": host_bytes_free, "gpu": inspection.device_bytes}
+    return {
+        "version": VERSION,
+        "strategy": choice.spec.strategy.model_dump(exclude_none=True),
+        "title": best.title,
+        "lines": list(choice.lines),
+        "notes": [note for note in plan.notes if note not in choice.lines],
+        "workers": list(names),
+        "stages": [
+            {
+                "replica": stage.replica,
+                "units": [stage.first, stage.last],
+                "worker": names[stage.worker],
+                "parameter_bytes": stage.parameter_bytes,
+                "memory_bytes": stage.memory_bytes,
+            }
+            for stage in plan.stages
+        ],
+        "memory": [
+            {"worker": names[worker], "bytes": num_bytes, "free_bytes": free[plan.workers[worker]]}
+            for worker, num_bytes in sorted(memory_of(plan).items())
+        ],
+        "shared_bytes": plan.shared_bytes,
+        "shared_bytes_free": shared_bytes_free,
+        "predicted_iteration_seconds": outlook.iteration_seconds,
+        "samples_per_second": plan.itinerary.batch_size / outlook.iteration_seconds,
+        "limit_seconds": outlook.limit_seconds,
+        "critical_cycle": outlook.critical_cycle,
+        "critical_lanes": outlook.critical_lanes,
+        "bubble_ratio": outlook.bubble_ratio,
+        "bottleneck": outlook.bottleneck,
+        "bottleneck_busy": outlook.bottleneck_busy,
+        "candidates": [_candidate(each) for each in choice.considered],
+        "timeline": _timeline(plan, outlook, choice.simulation),
+    }
+
+
+def _candidate(each: Considered) -> dict[str, Any]:
+    return {
+        "title": each.title,
+        "strategy": each.spec.strategy.model_dump(exclude_defaults=True, exclude_none=True),
+        "predicted_iteration_seconds": each.seconds,
+        "least_seconds": each.least_seconds,
+        "samples_per_second": each.seconds and each.spec.job.batch_size / each.seconds,
+        "memory_bytes": each.memory_bytes,
+        "why_not": each.why_not,
+    }
+
+
+def _timeline(plan: Plan, outlook: Outlook, simulation: Simulation) -> list[dict[str, Any]]:
+    """By lane, what it does for as long as an iteration takes, from the moment when one begins to compute."""
+    tasks, names = plan.graph.tasks, outlook.workers
+    begin = min(
+        span.start
+        for own in simulation.spans.values()
+        for span in own
+        if span.iteration == WARMUP_ITERATIONS and KINDS[tasks[span.task].kind].computes
+    )
+    end = begin + outlook.iteration_seconds
+    return [
+        {
+            "lane": f"{names[lane.worker]}/{lane.name}",
+            "tasks": [
+                {
+                    "task": str(tasks[span.task]),
+                    "start": max(span.start, begin) - begin,
+                    "end": min(span.end, end) - begin,
+                }
+                for span in own
+                if span.start < end and span.end > begin and KINDS[tasks[span.task].kind].letter
+            ],
+        }
+        for lane, own in simulation.spans.items()
+    ]
