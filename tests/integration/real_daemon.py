@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from weft.client.client import Client, DaemonUnreachable
+from weft.client.client import Client, DaemonUnreachable, RequestRefused
 from weft.spec.job_spec import JobSpec
 from weft.transport.wire.frames import PROTOCOL
 
@@ -279,7 +279,8 @@ class RealDaemon:
         """The job's result. Of one that has failed the log is printed, for a test that did not expect it."""
         result = self.client.wait(self.submit(spec), timeout=SECONDS)
         if result["state"] == "failed":
-            print(self.log_of(result["job"]))
+            with suppress(RequestRefused):
+                print(self.log_of(result["job"]))
         return dict(result)
 
     def until_logged(self, job: str, text: str) -> str:
