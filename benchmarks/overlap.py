@@ -38,7 +38,8 @@ TURNS = 5
 STEPS = 150
 QUICK_STEPS = 40
 COMMUNICATION = ("sync", "transfer")
-HYBRID_BATCH_SIZE, HYBRID_SHARES = 12, [2.0, 1.0]  # the pipeline has two threads, the CPU replica one
+HYBRID_BATCH_SIZE, HYBRID_SHARES = 24, [2.0, 1.0]  # the pipeline has two threads, the CPU replica one
+HYBRID_MICROBATCHES = 2  # gradients are complete in the last one's backward, which what is to be hidden has to fit in
 FREE_CORES = 4  # two stages, a CPU replica, and one for what is to be hidden: with fewer nothing can be won
 PARTS = {  # of an iteration's time, as the columns of the table and the segments of a bar
     "forward": "forward",
@@ -97,7 +98,13 @@ def _hybrid(sync: str, goal: str | None = None) -> Case:
     return Case(
         name=f"hybrid_{sync}",
         what=f"a pipeline of two stages on a device beside a CPU replica, {sync}",
-        strategy={"preset": f"hybrid-{sync}", "share": "fixed", "shares": HYBRID_SHARES, "bucket_mib": 5.0},
+        strategy={
+            "preset": f"hybrid-{sync}",
+            "microbatches": HYBRID_MICROBATCHES,
+            "share": "fixed",
+            "shares": HYBRID_SHARES,
+            "bucket_mib": 5.0,
+        },
         hides=("sync", "update"),
         goal=goal,
     )
