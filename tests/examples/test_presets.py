@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -55,4 +56,7 @@ def test_an_example_runs_under_a_preset_with_a_list_of_replicas_and_says_what_it
     )
     assert done.returncode == 0, done.stderr
     assert f"weft: preset hybrid-fine replaces stages of {example}\n" in done.stderr
-    assert '"state": "completed"' in done.stdout
+    result = json.loads(done.stdout)
+    assert result["state"] == "completed"
+    plan = json.loads(Path(result["run_dir"], "plan.json").read_text())
+    assert [stage["worker"] for stage in plan["stages"]] == ["gpu-0", "gpu-0", "cpu-0"], "all GPUs: two streams of one"

@@ -247,6 +247,14 @@ def test_a_pipeline_of_devices_beside_cpu_replicas_computes_what_the_plain_loop_
 
 
 @pytest.mark.slow
+def test_a_job_on_all_gpus_has_a_stage_on_each_from_when_it_is_taken(machine: RealDaemon) -> None:
+    spec = spec_of({}, {"preset": "hybrid-fine", "microbatches": 2})
+    job = machine.client.show(completed(machine, spec)["job"])
+    assert job["spec"]["strategy"]["replicas"][0] == GPU | {"stages": 2}
+    assert [stage["worker"] for stage in job["plan"]["stages"]] == ["gpu-0", "gpu-1", "cpu-0"]
+
+
+@pytest.mark.slow
 @pytest.mark.pairs(name=("two replicas", "a host beside a device, balanced"), model=MODELS, precision=("fp32", "bf16"))
 def test_in_single_precision_the_difference_is_rounding(
     machine: RealDaemon, name: str, model: str, precision: str

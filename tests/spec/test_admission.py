@@ -92,6 +92,10 @@ def test_what_has_too_few_workers_here_is_refused_with_the_flag_that_gives_more(
     )
     gpu = problem_of_crew(spec(preset="zero-offload"), ["cpu", "loader"]) or ""
     assert "needs 1 GPU worker and this daemon has 0;" in gpu
+    assert (problem_of_crew(spec(preset="hybrid-fine").on(0), ["cpu", "loader"]) or "") == (
+        "strategy.replicas = gpu × 2, cpu × 1 needs 1 GPU worker and this daemon has 0; use fewer replicas, or start "
+        "the daemon with --stand-ins 1"
+    )
     assert (problem_of_crew(spec(replicas=[{"device": "gpu", "stages": 2}]), CREW) or "").endswith("--stand-ins 2")
 
 
