@@ -342,7 +342,11 @@ def test_stages_are_a_number_or_all() -> None:
 
 @pytest.mark.parametrize(
     ("name", "remedy"),
-    [("hybrid-fin", "did you mean hybrid-fine?"), ("dpd", "did you mean ddp?"), ("?", "known here: model-parallel, ")],
+    [
+        ("hybrid-fin", "did you mean hybrid-fine?"),
+        ("dpd", "did you mean ddp?"),
+        ("?", "known here: auto, model-parallel, "),
+    ],
 )
 def test_a_preset_that_is_not_there_is_refused_with_the_one_that_was_meant(name: str, remedy: str) -> None:
     assert refusal(preset=name).startswith(f"strategy.preset: {name!r} is no preset; {remedy}")

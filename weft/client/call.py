@@ -118,7 +118,8 @@ def _answers(client: Client) -> bool:
 
 
 def _num_workers(strategy: Strategy) -> int | None:
-    """CPU workers of a daemon for this job alone; None where WEFT_WORKERS or weft.toml say how many."""
-    if "workers" in load_settings({}, os.environ, None).model_fields_set:
+    """CPU workers of a daemon for this job alone; None where WEFT_WORKERS or weft.toml say how many, and for all that
+    there are cores for."""
+    if strategy.is_auto or "workers" in load_settings({}, os.environ, None).model_fields_set:
         return None
     return max(1, workers_needed(strategy).get("cpu", 0))

@@ -61,6 +61,8 @@ class DaemonOptions:
         needed = workers_needed(trial.spec.strategy)
         devices = needed.get("gpu", 0)
         workers = max(1, needed.get("cpu", 0)) if self.workers is None else self.workers
+        if self.workers is None and trial.spec.strategy.is_auto:
+            workers = 0  # all that this machine has cores for: what is best among them is the question
         if self.stand_ins is not None:
             return workers, self.stand_ins
         return workers, devices if devices > self.gpus else 0

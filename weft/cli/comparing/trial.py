@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 
 from weft.spec.job_spec import JobSpec, SpecError, key_of
-from weft.spec.presets import PRESETS
+from weft.spec.presets import AUTO, PRESETS
 
 AS_IS = ("as-is", "none")  # instead of a preset: the file as it stands, its own preset included
 
@@ -48,7 +48,7 @@ def make_trials(path: Path, overrides: Sequence[str], presets: Iterable[str]) ->
 
 
 def _check_name(name: str) -> None:
-    known = [*PRESETS, *AS_IS]
+    known = [AUTO, *PRESETS, *AS_IS]
     if name in known:
         return
     close = difflib.get_close_matches(name, known, n=1)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from weft.plan.kinds import KINDS, Kind
 from weft.spec.job_spec import JobSpec, SpecError, apply_override
-from weft.spec.presets import PRESETS
+from weft.spec.presets import AUTO, PRESETS
 from weft.spec.strategy import TRAINED_AXES
 
 MAX_SPEED: Final = 1e9  # a billion times as fast is as good as for nothing
@@ -117,6 +117,10 @@ def _changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
     tables = {**spec.to_wire()}
     axes = dict(tables["strategy"])
     asked = given.get("strategy", {})
+    if asked.get("preset") == AUTO:
+        raise SpecError(
+            "--set strategy.preset: auto is no strategy but a choice, which `weft plan` makes; name another"
+        )
     if isinstance(asked.get("preset"), str):
         preset = PRESETS.get(asked["preset"])
         trained = {axis: value for axis, value in axes.items() if axis in TRAINED_AXES}
