@@ -43,7 +43,8 @@ def plain_loop(spec: JobSpec) -> reference.ReferenceResult:
     return reference_of(JobSpec.parse(spec.to_wire() | {"strategy": plain}).model_dump_json())
 
 
-def same_as_the_plain_loop(daemon: RealDaemon, spec: JobSpec) -> bool:
+def same_as_the_plain_loop(daemon: RealDaemon, spec: JobSpec) -> dict[str, Any]:
+    """The result of a job of which all that is so."""
     expected = plain_loop(spec)
     result = daemon.run(spec)
     assert result["state"] == "completed", daemon.log_of(result["job"])
@@ -58,7 +59,7 @@ def same_as_the_plain_loop(daemon: RealDaemon, spec: JobSpec) -> bool:
     for name, tensor in expected.state.items():
         assert state[name].dtype is tensor.dtype, name
         assert torch.equal(state[name], tensor), name
-    return True
+    return dict(result)
 
 
 def examples_spec(job: dict[str, Any], **strategy: Any) -> JobSpec:
@@ -115,6 +116,18 @@ def test_a_schedule_from_a_file_gives_it_too_and_the_file_may_go(daemon: RealDae
     spec = JobSpec.load(toml)
     grid.unlink()
     assert same_as_the_plain_loop(daemon, spec)
+
+
+@pytest.mark.slow(seconds=12)
+@pytest.mark.pairs(job=JOBS, schedule=("measured",), recompute=(False, True))
+def test_an_order_that_was_made_gives_it_too_and_so_does_its_grid(
+    daemon: RealDaemon, job: str, schedule: str, recompute: bool
+) -> None:
+    how = {"stages": 3, "microbatches": 6, "recompute": recompute}
+    result = same_as_the_plain_loop(daemon, examples_spec(JOBS[job], schedule=schedule, **how))
+    grid = Path(result["run_dir"], "schedule.grid").read_text()
+    assert grid.startswith(f"# {schedule}, 3 stages, 6 microbatches\n")
+    assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], schedule=grid, **how))
 
 
 HEADER = """
