@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from weft.spec.job_spec import JobSpec
-from weft.spec.schedule_text import why_not_stages
+from weft.spec.schedule_text import DYNAMIC, why_not_stages
 from weft.spec.strategy import Replica, Strategy
 from weft.spec.workers_needed import lines_of, workers_needed
 
@@ -90,10 +90,27 @@ def _problem_of_schedule(strategy: Strategy, replica: Replica) -> str | None:
             f"replicas: gpus = {replica.gpus}, and strategy.schedule has the {replica.stages} stages in {lines} "
             f"workers; use gpus = {lines}"
         )
+    if strategy.schedule == DYNAMIC and (problem := _problem_of_dynamic(strategy, replica)) is not None:
+        return problem
     if strategy.steals and lines < replica.stages:
         return (
             "share = 'stealing' cannot stand beside a schedule that has several stages in a worker, whose order is "
             "that of all microbatches of a batch; use share = 'fixed' or 'adaptive', or schedule = '1f1b'"
+        )
+    return None
+
+
+def _problem_of_dynamic(strategy: Strategy, replica: Replica) -> str | None:
+    """A lane has to see what is there before it begins a pass."""
+    if replica.device == "gpu":
+        return (
+            "schedule = 'dynamic' has a lane begin what is there, and a GPU is given its passes before that is known; "
+            "use schedule = 'last-stage', which is the order that comes out where all passes take as long"
+        )
+    if strategy.steals:
+        return (
+            "schedule = 'dynamic' cannot stand beside share = 'stealing', which fills the places of a fixed order; use "
+            "share = 'fixed' or 'adaptive', or schedule = 'last-stage'"
         )
     return None
 

@@ -9,6 +9,7 @@ from typing import Any
 from weft.spec.field_errors import SpecError
 
 MEASURED = "measured"
+DYNAMIC = "dynamic"
 SCHEDULE_NAMES = (
     "model-parallel",
     "gpipe",
@@ -18,6 +19,7 @@ SCHEDULE_NAMES = (
     "zero-bubble",
     "zero-bubble-v",
     MEASURED,  # made by the planner of what the passes of this model take
+    DYNAMIC,  # by what is there as the job runs
 )
 STAGES_PER_WORKER = {"interleaved": 2, "zero-bubble-v": 2}  # 1 of other names; of the first another number may be given
 GRID_SUFFIX = ".grid"  # of a file with a schedule, which is read where the spec is

@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from weft.plan.graph import Task
+from weft.plan.schedules.dynamic import PassOrder
 from weft.workers.devices.device import Accelerator
 from weft.workers.lanes.account import Send
 from weft.workers.lanes.attempt import Attempt
@@ -40,11 +42,14 @@ def run_lanes(
     stamps: bool = True,
     reach: Callable[[int], bool] | None = None,
     watch: Callable[[Progress], None] | None = None,
+    free: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """programs: by lane. main: the lane of the calling thread. guard: runs a lane in another thread, and tells what it
     raises. threads: of torch, in each lane. stamps: see Account. reach: the main lane's, see
-    weft.workers.profiling.profiler. watch: gets what tells another thread how far the lanes are."""
-    lanes = _make_lanes(programs, attempt, send, stamps=stamps, reach={main: reach})
+    weft.workers.profiling.profiler. watch: gets what tells another thread how far the lanes are. free: as in the
+    graph, by lane."""
+    orders = {name: PassOrder(programs[name], limit) for name, limit in free.items()}
+    lanes = _make_lanes(programs, attempt, send, stamps=stamps, reach={main: reach}, orders=orders)
     if watch is not None:
         watch(lambda: [lane.progress() for lane in lanes.values()])
 
@@ -77,14 +82,21 @@ def _make_lanes(
     *,
     stamps: bool,
     reach: Mapping[str, Callable[[int], bool] | None],
+    orders: Mapping[str, PassOrder],
 ) -> Mapping[str, LaneLoop]:
     operations = {name: attempt.operations(name, program) for name, program in programs.items()}
-    make: Callable[..., LaneLoop] = HostLane
+    make: Callable[..., LaneLoop]
     if isinstance(attempt.device, Accelerator):
         own_tasks = frozenset(task for own in operations.values() for task in own)
         launched = Launched(attempt.num_tasks, own_tasks, attempt.course.begins)
         attempt.abort_with(launched.board)
         make = functools.partial(StreamLane, device=attempt.device, launched=launched)
+    else:
+        make = functools.partial(_host_lane, orders)
     return {
         name: make(name, attempt, own, send, stamps=stamps, reach=reach.get(name)) for name, own in operations.items()
     }
+
+
+def _host_lane(orders: Mapping[str, PassOrder], name: str, *arguments: Any, **options: Any) -> HostLane:
+    return HostLane(name, *arguments, order=orders.get(name), **options)

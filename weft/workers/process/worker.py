@@ -240,6 +240,7 @@ class _Worker:
                     stamps=self._config.stamps,
                     reach=reach,
                     watch=self._watch,
+                    free=view.free,
                 )
             finally:
                 for told in self._attempt.notices():
