@@ -119,7 +119,7 @@ def test_a_schedule_from_a_file_gives_it_too_and_the_file_may_go(daemon: RealDae
 
 
 @pytest.mark.slow(seconds=12)
-@pytest.mark.pairs(job=JOBS, schedule=("measured", "dynamic"), recompute=(False, True))
+@pytest.mark.pairs(2, job=JOBS, schedule=("measured", "dynamic"), recompute=(False, True))
 def test_an_order_that_was_made_gives_it_too_and_so_does_its_grid(
     daemon: RealDaemon, job: str, schedule: str, recompute: bool
 ) -> None:
