@@ -63,8 +63,8 @@ STRATEGIES: dict[str, Strategy] = {
         "recompute": True,
         "schedule": "zero-bubble",
     },
-    "two stages beside three, as they are ready": {
-        "replicas": [TWO_CPU, {"stages": 3}],
+    "one stage beside three, as they are ready": {
+        "replicas": [CPU, {"stages": 3}],
         "microbatches": 3,
         "schedule": "dynamic",
         "bucket_mib": TINY,

@@ -23,6 +23,7 @@ SCHEDULE_NAMES = (
 )
 STAGES_PER_WORKER = {"interleaved": 2, "zero-bubble-v": 2}  # 1 of other names; of the first another number may be given
 GRID_SUFFIX = ".grid"  # of a file with a schedule, which is read where the spec is
+GRID_FILE = "schedule.grid"  # in the run directory of a job whose order no name says
 MAX_GRID_CHARS = 1 << 20  # as many as the largest plan's schedule has
 
 _MAX_TITLE_CHARS = 80

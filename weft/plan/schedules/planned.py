@@ -11,8 +11,6 @@ from weft.plan.rows import Row
 from weft.plan.schedules.grid import drawn
 from weft.plan.schedules.schedule import Pass, Schedule
 
-FILE = "schedule.grid"  # in a run directory, of a job whose order no name says
-
 
 def planned_grid(plan: Plan) -> str | None:
     """Of the first replica, as `strategy.schedule` takes it from a file; None where the layers of a working window

@@ -29,7 +29,6 @@ from weft.plan.itinerary import Iteration
 from weft.plan.kinds import FIRST_STALL, MODE_INDEX
 from weft.plan.plan import Plan
 from weft.plan.rows import unpack
-from weft.plan.schedules.planned import FILE as GRID
 from weft.plan.schedules.planned import planned_grid
 from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.policy import Policy, Verdict
@@ -51,7 +50,7 @@ from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, ReplayPace, SnapshotPace
 from weft.spec.job_spec import JobSpec
 from weft.spec.job_state import JobState
-from weft.spec.schedule_text import MEASURED
+from weft.spec.schedule_text import GRID_FILE, MEASURED
 from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric, value_for_scheduler
 
 MODEL = "model.safetensors"
@@ -229,7 +228,7 @@ class Run:
             self.recorded = 0
         self.files.keep("plan.json", json.dumps(plan.describe(workers), indent=1) + "\n")
         if self.spec.strategy.schedule == MEASURED and (grid := planned_grid(plan)) is not None:
-            self.files.keep(GRID, grid)
+            self.files.keep(GRID_FILE, grid)
         self.attempt = PlannedAttempt(self.job, number, plan, workers, policies, begins=begins, before=before)
         return self.attempt
 
