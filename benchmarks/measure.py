@@ -18,7 +18,7 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -108,15 +108,21 @@ def main(
     *,
     table: Callable[[Sequence[Result]], str] | None = None,
     draw: Callable[[Sequence[Result], Path], None] | None = None,
+    parts: Mapping[str, Callable[[bool], list[Result]]] | None = None,
 ) -> None:
-    """The body of a benchmark's script: measures, then prints a table or JSON. draw: what `--png PATH` asks for."""
+    """The body of a benchmark's script: measures, then prints a table or JSON. draw: what `--png PATH` asks for. parts:
+    of what is collected, what `--only NAME` asks for."""
     parser = make_parser(name)
-    parser.set_defaults(png=None)
+    parser.set_defaults(png=None, only=None)
+    if parts is not None:
+        parser.add_argument("--only", choices=parts, help="a part of it")
     if draw is not None:
         parser.add_argument(
             "--png", type=Path, metavar="PATH", help="draw the results; needs pip install 'weft[plots]'"
         )
     arguments = parser.parse_args()
+    if parts is not None and arguments.only is not None:
+        collect = parts[arguments.only]
     results = collect(arguments.quick)
     print(json.dumps(report(name, results), indent=1) if arguments.json else (table or text_table)(results))
     if draw is not None and arguments.png is not None:

@@ -72,6 +72,7 @@ PIPELINE = {"stages": 2, "microbatches": 2, "window": 16}
 STRATEGIES = {
     "one stage": {"microbatches": 2},
     "pipeline": PIPELINE,
+    "dynamic": {"stages": 3, "microbatches": 4, "window": 16, "schedule": "dynamic"},
     "recompute": {"stages": 4, "microbatches": 3, "window": 16, "recompute": True, "schedule": "interleaved"},
     "replicas": {"replicas": 2, "microbatches": 2, "bucket_mib": 1e-4},
     "clipped replicas": {"replicas": 2, "microbatches": 2, "clip_norm": 0.1},

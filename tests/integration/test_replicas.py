@@ -63,6 +63,12 @@ STRATEGIES: dict[str, Strategy] = {
         "recompute": True,
         "schedule": "zero-bubble",
     },
+    "one stage beside three, as they are ready": {
+        "replicas": [CPU, {"stages": 3}],
+        "microbatches": 3,
+        "schedule": "dynamic",
+        "bucket_mib": TINY,
+    },
     "two stages of one replica": {"stages": 2, "microbatches": 3, "bucket_mib": TINY},
     "a device": {"replicas": [GPU]},
     "a device, updated by the host": {"replicas": [GPU], "update": "cpu", "microbatches": 2, "bucket_mib": TINY},

@@ -43,7 +43,8 @@ def plain_loop(spec: JobSpec, threads: int = 1) -> reference.ReferenceResult:
     return reference_of(JobSpec.parse(spec.to_wire() | {"strategy": plain}).model_dump_json(), threads)
 
 
-def same_as_the_plain_loop(daemon: RealDaemon, spec: JobSpec, threads: int = 1) -> bool:
+def same_as_the_plain_loop(daemon: RealDaemon, spec: JobSpec, threads: int = 1) -> dict[str, Any]:
+    """The result of a job of which all that is so."""
     expected = plain_loop(spec, threads)
     result = daemon.run(spec)
     assert result["state"] == "completed", daemon.log_of(result["job"])
@@ -58,7 +59,7 @@ def same_as_the_plain_loop(daemon: RealDaemon, spec: JobSpec, threads: int = 1) 
     for name, tensor in expected.state.items():
         assert state[name].dtype is tensor.dtype, name
         assert torch.equal(state[name], tensor), name
-    return True
+    return dict(result)
 
 
 def examples_spec(job: dict[str, Any], **strategy: Any) -> JobSpec:
@@ -139,6 +140,18 @@ def test_a_worker_with_the_cores_of_others_gives_that_of_as_many_threads(
     assert plain_loop(spec, 1).losses != plain_loop(spec, threads).losses
     assert same_as_the_plain_loop(daemon, spec, threads)
     assert same_as_the_plain_loop(daemon, JobSpec.parse(spec.to_wire() | {"strategy": {}}))
+
+
+@pytest.mark.slow(seconds=12)
+@pytest.mark.pairs(2, job=JOBS, schedule=("measured", "dynamic"), recompute=(False, True))
+def test_an_order_that_was_made_gives_it_too_and_so_does_its_grid(
+    daemon: RealDaemon, job: str, schedule: str, recompute: bool
+) -> None:
+    how = {"stages": 3, "microbatches": 6, "recompute": recompute}
+    result = same_as_the_plain_loop(daemon, examples_spec(JOBS[job], schedule=schedule, **how))
+    grid = Path(result["run_dir"], "schedule.grid").read_text()
+    assert grid.startswith(f"# {schedule}, 3 stages, 6 microbatches\n")
+    assert same_as_the_plain_loop(daemon, examples_spec(JOBS[job], schedule=grid, **how))
 
 
 HEADER = """

@@ -55,6 +55,14 @@ def spec(batch_size: int = 8, mode: str = "train", **axes: Any) -> JobSpec:
             spec(replicas=2, stages=2, share="stealing", schedule="0F0 1F0 1B0 0B0\n"),
             "strategy.share = 'stealing' cannot stand beside a schedule that has several stages in a worker",
         ),
+        (
+            spec(replicas=[{"device": "gpu", "stages": 2}], schedule="dynamic"),
+            "strategy.schedule = 'dynamic' has a lane begin what is there, and a GPU is given its passes before that",
+        ),
+        (
+            spec(replicas=2, stages=2, share="stealing", schedule="dynamic"),
+            "strategy.schedule = 'dynamic' cannot stand beside share = 'stealing', which fills the places of a fixed",
+        ),
         (spec(mode="forward", preset="stronghold"), "strategy.replicas: working_window streams what updates change"),
     ],
 )

@@ -170,6 +170,9 @@ class Graph:
     tasks: tuple[Task, ...]  # tasks[i].id == i
     edges: tuple[Edge, ...]
     programs: Mapping[Lane, tuple[int, ...]]  # each lane's tasks of one iteration, in order
+    # Lanes that begin whichever pass is ready, and the most microbatches that each has in flight. The others begin
+    # their tasks as they stand in their programs.
+    free: Mapping[Lane, int] = field(default_factory=dict)
     _inputs: dict[int, tuple[Edge, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -203,15 +206,22 @@ class Graph:
             return of_this_way and not target.passes(local) and not KINDS[target.kind].seldom
 
         kept = tuple(edge for edge in self.edges if counts(edge))
-        return self if len(kept) == len(self.edges) else Graph(self.tasks, kept, self.programs)
+        return self if len(kept) == len(self.edges) else Graph(self.tasks, kept, self.programs, self.free)
 
     def lane_edges(self) -> list[Edge]:
-        """Each lane's own order as edges, the wrap-around to the next iteration included."""
+        """Each lane's own order as edges, the wrap-around to the next iteration included; of a free one what is fixed
+        of it: its forwards, its backwards, and that all else comes behind them."""
         edges = []
-        for program in self.programs.values():
-            edges += [Edge(a, b, 0, Cause.DISPATCH) for a, b in pairwise(program)]
-            edges.append(Edge(program[-1], program[0], 1, Cause.DISPATCH))
+        for lane, program in self.programs.items():
+            for row in self._rows(program) if lane in self.free else [program]:
+                edges += [Edge(a, b, 0, Cause.DISPATCH) for a, b in pairwise(row)]
+                edges.append(Edge(row[-1], row[0], 1, Cause.DISPATCH))
         return edges
+
+    def _rows(self, program: Sequence[int]) -> list[list[int]]:
+        rest = [task for task in program if not KINDS[self.tasks[task].kind].computes]
+        rows = ([t for t in program if self.tasks[t].kind is kind] for kind in (Kind.FORWARD, Kind.BACKWARD))
+        return [[*row, *rest] for row in rows]
 
     def check(self) -> None:
         """Raises GraphError if a task is in no lane, in two, or if a cycle of distance 0 would deadlock."""

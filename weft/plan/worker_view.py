@@ -59,6 +59,7 @@ class WorkerView:
     rings: tuple[Ring, ...]  # that its tasks read or write
     num_tasks: int  # of all workers
     programs: Mapping[str, tuple[Task, ...]]  # of its lanes, by name
+    free: Mapping[str, int] = field(default_factory=dict)  # of its lanes, as in the graph
     waits: Mapping[int, tuple[Edge, ...]]  # of its tasks, those that wait for another lane
     wakes: frozenset[int]  # of its tasks, those that another lane waits for
     first_stages: tuple[StagePlan, ...]  # of the first replica
@@ -98,6 +99,7 @@ class WorkerView:
             rings=tuple(filter(has, plan.rings)),
             num_tasks=len(graph.tasks),
             programs=programs,
+            free={lane.name: limit for lane, limit in graph.free.items() if lane.worker == position},
             waits={task.id: waits for task in own if (waits := graph.cross_lane_inputs(task.id))},
             wakes=frozenset(task.id for task in own if task.id in crossing),
             first_stages=tuple(stage for stage in plan.stages if stage.replica == 0),

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from weft.spec.job_spec import JobSpec
 from weft.spec.replica import Replica
-from weft.spec.schedule_text import why_not_stages
+from weft.spec.schedule_text import DYNAMIC, why_not_stages
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import Host, lines_of, workers_needed
 
@@ -93,10 +93,27 @@ def _problem_of_schedule(strategy: Strategy, replica: Replica) -> str | None:
             f"replicas: gpus = {replica.gpus}, and strategy.schedule has the {replica.num_stages} stages in {lines} "
             f"workers; use gpus = {lines}"
         )
+    if strategy.schedule == DYNAMIC and (problem := _problem_of_dynamic(strategy, replica)) is not None:
+        return problem
     if strategy.steals and lines < replica.num_stages:
         return (
             "share = 'stealing' cannot stand beside a schedule that has several stages in a worker, whose order is "
             "that of all microbatches of a batch; use share = 'fixed' or 'adaptive', or schedule = '1f1b'"
+        )
+    return None
+
+
+def _problem_of_dynamic(strategy: Strategy, replica: Replica) -> str | None:
+    """A lane has to see what is there before it begins a pass."""
+    if replica.device == "gpu":
+        return (
+            "schedule = 'dynamic' has a lane begin what is there, and a GPU is given its passes before that is known; "
+            "use schedule = 'last-stage', which is the order that comes out where all passes take as long"
+        )
+    if strategy.steals:
+        return (
+            "schedule = 'dynamic' cannot stand beside share = 'stealing', which fills the places of a fixed order; use "
+            "share = 'fixed' or 'adaptive', or schedule = 'last-stage'"
         )
     return None
 

@@ -78,8 +78,8 @@ class Replica(Section):
     working_window: Annotated[_Number | Annotated[Literal["auto"], Tag(WORD)], Discriminator(word_or_number)] | None = (
         Field(
             default=None,
-            description="layers that its GPU holds at once, the others stream from host memory; auto: by measured times; "
-            "unset: all",
+            description="layers that its GPU holds at once, the others stream from host memory; auto: by measured "
+            "times; unset: all",
         )
     )
     split: Split | None = Field(

@@ -8,9 +8,22 @@ from typing import Any
 
 from weft.spec.field_errors import SpecError
 
-SCHEDULE_NAMES = ("model-parallel", "gpipe", "1f1b", "last-stage", "interleaved", "zero-bubble", "zero-bubble-v")
+MEASURED = "measured"
+DYNAMIC = "dynamic"
+SCHEDULE_NAMES = (
+    "model-parallel",
+    "gpipe",
+    "1f1b",
+    "last-stage",
+    "interleaved",
+    "zero-bubble",
+    "zero-bubble-v",
+    MEASURED,  # made by the planner of what the passes of this model take
+    DYNAMIC,  # by what is there as the job runs
+)
 STAGES_PER_WORKER = {"interleaved": 2, "zero-bubble-v": 2}  # 1 of other names; of the first another number may be given
 GRID_SUFFIX = ".grid"  # of a file with a schedule, which is read where the spec is
+GRID_FILE = "schedule.grid"  # in the run directory of a job whose order no name says
 MAX_GRID_CHARS = 1 << 20  # as many as the largest plan's schedule has
 
 _MAX_TITLE_CHARS = 80

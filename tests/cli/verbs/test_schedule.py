@@ -54,3 +54,12 @@ def test_what_is_wrong_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest
         assert (code != 0, out) == (True, "")
         assert sentence in told
         assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["measured", "dynamic"])
+def test_of_what_a_job_makes_it_says_so_and_prints_the_order_of_equal_stages(name: str) -> None:
+    code, grid, told = weft(name, "--stages", "2", "--microbatches", "3")
+    assert (code, grid.splitlines()[0]) == (0, f"# {name}, 2 stages, 3 microbatches")
+    assert told.startswith(f"{name}: ")
+    assert "schedule.grid\nidle " in told
+    assert json.loads(weft(name, "--json")[1])["schedule"] == name

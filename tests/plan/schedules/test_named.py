@@ -13,7 +13,7 @@ from weft.plan.schedules.checking import check_schedule
 from weft.plan.schedules.grid import grid_of, schedule_of
 from weft.plan.schedules.named import SCHEDULES, SEVERAL_STAGES
 from weft.plan.schedules.schedule import Schedule
-from weft.spec.schedule_text import SCHEDULE_NAMES
+from weft.spec.schedule_text import DYNAMIC, MEASURED, SCHEDULE_NAMES
 
 schedules = st.sampled_from(sorted(SCHEDULES))
 several = st.one_of(
@@ -28,7 +28,7 @@ def lines(name: str, num_stages: int, num_microbatches: int) -> list[str]:
 
 
 def test_a_spec_may_name_every_schedule_and_no_other() -> None:
-    assert set(SCHEDULE_NAMES) == set(SCHEDULES) | set(SEVERAL_STAGES)
+    assert set(SCHEDULE_NAMES) == {*SCHEDULES, *SEVERAL_STAGES, MEASURED, DYNAMIC}
 
 
 def test_in_model_parallel_one_stage_computes_at_a_time() -> None:

@@ -39,6 +39,14 @@ def test_one_report_has_the_worker_its_end_the_step_and_where_its_lane_was(job: 
     ]
 
 
+def test_of_a_lane_that_begins_what_is_ready_it_is_told_how_many_tasks_had_ended(
+    job: Job, plan_of: Callable[..., Plan]
+) -> None:
+    job.plan = plan_of(stages=2, microbatches=2, steps=20, window=4, schedule="dynamic")
+    lose(job)
+    assert job.losses[0].endswith("; its compute lane had reported 2 of 6 tasks of step 11")
+
+
 def place_of(job: Job, worker: str) -> str:
     assert job.plan is not None
     lane = job.lanes[worker, "compute"]

@@ -201,8 +201,8 @@ def test_the_time_in_which_the_daemon_did_not_look_does_not_count(begin: Callabl
 
 @pytest.mark.parametrize(
     "changes",
-    [{"lane": "nowhere"}, {"waits_for": 1 << 20}, {"taken": 1 << 20}, {"done": 1 << 19}],
-    ids=["a lane", "a task", "tasks sent", "tasks done"],
+    [{"lane": "nowhere"}, {"waits_for": 1 << 20}, {"task": 1 << 20}, {"taken": 1 << 20}, {"done": 1 << 19}],
+    ids=["a lane", "a task", "its own task", "tasks sent", "tasks done"],
 )
 def test_an_answer_that_cannot_be_is_refused(begin: Callable[..., Look], changes: dict[str, Any]) -> None:
     look = begin()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from weft.plan.graph import Task
+from weft.plan.graph import Lane, Task
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.plan.schedules.dynamic import PassOrder
 
 SlotsOf = Callable[[Task, bool], tuple[Sequence[str], Sequence[str]]]
 
@@ -21,19 +22,32 @@ def race(plan: Plan, phases: Sequence[bool], rng: random.Random, slots_of: Slots
     board = [-1] * len(graph.tasks)
     lanes = {lane: [(i, t) for i in range(len(phases)) for t in program] for lane, program in graph.programs.items()}
 
+    orders = {
+        lane: PassOrder((graph.tasks[task] for task in graph.programs[lane]), limit)
+        for lane, limit in graph.free.items()
+    }
+
     def ready(iteration: int, task: int) -> bool:
         if not phases[iteration] and graph.tasks[task].kind in (Kind.BACKWARD, Kind.UPDATE):
             return True
         return all(board[edge.source] >= iteration - edge.distance for edge in graph.cross_lane_inputs(task))
 
+    def able(lane: Lane) -> list[int]:
+        """Where those tasks of the lane stand that are ready, and that it may begin now."""
+        queue = lanes[lane]
+        places = orders[lane].places(queue) if lane in orders and queue else [0] * bool(queue)
+        return [place for place in places if ready(*queue[place])]
+
     while any(lanes.values()):
-        able = [lane for lane, queue in lanes.items() if queue and ready(*queue[0])]
-        assert able, "a deadlock"
-        lane = rng.choice(able)
+        able_lanes = list(filter(able, lanes))
+        assert able_lanes, "a deadlock"
+        lane = rng.choice(able_lanes)
         for _ in range(rng.randint(1, 20)):
-            if not lanes[lane] or not ready(*lanes[lane][0]):
+            if not (places := able(lane)):
                 break
-            iteration, number = lanes[lane].pop(0)
+            iteration, number = lanes[lane].pop(rng.choice(places))
+            if lane in orders:
+                orders[lane].begin(number)
             task = graph.tasks[number]
             unit = iteration * plan.microbatches + (task.microbatch or 0)
             reads, writes = slots_of(task, phases[iteration])

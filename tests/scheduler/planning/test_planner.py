@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, TensorFacts, UnitFacts, ValueFacts, slot_bytes
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
-from weft.plan.schedules.grid import schedule_of
+from weft.plan.schedules.planned import planned_schedule
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.memory import SPECULATION_SHARE
 from weft.scheduler.planning.partition import PlanError
@@ -183,7 +183,7 @@ def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
     plan.graph.check()
     depths = {ring.name: ring.depth for ring in plan.rings}
     assert depths.pop("input-0") == depths.pop("target-0") == 2 * microbatches
-    made = schedule_of(schedule, stages, microbatches)
+    made = planned_schedule(plan)
     expected = {
         name: depth
         for stage in range(stages - 1)

@@ -163,6 +163,38 @@ def test_what_is_there_already_is_not_waited_for(words: torch.Tensor) -> None:
     board.wait(1, -2)
 
 
+@pytest.mark.parametrize("spin_seconds", [0.0, 1e-3, 30.0], ids=["sleeps", "spins, then sleeps", "spins"])
+@pytest.mark.parametrize("can_wait_for_several", [True, False])
+def test_of_several_words_the_one_that_comes_ends_the_wait(
+    words: torch.Tensor,
+    begin: Callable[[Waiter], Connection],
+    monkeypatch: pytest.MonkeyPatch,
+    spin_seconds: float,
+    can_wait_for_several: bool,
+) -> None:
+    if not can_wait_for_several:  # as before Linux 5.16
+        monkeypatch.setattr(board_module, "_FUTEX_WAITV_SYSCALL", 0xFFFF)
+    board = Board(words, spin_seconds)
+
+    def wait_for_any(connection: Connection) -> str:
+        connection.send("about to wait")
+        while (came := board.wait_any([(0, 3), (2, 1)])) is None:
+            pass
+        return f"number {came}"
+
+    other = begin(wait_for_any)
+    assert hear(other) == "about to wait"
+    board.post(0, 2)
+    board.post(1, 5)
+    assert not other.poll(0.01)
+    board.post(2, 1)
+    assert hear(other) == "number 1"
+    assert board.wait_any([(0, 2), (2, 1)]) == 0, "the first, where both are there"
+    board.abort()
+    with pytest.raises(Aborted):
+        board.wait_any([(0, 9), (1, 9)])
+
+
 def test_what_was_done_before_an_abort_is_still_done(words: torch.Tensor) -> None:
     board = Board(words)
     board.post(0, 5)

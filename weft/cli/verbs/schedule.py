@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -12,10 +12,18 @@ from weft.cli.exits import guarded
 from weft.cli.verbs.options import Json
 from weft.client.result import to_json
 from weft.spec.replica import MAX_MICROBATCHES, MAX_STAGES
-from weft.spec.schedule_text import GRID_SUFFIX, SCHEDULE_NAMES
+from weft.spec.schedule_text import DYNAMIC, GRID_FILE, GRID_SUFFIX, MEASURED, SCHEDULE_NAMES
 
 if TYPE_CHECKING:
     from weft.plan.schedules.schedule import Schedule
+
+
+_OF_JOBS: Final = {  # what is to be said of those that a name and two numbers do not make
+    MEASURED: "measured: this is the order for stages of one speed; a job's is made of its own times, and its run "
+    f"directory has it as {GRID_FILE}",
+    DYNAMIC: "dynamic: each stage begins whichever pass is ready; this is what comes out where all take as long, and "
+    f"what came out of a job is in its run directory as {GRID_FILE}",
+}
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -52,6 +60,8 @@ def schedule(
     from weft.plan.schedules.grid import drawn
 
     made = _made(name, stages, microbatches, stages_per_worker)
+    if name in _OF_JOBS:
+        print(_OF_JOBS[name], file=sys.stderr)
     if json:
         print(to_json(_facts(name, made)))
         return

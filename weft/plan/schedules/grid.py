@@ -18,9 +18,11 @@ import re
 
 from weft.plan.kinds import KINDS
 from weft.plan.schedules.checking import check_schedule
+from weft.plan.schedules.dynamic import of_equal_passes
+from weft.plan.schedules.greedy import of_one_speed
 from weft.plan.schedules.named import SCHEDULES, SEVERAL_STAGES
 from weft.plan.schedules.schedule import Pass, Schedule, ScheduleError
-from weft.spec.schedule_text import num_lines, why_not_stages
+from weft.spec.schedule_text import DYNAMIC, MEASURED, num_lines, why_not_stages
 
 WAIT = "."
 
@@ -30,12 +32,16 @@ _CELL = re.compile(rf"(\d{{1,3}})?([{''.join(_LETTERS)}])(\d{{1,4}})")
 
 @functools.lru_cache(maxsize=64)  # of a plan's replicas
 def schedule_of(text: str, num_stages: int, num_microbatches: int, stages_per_worker: int | None = None) -> Schedule:
-    """text: `strategy.schedule`, a name or a grid. stages_per_worker: as given beside it. Errors: ScheduleError, where
-    there is none of this size."""
+    """text: `strategy.schedule`, a name or a grid; of what follows from times the order where all stages are alike.
+    stages_per_worker: as given beside it. Errors: ScheduleError, where there is none of this size."""
     if (problem := why_not_stages(text, num_stages, stages_per_worker)) is not None:
         raise ScheduleError(problem)
     if text in SCHEDULES:
         return SCHEDULES[text](num_stages, num_microbatches)
+    if text == DYNAMIC:
+        return of_equal_passes(num_stages, num_microbatches)
+    if text == MEASURED:
+        return of_one_speed(num_stages, num_microbatches)
     if text in SEVERAL_STAGES:
         return SEVERAL_STAGES[text](num_lines(text, num_stages, stages_per_worker), num_stages, num_microbatches)
     schedule = read_grid(text)

@@ -86,9 +86,10 @@ def _places(worker: str, job: Job) -> list[str]:
     for lane in job.lanes.values():
         if lane.worker == worker and lane.sent > lane.finished:
             iteration, place = divmod(lane.finished, len(lane.program))
-            task = job.plan.graph.tasks[lane.program[place]]
-            at = f"{task.key} of {job.plan.itinerary.label(iteration)}"
-            places.append(f"its {lane.name} lane had reported all before {at}")
+            of, task = job.plan.itinerary.label(iteration), job.plan.graph.tasks[lane.program[place]]
+            is_free = task.lane in job.plan.graph.free
+            had = f"{place} of {len(lane.program)} tasks" if is_free else f"all before {task.key}"
+            places.append(f"its {lane.name} lane had reported {had} of {of}")
     return places
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
 from weft.machine.proc import STOPPED, TRACED, state_of
@@ -92,7 +92,7 @@ class Hangs:
             raise ValueError(f"progress: of {len(lanes)} lanes")
         for told in lanes:
             lane = job.lanes.get((worker, told["lane"]))
-            if lane is None or (told["waits_for"] or 0) >= len(job.plan.graph.tasks):
+            if lane is None or max(told.get("task") or 0, told["waits_for"] or 0) >= len(job.plan.graph.tasks):
                 raise ValueError("progress: of what is no lane of its own, or no task")
             if told["done"] > told["taken"] or told["taken"] > lane.sent:
                 raise ValueError(f"progress: {told['done']} of {told['taken']} tasks, of {lane.sent} that it was sent")
@@ -169,10 +169,7 @@ class Hangs:
                 if lane.worker == worker
             )
             return SeenWorker(name=worker, state="silent", lanes=lanes)
-        lanes = tuple(
-            _seen_lane(job.lanes[worker, told["lane"]], told["done"], told["taken"], told["seconds"], told["waits_for"])
-            for told in watch.answers.get(worker, ())
-        )
+        lanes = tuple(_told_lane(job.lanes[worker, told["lane"]], told) for told in watch.answers.get(worker, ()))
         return SeenWorker(name=worker, state="answers", lanes=lanes)
 
     def _hang_of_phase(self, job: Job, watch: Watch, least: float) -> Hang | None:
@@ -218,13 +215,17 @@ def _too_long(what: str, waits: Sequence[str], watch: Watch, least: float) -> Ha
     return Hang(cause="phase", worker=None, message=message)
 
 
-def _seen_lane(lane: LaneState, done: int, taken: int, seconds: float, waits_for: int | None = None) -> SeenLane:
+def _told_lane(lane: LaneState, told: Message) -> SeenLane:
+    """As the lane says, which may take its tasks in another order than its program's."""
+    seen = _seen_lane(lane, told["done"], told["taken"], told["seconds"])
+    return replace(seen, task=told.get("task", seen.task), waits_for=told["waits_for"])
+
+
+def _seen_lane(lane: LaneState, done: int, taken: int, seconds: float) -> SeenLane:
     """done, taken: tasks of the endless program."""
     iteration, place = divmod(done, len(lane.program))
     task = lane.program[place] if done < taken else None
-    return SeenLane(
-        worker=lane.worker, name=lane.name, task=task, iteration=iteration, seconds=seconds, waits_for=waits_for
-    )
+    return SeenLane(worker=lane.worker, name=lane.name, task=task, iteration=iteration, seconds=seconds, waits_for=None)
 
 
 def _places(workers: Sequence[SeenWorker]) -> list[tuple[str, int | None, int, int | None]]:

@@ -25,15 +25,16 @@ def place(
     cuts: Sequence[Cuts],
     local: frozenset[int] = frozenset(),
     *,
+    schedules: Sequence[Schedule | None] | None = None,
     windows: Sequence[int | None] = (),
     learns: bool = True,
 ) -> Placement:
-    """local: buckets that devices update themselves where the update is balanced. windows: the working window of each
-    replica, where any has one. learns: the job has updates."""
+    """local: buckets that devices update themselves where the update is balanced. schedules: of each replica; None: as
+    the strategy has it. windows: the working window of each replica, where any has one. learns: the job has updates."""
     needed = workers_needed(strategy, inspection.host)
     next_position = {"cpu": 0, "gpu": needed.get("cpu", 0)}
     worker_of: dict[Holder, int] = {}
-    schedules = tuple(scheduled(strategy, replica) for replica in strategy.replica_list)
+    schedules = tuple(schedules or (scheduled(strategy, replica) for replica in strategy.replica_list))
     for r, (replica, count) in enumerate(zip(strategy.replica_list, worker_counts(strategy), strict=True)):
         lines = _lines(schedules[r], len(cuts[r]))
         for s, line in lines.items():  # neighbours share a worker where there are fewer of these

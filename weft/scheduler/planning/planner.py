@@ -24,6 +24,7 @@ from weft.scheduler.adapting.balance import local_buckets
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.limit import speed_limit
+from weft.scheduler.planning.measured_order import Schedules, fastest_order
 from weft.scheduler.planning.memory import devices_have_room, plan_bytes, speculation_bytes, why_not_snapshots
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
@@ -34,7 +35,7 @@ from weft.scheduler.planning.simulator import SimulationError, simulate
 from weft.scheduler.planning.working_window import largest_that_fits, smallest_as_good
 from weft.spec.admission import problem_of_spec
 from weft.spec.job_spec import JobSpec
-from weft.spec.schedule_text import schedule_title
+from weft.spec.schedule_text import MEASURED, schedule_title
 from weft.spec.stopping import Rule, UnknownMetric, value_for_scheduler
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import threads_of
@@ -63,7 +64,14 @@ def make_plan(
     def plan_with(window: int) -> Plan:
         wanted = (window if own == "auto" else own for own in given)
         windows = [within_layers(own, layers) for own, layers in zip(wanted, cuts, strict=True)]
-        return _plan(spec, inspection, cuts, windows, shared_bytes_free, host_bytes_free)
+
+        def ordered(schedules: Schedules) -> Plan:
+            return _plan(spec, inspection, cuts, schedules, windows, shared_bytes_free, host_bytes_free)
+
+        strategy = spec.strategy
+        if strategy.schedule == MEASURED:
+            return fastest_order(strategy, ordered)
+        return ordered([scheduled(strategy, replica) for replica in strategy.replica_list])
 
     def checked_with(window: int) -> Plan:
         return _checked(plan_with(window))
@@ -78,12 +86,13 @@ def _plan(
     spec: JobSpec,
     inspection: Inspection,
     cuts: Sequence[Cuts],
+    schedules: Schedules,
     windows: Sequence[int | None],
     shared_bytes_free: int,
     host_bytes_free: float,
 ) -> Plan:
     strategy = spec.strategy
-    placement, rings = _placed(spec, inspection, cuts, windows, host_bytes_free)
+    placement, rings = _placed(spec, inspection, cuts, schedules, windows, host_bytes_free)
     bytes_free = min(shared_bytes_free, host_bytes_free)
     why_no_snapshots = why_not_snapshots(
         spec, inspection, plan_bytes(inspection, placement, rings, 0), bytes_free=bytes_free
@@ -136,13 +145,14 @@ def _placed(
     spec: JobSpec,
     inspection: Inspection,
     cuts: Sequence[Cuts],
+    schedules: Schedules,
     windows: Sequence[int | None],
     host_bytes_free: float,
 ) -> tuple[Placement, tuple[Ring, ...]]:
     strategy = spec.strategy
-    placement = place(strategy, inspection, cuts, windows=windows, learns=spec.job.mode == "train")
+    placement = place(strategy, inspection, cuts, schedules=schedules, windows=windows, learns=spec.job.mode == "train")
     if strategy.update == "balanced" and placement.synchronisation is not None:
-        placement = place(strategy, inspection, cuts, local_buckets(inspection, placement))
+        placement = place(strategy, inspection, cuts, local_buckets(inspection, placement), schedules=schedules)
     try:
         rings = make_rings(strategy, inspection, placement)
     except ShapeError as error:

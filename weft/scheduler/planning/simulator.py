@@ -18,6 +18,7 @@ from weft.plan.graph import Lane, Task
 from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan
 from weft.plan.rows import Row
+from weft.plan.schedules.dynamic import PassOrder
 from weft.scheduler.adapting.policy import Policy
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import (
@@ -126,6 +127,10 @@ class _Run:
         }
         self._policies: list[tuple[int, Policy[Any]]] = []  # of the core's, those that are asked so often
         self._graph = plan.graph.going(self._local)
+        self._orders = {
+            lane: PassOrder((plan.graph.tasks[task] for task in plan.graph.programs[lane]), limit)
+            for lane, limit in plan.graph.free.items()
+        }
 
     def to_end(self) -> Simulation:
         self._core.start()
@@ -202,13 +207,12 @@ class _Run:
             queue = self._queues[lane]
             if not queue or self._busy[lane]:
                 continue
-            iteration, task = queue[0]
-            missing = self._missing(task, iteration)
-            if missing is not None:
+            place = self._startable(lane, queue)
+            if place is None:
                 self._waiting.add(lane)
-                self._looked_for.setdefault(missing, []).append(lane)
                 continue
-            queue.popleft()
+            iteration, task = queue[place]
+            del queue[place]
             start = self._now + (self._wake_seconds if lane in self._waiting else 0.0)
             self._waiting.discard(lane)
             seconds = self._seconds_of(task, iteration)
@@ -219,6 +223,21 @@ class _Run:
             self._happens(end, lane, task, iteration)
             for milestone, part in self._milestones.get(task, {}).items():
                 self._happens(start + part * seconds, None, milestone, iteration)
+
+    def _startable(self, lane: Lane, queue: Sequence[tuple[int, int]]) -> int | None:
+        """Where the lane's next task stands, if any can start; else the lane is looked at again when one may."""
+        order = self._orders.get(lane)
+        missing = []
+        for place in order.places(queue) if order is not None else (0,):
+            iteration, task = queue[place]
+            if (source := self._missing(task, iteration)) is None:
+                if order is not None:
+                    order.begin(task)
+                return place
+            missing.append(source)
+        for source in missing:
+            self._looked_for.setdefault(source, []).append(lane)
+        return None
 
     def _seconds_of(self, task: int, iteration: int) -> float:
         """Nothing for a position that has no microbatch, on the way that a bucket does not go, or where it is another

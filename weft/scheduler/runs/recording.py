@@ -11,8 +11,10 @@ from weft.metrics.recording.recording import FILE, PROFILED_FILE, PlannedSpan, R
 from weft.metrics.recording.slot_use import ring_facts
 from weft.plan.graph import Lane
 from weft.plan.plan import Plan
+from weft.plan.schedules.planned import grid_of_rows
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, simulate
 from weft.scheduler.runs.run import PlannedAttempt, Run
+from weft.spec.schedule_text import GRID_FILE
 
 PLANNED_ITERATIONS = 3
 MAX_TASKS_TO_SIMULATE = 4096  # in an iteration: more take seconds, of a core that a lane has use for
@@ -35,6 +37,14 @@ async def keep_recording(run: Run, file: str = FILE) -> None:
         assert recording is not None
         await run.files.written()  # whoever reads it finds the losses of its iterations in metrics.jsonl
         await asyncio.to_thread(run.files.save, file, recording.encode)
+        if run.attempt.plan.graph.free and (grid := await asyncio.to_thread(_order_of, run.attempt, recording)):
+            await asyncio.to_thread(run.files.save, GRID_FILE, grid.encode)
+
+
+def _order_of(attempt: PlannedAttempt, recording: Recording) -> str | None:
+    """As a grid, in which order passes came whose lanes begin what is ready."""
+    rows = {lane: recording.rows[lane_name(lane, attempt.workers)] for lane in attempt.plan.graph.free}
+    return grid_of_rows(attempt.plan, rows)
 
 
 def make_recording(run: Run) -> Recording | None:

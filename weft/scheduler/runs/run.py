@@ -8,6 +8,7 @@ RUNS/digits-1/
   job.log              what happened, and the user's own output, in words
   metrics.jsonl        a line for each training step, a line for each validation
   plan.json            the resolved plan
+  schedule.grid        the order of its stages, of a job whose schedule is made for it
   spec.json            what was submitted
   model.safetensors    the trained weights, there only when the job is completed
 """
@@ -28,6 +29,7 @@ from weft.plan.itinerary import Iteration
 from weft.plan.kinds import FIRST_STALL, MODE_INDEX
 from weft.plan.plan import Plan
 from weft.plan.rows import unpack
+from weft.plan.schedules.planned import planned_grid
 from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.policy import Policy, Verdict
 from weft.scheduler.core.events import (
@@ -48,6 +50,7 @@ from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, ReplayPace, SnapshotPace
 from weft.spec.job_spec import JobSpec
 from weft.spec.job_state import JobState
+from weft.spec.schedule_text import GRID_FILE, MEASURED
 from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric, value_for_scheduler
 
 MODEL = "model.safetensors"
@@ -225,6 +228,8 @@ class Run:
             self.files.start_over()
             self.recorded = 0
         self.files.keep("plan.json", json.dumps(plan.describe(workers), indent=1) + "\n")
+        if self.spec.strategy.schedule == MEASURED and (grid := planned_grid(plan)) is not None:
+            self.files.keep(GRID_FILE, grid)
         self.attempt = PlannedAttempt(self.job, number, plan, workers, policies, begins=begins, before=before)
         return self.attempt
 

@@ -44,6 +44,8 @@ def notes_of(
         notes.append("shares adapt as the job runs; the simulation has those at the start, and the recorded task times")
     if changed.plan.share == "stealing":
         notes.append("who takes which microbatch is as in the simulation; in a real run chance decides ties")
+    if changed.plan.graph.free:
+        notes.append("which pass a stage begins is as in the simulation; in a real run it is what comes first")
     return tuple(notes)
 
 

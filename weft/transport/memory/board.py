@@ -14,16 +14,20 @@ Errors: Aborted from `wait` once the attempt is aborted.
 from __future__ import annotations
 
 import ctypes
+import errno
 import platform
 import time
+from collections.abc import Sequence
 
 import torch
 
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 _FUTEX_SYSCALL = {"x86_64": 202, "aarch64": 98}[platform.machine()]
+_FUTEX_WAITV_SYSCALL, _OF_32_BITS = 449, 2  # the same on both machines
 _WAKE_ALL = 2**31 - 1
 _SPINS_PER_CLOCK = 32  # reading the clock costs as much as a read of the word
 SLEEP_SECONDS = 0.05  # the longest sleep before the epoch word is looked at again
+BLIND_SECONDS = 0.001  # the longest sleep on one word of several that are waited for
 PREEMPTED_NS = 500_000  # a look takes 2 µs, a hypervisor's interruption some 10, a scheduler's slice 1 ms or more
 WAITS_WITHOUT_SPIN = 32  # arbitrary: about an iteration of a small pipeline
 EPOCH, ABORTED = 0, -2
@@ -34,6 +38,15 @@ _libc_quick = ctypes.PyDLL(None)  # keeps it: a wake is shorter than giving the 
 
 class _Timespec(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class _Waiter(ctypes.Structure):
+    _fields_ = [
+        ("expected", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    ]
 
 
 class Aborted(Exception):
@@ -48,12 +61,30 @@ def futex_wait(address: int, expected: int, seconds: float) -> None:
     )
 
 
+def futex_wait_any(addresses: Sequence[int], expected: Sequence[int], seconds: float) -> None:
+    """As `futex_wait`, of several words; before Linux 5.16, which cannot, of the first, for BLIND_SECONDS."""
+    words = (word & 0xFFFFFFFF for word in expected)
+    each = [_Waiter(word, address, _OF_32_BITS, 0) for word, address in zip(words, addresses, strict=True)]
+    waiters = (_Waiter * len(each))(*each)
+    end = time.monotonic() + seconds
+    timeout = _Timespec(int(end), int(end % 1 * 1e9))
+    result = _libc_sleeping.syscall(
+        _FUTEX_WAITV_SYSCALL, waiters, len(addresses), 0, ctypes.byref(timeout), time.CLOCK_MONOTONIC
+    )
+    if result == -1 and ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):
+        futex_wait(addresses[0], expected[0], min(seconds, BLIND_SECONDS))
+
+
 def futex_wake(address: int) -> None:
     _libc_quick.syscall(_FUTEX_SYSCALL, ctypes.c_void_p(address), FUTEX_WAKE, _WAKE_ALL, None, None, 0)
 
 
 def num_words(num_tasks: int) -> int:
     return 1 + num_tasks
+
+
+def _first_there(seen: Sequence[int], needed: Sequence[tuple[int, int]]) -> int | None:
+    return next((number for number, (_, iteration) in enumerate(needed) if seen[number] >= iteration), None)
 
 
 class Board:
@@ -94,6 +125,23 @@ class Board:
             if words[EPOCH] == ABORTED:
                 raise Aborted
             futex_wait(self._address + 4 * word, seen, SLEEP_SECONDS)
+
+    def wait_any(self, needed: Sequence[tuple[int, int]]) -> int | None:
+        """The number of the first (task, iteration) that is there; None after a while in which none has come. Errors:
+        Aborted."""
+        words, until = self.words, time.monotonic_ns() + (0 if self._waits_without_spin else self._spin_ns)
+        seen = [words[1 + task] for task, _ in needed]
+        while (came := _first_there(seen, needed)) is None and time.monotonic_ns() < until:
+            if self._shares_core:
+                _libc_sleeping.sched_yield()
+            seen = [words[1 + task] for task, _ in needed]
+        if came is None:
+            self._waits_without_spin = max(0, self._waits_without_spin - 1)
+            if words[EPOCH] == ABORTED:
+                raise Aborted
+            futex_wait_any([self._address + 4 * (1 + task) for task, _ in needed], seen, SLEEP_SECONDS)
+            came = _first_there([words[1 + task] for task, _ in needed], needed)
+        return came
 
     def _spin(self, word: int, iteration: int) -> bool:
         """Looks at the word for a while without sleeping; True once it is there.

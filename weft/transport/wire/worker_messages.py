@@ -226,6 +226,7 @@ class _Lane(TypedDict):
     done: _Whole
     taken: _Whole
     seconds: _Seconds
+    task: NotRequired[_Whole | None]  # an older worker, under a daemon that was replaced, has it follow from `done`
     waits_for: _Whole | None
 
 

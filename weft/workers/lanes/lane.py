@@ -16,10 +16,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from weft.plan.schedules.dynamic import PassOrder
 from weft.transport.memory.board import Aborted
 from weft.workers.lanes.account import Account, Send
+from weft.workers.lanes.arrivals import Arrivals
 from weft.workers.lanes.attempt import Attempt
-from weft.workers.lanes.operation import Operation
+from weft.workers.lanes.operation import Operation, Wait
 from weft.workers.lanes.queue import Inbox, Interrupted, TaskQueue
 
 
@@ -37,7 +39,7 @@ class Observer(Protocol):
 
 
 class LaneLoop(ABC):
-    """stamps: see Account."""
+    """stamps: see Account. order: of a lane whose passes begin as they are ready."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class LaneLoop(ABC):
         stamps: bool = True,
         observer: Observer | None = None,
         is_main: bool = False,
+        order: PassOrder | None = None,
     ) -> None:
         if observer is not None:
             operations = {
@@ -64,18 +67,21 @@ class LaneLoop(ABC):
         self._account = Account(name, attempt.measured[name], send, stamps=stamps)
         self._reach = observer.reach if observer is not None and is_main else None
         self._behind_a_task = contextlib.nullcontext() if observer is None else observer.within(name)
+        self._arrivals: Arrivals | None = None
+        if order is not None:
+            self._arrivals = Arrivals(order, self._board, self._queue, self._account, self._first_missing)
 
     def run(self, inbox: Inbox) -> None:
         """Runs what the inbox brings, until it brings None or the attempt is aborted. Raises what user code raises."""
         queue, run_task = self._queue, self._run_task if self._reach is None else self._run_reached
-        tasks = queue.tasks
+        tasks, arrivals = queue.tasks, self._arrivals
         with contextlib.suppress(Aborted, Interrupted):
             queue.take(inbox)
             self._account.begin()
             while True:
                 if not tasks or not inbox.empty():
                     queue.take(inbox)
-                run_task(*tasks.popleft())
+                run_task(*(tasks.popleft() if arrivals is None else arrivals.take(inbox)))
 
     def _run_reached(self, index: int, task: int, taken_ns: int) -> None:
         assert self._reach is not None
@@ -87,25 +93,34 @@ class LaneLoop(ABC):
 
     def progress(self) -> dict[str, Any]:
         """For another thread: how far the lane is. done, taken: tasks of the endless program. seconds: since anything
-        of it ended. waits_for: what its next task has to wait for first; None where it is in that, or was sent none."""
+        of it ended. task: the next one, begun or not; None where it was sent none. waits_for: what that has to wait for
+        first; None where the lane is in it."""
         before = self._attempt.course.begins * len(self._program)
         done, taken, stamp = before + self._queue.done, before + self._queue.taken, self._account.stamp
+        task, waits_for = self._at(done) if done < taken else (None, None)
         return {
             "lane": self._name,
             "done": done,
             "taken": taken,
             "seconds": max(0, time.monotonic_ns() - stamp) / 1e9 if stamp else 0.0,
-            "waits_for": self._missing(done) if done < taken else None,
+            "task": task,
+            "waits_for": waits_for,
         }
 
-    def _missing(self, done: int) -> int | None:
-        """Of the inputs of the task after so many: one that is not there."""
+    def _at(self, done: int) -> tuple[int, int | None]:
+        """Of the task after so many: which it is, and one of its inputs that is not there."""
+        if self._arrivals is not None and self._arrivals.at is not None:
+            return self._arrivals.at
         index, place = divmod(done, len(self._program))
-        operation, iteration = self._operations[self._program[place]], self._attempt.iteration(index)
+        missing = self._first_missing(index, self._program[place])
+        return self._program[place], None if missing is None else missing[0]
+
+    def _first_missing(self, index: int, task: int) -> Wait | None:
+        operation, iteration = self._operations[task], self._attempt.iteration(index)
         if not operation.runs(iteration):
             return None
         words, waits = self._board.words, operation.waits_in(iteration)
-        return next((source for source, distance, _ in waits if words[1 + source] < index - distance), None)
+        return next((wait for wait in waits if words[1 + wait[0]] < index - wait[1]), None)
 
     def _over(self, now: int) -> None:
         """One more task is."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from weft.plan.graph import Task
+from weft.plan.schedules.dynamic import PassOrder
 from weft.workers.devices.device import Accelerator
 from weft.workers.lanes.account import Send
 from weft.workers.lanes.attempt import Attempt
@@ -40,11 +42,13 @@ def run_lanes(
     stamps: bool = True,
     observer: Observer | None = None,
     watch: Callable[[Progress], None] | None = None,
+    free: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """programs: by lane. main: the lane of the calling thread. guard: runs a lane in another thread, and tells what it
     raises. threads: of torch, in each lane. stamps: see Account. watch: gets what tells another thread how far the
-    lanes are."""
-    lanes = _make_lanes(main, programs, attempt, send, observer, stamps=stamps)
+    lanes are. free: as in the graph, by lane."""
+    orders = {name: PassOrder(programs[name], limit) for name, limit in free.items()}
+    lanes = _make_lanes(main, programs, attempt, send, observer, orders, stamps=stamps)
     if watch is not None:
         watch(lambda: [lane.progress() for lane in lanes.values()])
 
@@ -76,17 +80,24 @@ def _make_lanes(
     attempt: Attempt,
     send: Send,
     observer: Observer | None,
+    orders: Mapping[str, PassOrder],
     *,
     stamps: bool,
 ) -> Mapping[str, LaneLoop]:
     operations = {name: attempt.operations(name, program) for name, program in programs.items()}
-    make: Callable[..., LaneLoop] = HostLane
+    make: Callable[..., LaneLoop]
     if isinstance(attempt.device, Accelerator):
         own_tasks = frozenset(task for own in operations.values() for task in own)
         launched = Launched(attempt.num_tasks, own_tasks, attempt.course.begins)
         attempt.abort_with(launched.board)
         make = functools.partial(StreamLane, device=attempt.device, launched=launched)
+    else:
+        make = functools.partial(_host_lane, orders)
     return {
         name: make(name, attempt, own, send, stamps=stamps, observer=observer, is_main=name == main)
         for name, own in operations.items()
     }
+
+
+def _host_lane(orders: Mapping[str, PassOrder], name: str, *arguments: Any, **options: Any) -> HostLane:
+    return HostLane(name, *arguments, order=orders.get(name), **options)

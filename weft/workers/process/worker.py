@@ -249,6 +249,7 @@ class _Worker:
                     stamps=self._config.stamps,
                     observer=observer,
                     watch=self._watch,
+                    free=view.free,
                 )
             finally:
                 for told in self._attempt.notices():

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from weft.spec.schedule_text import schedule_title
 from weft.spec.replica import Replica
+from weft.spec.schedule_text import schedule_title
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import Host, lines_of, threads_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from weft.plan.buckets import Holder
 from weft.plan.division import Turns
@@ -10,6 +10,7 @@ from weft.plan.graph import Edge, Graph, Key, Lane, Task, fetch, forward, load, 
 from weft.plan.kinds import KINDS, Cause, Way
 from weft.plan.placement import FETCH, LOAD, Placement
 from weft.plan.plan import Ring, Role
+from weft.spec.schedule_text import DYNAMIC
 from weft.spec.strategy import Strategy
 
 
@@ -55,7 +56,14 @@ class GraphBuilder:
             tasks=tuple(self._tasks.values()),
             edges=tuple(self._edges.values()),
             programs={lane: tuple(program) for lane, program in programs.items()},
+            free={self.lane(r, s): limit for r, s, limit in self._free()},
         )
+
+    def _free(self) -> Iterator[tuple[int, int, int]]:
+        """(replica, stage, microbatches in flight) where passes begin as they are ready."""
+        for r, schedule in enumerate(self.placement.schedules):
+            if schedule is not None and self.strategy.schedule == DYNAMIC:
+                yield from ((r, s, schedule.in_flight(s)) for s in range(schedule.num_stages))
 
     def lane(self, r: int, s: int, name: str | None = None) -> Lane:
         """Of a stage's worker; without a name the one that the stage computes in."""
@@ -130,6 +138,9 @@ class GraphBuilder:
                     if s < replica.num_stages - 1:
                         self.edge(forward(r, s, m), forward(r, s + 1, m), 0, Cause.ACTIVATION)
                         self.edge(self._handed_back[r, s + 1, m], handed_back, 0, Cause.GRADIENT)
+        for r, s, limit in self._free():
+            for m in range(limit, self.placement.replicas[r].microbatches):
+                self.edge(self._done[r, s, m - limit], forward(r, s, m), 0, Cause.SLOT)
 
     def _data_edges(self, r: int, s: int, m: int) -> None:
         """Where replicas steal, all of a batch is there before the first of it is taken."""
