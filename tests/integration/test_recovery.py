@@ -83,6 +83,7 @@ ON_STAND_INS = {
     "balanced": {"preset": "cotrain", "microbatches": 2},
     "streamed": {"preset": "stronghold", "microbatches": 2},
     "a pipeline of devices": {"replicas": [{"device": "gpu", "stages": 2}], "microbatches": 2},
+    "each device updates": {"replicas": [{"device": "gpu"}] * 2, "microbatches": 2, "clip_norm": 0.1},
     "each side updates": {
         "preset": "hybrid-fine",
         # split: buckets end where stages do, and by buckets the squares are summed that a clipped step goes by
