@@ -76,7 +76,8 @@ STRATEGIES = {
     "recompute": {"stages": 4, "microbatches": 3, "window": 16, "recompute": True, "schedule": "interleaved"},
     "replicas": {"replicas": 2, "microbatches": 2, "bucket_mib": 1e-4},
     "clipped replicas": {"replicas": 2, "microbatches": 2, "clip_norm": 0.1},
-    "clipped pipeline": PIPELINE | {"clip_norm": 0.1},
+    # split: buckets end where stages do, and by buckets the squares are summed that a clipped step goes by
+    "clipped pipeline": PIPELINE | {"clip_norm": 0.1, "split": [4]},
 }
 ON_STAND_INS = {
     "offload": {"preset": "zero-offload", "microbatches": 2},
@@ -86,7 +87,6 @@ ON_STAND_INS = {
     "each device updates": {"replicas": [{"device": "gpu"}] * 2, "microbatches": 2, "clip_norm": 0.1},
     "each side updates": {
         "preset": "hybrid-fine",
-        # split: buckets end where stages do, and by buckets the squares are summed that a clipped step goes by
         "replicas": [{"device": "gpu", "stages": 2, "split": [3], "microbatches": 2}, {"device": "cpu"}],
         "microbatches": 1,
         "share": "fixed",

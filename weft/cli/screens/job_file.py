@@ -32,6 +32,7 @@ EXAMPLES: Mapping[str, Any] = {
     "preset": "1f1b",
     "stages_per_worker": 2,
     "window": 8,
+    "threads": "all",
     "replicas": 2,
     "shares": [1.0, 1.0],
     "clip_norm": 1.0,

@@ -21,10 +21,10 @@ from weft.plan.plan import Border, Plan, Ring, StagePlan
 from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
+from weft.scheduler.planning.choosing.measured_order import Schedules, fastest_order
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.limit import speed_limit
-from weft.scheduler.planning.measured_order import Schedules, fastest_order
 from weft.scheduler.planning.memory import devices_have_room, plan_bytes, speculation_bytes, why_not_snapshots
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
