@@ -303,6 +303,7 @@ class Plan:
                 f"{names[lane.worker]}/{lane.name}": [str(self.graph.tasks[task]) for task in program]
                 for lane, program in self.graph.programs.items()
             },
+            "free": {f"{names[lane.worker]}/{lane.name}": limit for lane, limit in self.graph.free.items()},
             "edges": [
                 [str(self.graph.tasks[edge.source]), str(self.graph.tasks[edge.target]), edge.distance, str(edge.cause)]
                 for edge in self.graph.edges

@@ -1,6 +1,8 @@
 """Arrivals: the next task of a lane whose passes begin as they are ready, see weft.plan.schedules.dynamic.
 
-queue ─▶ those that it may begin ─▶ [wait until an input of one is there] ─▶ the first that lacks none
+    queue ─▶ those that it may begin ─▶ [wait until an input of one is there] ─▶ the first that lacks none
+
+There are two of them at most, so a wait is for either of two words of the board.
 """
 
 from __future__ import annotations

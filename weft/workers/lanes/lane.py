@@ -2,6 +2,7 @@
 
     queue ─▶ [wait for each input] ─▶ run ─▶ post ─▶ next         on the host: weft.workers.lanes.host_lane
              stall_<cause>            <kind>                      on an accelerator: weft.workers.lanes.stream_lane
+                                                                  in no fixed order: weft.workers.lanes.arrivals
 
 The lane reports in batches: when half of what it was sent is over or all of it (the daemon must send more), and
 otherwise every REPORT_SECONDS, so that a fast job does not spend its cores on messages.
