@@ -71,6 +71,7 @@ def workload(gates=("", ""), calls_at=(0, 0), seconds=0.0):
 PIPELINE = {"stages": 2, "microbatches": 2, "window": 16}
 STRATEGIES = {
     "one stage": {"microbatches": 2},
+    "the cores of others": {"threads": "all", "microbatches": 2},  # of whom the last one is killed
     "pipeline": PIPELINE,
     "dynamic": {"stages": 3, "microbatches": 4, "window": 16, "schedule": "dynamic"},
     "recompute": {"stages": 4, "microbatches": 3, "window": 16, "recompute": True, "schedule": "interleaved"},
