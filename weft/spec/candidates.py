@@ -21,7 +21,7 @@ from typing import Any, Final
 from weft.spec.admission import problem_of_spec
 from weft.spec.job_spec import JobSpec
 from weft.spec.presets import PRESETS
-from weft.spec.schedule_text import SCHEDULE_NAMES, STAGES_PER_WORKER
+from weft.spec.schedule_text import DYNAMIC, MEASURED, SCHEDULE_NAMES, STAGES_PER_WORKER
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import Host, threads_of, workers_needed
 
@@ -30,7 +30,7 @@ EACH_COUNT: Final = 4  # numbers of workers that are all tried; above it powers 
 
 _GPU = {"device": "gpu"}
 _ONE_GPU: Final = ("zero-offload", "cotrain", "stronghold", "hybrid-fine", "hyscale")
-_PIPELINED: Final = tuple(name for name in SCHEDULE_NAMES if name != "model-parallel")
+_PIPELINED: Final = tuple(name for name in SCHEDULE_NAMES if name not in ("model-parallel", MEASURED, DYNAMIC))
 
 
 def candidates(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:

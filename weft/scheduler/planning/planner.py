@@ -70,7 +70,7 @@ def make_plan(
 
         strategy = spec.strategy
         if strategy.schedule == MEASURED:
-            return fastest_order(strategy, ordered)
+            return fastest_order(strategy, lambda schedules: _checked(ordered(schedules)))
         return ordered([scheduled(strategy, replica) for replica in strategy.replica_list])
 
     def checked_with(window: int) -> Plan:
