@@ -20,6 +20,7 @@ from weft.scheduler.core.events import (
     KillWorker,
     PauseRequested,
     Prepare,
+    RecordState,
     Release,
     SaveResult,
     WorkerJoined,
@@ -125,6 +126,19 @@ def test_what_is_kept_is_let_go_of_where_something_else_comes(
     assert (pipeline.job.phase if "a" in pipeline.core.jobs else None) is left
     assert sum(map(len, pipeline.core.free().values())) == 3
     assert DropArenas(job="a", attempt=1) in pipeline.commands
+
+
+def test_an_attempt_that_was_told_as_lost_is_not_the_one_that_a_paused_job_goes_on_with(pipeline: Any) -> None:
+    """The shutdown has said so of the second; then somebody asks for a pause."""
+    pipeline.tell(WorkerLost(worker="cpu-1", exit_code=-9))
+    pipeline.release()
+    assert (pipeline.job.phase, pipeline.job.attempt) == (Phase.MENDING, 2)
+    pipeline.tell(DrainRequested(now=True))
+    assert pipeline.found(RecordState)[-1].state == "recovering"
+    pipeline.tell(PauseRequested(job="a"))
+    pipeline.release()
+    last = pipeline.found(RecordState)[-1]
+    assert (last.state, last.attempt) == ("paused", 3)
 
 
 def test_one_that_cannot_be_used_any_more_is_replaced_as_the_lost_one_is(pipeline: Any) -> None:

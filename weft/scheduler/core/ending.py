@@ -43,6 +43,7 @@ class Ending(State):
         job.outcome = outcome
         commands: list[Command] = []
         if outcome.state == "recovering":
+            job.is_mended = False  # the attempt's number has been told as one that was tried
             commands.append(outcomes.record_of(outcome, job))
         return commands + self._tell_to_let_go(job, frozenset(keeps))
 
@@ -76,7 +77,7 @@ class Ending(State):
         if job.outcome.is_end:
             return commands + self._end(job)
         job.plan = dispatch.plan_to_go_on_with(job)
-        if not job.is_mended or job.outcome.state == "recovering":
+        if not job.is_mended:
             job.attempt += 1
         job.is_mended = False
         outcome, job.outcome, job.stopping = job.stopping or job.outcome, None, None
