@@ -25,13 +25,13 @@ from weft.workers.lanes.operation import Operation
 from weft.workload.entry import load_workload
 from weft.workload.workload import Workload
 
+pytestmark = pytest.mark.weighs(tests=8)
+
 SOURCE = '''
 import torch
 from torch import nn
 
 import weft
-
-pytestmark = pytest.mark.weighs(tests=8)
 
 
 class Gate(nn.Module):

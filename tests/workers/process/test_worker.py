@@ -88,6 +88,8 @@ def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
         "spec": plan.spec.to_wire(),
         "plan": view,
         "inboxes": inboxes,
+        "cores": (),
+        "threads": None,
     }
     worker._guarded(worker._prepare, message)
     told = FrameReader(MAX_WORKER_FRAME_BYTES).feed(ends[0].recv(1 << 16))
