@@ -21,7 +21,7 @@ from weft.cli import main as cli
 from weft.cli.exits import INTERRUPTED
 from weft.client.result import RESULT_KEYS
 
-pytestmark = pytest.mark.weighs(tests=10)
+pytestmark = pytest.mark.weighs(tests=7)
 
 _SCRIPTED = runpy.run_path(str(Path(__file__).parents[1] / "scripted_daemon.py"))
 ScriptedDaemon, HANG_UP, HOLD = _SCRIPTED["ScriptedDaemon"], _SCRIPTED["HANG_UP"], _SCRIPTED["HOLD"]

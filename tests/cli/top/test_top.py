@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.weighs(tests=10)
+pytestmark = pytest.mark.weighs(tests=7)
 
 _FOLDER = Path(__file__).parents[2]
 _SCRIPTED = runpy.run_path(str(_FOLDER / "scripted_daemon.py"))

@@ -25,7 +25,7 @@ from weft.workers.lanes.operation import Operation
 from weft.workload.entry import load_workload
 from weft.workload.workload import Workload
 
-pytestmark = pytest.mark.weighs(tests=8)
+pytestmark = pytest.mark.weighs(tests=5)
 
 SOURCE = '''
 import torch

@@ -22,7 +22,7 @@ from weft.workers.snapshots.place import read_place
 from weft.workers.snapshots.saved import Saved
 from weft.workload.entry import load_workload
 
-pytestmark = pytest.mark.weighs(tests=25)
+pytestmark = pytest.mark.weighs(tests=16)
 
 _TURNS = runpy.run_path(str(Path(__file__).with_name("test_attempt.py")))
 Turns: Any = _TURNS["Turns"]

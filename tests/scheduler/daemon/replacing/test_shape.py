@@ -10,7 +10,7 @@ import pytest
 import weft
 from weft.scheduler.daemon.replacing.shape import shape
 
-pytestmark = pytest.mark.weighs(tests=30)
+pytestmark = pytest.mark.weighs(tests=20)
 
 JOB, ORDERS = "scheduler/core/job.py", "scheduler/daemon/orders.py"
 
