@@ -132,6 +132,8 @@ class Board:
         words, until = self.words, time.monotonic_ns() + (0 if self._waits_without_spin else self._spin_ns)
         seen = [words[1 + task] for task, _ in needed]
         while (came := _first_there(seen, needed)) is None and time.monotonic_ns() < until:
+            if words[EPOCH] == ABORTED:
+                break
             if self._shares_core:
                 _libc_sleeping.sched_yield()
             seen = [words[1 + task] for task, _ in needed]
