@@ -54,7 +54,7 @@ def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=("mlp", "resnet18", "unet"), recompute=(False, True))
+@pytest.mark.pairs(name=("mlp", "resnet18", "unet", "residual"), recompute=(False, True))
 def test_so_it_does_where_backwards_are_split(daemon: RealDaemon, name: str, recompute: bool) -> None:
     """Of six microbatches two have no sample in an epoch's last batch, and the others have one. A model that can be cut
     into four stages has two in a worker."""

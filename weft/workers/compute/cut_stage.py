@@ -9,7 +9,7 @@ unseeded until a run has moved the generator; that one is made again with its se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -80,6 +80,7 @@ class CutStage(Stage):
         self._seeds_others = seeds_others
         self._draws = seeds_others or not is_host or copies_input or cut.has_buffers  # or a run has drawn
         self._saved: dict[int, _Saved] = {}
+        self._again = super().again()
 
     @property
     def num_in_flight(self) -> int:
@@ -126,8 +127,8 @@ class CutStage(Stage):
         if saved.sent is None:
             with self._buffers.as_they_were(saved.began):
                 saved.sent = self._run_saved(microbatch, saved)[0]
-        self._cut.rebind(saved.bound)
-        self._cut.numbers.run_again(self._seeder(microbatch, saved.step), saved.calls)
+        self._again = partial(self._begin_backward, saved.bound, saved.calls, self._seeder(microbatch, saved.step))
+        self._again()
         written = [
             self._copies_input and given is not None and given._version != version
             for given, version in zip(saved.given, saved.versions, strict=True)
@@ -135,6 +136,14 @@ class CutStage(Stage):
         # A copy is where gradients are summed, but what was written to is another tensor since.
         parts = zip(saved.leaves, saved.given, written, strict=True)
         return [leaf if is_written else given for leaf, given, is_written in parts], saved.sent
+
+    def again(self) -> Callable[[], None]:
+        return self._again
+
+    def _begin_backward(self, bound: Bound, calls: Made, seed: Seed) -> None:
+        """torch.utils.checkpoint may call modules in it, with the arguments and the numbers that they had."""
+        self._cut.rebind(bound)
+        self._cut.numbers.run_again(seed, calls)
 
     def drop(self, microbatch: int) -> None:
         self._saved.pop(microbatch, None)

@@ -8,7 +8,7 @@ in the whole model, so the numbers are the plain loop's, bit for bit.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -59,6 +59,10 @@ class Stage(Protocol):
     def take(self, microbatch: int) -> tuple[Tensors, Tensors]:
         """(leaves of what was received, what was sent with its graph) of a microbatch whose forward has run; of the
         last stage its loss is what was sent. Under recompute the forward runs again."""
+
+    def again(self) -> Callable[[], None]:
+        """To be called before a later part of the backward of the microbatch that was taken last."""
+        return lambda: None
 
     def drop(self, microbatch: int) -> None:
         """Forgets a microbatch whose forward has run and that gets no backward."""

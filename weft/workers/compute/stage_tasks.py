@@ -77,7 +77,8 @@ class StageTasks:
         self._skips_nonfinite = skips_nonfinite
         self._samples_of = samples_of
         self._learning = True
-        self._split: dict[int, SplitBackward] = {}  # by microbatch, from the first part of its backward to the second
+        # By microbatch, from the first part of its backward to the second, with what is to be called before that.
+        self._split: dict[int, tuple[SplitBackward, Callable[[], None]]] = {}
         self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts known to have a backward
         self._begin()
 
@@ -193,18 +194,19 @@ class StageTasks:
             roots, gradients = self._roots(iteration, microbatch, received, sent)
             with self._telling():
                 split = SplitBackward(roots, gradients, leaves, self._parcels.handed_on)
-        self._split[microbatch] = split
+        self._split[microbatch] = split, self._stage.again()
         for number in self._parcels.returned:
             self._parcels.hand_back(iteration.index, microbatch, number, split.received.get(number))
         self._parcels.hand_back_tied(iteration.index, microbatch)
 
     def backward_weight(self, iteration: Iteration, microbatch: int) -> None:
         """The rest."""
-        split = self._split.pop(microbatch, None)
-        if split is None:
+        if microbatch not in self._split:
             return
+        split, begin_again = self._split.pop(microbatch)
         self._begin_backward(iteration, self._course.part(iteration, self._replica, microbatch))
         self._device.launching()
+        begin_again()
         with self._device.drawing, self._telling():
             split.finish()
 
