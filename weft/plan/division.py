@@ -21,7 +21,7 @@ number of microbatches is a multiple of the loaders' each has the same ones in e
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -66,6 +66,12 @@ def divide(size: int, shares: Sequence[float], microbatches: Sequence[int]) -> l
             start += samples
         parts.append(own)
     return parts
+
+
+def sizes_that_occur(batches: Iterable[int], shares: Sequence[float], microbatches: Sequence[int]) -> set[int]:
+    """Of microbatches with samples. batches: sizes of batches."""
+    found = {part.size for size in batches for parts in divide(size, shares, microbatches) for part in parts}
+    return found - {0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from weft.spec.job_spec import JobSection
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
@@ -55,6 +57,18 @@ class Itinerary:
             batch_size=batch_size,
             steps=steps if steps is not None else (epochs or 0) * per_epoch,
             forward_only=forward_only,
+        )
+
+    @classmethod
+    def of_job(cls, job: JobSection, num_train: int, num_validation: int) -> Itinerary:
+        """As its spec has it."""
+        return cls.of(
+            num_train=num_train,
+            num_validation=num_validation,
+            batch_size=job.batch_size,
+            epochs=job.epochs,
+            steps=job.steps,
+            forward_only=job.mode == "forward",
         )
 
     @property

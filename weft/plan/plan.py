@@ -287,16 +287,7 @@ class Plan:
             "replicas": [asdict(replica) for replica in self.replicas],
             "share": self.share,
             "shares": list(self.shares),
-            "stages": [
-                {
-                    "replica": stage.replica,
-                    "units": [stage.first, stage.last],
-                    "worker": names[stage.worker],
-                    "parameter_bytes": stage.parameter_bytes,
-                    "memory_bytes": stage.memory_bytes,
-                }
-                for stage in self.stages
-            ],
+            "stages": self.describe_stages(names),
             "workers": list(names),
             "buckets": self._describe_buckets(names),
             "lanes": {
@@ -321,6 +312,18 @@ class Plan:
             "limit_cycle": self.limit_cycle,
             "notes": list(self.notes),
         }
+
+    def describe_stages(self, worker_names: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {
+                "replica": stage.replica,
+                "units": [stage.first, stage.last],
+                "worker": worker_names[stage.worker],
+                "parameter_bytes": stage.parameter_bytes,
+                "memory_bytes": stage.memory_bytes,
+            }
+            for stage in self.stages
+        ]
 
     def _start_of(self, bucket: Bucket) -> Way:
         assert self.synchronisation is not None

@@ -175,14 +175,7 @@ def _check_memory(spec: JobSpec, shared: int, shared_bytes_free: int, why_no_sna
 
 
 def _itinerary(spec: JobSpec, inspection: Inspection) -> Itinerary:
-    itinerary = Itinerary.of(
-        num_train=inspection.num_train,
-        num_validation=inspection.num_validation,
-        batch_size=spec.job.batch_size,
-        epochs=spec.job.epochs,
-        steps=spec.job.steps,
-        forward_only=spec.job.mode == "forward",
-    )
+    itinerary = Itinerary.of_job(spec.job, inspection.num_train, inspection.num_validation)
     if itinerary.num_iterations > MAX_ITERATIONS:
         field = "epochs" if spec.job.steps is None else "steps"
         raise PlanError(

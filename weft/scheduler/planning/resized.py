@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from weft.plan.division import divide
+from weft.plan.division import divide, sizes_that_occur
 from weft.plan.inspection import Inspection, Shape, TensorFacts, UnitFacts, ValueFacts
 from weft.plan.itinerary import Itinerary
 from weft.scheduler.planning.costs import largest_microbatch
@@ -68,19 +68,11 @@ def fitted(inspection: Inspection, spec: JobSpec) -> Inspection:
 
 def _occurring(inspection: Inspection, spec: JobSpec) -> set[int]:
     """Sizes of the spec's microbatches; where shares adapt, all that were looked at and may be."""
-    itinerary = Itinerary.of(
-        num_train=inspection.num_train,
-        num_validation=inspection.num_validation,
-        batch_size=spec.job.batch_size,
-        epochs=spec.job.epochs,
-        steps=spec.job.steps,
-        forward_only=spec.job.mode == "forward",
-    )
-    division = spec.strategy.division
-    sizes = {part.size for size in itinerary.batch_sizes() for parts in divide(size, *division) for part in parts}
+    itinerary = Itinerary.of_job(spec.job, inspection.num_train, inspection.num_validation)
+    sizes = sizes_that_occur(itinerary.batch_sizes(), *spec.strategy.division)
     if spec.strategy.share == "adaptive":
         sizes |= inspection.input.shapes.keys() | {size for value in inspection.values for size in value.shapes}
-    return sizes - {0}
+    return sizes
 
 
 def _of_sizes(facts: _Sized, sizes: Collection[int]) -> _Sized:

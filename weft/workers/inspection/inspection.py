@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from weft.plan.division import divide
+from weft.plan.division import sizes_that_occur
 from weft.plan.itinerary import Itinerary
 from weft.spec.candidates import candidates
 from weft.spec.job_spec import JobSpec
@@ -192,17 +192,8 @@ def _device_updates(specs: Sequence[JobSpec], device: Device) -> bool:
 
 
 def _microbatch_sizes(spec: JobSpec, num_train: int, num_validation: int) -> list[int]:
-    itinerary = Itinerary.of(
-        num_train=num_train,
-        num_validation=num_validation,
-        batch_size=spec.job.batch_size,
-        epochs=spec.job.epochs,
-        steps=spec.job.steps,
-        forward_only=spec.job.mode == "forward",
-    )
-    shares, counts = spec.strategy.division
-    sizes = {part.size for size in itinerary.batch_sizes() for parts in divide(size, shares, counts) for part in parts}
-    return sorted(sizes - {0})
+    itinerary = Itinerary.of_job(spec.job, num_train, num_validation)
+    return sorted(sizes_that_occur(itinerary.batch_sizes(), *spec.strategy.division))
 
 
 def _sizes_at_any_share(spec: JobSpec, num_samples: int) -> set[int]:

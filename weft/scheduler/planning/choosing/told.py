@@ -26,16 +26,7 @@ def told(choice: Choice, inspection: Inspection, *, shared_bytes_free: int, host
         "lines": list(choice.lines),
         "notes": [note for note in plan.notes if note not in choice.lines],
         "workers": list(names),
-        "stages": [
-            {
-                "replica": stage.replica,
-                "units": [stage.first, stage.last],
-                "worker": names[stage.worker],
-                "parameter_bytes": stage.parameter_bytes,
-                "memory_bytes": stage.memory_bytes,
-            }
-            for stage in plan.stages
-        ],
+        "stages": plan.describe_stages(names),
         "memory": [
             {"worker": names[worker], "bytes": num_bytes, "free_bytes": free[plan.workers[worker]]}
             for worker, num_bytes in sorted(memory_of(plan).items())
