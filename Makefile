@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+unexport PYTHONDONTWRITEBYTECODE  # tests start some hundred daemons, each of which would compile all sources anew
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo observability check-observability test lint types contracts tests quick exhaustive soak bench

@@ -199,8 +199,6 @@ def _run_directory(connection: socket.socket, config: dict[str, Any]) -> None:
 
 def serve(descriptor: int) -> None:
     """Until the daemon closes the socket at this descriptor, or dies."""
-    gc.collect()
-    gc.disable()
     gc.freeze()  # shared pages stay shared: the children's collector will not touch what is frozen
     daemon = socket.socket(fileno=descriptor)
     untie()  # the end of the socket is noticed at once from here on, and children leave files that a kill would not
