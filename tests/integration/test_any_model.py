@@ -54,7 +54,7 @@ def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=("mlp", "resnet18", "unet", "residual"), recompute=(False, True))
+@pytest.mark.pairs(2, name=("mlp", "resnet18", "unet", "residual"), recompute=(False, True))
 def test_so_it_does_where_backwards_are_split(daemon: RealDaemon, name: str, recompute: bool) -> None:
     """Of six microbatches two have no sample in an epoch's last batch, and the others have one. A model that can be cut
     into four stages has two in a worker."""
@@ -64,7 +64,7 @@ def test_so_it_does_where_backwards_are_split(daemon: RealDaemon, name: str, rec
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(2, name=IN_BFLOAT16, how=tuple(itertools.product((2, 3), (1, 2))))
+@pytest.mark.pairs(3, name=IN_BFLOAT16, how=tuple(itertools.product((2, 3), (1, 2))))
 def test_so_it_does_in_bfloat16_and_with_several_loaders(daemon: RealDaemon, name: str, how: tuple[int, int]) -> None:
     stages, loaders = how
     spec = any_spec(name, stages=stages, microbatches=3, precision="bf16", loaders=loaders)
@@ -72,14 +72,14 @@ def test_so_it_does_in_bfloat16_and_with_several_loaders(daemon: RealDaemon, nam
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(2, name=IN_FLOAT64, how=STRATEGIES)
+@pytest.mark.pairs(3, name=IN_FLOAT64, how=STRATEGIES)
 def test_replicas_of_it_compute_what_the_plain_loop_computes(machine: RealDaemon, name: str, how: str) -> None:
     strategy = {key: value for key, value in STRATEGIES[how].items() if key != "bucket_mib"}
     agrees(machine, any_spec(name, double=True, **strategy), least=1.0)
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(2, name=IN_FLOAT64, how=tuple(itertools.product((1, 2, 3), (False, True))))
+@pytest.mark.pairs(3, name=IN_FLOAT64, how=tuple(itertools.product((1, 2, 3), (False, True))))
 def test_two_replicas_of_it_clip_by_one_norm_though_one_is_cut(
     machine: RealDaemon, name: str, how: tuple[int, bool]
 ) -> None:

@@ -42,7 +42,7 @@ def holding(daemon: Any, job: str) -> dict[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.pairs(
-    strategy=("pipeline", "recompute", "replicas", "clipped pipeline", "clipped replicas"), victim=("cpu", "loader")
+    2, strategy=("pipeline", "recompute", "replicas", "clipped pipeline", "clipped replicas"), victim=("cpu", "loader")
 )
 def test_the_function_runs_in_the_new_worker_alone(daemon: Any, strategy: str, victim: str) -> None:
     strategies = _RECOVERY["STRATEGIES"]

@@ -79,8 +79,7 @@ def test_slots_grow_and_it_is_told(with_devices: Any, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("replica", [{"stages": 1}, {"stages": 2}, {"working_window": 2}], ids=str)
+@pytest.mark.pairs(2, name=NAMES, replica=({"stages": 1}, {"stages": 2}, {"working_window": 2}))
 def test_on_devices_slots_grow_in_memory_of_their_own_kind(
     with_devices: Any, name: str, replica: dict[str, Any]
 ) -> None:

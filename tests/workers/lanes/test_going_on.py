@@ -233,7 +233,7 @@ HELD_BY: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.pairs(source=SOURCES, held=HELD_BY)
+@pytest.mark.pairs(2, source=SOURCES, held=HELD_BY)
 def test_nothing_that_a_job_may_have_stays_half_done(plan_with: Callable[..., Any], source: str, held: str) -> None:
     text = _TURNS["SOURCE"].replace("\n\ndef workload", _TURNS["TRUSTING"] + STREAM + MODULE + "\n\ndef workload", 1)
     for old, new in SOURCES[source]:
@@ -284,7 +284,7 @@ def test_a_snapshot_knows_no_plan(plan_with: Callable[..., Any], before: str, af
         torch.testing.assert_close(tensor, state[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.pairs(name=_TURNS["TWO_WAYS"], optimizer=_TURNS["OPTIMIZERS"])
+@pytest.mark.pairs(2, name=_TURNS["TWO_WAYS"], optimizer=_TURNS["OPTIMIZERS"])
 def test_buckets_that_go_another_way_at_any_step_go_on_from_wherever_they_were(
     plan_with: Callable[..., Any], name: str, optimizer: str
 ) -> None:
