@@ -114,7 +114,8 @@ class Course:
         """The same of the first iteration behind it that has any and was told of."""
         return next((place for index, place in self._snapshots.items() if index > iteration.index), None)
 
-    def refreshes(self, iteration: Iteration) -> bool:
+    @staticmethod
+    def refreshes(iteration: Iteration) -> bool:
         """Whether devices that update parameters themselves take over the host's behind it."""
         return iteration.learns and (iteration.step + 1) % REFRESH_STEPS == 0
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from weft.plan.course import REFRESH_STEPS
 from weft.plan.inspection import Inspection, TensorFacts, UnitFacts
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import Kind
@@ -43,6 +44,18 @@ def test_a_replica_without_samples_sends_no_gradients_and_still_gets_parameters(
     transfers = Transfers(plan)
     transfers.finish(TRAINING, [0, 2])
     assert transfers.take_bytes() == {"up": parameter_bytes(plan)}
+
+
+def test_a_device_that_updates_itself_takes_over_the_hosts_parameters_now_and_then(
+    plan_of: Callable[..., Plan],
+) -> None:
+    plan = plan_of(replicas=[{"device": "gpu", "stages": 2}, {"device": "cpu"}], update="local", batch_size=2)
+    transfers = Transfers(plan)
+    moved = parameter_bytes(plan)
+    for step in range(REFRESH_STEPS):
+        assert "refresh" not in transfers.take_bytes(), step
+        transfers.finish(replace(TRAINING, index=step, step=step), [1, 1])
+    assert transfers.take_bytes() == {"fetch": SAMPLE_BYTES, "down": moved, "up": moved, "refresh": moved}
 
 
 def test_what_stays_in_shared_memory_is_no_transfer(plan_of: Callable[..., Plan]) -> None:

@@ -65,7 +65,8 @@ METRICS: Final = (
         kind=MetricKind.COUNTER,
         unit="bytes",
         labels=("job", "kind"),
-        help="Bytes that tasks moved to a device or a private replica (fetch: samples, up: parameters) or back (down).",
+        help="Bytes that tasks moved to a device or a private replica (fetch: samples; up, reload, refresh: parameters "
+        "or sums of gradients) or back (down).",
     ),
     Metric(
         name="weft_microbatch_seconds",

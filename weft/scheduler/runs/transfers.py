@@ -1,7 +1,7 @@
-"""Transfers: how many bytes a plan's FETCH, DOWN, UP and RELOAD tasks have moved, from what was done. Pure.
+"""Transfers: how many bytes a plan's FETCH, DOWN, UP, RELOAD and REFRESH tasks have moved, from what was done. Pure.
 
-What a task moves follows from the plan: a FETCH the samples of its microbatch, the others a bucket. So nothing is
-measured where it is moved.
+What a task moves follows from the plan: a FETCH the samples of its microbatch, a REFRESH all of its stage that comes up
+summed, the others a bucket. So nothing is measured where it is moved.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from weft.plan.course import Course
+from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan, Ring, SlotValue
@@ -31,6 +33,7 @@ class Transfers:
             if task.kind in self._bucket_bytes and plan.synchronisation is not None:
                 num_bytes = plan.synchronisation.bucket_of(task).num_bytes
                 self._bucket_bytes[task.kind][task.holder.replica] += num_bytes
+        self._refreshed_bytes = sum(_refreshed_bytes(task, plan) for task in plan.graph.tasks)
         self._moved: dict[str, float] = {}
 
     def finish(self, iteration: Iteration, samples: Sequence[int]) -> None:
@@ -42,6 +45,8 @@ class Transfers:
             sent = [count > 0 or KINDS[kind].link != "d2h" for count in samples]
             counted = zip(by_replica, runs, sent, strict=True)
             self._add(kind, sum(num_bytes for num_bytes, run, send in counted if run and send))
+        if Course.refreshes(iteration):
+            self._add(Kind.REFRESH, self._refreshed_bytes)
 
     def _add(self, kind: Kind, num_bytes: float) -> None:
         if num_bytes:
@@ -51,6 +56,13 @@ class Transfers:
         """What was moved since the last call."""
         taken, self._moved = self._moved, {}
         return taken
+
+
+def _refreshed_bytes(task: Task, plan: Plan) -> int:
+    if task.kind is not Kind.REFRESH or plan.synchronisation is None:
+        return 0
+    held = (bucket for bucket in plan.synchronisation.buckets if task.holder in bucket.holders)
+    return sum(bucket.num_bytes for bucket in held if bucket.comes_up_summed)
 
 
 def _bytes_per_sample(ring: Ring) -> float:
