@@ -52,6 +52,10 @@ def plan_page(console: Console, planned: Message) -> None:
         planned["timeline"], min(console.width, MAX_CELLS), colour=console.is_terminal and not console.no_color
     ):
         console.print(row, soft_wrap=True)
+    if planned["roles"] is not None:
+        console.print()
+        console.print(plain_text(_worth(planned["roles"])), soft_wrap=True)
+        console.print(_roles(planned["roles"]))
     if len(planned["candidates"]) > 1:
         console.print()
         console.print(_candidates(planned["candidates"]))
@@ -81,6 +85,25 @@ def _stages(planned: Message) -> Table:
             size(stage["memory_bytes"]),
             size(about["free_bytes"]),
         )
+    return table
+
+
+def _worth(roles: Mapping[str, Any]) -> str:
+    """Before their table."""
+    begin = f"the CPU beside {roles['title']}, {duration(roles['predicted_iteration_seconds'])} an iteration"
+    best = roles["best"]
+    return begin if best is None else f"{begin}: worth most {'for a' if best == 'second job' else 'as'} {best}"
+
+
+def _roles(roles: Mapping[str, Any]) -> Table:
+    table = make_table("role", "brings>", "by", "iteration>")
+    for each in roles["roles"]:
+        brings, seconds = each["brings"], each["predicted_iteration_seconds"]
+        told = "-" if brings is None else percent(100 * brings)
+        if each["role"] == "replica" and roles["at_most"] is not None:
+            told += f", at most {percent(100 * roles['at_most'])}"
+        by = each["title"] if each["why_not"] is None else each["why_not"]
+        table.add_row(each["role"], told, plain_text(by), "-" if seconds is None else duration(seconds))
     return table
 
 

@@ -8,13 +8,16 @@ from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS
 from weft.plan.plan import Plan
 from weft.scheduler.planning.choosing.choice import Choice, Considered, memory_of, names_of
+from weft.scheduler.planning.choosing.roles import Roles
 from weft.scheduler.planning.outlook import Outlook
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Simulation
 
 VERSION: Final = 1  # of the data; a key that is renamed, goes away or changes its meaning makes it another
 
 
-def told(choice: Choice, inspection: Inspection, *, shared_bytes_free: int, host_bytes_free: float) -> dict[str, Any]:
+def told(
+    choice: Choice, roles: Roles | None, inspection: Inspection, *, shared_bytes_free: int, host_bytes_free: float
+) -> dict[str, Any]:
     """shared_bytes_free, host_bytes_free: as of `make_plan`."""
     plan, outlook, names = choice.plan, choice.outlook, names_of(choice.plan)
     best = choice.considered[0]
@@ -41,6 +44,7 @@ def told(choice: Choice, inspection: Inspection, *, shared_bytes_free: int, host
         "bubble_ratio": outlook.bubble_ratio,
         "bottleneck": outlook.bottleneck,
         "bottleneck_busy": outlook.bottleneck_busy,
+        "roles": roles and roles.told(),
         "candidates": [_candidate(each) for each in choice.considered],
         "timeline": _timeline(plan, outlook, choice.simulation),
     }
