@@ -33,11 +33,14 @@ PLANNED: dict[str, Any] = {
         {
             "lane": "cpu-0/compute",
             "tasks": [
-                {"task": "FORWARD(0,0)", "start": 0.0, "end": 0.004},
-                {"task": "BACKWARD(0,0)", "start": 0.006, "end": 0.01},
+                {"task": "FORWARD(0,0)", "mode": "forward", "label": "F0", "start": 0.0, "end": 0.004},
+                {"task": "BACKWARD(0,0)", "mode": "backward", "label": "B0", "start": 0.006, "end": 0.01},
             ],
         },
-        {"lane": "cpu-1/compute", "tasks": [{"task": "FORWARD(1,0)", "start": 0.004, "end": 0.006}]},
+        {
+            "lane": "cpu-1/compute",
+            "tasks": [{"task": "FORWARD(1,0)", "mode": "forward", "label": "F0", "start": 0.004, "end": 0.006}],
+        },
     ],
     "roles": None,
     "candidates": [

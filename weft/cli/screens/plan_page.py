@@ -6,7 +6,6 @@ cpu-1/compute      F0──B0──F1──B1──────
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -17,13 +16,12 @@ from rich.text import Text
 from weft.cli.screens.display import make_table, plain_text
 from weft.cli.screens.lane_bar import STYLES
 from weft.client.console import duration, number, percent, size
-from weft.plan.kinds import KINDS, Kind, is_compute_lane
+from weft.plan.kinds import is_compute_lane
 from weft.transport.wire.frames import Message
 
 MAX_CANDIDATES: Final = 8  # told beside the chosen one; --json has all
 MAX_LANES: Final = 16  # of a picture
 MAX_CELLS: Final = 120  # of its width
-_NUMBERS: Final = re.compile(r"(\w+)\((.*)\)")
 
 
 def plan_page(console: Console, planned: Message) -> None:
@@ -136,17 +134,7 @@ def _timeline(lanes: Sequence[Mapping[str, Any]], width: int, *, colour: bool) -
             first, last = (name_cells + round(cells * task[at] / end) for at in ("start", "end"))
             row.append(" " * (first - row.cell_len))
             if (num_cells := last - row.cell_len) > 0:
-                label, style = _drawn(task["task"])
-                row.append(label[:num_cells].ljust(num_cells, "─"), style if colour else "")
+                style = STYLES.get(task["mode"], "") if colour else ""
+                row.append(task["label"][:num_cells].ljust(num_cells, "─"), style)
         rows.append(row)
     return rows
-
-
-def _drawn(task: str) -> tuple[str, str]:
-    """A task's letter with the last of its numbers, and its style."""
-    found = _NUMBERS.fullmatch(task)
-    name, numbers = (found[1], found[2].split(",")) if found else (task, [""])
-    kind = next((each for each in Kind if each.upper() == name), None)
-    if kind is None:
-        return task, ""
-    return f"{KINDS[kind].letter}{numbers[-1]}", STYLES.get(KINDS[kind].mode, "")

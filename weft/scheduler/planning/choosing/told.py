@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from weft.metrics.views.timeline import bar_label
+from weft.plan.graph import Task
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS
 from weft.plan.plan import Plan
@@ -76,8 +78,9 @@ def _timeline(plan: Plan, outlook: Outlook, simulation: Simulation) -> list[dict
         {
             "lane": f"{names[lane.worker]}/{lane.name}",
             "tasks": [
-                {
-                    "task": str(tasks[span.task]),
+                _drawn(tasks[span.task])
+                | {
+                    "iteration": span.iteration - WARMUP_ITERATIONS,
                     "start": max(span.start, begin) - begin,
                     "end": min(span.end, end) - begin,
                 }
@@ -87,3 +90,9 @@ def _timeline(plan: Plan, outlook: Outlook, simulation: Simulation) -> list[dict
         }
         for lane, own in simulation.spans.items()
     ]
+
+
+def _drawn(task: Task) -> dict[str, str]:
+    """What a picture has of it."""
+    label = bar_label(task.kind, task.microbatch, task.bucket)
+    return {"task": str(task), "mode": KINDS[task.kind].mode, "label": label}
