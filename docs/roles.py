@@ -59,7 +59,7 @@ text { font: 11px ui-monospace, Menlo, Consolas, monospace; fill: #222 } .mid { 
 .small { font-size: 9px } .line { stroke: #222; stroke-dasharray: 5 3 } .mark { fill: #fff; stroke: #111 }
 .end { text-anchor: end } .cell rect { stroke: #fff } .number { fill: #111; text-anchor: middle }
 @media (prefers-color-scheme: dark) {
-text { fill: #ddd } .back { fill: #161616 } .line { stroke: #ddd } .cell rect { stroke: #161616 } .mark { fill: #eee }
+text { fill: #ddd } .back { fill: #161616 } .cell rect { stroke: #161616 } .mark { fill: #eee }
 .cell text { fill: #111 } .number { fill: #111 }
 }
 """
@@ -160,6 +160,22 @@ POINTS = (
 )
 
 
+STAND_IN = "a stand-in whose units sleep, 96 ms of an iteration"
+STAND_IN_WEIGHT = 4 * 4 * 257 * 256 / (0.096 * DEVICE_FLOPS)  # of sleeping_job.py; the map begins above it
+
+
+def beside_stand_ins() -> list[dict[str, Any]]:
+    """What cpu_roles.py measured, and what was said of it before."""
+    rows = {row["name"]: row["value"] / 100 for row in json.loads((RESULTS / "cpu_roles.json").read_text())["results"]}
+    found = []
+    for role in ("replica", "loader", "second job"):
+        is_on_map = role == "replica"
+        about = {"title": STAND_IN, "role": role, "speed": 1.0, "weight": STAND_IN_WEIGHT if is_on_map else None}
+        name = role.replace(" ", "_")
+        found.append(about | {"measured": rows[f"{name}_brings"], "simulated": rows[f"{name}_said"]})
+    return found
+
+
 # --- what is simulated
 
 
@@ -247,6 +263,7 @@ def data() -> dict[str, Any]:
         speed = model.speed if point.share else None
         about = {"title": point.title, "role": point.role, "speed": speed and round(speed, 1)}
         points.append(about | {"weight": model.weight, "measured": measured, "simulated": point.simulated(model)})
+    points += beside_stand_ins()
     return {"cells": [cell(speed, weight) for weight in WEIGHTS for speed in SPEEDS], "points": points}
 
 
@@ -274,7 +291,8 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f'<text class="mid" x="{LEFT + BIG * number + BIG // 2}" y="{foot + 16}">{speed}</text>'
     yield f'<text x="{LEFT}" y="{foot + 32}">GPU as fast as so many CPUs, all cores of the host together</text>'
     for number, point in enumerate(found["points"], start=1):
-        yield from _mark(number, point, foot)
+        if point["weight"] is not None:
+            yield from _mark(number, point)
     best = {each["best"] for each in found["cells"]}
     yield from _legend([name for name in COLOURS if name in best], foot + 56)
     yield "</svg>"
@@ -296,7 +314,7 @@ def _percent(part: float) -> str:
     return f"{value + 0.0:.1f}" if abs(value) < 10 else f"{value:.0f}"
 
 
-def _mark(number: int, point: Mapping[str, Any], foot: int) -> Iterator[str]:
+def _mark(number: int, point: Mapping[str, Any]) -> Iterator[str]:
     """A circle; where no CPU computed, whose speed was then not measured, a line."""
     y = TOP + SMALL * (_place(WEIGHTS, point["weight"]) + 0.5)
     x = LEFT + BIG // 2 - 40.0
@@ -309,9 +327,10 @@ def _mark(number: int, point: Mapping[str, Any], foot: int) -> Iterator[str]:
 
 
 def _place(steps: Sequence[float], value: float) -> float:
-    """Where it is among the steps, by logarithms."""
+    """Where it is among the steps, by logarithms; at the edge, where it is beyond."""
     ends = math.log(steps[0]), math.log(steps[-1])
-    return (len(steps) - 1) * (math.log(value) - ends[0]) / (ends[1] - ends[0])
+    place = (len(steps) - 1) * (math.log(value) - ends[0]) / (ends[1] - ends[0])
+    return min(max(place, -0.5), len(steps) - 0.5)
 
 
 def _legend(names: Sequence[str], y: int) -> Iterator[str]:
@@ -331,7 +350,8 @@ def table(found: Mapping[str, Any]) -> str:
     for number, point in enumerate(found["points"], start=1):
         speed = "-" if point["speed"] is None else f"{point['speed']:.0f}"
         brought, predicted = (f"{100 * point[name]:.0f} %" for name in ("measured", "simulated"))
-        about = f"{point['title']} | {point['role']} | {speed} | {point['weight']:.1e}"
+        weight = "-" if point["weight"] is None else f"{point['weight']:.1e}"
+        about = f"{point['title']} | {point['role']} | {speed} | {weight}"
         lines.append(f"| {number} | {about} | {brought} | {predicted} |")
     return "\n".join(lines) + "\n"
 

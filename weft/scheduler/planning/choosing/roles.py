@@ -14,7 +14,7 @@ a model that only GPUs compute nobody knows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -40,8 +40,9 @@ class HostRole:
     """The host as one of the four."""
 
     role: str
-    brings: float | None = None  # a part of an iteration of the devices alone; None as the next two: see `why_not`
+    brings: float | None = None  # a part of an iteration of the devices alone; None as the next three: see `why_not`
     title: str | None = None  # of the fastest strategy that has it so
+    strategy: Mapping[str, Any] | None = None  # its axes, as a spec gives them
     predicted_iteration_seconds: float | None = None  # of that strategy
     why_not: str | None = None
 
@@ -108,7 +109,13 @@ def roles_of(spec: JobSpec, inspection: Inspection, make: MakePlan) -> Roles | N
             why_not = tried[0].why_not if tried else _NOT_MEASURED if candidates else _CANNOT_BE
             return HostRole(role=name, why_not=why_not)
         brings = alone.seconds / best.seconds if name == SECOND_JOB else 1 - best.seconds / alone.seconds
-        return HostRole(role=name, brings=brings, title=best.title, predicted_iteration_seconds=best.seconds)
+        return HostRole(
+            role=name,
+            brings=brings,
+            title=best.title,
+            strategy=best.spec.strategy.model_dump(exclude_defaults=True, exclude_none=True),
+            predicted_iteration_seconds=best.seconds,
+        )
 
     second_job = role(SECOND_JOB, beside.second_job)
     meanwhile = second_job.brings
