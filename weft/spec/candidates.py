@@ -74,7 +74,7 @@ def looked_at(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:
     if spec.plan_for is None or spec.strategy.is_auto or not _devices(spec.strategy):
         return own
     beside = beside_devices(spec, host, all_threads=host.workers > 1)
-    return own if beside is None else (*own, *beside.everyone)
+    return own if beside is None else (*own, *beside.different)
 
 
 def workers_wanted(spec: JobSpec, host: Host) -> dict[str, int]:
@@ -95,8 +95,9 @@ class BesideDevices:
     second_job: tuple[JobSpec, ...]  # without devices: what another job like this one would have
 
     @property
-    def everyone(self) -> tuple[JobSpec, ...]:
-        return (self.alone, *self.replica, *self.updater, *self.loader, *self.second_job)
+    def different(self) -> tuple[JobSpec, ...]:
+        """Those of which an inspection has to find out something: more loaders take as long as one."""
+        return (self.alone, *self.replica, *self.updater, *self.second_job)
 
 
 def beside_devices(spec: JobSpec, host: Host, *, all_threads: bool) -> BesideDevices | None:

@@ -202,7 +202,7 @@ def test_a_job_that_is_planned_only_has_the_host_looked_at_and_holds_it(spec: Sp
     asked = own.model_copy(update={"plan_for": "time"})
     kinds = {replica.device for each in looked_at(asked, host) for replica in each.strategy.replica_list}
     assert kinds == {"cpu", "gpu"}
-    assert workers_wanted(asked, host) == {"cpu": 3, "gpu": 1, "loader": 4}
+    assert workers_wanted(asked, host) == {"cpu": 3, "gpu": 1, "loader": 1}
     assert (all_threads(own, host), all_threads(asked, host)) == (None, 3)
     on_host = spec(stages=2).model_copy(update={"plan_for": "time"})
     assert looked_at(on_host, host) == (on_host,)
