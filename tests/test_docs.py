@@ -82,7 +82,7 @@ def test_the_architecture_names_files_and_the_names_in_them() -> None:
         assert f"def {name}(" in source
 
 
-@pytest.mark.parametrize("script", ["generate.py", "timelines.py"])
+@pytest.mark.parametrize("script", ["generate.py", "timelines.py", "roles.py"])
 def test_what_is_made_from_the_code_is_current(script: str) -> None:
     command = [sys.executable, str(ROOT / "docs" / script), "--check"]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)

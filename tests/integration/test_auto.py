@@ -77,7 +77,10 @@ def test_a_plan_is_told_and_nothing_is_trained(daemon: RealDaemon) -> None:
     assert told.returncode == 0, told.stderr
     for text in ("auto: ", "samples/s", "no iteration is shorter than", "cpu-0/compute", "shared memory", "candidate"):
         assert text in told.stdout
-    plan = json.loads(daemon.weft("plan", path, "--json", "--for", "memory").stdout)
+    picture = path.with_suffix(".svg")
+    plan = json.loads(daemon.weft("plan", path, "--json", "--for", "memory", "--svg", picture).stdout)
+    drawn = picture.read_text()
+    assert all(f"<title>{task['task']}, " in drawn for lane in plan["timeline"] for task in lane["tasks"])
     assert plan["candidates"][0]["memory_bytes"] == min(each["memory_bytes"] for each in plan["candidates"])
     assert plan["predicted_iteration_seconds"] >= plan["limit_seconds"] > 0
     assert {each["lane"] for each in plan["timeline"]} >= {f"{each['worker']}/compute" for each in plan["stages"]}
@@ -90,6 +93,9 @@ def test_what_cannot_be_planned_is_refused_with_a_sentence(daemon: RealDaemon) -
     told = daemon.weft("plan", path)
     assert told.returncode == 2
     assert "strategy.split: the model cannot be cut before unit 9" in told.stderr
+    told = daemon.weft("plan", path, "--json", "--svg", "-")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert "only one of --svg - and --json can have stdout; give the picture a file" in told.stderr
     told = daemon.weft("plan", path, "--for", "money")
     assert (told.returncode, told.stdout) == (2, "")
     assert "--for: 'money' is nothing to plan for; write time or memory" in told.stderr

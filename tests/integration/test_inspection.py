@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,21 @@ def test_a_job_of_both_kinds_has_times_of_both(daemon: Any) -> None:
     assert planned(recording, 0)[0] == pytest.approx(sum(unit.forward_seconds for unit in inspection.units))
     assert inspection.device_update_seconds is not None
     assert inspection.device_update_seconds > 0
+
+
+@pytest.mark.slow(seconds=3)
+def test_what_the_host_would_bring_is_told_of_a_plan_and_before_a_run(daemon: Any) -> None:
+    """Of the plan with all that it might be; of the run with what was measured for it."""
+    spec = daemon.spec(SOURCE, strategy={"replicas": [GPU]}, steps=2, batch_size=8, args={"refuses": False})
+    told = json.loads(daemon.weft("plan", daemon.spec_file(spec), "--json").stdout)["roles"]
+    brings = {each["role"]: each["brings"] for each in told["roles"]}
+    assert told["predicted_iteration_seconds"] >= ASLEEP
+    assert told["best"] == "second job", "a call takes as long for half of the samples"
+    assert brings["replica"] < 0.02 < 0.2 < told["at_most"] < 0.8, "the worker that inspects sleeps on both"
+    run = daemon.run(spec)
+    line = next(line for line in daemon.log_of(run["job"]).splitlines() if "cpu: beside one GPU (" in line)
+    assert line.endswith("as loader 0.0 %; `weft plan` measures the replica and the updater and the second job")
+    assert line.partition("cpu: ")[2] in daemon.client.show(run["job"])["plan"]["notes"][-1]
 
 
 def test_the_workers_serve_on(daemon: Any) -> None:

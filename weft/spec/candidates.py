@@ -6,21 +6,28 @@ has to know them, too.
     replicas             r of them, synchronised bucket by bucket
     both                 r pipelines of s workers
     with GPUs            one, updated there, by the CPU or by both; one that streams its layers; several, as replicas or
-                         as a pipeline; one beside a CPU replica
+                         as a pipeline; all, or one, beside a CPU replica
+
+No GPU has several stages in a candidate: a prediction takes each stream to be as fast as a GPU of its own.
 
 All of them are synchronous: they train what the plain loop trains, to rounding. They differ in how a batch is divided,
 and so in the dropout that its samples see. What the user has given each of them has, and a row that cannot be beside it
 is none.
+
+Of a job on devices it is asked, too, what the host would bring beside them (`beside_devices`); that is told, and nobody
+chooses by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from weft.spec.admission import problem_of_spec
 from weft.spec.job_spec import JobSpec
 from weft.spec.presets import PRESETS
+from weft.spec.replica import Replica
 from weft.spec.schedule_text import DYNAMIC, MEASURED, SCHEDULE_NAMES, STAGES_PER_WORKER
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import Host, threads_of, workers_needed
@@ -28,8 +35,17 @@ from weft.spec.workers_needed import Host, threads_of, workers_needed
 MICROBATCHES: Final = (2, 4, 8, 16, 32)  # of a pipeline; beyond that a call costs more than a bubble
 EACH_COUNT: Final = 4  # numbers of workers that are all tried; above it powers of two, and all there are
 
-_GPU = {"device": "gpu"}
-_ONE_GPU: Final = ("zero-offload", "cotrain", "stronghold", "hybrid-fine", "hyscale")
+_GPU, _CPU = {"device": "gpu"}, {"device": "cpu"}
+_ONE_GPU: Final = ("zero-offload", "cotrain", "stronghold")
+_UPDATERS: Final[tuple[dict[str, Any], ...]] = (
+    {"update": "cpu"},
+    {"update": "cpu", "sync": "coarse"},
+    {"update": "balanced"},
+)
+_OF_PASSES: Final = frozenset({"schedule", "stages_per_worker", "threads"})
+_OF_ROLES: Final = frozenset(
+    {"preset", "replicas", "microbatches", "share", "shares", "staleness", "staleness_warmup", "update"}
+)
 _PIPELINED: Final = tuple(name for name in SCHEDULE_NAMES if name not in ("model-parallel", MEASURED, DYNAMIC))
 
 
@@ -51,18 +67,74 @@ def candidates(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:
     return tuple(found)
 
 
+def looked_at(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:
+    """What an inspection finds out the times and shapes of: the candidates; and where a job on devices is planned only,
+    what tells what the host would bring beside them."""
+    own = candidates(spec, host)
+    if spec.plan_for is None or spec.strategy.is_auto or not _devices(spec.strategy):
+        return own
+    beside = beside_devices(spec, host, all_threads=host.workers > 1)
+    return own if beside is None else (*own, *beside.different)
+
+
 def workers_wanted(spec: JobSpec, host: Host) -> dict[str, int]:
-    """By kind, those that a job holds until its plan is made: as many as any of its candidates needs."""
-    if not spec.strategy.is_auto:
-        return workers_needed(spec.strategy, host)
-    needs = [workers_needed(each.strategy, host) for each in candidates(spec, host)]
+    """By kind, those that a job holds until its plan is made: as many as any needs that is looked at."""
+    needs = [workers_needed(each.strategy, host) for each in looked_at(spec, host)]
     most = {kind: max((need.get(kind, 0) for need in needs), default=0) for kind in ("cpu", "gpu", "loader")}
     return {kind: count for kind, count in most.items() if count} or workers_needed(spec.strategy, host)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesideDevices:
+    """Strategies of a job on devices, by what the host does in them."""
+
+    alone: JobSpec  # it loads, and launches
+    replica: tuple[JobSpec, ...]  # it computes a part of each batch
+    updater: tuple[JobSpec, ...]  # it updates parameters
+    loader: tuple[JobSpec, ...]  # it loads with more processes than the job has
+    second_job: tuple[JobSpec, ...]  # without devices: what another job like this one would have
+
+    @property
+    def different(self) -> tuple[JobSpec, ...]:
+        """Those of which an inspection has to find out something: more loaders take as long as one."""
+        return (self.alone, *self.replica, *self.updater, *self.second_job)
+
+
+def beside_devices(spec: JobSpec, host: Host, *, all_threads: bool) -> BesideDevices | None:
+    """Its devices, or one, where it has none. None without any, or where layers stream through one: the host updates
+    these in any case. spec: its strategy is not auto. all_threads: the host's times with all threads are known. Stages
+    that share a GPU count as one, as in candidates."""
+    strategy = spec.strategy
+    devices = [_alone(replica) for replica in _devices(strategy)] or [_GPU] * min(1, host.gpus)
+    if not devices or any(replica.working_window for replica in strategy.replica_list):
+        return None
+    given = {axis: value for axis, value in strategy.model_dump(exclude_none=True).items() if axis not in _OF_ROLES}
+    alone = _with(spec, given | {"replicas": devices})
+    if alone is None:
+        return None
+
+    def each_of(*rows: dict[str, Any]) -> tuple[JobSpec, ...]:
+        return tuple(found for row in rows if (found := _with(spec, given | row)) is not None)
+
+    loaders = [count for count in _counts(host.workers + host.gpus) if count > strategy.loaders]
+    whole = {axis: value for axis, value in given.items() if axis not in _OF_PASSES}
+    return BesideDevices(
+        alone=alone,
+        replica=each_of(*_beside(devices, all_threads=all_threads)),
+        updater=each_of(*({"replicas": devices} | row for row in _UPDATERS)),
+        loader=each_of(*({"replicas": devices, "loaders": count} for count in loaders)),
+        second_job=tuple(
+            found
+            for row in _rows(replace(host, gpus=0))
+            if row.keys() <= ({"threads", "replicas"} if all_threads else {"replicas"})
+            and (found := _with(spec, whole | row)) is not None
+        ),
+    )
+
+
 def all_threads(spec: JobSpec, host: Host) -> int | None:
-    """Of the candidates that compute with all threads, where others do not: how many these are."""
-    counts = {threads_of(each.strategy, host) for each in candidates(spec, host)}
+    """Of those that compute with all threads, where others that are looked at do not: how many these are."""
+    counts = {threads_of(each.strategy, host) for each in looked_at(spec, host)}
     return max(counts) if len(counts) > 1 else None
 
 
@@ -75,9 +147,12 @@ def _with(spec: JobSpec, axes: Mapping[str, Any]) -> JobSpec | None:
 
 
 def _fits(strategy: Strategy, host: Host, *, is_chosen: bool) -> bool:
-    """is_chosen: its threads; then what a stage takes has to be known with as many, those of one worker or of all."""
-    if is_chosen and strategy.threads == "all" and threads_of(strategy, host) != host.workers * host.threads:
-        return False
+    """is_chosen: its threads; then what a stage takes has to be known with as many, those of one worker or of all, and
+    there has to be one on the CPU."""
+    if is_chosen and strategy.threads == "all":
+        on_host = any(replica.device == "cpu" for replica in strategy.replica_list)
+        if not on_host or threads_of(strategy, host) != host.workers * host.threads:
+            return False
     needed = workers_needed(strategy, host)
     return needed.get("cpu", 0) <= host.workers and needed.get("gpu", 0) <= host.gpus
 
@@ -94,7 +169,26 @@ def _rows(host: Host) -> Iterator[dict[str, Any]]:
             for microbatches in MICROBATCHES:
                 yield {"replicas": replicas, "stages": stages, "microbatches": microbatches}
     if host.gpus:
-        yield from _on_gpus(host.gpus)
+        yield from _on_gpus(host)
+
+
+def _beside(devices: Sequence[dict[str, Any]], *, all_threads: bool) -> Iterator[dict[str, Any]]:
+    """Replicas on devices and one on the CPU, with either way to sum."""
+    for threads in ({"threads": "all"}, {}) if all_threads else ({},):
+        for sync in ("fine", "coarse"):
+            yield {"replicas": [*devices, _CPU], "share": "adaptive", "sync": sync} | threads
+
+
+def _devices(strategy: Strategy) -> list[Replica]:
+    return [replica for replica in strategy.replica_list if replica.device == "gpu"]
+
+
+def _alone(replica: Replica) -> dict[str, Any]:
+    """A replica whose GPUs have a stage each."""
+    own = replica.model_dump(exclude_none=True)
+    if replica.gpus is None or replica.gpus == replica.num_stages:
+        return own
+    return _GPU | {"stages": replica.gpus, "microbatches": replica.microbatches if replica.gpus > 1 else 1}
 
 
 def _counts(most: int) -> list[int]:
@@ -110,11 +204,13 @@ def _pipelines(num_workers: int) -> Iterator[dict[str, Any]]:
             yield {"stages": stages, "schedule": schedule, "microbatches": microbatches}
 
 
-def _on_gpus(num_gpus: int) -> Iterator[dict[str, Any]]:
+def _on_gpus(host: Host) -> Iterator[dict[str, Any]]:
     yield {"replicas": [_GPU]}
     for name in _ONE_GPU:
         yield dict(PRESETS[name].axes)
-    for count in _counts(num_gpus):
+    for count in dict.fromkeys((1, host.gpus)):
+        yield from _beside([_GPU] * count, all_threads=host.workers > 1)
+    for count in _counts(host.gpus):
         yield {"replicas": [_GPU] * count}
         for pipeline in _pipelines(count):
             stages, others = pipeline["stages"], {axis: pipeline[axis] for axis in ("schedule", "microbatches")}

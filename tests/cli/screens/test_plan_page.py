@@ -33,12 +33,16 @@ PLANNED: dict[str, Any] = {
         {
             "lane": "cpu-0/compute",
             "tasks": [
-                {"task": "FORWARD(0,0)", "start": 0.0, "end": 0.004},
-                {"task": "BACKWARD(0,0)", "start": 0.006, "end": 0.01},
+                {"task": "FORWARD(0,0)", "mode": "forward", "label": "F0", "start": 0.0, "end": 0.004},
+                {"task": "BACKWARD(0,0)", "mode": "backward", "label": "B0", "start": 0.006, "end": 0.01},
             ],
         },
-        {"lane": "cpu-1/compute", "tasks": [{"task": "FORWARD(1,0)", "start": 0.004, "end": 0.006}]},
+        {
+            "lane": "cpu-1/compute",
+            "tasks": [{"task": "FORWARD(1,0)", "mode": "forward", "label": "F0", "start": 0.004, "end": 0.006}],
+        },
     ],
+    "roles": None,
     "candidates": [
         {"title": "a pipeline", "predicted_iteration_seconds": 0.01, "samples_per_second": 6400.0, "memory_bytes": 9},
         {"title": "one process", "predicted_iteration_seconds": 0.02, "samples_per_second": 3200.0, "memory_bytes": 9},
@@ -84,3 +88,14 @@ def test_a_plan_that_nobody_chose_has_its_title() -> None:
     page = printed(lines=[], candidates=PLANNED["candidates"][:1])
     assert page.startswith("a pipeline of 2 workers\n")
     assert "candidate" not in page
+
+
+def test_what_the_host_would_bring_stands_in_a_table_with_what_is_not_known() -> None:
+    known = {"role": "replica", "brings": -0.0757, "title": "both", "predicted_iteration_seconds": 0.1, "why_not": None}
+    unknown = {"role": "loader", "brings": None, "title": None, "predicted_iteration_seconds": None, "why_not": "a why"}
+    roles = {"title": "one GPU", "predicted_iteration_seconds": 0.09, "at_most": 0.0284, "best": "second job"}
+    page = printed(roles=roles | {"roles": [known, unknown]})
+    assert "the CPU beside one GPU, 90 ms an iteration: worth most for a second job" in page
+    rows = {line.split()[0]: " ".join(line.split()) for line in page.splitlines() if line.strip()}
+    assert rows["replica"] == "replica -7.6 %, at most 2.8 % both 100 ms"
+    assert rows["loader"] == "loader - a why -"

@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.plan.inspection import UnitFacts
+from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.placement import Cuts
-from weft.scheduler.planning.partition import PlanError, even_workers, partition
+from weft.scheduler.planning.partition import PlanError, cut_for, even_workers, partition
+from weft.scheduler.planning.placing import scheduled
+from weft.spec.replica import Replica
+from weft.spec.strategy import Strategy
 
 UnitOf = Callable[..., UnitFacts]
 
@@ -205,6 +209,32 @@ def test_a_split_by_names_that_cannot_be_is_refused_with_names_that_can(
     assert str(caught.value) == f"strategy.split: {text}"
 
 
+# --- memory
+
+
+@pytest.mark.parametrize(
+    ("axes", "cuts"),
+    [
+        ({"stages": 2}, ((0, 3), (3, 4))),
+        ({"stages": 2, "gpus": 1}, ((0, 3), (3, 4))),
+        ({"stages": 2, "device": "cpu"}, ((0, 1), (1, 4))),
+        ({"stages": 2, "split": [1]}, ((0, 1), (1, 4))),
+    ],
+)
+def test_a_stage_whose_parameters_no_gpu_holds_gives_units_away(
+    inspection_of: Callable[..., Inspection], unit_of: UnitOf, axes: dict[str, Any], cuts: Cuts
+) -> None:
+    """By times alone the second one had three units, and 6 MiB of them, on a GPU with room for 4.5."""
+    sizes = [(6.0, 1), (2.0, 1), (2.0, 1), (2.0, 4)]
+    units = [unit_of(n, own, own, parameter_bytes=size << 20) for n, (own, size) in enumerate(sizes)]
+    replica = Replica(**{"device": "gpu", "microbatches": 2} | axes)
+    strategy = Strategy(replicas=[replica])
+    inspection = inspection_of(units, device_bytes=18 << 20)
+    assert cut_for(inspection, replica, scheduled(strategy, replica)) == cuts
+    roomy = cut_for(inspection_of(units, device_bytes=1 << 30), replica, scheduled(strategy, replica))
+    assert roomy == ((0, 1), (1, 4))
+
+
 # --- several stages in a worker
 
 
@@ -218,8 +248,11 @@ def slowness(units: Sequence[UnitFacts], cuts: Cuts, worker_of: Sequence[int]) -
 def test_cuts_move_for_the_busiest_worker(unit_of: UnitOf) -> None:
     """By the slowest stage alone the second worker had 3 and 2, and the first one 1 and 1."""
     units = [unit_of(n, forward=seconds, backward=0.0) for n, seconds in enumerate([1, 3, 1, 1, 1])]
-    cuts = even_workers(units, ((0, 1), (1, 2), (2, 3), (3, 5)), {0: 0, 1: 1, 2: 0, 3: 1})
+    before = ((0, 1), (1, 2), (2, 3), (3, 5))
+    cuts = even_workers(units, before, {0: 0, 1: 1, 2: 0, 3: 1})
     assert cuts == ((0, 1), (1, 2), (2, 4), (4, 5))
+    heavy = [replace(unit, parameter_bytes=9 if number in (2, 3) else 1) for number, unit in enumerate(units)]
+    assert even_workers(heavy, before, {0: 0, 1: 1, 2: 0, 3: 1}, most_bytes=12) == before
 
 
 @given(

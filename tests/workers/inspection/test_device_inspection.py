@@ -140,6 +140,31 @@ def test_of_a_job_of_devices_alone_the_host_never_runs_the_model(strategy: dict[
     assert job.inspection.small_size == 2
 
 
+def test_a_job_that_is_planned_only_has_both_measured_or_where_the_host_cannot_its_devices_alone() -> None:
+    """It is asked what the host would bring; a model that no CPU can run has a plan all the same."""
+    asked = spec_of(replicas=[GPU], update="cpu").model_copy(update={"plan_for": "time"})
+    device, runs = SlowDevice(), []
+
+    class ForDevices(Scale):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            runs.append(self in device.present)
+            if not runs[-1]:
+                raise RuntimeError("no kernel for this device")
+            return super().forward(x)
+
+    def found(kind: type[Scale]) -> Inspection:
+        told = inspect_job(lambda: workload_of(nn.Sequential(kind(device), kind(device))), asked, device)
+        return Inspection.from_wire(told)
+
+    both = found(Scale)
+    assert both.device_units[0].forward_seconds >= SECONDS > both.units[0].forward_seconds
+    assert both.device_update_seconds == SECONDS
+    assert both.timed_size == 8
+    alone = found(ForDevices)
+    assert False in runs
+    assert (alone.device_units, alone.units[0].forward_seconds, alone.timed_size) == ((), SECONDS, 0)
+
+
 def test_units_come_to_the_device_one_at_a_time() -> None:
     job = Job(replicas=[GPU])
     assert job.device.most_present == 2, "the last unit, and the loss"

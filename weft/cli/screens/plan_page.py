@@ -6,7 +6,6 @@ cpu-1/compute      F0──B0──F1──B1──────
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -17,13 +16,12 @@ from rich.text import Text
 from weft.cli.screens.display import make_table, plain_text
 from weft.cli.screens.lane_bar import STYLES
 from weft.client.console import duration, number, percent, size
-from weft.plan.kinds import KINDS, Kind, is_compute_lane
+from weft.plan.kinds import is_compute_lane
 from weft.transport.wire.frames import Message
 
 MAX_CANDIDATES: Final = 8  # told beside the chosen one; --json has all
 MAX_LANES: Final = 16  # of a picture
 MAX_CELLS: Final = 120  # of its width
-_NUMBERS: Final = re.compile(r"(\w+)\((.*)\)")
 
 
 def plan_page(console: Console, planned: Message) -> None:
@@ -52,6 +50,10 @@ def plan_page(console: Console, planned: Message) -> None:
         planned["timeline"], min(console.width, MAX_CELLS), colour=console.is_terminal and not console.no_color
     ):
         console.print(row, soft_wrap=True)
+    if planned["roles"] is not None:
+        console.print()
+        console.print(plain_text(_worth(planned["roles"])), soft_wrap=True)
+        console.print(_roles(planned["roles"]))
     if len(planned["candidates"]) > 1:
         console.print()
         console.print(_candidates(planned["candidates"]))
@@ -84,6 +86,25 @@ def _stages(planned: Message) -> Table:
     return table
 
 
+def _worth(roles: Mapping[str, Any]) -> str:
+    """Before their table."""
+    begin = f"the CPU beside {roles['title']}, {duration(roles['predicted_iteration_seconds'])} an iteration"
+    best = roles["best"]
+    return begin if best is None else f"{begin}: worth most {'for a' if best == 'second job' else 'as'} {best}"
+
+
+def _roles(roles: Mapping[str, Any]) -> Table:
+    table = make_table("role", "brings>", "by", "iteration>")
+    for each in roles["roles"]:
+        brings, seconds = each["brings"], each["predicted_iteration_seconds"]
+        told = "-" if brings is None else percent(100 * brings)
+        if each["role"] == "replica" and roles["at_most"] is not None:
+            told += f", at most {percent(100 * roles['at_most'])}"
+        by = each["title"] if each["why_not"] is None else each["why_not"]
+        table.add_row(each["role"], told, plain_text(by), "-" if seconds is None else duration(seconds))
+    return table
+
+
 def _candidates(candidates: Sequence[Mapping[str, Any]]) -> Table:
     table = make_table("candidate", "iteration>", "samples/s>", "memory>")
     simulated = [each for each in candidates if each["predicted_iteration_seconds"] is not None]
@@ -113,17 +134,7 @@ def _timeline(lanes: Sequence[Mapping[str, Any]], width: int, *, colour: bool) -
             first, last = (name_cells + round(cells * task[at] / end) for at in ("start", "end"))
             row.append(" " * (first - row.cell_len))
             if (num_cells := last - row.cell_len) > 0:
-                label, style = _drawn(task["task"])
-                row.append(label[:num_cells].ljust(num_cells, "─"), style if colour else "")
+                style = STYLES.get(task["mode"], "") if colour else ""
+                row.append(task["label"][:num_cells].ljust(num_cells, "─"), style)
         rows.append(row)
     return rows
-
-
-def _drawn(task: str) -> tuple[str, str]:
-    """A task's letter with the last of its numbers, and its style."""
-    found = _NUMBERS.fullmatch(task)
-    name, numbers = (found[1], found[2].split(",")) if found else (task, [""])
-    kind = next((each for each in Kind if each.upper() == name), None)
-    if kind is None:
-        return task, ""
-    return f"{KINDS[kind].letter}{numbers[-1]}", STYLES.get(KINDS[kind].mode, "")

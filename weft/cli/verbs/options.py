@@ -17,6 +17,7 @@ from weft.spec.presets import AUTO, PRESETS
 if TYPE_CHECKING:
     from weft.spec.job_spec import JobSpec
 
+STDOUT = "-"  # for a FILE
 Source = Annotated[
     Path,
     typer.Argument(

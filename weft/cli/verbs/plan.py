@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 import typer
 
 from weft.cli.exits import USAGE, guarded, leave, sigterm_raises
 from weft.cli.verbs.options import (
+    STDOUT,
     Gpus,
     JobOptions,
     Json,
@@ -40,6 +42,10 @@ def plan(
     threads: Threads = None,
     stand_ins: StandIns = None,
     gpus: Gpus = None,
+    svg: Annotated[
+        str | None,
+        typer.Option("--svg", metavar="FILE", help="A picture of one iteration, too; - is stdout, without the rest."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Say how a job would run, and how fast, without training it: its model is measured where it would run.
@@ -49,6 +55,8 @@ def plan(
     """
     from weft.spec.field_errors import SpecError
 
+    if json and svg == STDOUT:
+        leave(USAGE, "only one of --svg - and --json can have stdout; give the picture a file")
     if for_ not in ("time", "memory"):
         raise SpecError(f"--for: {for_!r:.80} is nothing to plan for; write time or memory")
     asked: Literal["time", "memory"] = "memory" if for_ == "memory" else "time"
@@ -59,13 +67,29 @@ def plan(
         leave(
             shown["exit_code"] or USAGE, shown["error"] or f"there is no plan: {shown['reason'] or 'it was cancelled'}"
         )
+    if svg is not None:
+        _write_svg(planned, svg)
     if json:
         print(to_json(planned))
+        return
+    if svg == STDOUT:
         return
     from weft.cli.screens.plan_page import plan_page
     from weft.client.console import make_console
 
     plan_page(make_console(sys.stdout), planned)
+
+
+def _write_svg(planned: Message, output: str) -> None:
+    from weft.cli.recordings.whole_file import write_whole
+    from weft.metrics.views.plan_svg import plan_svg
+
+    text = plan_svg(planned)
+    if output == STDOUT:
+        print(text, end="")
+        return
+    write_whole(Path(output), [text.encode()])
+    print(f"svg: one iteration in {output}", file=sys.stderr)
 
 
 class _Crew(TypedDict):

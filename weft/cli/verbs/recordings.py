@@ -12,6 +12,7 @@ import typer
 
 from weft.cli.exits import USAGE, guarded, leave
 from weft.cli.verbs.completion import complete_job
+from weft.cli.verbs.options import STDOUT
 from weft.client.result import to_json
 from weft.transport.wire.frames import Message
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from weft.metrics.recording.window import Window
     from weft.plan.worker_profile import WorkerProfile
 
-STDOUT = "-"
 SVG_ITERATIONS = 2
 GZIP_WBITS = 31  # zlib's number for the format of gzip
 PICTURES = (".png", ".svg", ".pdf")

@@ -19,6 +19,7 @@ from weft.scheduler.core.events import CancelRequested, Event, JobPlanned, Snaps
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Savers
 from weft.scheduler.planning.choosing.choice import MakePlan, choose
+from weft.scheduler.planning.choosing.roles import roles_of, with_roles
 from weft.scheduler.planning.choosing.told import told
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
@@ -60,10 +61,13 @@ class Plans:
             make = partial(make_plan, shared_bytes_free=free.shared, host_bytes_free=free.host)
             if run.spec.plan_for is not None:
                 choice = await asyncio.to_thread(choose, run.spec, inspection, make)
-                run.planned = told(choice, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host)
+                roles = await asyncio.to_thread(roles_of, choice.spec, inspection, make)
+                run.planned = told(choice, roles, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host)
                 self._feed(CancelRequested(job=name, discard=True))
                 return
             plan = await self._choose(run, inspection, make)
+            if inspection.host.gpus:
+                plan = await asyncio.to_thread(with_roles, plan, run.spec, inspection, make)
             checkpoint = await self._checkpoint_of(run, plan)
         except PlanError as error:
             self._fail(name, attempt, "invalid-plan", error, exit_code=2)

@@ -1,23 +1,25 @@
 """Partition: where the model is cut into stages, so that the slowest is as fast as possible. Pure.
 
 Contiguous units to stages, by dynamic programming over the units' measured times; or where the user says, by the units'
-numbers or by names of modules. Where workers have several stages, cuts are then moved for the busiest worker's sake. A
-unit has the name of the module with which it begins, and may be called by that of any module that contains it and none
-before it: "layer2" begins with the unit "layer2.0".
+numbers or by names of modules. On GPUs no stage has more parameters than there is memory for, where any cut allows it.
+Where workers have several stages, cuts are then moved for the busiest worker's sake. A unit has the name of the module
+with which it begins, and may be called by that of any module that contains it and none before it: "layer2" begins with
+the unit "layer2.0".
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.placement import Cuts
 from weft.plan.schedules.schedule import Schedule
-from weft.scheduler.planning.working_window import layer_cuts
+from weft.scheduler.planning.working_window import MEMORY_SHARE, layer_cuts
 from weft.spec.replica import Replica
 
 MAX_TOLD_UNITS = 8  # in a sentence that lists them
@@ -32,11 +34,20 @@ def cut_for(inspection: Inspection, replica: Replica, schedule: Schedule | None)
     """schedule: None of a working window. Errors: PlanError."""
     units, problems = inspection.units_on(replica.device), inspection.cut_problems
     if schedule is not None:
-        cuts = partition(units, replica.num_stages, replica.split, problems)
+        most_bytes = _most_bytes(inspection, replica, schedule)
+        cuts = partition(units, replica.num_stages, replica.split, problems, most_bytes)
         is_free = replica.split is None and len(schedule.programs) < schedule.num_stages
-        return even_workers(units, cuts, schedule.worker_of, problems) if is_free else cuts
+        return even_workers(units, cuts, schedule.worker_of, problems, most_bytes) if is_free else cuts
     split = replica.split if replica.split is not None else layer_cuts(units, _allowed_cuts(units, problems))
     return partition(units, len(split) + 1, split, problems)
+
+
+def _most_bytes(inspection: Inspection, replica: Replica, schedule: Schedule) -> float:
+    """Of a stage's parameters: a GPU has their gradients, too, and as much for each stage that it has."""
+    if replica.device != "gpu" or inspection.device_bytes is None:
+        return math.inf
+    each = (replica.gpus or len(schedule.programs)) / replica.num_stages
+    return MEMORY_SHARE * inspection.device_bytes * each / 2
 
 
 def within_layers(window: int | None, layers: Cuts) -> int | None:
@@ -48,11 +59,13 @@ def partition(
     num_stages: int,
     split: Sequence[int] | Sequence[str] | None = None,
     problems: Mapping[int, str] = MappingProxyType({}),
+    most_bytes: float = math.inf,
 ) -> Cuts:
     """(first, last) of each stage, last exclusive, minimising the slowest stage's forward plus backward time.
 
     No cut falls before a unit that has a problem with it, nor between units that share a buffer. split: the user's own
-    cuts instead, numbers or names. problems: as in Inspection.cut_problems. Errors: PlanError.
+    cuts instead, numbers or names. problems: as in Inspection.cut_problems. most_bytes: of a stage's parameters; where
+    every cut has a stage with more, that of the largest stage is as small as can be. Errors: PlanError.
     """
     allowed = _allowed_cuts(units, problems)
     if num_stages > len(allowed) + 1:
@@ -60,20 +73,34 @@ def partition(
     if split is not None:
         return _given_cuts(units, split, allowed, problems)
     bounds = [0, *allowed, len(units)]
-    before = [0.0, *accumulate(unit.forward_seconds + unit.backward_seconds for unit in units)]
-    # best[b] = (slowest stage, cut indices) over the units before bounds[b]
-    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}
+    seconds, num_bytes = _seconds_between(units, bounds), _bytes_between(units, bounds)
+    most = most_bytes
+    if most < math.inf:
+        most = max(most, _minimax(len(bounds) - 1, num_stages, num_bytes)[0])
+    _, path = _minimax(len(bounds) - 1, num_stages, lambda a, b: math.inf if num_bytes(a, b) > most else seconds(a, b))
+    return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
+
+
+def _minimax(last: int, num_stages: int, cost: Callable[[int, int], float]) -> tuple[float, tuple[int, ...]]:
+    """The least that the costliest stage can cost, and the numbers of the bounds, from 0 to the last, where that is so.
+    cost: of a stage between two of them."""
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}  # by the bound where they end, the stages so far
     for stages_behind in reversed(range(num_stages)):
         best = {
-            b: min(
-                (max(slowest, before[bounds[b]] - before[bounds[a]]), (*path, b))
-                for a, (slowest, path) in best.items()
-                if a < b
-            )
-            for b in range(min(best) + 1, len(bounds) - stages_behind)  # a cut is left for each of those
+            b: min((max(costliest, cost(a, b)), (*path, b)) for a, (costliest, path) in best.items() if a < b)
+            for b in range(min(best) + 1, last + 1 - stages_behind)  # a cut is left for each of those
         }
-    path = best[len(bounds) - 1][1]
-    return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))
+    return best[last]
+
+
+def _seconds_between(units: Sequence[UnitFacts], bounds: Sequence[int]) -> Callable[[int, int], float]:
+    before = [0.0, *accumulate(unit.forward_seconds + unit.backward_seconds for unit in units)]
+    return lambda a, b: before[bounds[b]] - before[bounds[a]]
+
+
+def _bytes_between(units: Sequence[UnitFacts], bounds: Sequence[int]) -> Callable[[int, int], int]:
+    before = [0, *accumulate(unit.parameter_bytes for unit in units)]
+    return lambda a, b: before[bounds[b]] - before[bounds[a]]
 
 
 def even_workers(
@@ -81,14 +108,16 @@ def even_workers(
     cuts: Cuts,
     worker_of: Mapping[int, int],
     problems: Mapping[int, str] = MappingProxyType({}),
+    most_bytes: float = math.inf,
 ) -> Cuts:
     """Moves one cut after another to its neighbour, as long as that makes the busiest worker faster, or the slowest
-    stage where it makes none slower: the best of such moves each time. So it ends in what no one move betters."""
+    stage where it makes none slower: the best of such moves each time. So it ends in what no one move betters.
+    most_bytes: as of `partition`."""
     bounds = [0, *_allowed_cuts(units, problems), len(units)]
-    before = [0.0, *accumulate(unit.forward_seconds + unit.backward_seconds for unit in units)]
+    between, num_bytes = _seconds_between(units, bounds), _bytes_between(units, bounds)
 
     def slowness(path: Sequence[int]) -> tuple[float, float]:
-        stages = [before[bounds[b]] - before[bounds[a]] for a, b in pairwise(path)]
+        stages = [between(a, b) for a, b in pairwise(path)]
         workers = [0.0] * (1 + max(worker_of.values()))
         for stage, seconds in enumerate(stages):
             workers[worker_of[stage]] += seconds
@@ -97,10 +126,12 @@ def even_workers(
     def moved(path: Sequence[int]) -> Iterator[Sequence[int]]:
         for place in range(1, len(path) - 1):
             for other in (path[place] - 1, path[place] + 1):
-                if path[place - 1] < other < path[place + 1]:
+                near = path[place - 1], other, path[place + 1]
+                if near[0] < other < near[2] and max(num_bytes(*pair) for pair in pairwise(near)) <= most:
                     yield [*path[:place], other, *path[place + 1 :]]
 
     path: Sequence[int] = [bounds.index(first) for first, _ in cuts] + [len(bounds) - 1]
+    most = max(most_bytes, *(num_bytes(a, b) for a, b in pairwise(path)))
     while slowness(better := min(moved(path), key=slowness, default=path)) < slowness(path):
         path = better
     return tuple((bounds[a], bounds[b]) for a, b in pairwise(path))

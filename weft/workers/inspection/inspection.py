@@ -13,6 +13,7 @@ the model only where a replica will: of one that only GPUs compute it need not e
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from weft.plan.division import sizes_that_occur
 from weft.plan.itinerary import Itinerary
-from weft.spec.candidates import candidates
+from weft.spec.candidates import candidates, looked_at
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import ONE_CORE, Host
 from weft.transport.memory.arena import dtype_name
@@ -55,16 +56,21 @@ def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: Device, hos
     load: makes the workload anew: a module may keep what it has computed on one device. device: the worker's own. host:
     the daemon's workers. Errors: WorkloadError, and whatever the user's code raises.
     """
-    specs = candidates(spec, host)
+    own, specs = candidates(spec, host), looked_at(spec, host)
+    if len(specs) > len(own):
+        with contextlib.suppress(Exception):  # a model may be for devices alone: what its own strategy raises is told
+            return _of_many(load, spec, specs, device)
+    return _of_many(load, spec, own, device) if spec.strategy.is_auto else _of_all_devices(load, spec, own, device)
+
+
+def _of_many(load: Callable[[], Workload], spec: JobSpec, specs: Sequence[JobSpec], device: Device) -> dict[str, Any]:
     facts = _of_all_devices(load, spec, specs, device)
-    if spec.strategy.is_auto:
-        facts["timed_size"] = max(size for size, _ in facts["input"]["shapes"])
-    return facts
+    return facts | {"timed_size": max(size for size, _ in facts["input"]["shapes"])}
 
 
 def inspect_threaded(load: Callable[[], Workload], spec: JobSpec, host: Host) -> dict[str, Any]:
     """The wire form of weft.plan.inspection.Threaded: what the host takes with the threads that torch has now."""
-    facts = inspect(load(), spec, HostDevice(), candidates(spec, host))
+    facts = inspect(load(), spec, HostDevice(), looked_at(spec, host))
     return {
         "threads": torch.get_num_threads(),
         "seconds": [[unit[name] for name in _SECONDS] for unit in facts["units"]],
@@ -103,7 +109,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device, specs: Sequence[J
         batches.check_orders()
     sizes = _sizes(specs, batches)
     look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
-    learns = spec.job.mode == "train"
+    learns, is_one_of_many = spec.job.mode == "train", spec.strategy.is_auto or len(specs) > 1
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)
     trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
@@ -126,7 +132,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device, specs: Sequence[J
         "varying_shapes": [list(shape) for shape in ran.varying_shapes],
         "num_train": batches.num_train,
         "num_validation": batches.num_validation,
-        "load_seconds": ran.load_seconds * (len(sizes) * max(sizes) / sum(sizes) if spec.strategy.is_auto else 1.0),
+        "load_seconds": ran.load_seconds * (len(sizes) * max(sizes) / sum(sizes) if is_one_of_many else 1.0),
         "update_seconds": 0.0 if update is None else update.seconds,
         "device_update_seconds": None if on_device is None else on_device.seconds,
         "metrics": ran.metrics,

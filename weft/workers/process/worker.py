@@ -205,7 +205,7 @@ class _Worker:
         self._compute_on(message["cores"], message["threads"])
         try:
             inspection = inspect_job(load, spec, self._device, host)
-            if message["all_threads"] is not None:
+            if message["all_threads"] is not None and "timed_size" in inspection:
                 self._compute_on(message["all_cores"], message["all_threads"])
                 inspection["threaded"] = inspect_threaded(load, spec, host)
         finally:

@@ -13,7 +13,7 @@ candidate that takes longer at least than another one is predicted to take need 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.plan.division import divide
@@ -35,18 +35,37 @@ def least_seconds(spec: JobSpec, inspection: Inspection) -> float:
     strategy = spec.strategy
     if strategy.share != "fixed":
         return 0.0
-    sized, known = fitted(inspection, spec), inspection.with_threads(threads_of(strategy, inspection.host))
-    lines = lines_of_units(spec, known)
     parts = divide(spec.job.batch_size, *strategy.division)
     least = [0.0]
-    for replica, staleness, own in zip(strategy.replica_list, strategy.staleness_list, parts, strict=True):
-        schedule = scheduled(strategy, replica)
-        stages = _Stages(spec, replica.device, cut_for(sized, replica, schedule), lines)
+    for (schedule, stages), staleness, own in zip(
+        _replicas(spec, inspection), strategy.staleness_list, parts, strict=True
+    ):
         sizes = [part.size for part in own if part.size]
         least += stages.work(schedule, sizes)
         if spec.job.mode == "train" and schedule is not None and not staleness and sizes:
             least += stages.ways(schedule, sizes)
     return max(least)
+
+
+def replica_seconds(spec: JobSpec, inspection: Inspection) -> list[float]:
+    """Of each replica the work of its busiest lane, were the whole batch its own. inspection, errors: as above."""
+    count = min(spec.job.batch_size, inspection.num_train)
+    found = []
+    for (schedule, stages), microbatches in zip(
+        _replicas(spec, inspection), spec.strategy.microbatch_counts, strict=True
+    ):
+        sizes = [part.size for part in divide(count, [1.0], [microbatches])[0]]
+        found.append(max(stages.work(schedule, sizes)))
+    return found
+
+
+def _replicas(spec: JobSpec, inspection: Inspection) -> Iterator[tuple[Schedule | None, _Stages]]:
+    strategy = spec.strategy
+    sized, known = fitted(inspection, spec), inspection.with_threads(threads_of(strategy, inspection.host))
+    lines = lines_of_units(spec, known)
+    for replica in strategy.replica_list:
+        schedule = scheduled(strategy, replica)
+        yield schedule, _Stages(spec, replica.device, cut_for(sized, replica, schedule), lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from typing import Final
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
 from weft.scheduler.planning.choosing.bounds import least_seconds
+from weft.scheduler.planning.choosing.resting import comes_to_rest, rested
 from weft.scheduler.planning.choosing.titles import title_of
 from weft.scheduler.planning.costs import PlannedJob
 from weft.scheduler.planning.measured_costs import MeasuredCosts
@@ -80,14 +81,14 @@ def choose(spec: JobSpec, inspection: Inspection, make: MakePlan) -> Choice:
 def consider(spec: JobSpec, inspection: Inspection, make: MakePlan, *, prunes: bool = True) -> list[Considered]:
     """All candidates that train alike, the simplest first, which is simulated first: it is what others are compared
     with. prunes: False to simulate those as well that cannot be faster."""
-    alike = [each for each in candidates(spec, inspection.host) if _trains_alike(each, spec, inspection)]
+    alike = [each for each in candidates(spec, inspection.host) if trains_alike(each, spec, inspection)]
     found = [_bounded(each, inspection) for each in alike]
     shortest, num_simulated = math.inf, 0
     for number in sorted(range(len(found)), key=lambda number: (number > 0, found[number].least_seconds)):
         each = found[number]
         can_be_it = each.least_seconds <= AS_GOOD * shortest or num_simulated <= MAX_TOLD
         if each.why_not is None and (can_be_it or not prunes):
-            found[number] = each = _simulated(each, inspection, make)
+            found[number] = each = simulated(each, inspection, make)
             shortest, num_simulated = min(shortest, each.seconds or shortest), num_simulated + 1
     return found
 
@@ -118,7 +119,7 @@ def predicted_seconds(spec: JobSpec, plan: Plan, inspection: Inspection) -> tupl
     return MeasuredCosts(PlannedJob(spec, plan), known, {}).of(PlannedJob(spec, plan))
 
 
-def _trains_alike(candidate: JobSpec, spec: JobSpec, inspection: Inspection) -> bool:
+def trains_alike(candidate: JobSpec, spec: JobSpec, inspection: Inspection) -> bool:
     """Where what a sample gives depends on the others of its microbatch, the batch is divided as the user has it."""
     depends = inspection.batch_modules or any(unit.carries_state for unit in inspection.units)
     return not depends or candidate.strategy.division == spec.strategy.division
@@ -130,6 +131,25 @@ def _bounded(candidate: JobSpec, inspection: Inspection) -> Considered:
         return Considered(spec=candidate, title=title, least_seconds=least_seconds(candidate, inspection))
     except ValueError as error:
         return Considered(spec=candidate, title=title, least_seconds=0.0, why_not=str(error))
+
+
+def simulated(each: Considered, inspection: Inspection, make: MakePlan) -> Considered:
+    """With its prediction, or why it cannot be; where shares have to be found, with those of the shortest one."""
+    if not comes_to_rest(each.spec):
+        return _simulated(each, inspection, make)
+
+    def of(spec: JobSpec) -> Considered:
+        titled = dataclasses.replace(each, spec=spec, title=title_of(spec.strategy, inspection.host))
+        return _simulated(titled, inspection, make)
+
+    def seconds_with(spec: JobSpec) -> float:
+        found = of(spec).seconds
+        return math.inf if found is None else found
+
+    try:
+        return of(rested(each.spec, inspection, seconds_with))
+    except PlanError as error:
+        return dataclasses.replace(each, why_not=str(error))
 
 
 def _simulated(each: Considered, inspection: Inspection, make: MakePlan) -> Considered:

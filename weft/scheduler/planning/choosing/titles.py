@@ -17,7 +17,7 @@ def title_of(strategy: Strategy, host: Host) -> str:
     """As in "2 replicas of a pipeline of 2 workers (1f1b, 4 microbatches)"."""
     kinds = Counter(_place(strategy, replica) for replica in strategy.replica_list)
     replicas = " and ".join(_several(count, place) for place, count in kinds.items())
-    details = [*_of_passes(strategy), *_of_updates(strategy)]
+    details = [*_of_passes(strategy), *_of_updates(strategy), *_of_shares(strategy)]
     if strategy.threads is not None:
         details.append(_counted(threads_of(strategy, host), "thread") + (" each" if max(kinds.values()) > 1 else ""))
     return f"{replicas} ({', '.join(details)})" if details else replicas
@@ -49,6 +49,10 @@ def _of_updates(strategy: Strategy) -> list[str]:
     if all(replica.device == "cpu" for replica in strategy.replica_list) or strategy.update == "local":
         return []
     return [{"cpu": "updates on the CPU", "balanced": "updates on both"}[strategy.update]]
+
+
+def _of_shares(strategy: Strategy) -> list[str]:
+    return [f"shares {' : '.join(f'{share:g}' for share in strategy.shares)}"] if strategy.shares else []
 
 
 def _counted(count: int, one: str, several: str = "") -> str:

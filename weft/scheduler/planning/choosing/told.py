@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from weft.metrics.views.timeline import bar_label
+from weft.plan.graph import Task
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS
 from weft.plan.plan import Plan
 from weft.scheduler.planning.choosing.choice import Choice, Considered, memory_of, names_of
+from weft.scheduler.planning.choosing.roles import Roles
 from weft.scheduler.planning.outlook import Outlook
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Simulation
 
 VERSION: Final = 1  # of the data; a key that is renamed, goes away or changes its meaning makes it another
 
 
-def told(choice: Choice, inspection: Inspection, *, shared_bytes_free: int, host_bytes_free: float) -> dict[str, Any]:
+def told(
+    choice: Choice, roles: Roles | None, inspection: Inspection, *, shared_bytes_free: int, host_bytes_free: float
+) -> dict[str, Any]:
     """shared_bytes_free, host_bytes_free: as of `make_plan`."""
     plan, outlook, names = choice.plan, choice.outlook, names_of(choice.plan)
     best = choice.considered[0]
@@ -41,6 +46,7 @@ def told(choice: Choice, inspection: Inspection, *, shared_bytes_free: int, host
         "bubble_ratio": outlook.bubble_ratio,
         "bottleneck": outlook.bottleneck,
         "bottleneck_busy": outlook.bottleneck_busy,
+        "roles": roles and roles.told(),
         "candidates": [_candidate(each) for each in choice.considered],
         "timeline": _timeline(plan, outlook, choice.simulation),
     }
@@ -72,8 +78,9 @@ def _timeline(plan: Plan, outlook: Outlook, simulation: Simulation) -> list[dict
         {
             "lane": f"{names[lane.worker]}/{lane.name}",
             "tasks": [
-                {
-                    "task": str(tasks[span.task]),
+                _drawn(tasks[span.task])
+                | {
+                    "iteration": span.iteration - WARMUP_ITERATIONS,
                     "start": max(span.start, begin) - begin,
                     "end": min(span.end, end) - begin,
                 }
@@ -83,3 +90,9 @@ def _timeline(plan: Plan, outlook: Outlook, simulation: Simulation) -> list[dict
         }
         for lane, own in simulation.spans.items()
     ]
+
+
+def _drawn(task: Task) -> dict[str, str]:
+    """What a picture has of it."""
+    label = bar_label(task.kind, task.microbatch, task.bucket)
+    return {"task": str(task), "mode": KINDS[task.kind].mode, "label": label}
