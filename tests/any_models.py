@@ -30,8 +30,8 @@ class Mlp(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.again, self.frozen, self.last = (
-            nn.Linear(*sizes) for sizes in ((6, 8), (8, 8), (8, 8), (8, 3))
+        self.first, self.second, self.again, self.frozen, self.last = (
+            nn.Linear(*sizes) for sizes in ((6, 8), (8, 8), (8, 8), (8, 8), (8, 3))
         )
         self.drop = nn.Dropout(0.2)
         self.scale = nn.Parameter(torch.ones(8))
@@ -39,7 +39,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.drop(self.first(x).tanh())
-        x = self.again(x).tanh()
+        x = self.again(self.second(x).tanh()).tanh()
         x = self.frozen(x) * self.scale
         return self.last(self.again(x))
 
