@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
+import torch._dynamo.config
+
+from weft.workload.compiling import CACHE_VARIABLE, set_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +23,9 @@ class TorchSettings:
     flash: bool
     mem_efficient: bool
     math: bool
+    recompile_limit: int
+    accumulated_recompile_limit: int
+    compiled: str | None  # where files of torch's compiler are kept
 
     @classmethod
     def now(cls) -> TorchSettings:
@@ -31,6 +38,9 @@ class TorchSettings:
             flash=torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
             mem_efficient=torch.backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
             math=torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
+            recompile_limit=torch._dynamo.config.recompile_limit,
+            accumulated_recompile_limit=torch._dynamo.config.accumulated_recompile_limit,
+            compiled=os.environ.get(CACHE_VARIABLE),
         )
 
     def restore(self) -> None:
@@ -41,3 +51,6 @@ class TorchSettings:
         torch.backends.cuda.enable_flash_sdp(self.flash)
         torch.backends.cuda.enable_mem_efficient_sdp(self.mem_efficient)
         torch.backends.cuda.enable_math_sdp(self.math)
+        torch._dynamo.config.recompile_limit = self.recompile_limit
+        torch._dynamo.config.accumulated_recompile_limit = self.accumulated_recompile_limit
+        set_cache(self.compiled)
