@@ -32,7 +32,7 @@ from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
 from weft.spec.job_spec import JobSpec
 from weft.spec.stopping import ON_EPOCH, Rule, Training, value_for_scheduler
-from weft.workload.compiling import compiling
+from weft.workload.compiling.compiler import compiling
 from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss

@@ -25,7 +25,7 @@ from torch import nn
 from weft.spec.job_spec import JobSpec, SpecError, is_unicode
 from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import Sink, numbered
-from weft.workload.compiling import compile_units
+from weft.workload.compiling.compiled import compile_units
 from weft.workload.model_memory import settle
 from weft.workload.randomness import seed_all
 from weft.workload.start import begin

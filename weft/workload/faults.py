@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch._dynamo.exc import TorchDynamoException
 
 import weft
 from weft.machine.checkpoint_files import CheckpointError
@@ -15,6 +16,7 @@ from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.run_file import RunFileError
 from weft.plan.error_places import places_of, samples_place
 from weft.spec.job_spec import SpecError
+from weft.workload.compiling.compiler import cannot_compile
 from weft.workload.origin import is_ours, is_users
 from weft.workload.workload import WorkloadError
 
@@ -55,6 +57,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("out-of-memory", _traceback(error), 1, type(error.__cause__).__name__)
         case WorkloadError() | SpecError():
             return Fault("invalid-workload", encodable(_with_places(error)), 2)
+        case TorchDynamoException():  # from a backward, whose kernels are made when it first runs
+            return Fault("invalid-workload", encodable(_with_places(cannot_compile("a unit", error))), 2)
         case CheckpointError():
             return Fault("invalid-plan", encodable(f"job.resume_from: {error}"), 2)
         case SharedMemoryFull():

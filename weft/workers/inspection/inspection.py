@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from weft.spec.candidates import candidates
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import ONE_CORE, Host
 from weft.transport.memory.arena import dtype_name
+from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.cut_facts import inspect_batches
@@ -38,6 +40,8 @@ from weft.workers.inspection.update_times import GradientSample, UpdateTimes, de
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
 from weft.workload.building import LITTLE_BYTES, digest_of, number_of
+from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
+from weft.workload.compiling.compiled import compiled_modules
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import can_be_resident
 from weft.workload.optimizer import make_optimizer
@@ -102,12 +106,16 @@ def inspect(workload: Workload, spec: JobSpec, device: Device, specs: Sequence[J
     if spec.strategy.loaders > 1:
         batches.check_orders()
     sizes = _sizes(specs, batches)
+    note_calls(workload.model)
     look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
     learns = spec.job.mode == "train"
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)
     trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
+    compiled_calls = noted_calls(workload.model)
+    precision = partial(computing_in, spec.strategy.precision, device)
+    compile_ahead(workload.model, compiled_calls, list(workload.model.parameters()), device.torch, precision)
     on_host = on_device = None
     if optimizer is not None and _host_updates(specs, device):
         on_host = host_update(optimizer, sample)
@@ -122,6 +130,8 @@ def inspect(workload: Workload, spec: JobSpec, device: Device, specs: Sequence[J
         "input": ran.input,
         "target": ran.target,
         "skipped_calls": ran.skipped_calls,
+        "compiled": [name for name, _ in compiled_modules(workload)] if spec.strategy.compile else [],
+        "compiled_calls": compiled_calls,
         "seeds_others": ran.seeds_others,
         "varying_shapes": [list(shape) for shape in ran.varying_shapes],
         "num_train": batches.num_train,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch._dynamo.config
 
-from weft.workload.compiling import CACHE_VARIABLE, set_cache
+from weft.workload.compiling.compiler import CACHE_VARIABLE, set_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

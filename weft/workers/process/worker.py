@@ -51,7 +51,7 @@ from weft.workers.process.kept import Kept, begin_of
 from weft.workers.process.saving import save_state
 from weft.workers.process.torch_settings import TorchSettings
 from weft.workers.profiling.profiler import profiling
-from weft.workload.compiling import forget, keep_in
+from weft.workload.compiling.compiler import forget, keep_in
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import encodable, fault_of
 from weft.workload.workload import Workload, asks_to_stop
@@ -288,11 +288,11 @@ class _Worker:
 
     def _enter(self, message: Message) -> JobSpec:
         spec = JobSpec.parse(message["spec"])
-        os.environ["WEFT_JOB_ID"] = message["job"]
-        os.environ["WEFT_RUN_DIR"] = message["run_dir"]
-        for make in (lambda: make_directory(Path(message["run_dir"])), lambda: os.chdir(spec.directory)):
-            with contextlib.suppress(OSError):  # the daemon makes one, too; load_workload needs the other
-                make()
+        os.environ |= {"WEFT_JOB_ID": message["job"], "WEFT_RUN_DIR": message["run_dir"]}
+        with contextlib.suppress(OSError):  # the daemon makes it, too, and says what is wrong with it
+            make_directory(Path(message["run_dir"]))
+        with contextlib.suppress(OSError):  # load_workload says what is wrong with it
+            os.chdir(spec.directory)
         if spec.strategy.compile:
             keep_in(Path(self._config.compiled))
         return spec

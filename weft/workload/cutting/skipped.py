@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from weft.workload.compiling import uncompiled
+from weft.workload.compiling.compiled import uncompiled
 from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.placeholder import Placeholder, placeholder_of, without_numbers
 from weft.workload.cutting.visible import Forward, Visible
