@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch._dynamo.exc import TorchDynamoException
 
 import weft
 from weft.machine.checkpoint_files import CheckpointError
@@ -16,7 +15,7 @@ from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.run_file import RunFileError
 from weft.plan.error_places import places_of, samples_place
 from weft.spec.job_spec import SpecError
-from weft.workload.compiling.compiler import cannot_compile
+from weft.workload.compiling.compiler import cannot_compile, is_compilers
 from weft.workload.origin import is_ours, is_users
 from weft.workload.workload import WorkloadError
 
@@ -57,8 +56,6 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("out-of-memory", _traceback(error), 1, type(error.__cause__).__name__)
         case WorkloadError() | SpecError():
             return Fault("invalid-workload", encodable(_with_places(error)), 2)
-        case TorchDynamoException():  # from a backward, whose kernels are made when it first runs
-            return Fault("invalid-workload", encodable(_with_places(cannot_compile("a unit", error))), 2)
         case CheckpointError():
             return Fault("invalid-plan", encodable(f"job.resume_from: {error}"), 2)
         case SharedMemoryFull():
@@ -70,6 +67,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code), "SystemExit")
     if is_out_of_memory(error):
         return Fault("out-of-memory", _traceback(error), 1, type(error).__name__)
+    if is_compilers(error):  # from a backward, whose kernels are made when it first runs
+        return Fault("invalid-workload", encodable(_with_places(cannot_compile("a unit", error))), 2)
     if is_ours(error):
         return Fault("internal", OURS + _traceback(error), SOFTWARE)
     return Fault("user-error", _traceback(error), 1, type(error).__name__)

@@ -21,9 +21,8 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
 
-from weft.workload.compiling.compiler import Backend, cannot_compile, check_compiler, raise_limits
+from weft.workload.compiling.compiler import Backend, cannot_compile, check_compiler, is_compilers, raise_limits
 from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.visible import CallKind, visible_modules
 from weft.workload.units import is_cut_by_calls, units
@@ -100,7 +99,9 @@ class CompiledForward:
             self._note(args, kwargs)
         try:
             return self._compiled(*self._given, *args, **kwargs)
-        except TorchDynamoException as error:
+        except Exception as error:
+            if not is_compilers(error):
+                raise
             self.eager(*args, **kwargs)  # the user's own error, where it is that, says more
             raise cannot_compile(self._name, error) from error
 

@@ -1,20 +1,20 @@
 """Compiler: torch's own, as units are compiled with it: its settings, and the directory of what it leaves.
 
 Kernels draw as uncompiled operations do, and are made for as many threads as the one that asks for them computes with.
-Nothing of it runs in another process, so that none is left behind.
+Nothing of it runs in another process, so that none is left behind. To import it takes seconds, so only who compiles
+does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-import torch._dynamo.config
-from torch._dynamo.exc import TorchDynamoException
 
 from weft.machine.bounded_directory import shrink
 from weft.machine.run_file import make_directory
@@ -35,11 +35,13 @@ class CompileError(WorkloadError):
 def compiling(cache: Path | None) -> Iterator[None]:
     """What is compiled inside is kept in this directory; None: where torch keeps it. Settings are as before at the end,
     those of this thread and the environment's. Errors: RunFileError."""
+    from torch._dynamo import config
+
     before = os.environ.get(CACHE_VARIABLE)
     try:
         if cache is not None:
             keep_in(cache)
-        with torch._dynamo.config.patch(_LIMITS):
+        with config.patch(_LIMITS):
             yield
     finally:
         set_cache(before)
@@ -61,24 +63,38 @@ def set_cache(directory: str | None) -> None:
 
 def forget() -> None:
     """What this process has compiled; the files stay."""
-    if torch._dynamo.config.recompile_limit == _LIMITS["recompile_limit"]:
-        torch._dynamo.reset()
+    from torch import _dynamo
+
+    if _dynamo.config.recompile_limit == _LIMITS["recompile_limit"]:
+        _dynamo.reset()
 
 
 def raise_limits() -> None:
     """Of the thread that asks, where they are torch's: behind so many graphs it would go on without compiling."""
-    if torch._dynamo.config.recompile_limit < _LIMITS["recompile_limit"]:
+    from torch._dynamo import config
+
+    if config.recompile_limit < _LIMITS["recompile_limit"]:
         for name, value in _LIMITS.items():
-            setattr(torch._dynamo.config, name, value)
+            setattr(config, name, value)
 
 
-def cannot_compile(what: str, error: TorchDynamoException) -> CompileError:
+def is_compilers(error: BaseException) -> bool:
+    """Whether it is the compiler that has raised it, and not what it compiles."""
+    if "torch._dynamo.exc" not in sys.modules:
+        return False
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)
+
+
+def cannot_compile(what: str, error: BaseException) -> CompileError:
     """With the first line of what torch says, and its places."""
-    told = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    made = CompileError(f"{what} cannot be compiled: {told:.300}; {REMEDY}")
+    cause = getattr(error, "inner_exception", error)
+    told = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
+    made = CompileError(f"{what} cannot be compiled: {told.rstrip(':'):.300}; {REMEDY}")
     for place in places_of(error):
         add_place(made, place)
-    return made
+    return cause if isinstance(cause, CompileError) else made
 
 
 def check_compiler() -> None:
