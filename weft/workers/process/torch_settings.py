@@ -45,7 +45,10 @@ class TorchSettings:
 
     def restore(self) -> None:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
-        torch.set_float32_matmul_precision(self.matmul_precision)
+        if (
+            torch.get_float32_matmul_precision() != self.matmul_precision
+        ):  # set to what it is, it is another to compilers
+            torch.set_float32_matmul_precision(self.matmul_precision)
         torch.backends.cudnn.benchmark = self.cudnn_benchmark
         torch.backends.cudnn.deterministic = self.cudnn_deterministic
         torch.backends.cuda.enable_flash_sdp(self.flash)
