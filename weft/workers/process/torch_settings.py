@@ -45,9 +45,8 @@ class TorchSettings:
 
     def restore(self) -> None:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
-        if (
-            torch.get_float32_matmul_precision() != self.matmul_precision
-        ):  # set to what it is, it is another to compilers
+        # Set to what it is, it is another to the compiler, which would not find what it has made.
+        if torch.get_float32_matmul_precision() != self.matmul_precision:
             torch.set_float32_matmul_precision(self.matmul_precision)
         torch.backends.cudnn.benchmark = self.cudnn_benchmark
         torch.backends.cudnn.deterministic = self.cudnn_deterministic
