@@ -18,6 +18,7 @@ class TorchSettings:
     deterministic: bool
     warns_only: bool
     matmul_precision: str
+    cuda_precision: str
     cudnn_benchmark: bool
     cudnn_deterministic: bool
     flash: bool
@@ -33,6 +34,7 @@ class TorchSettings:
             deterministic=torch.are_deterministic_algorithms_enabled(),
             warns_only=torch.is_deterministic_algorithms_warn_only_enabled(),
             matmul_precision=torch.get_float32_matmul_precision(),
+            cuda_precision=torch.backends.cuda.matmul.fp32_precision,
             cudnn_benchmark=torch.backends.cudnn.benchmark,
             cudnn_deterministic=torch.backends.cudnn.deterministic,
             flash=torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
@@ -45,9 +47,10 @@ class TorchSettings:
 
     def restore(self) -> None:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
-        # Set to what it is, it is another to the compiler, which would not find what it has made.
-        if torch.get_float32_matmul_precision() != self.matmul_precision:
-            torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.backends.cuda.matmul.fp32_precision = (
+            self.cuda_precision
+        )  # which this has set, too: a compiler's keys differ
         torch.backends.cudnn.benchmark = self.cudnn_benchmark
         torch.backends.cudnn.deterministic = self.cudnn_deterministic
         torch.backends.cuda.enable_flash_sdp(self.flash)
