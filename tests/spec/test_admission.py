@@ -63,6 +63,10 @@ def spec(batch_size: int = 8, mode: str = "train", **axes: Any) -> JobSpec:
             spec(replicas=2, stages=2, share="stealing", schedule="dynamic"),
             "strategy.schedule = 'dynamic' cannot stand beside share = 'stealing', which fills the places of a fixed",
         ),
+        (
+            spec(replicas=2, share="adaptive", compile=True),
+            "strategy.compile = true compiles each size of microbatch, and strategy.share = 'adaptive' has ever other",
+        ),
         (spec(mode="forward", preset="stronghold"), "strategy.replicas: working_window streams what updates change"),
     ],
 )

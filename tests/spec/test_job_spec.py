@@ -270,6 +270,7 @@ TAKEN = {  # what a field takes of the pool
     "strategy.prefetch": {"table"},
     "strategy.clip_norm": {"fraction", "huge"},
     "strategy.resident": {"true"},
+    "strategy.compile": {"true"},
     "strategy.skip_nonfinite": {"true"},
     "profile.first": {"zero"},
     "stop.metric": {"text"},

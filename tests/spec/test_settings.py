@@ -49,6 +49,7 @@ def test_every_setting_can_come_from_every_source() -> None:
         "runtime_dir": "r",
         "state_dir": "s",
         "runs_dir": "u",
+        "cache_dir": "c",
         "workers": 5,
         "stand_ins": 3,
         "gpus": 2,

@@ -41,6 +41,7 @@ precision = "bf16"
 clip_norm = 1
 recovery = "off"
 verify = "digest"
+compile = true
 skip_nonfinite = true
 """
 DEFAULTS = {
@@ -68,6 +69,7 @@ DEFAULTS = {
     "clip_norm": None,
     "recovery": "snapshot",
     "verify": "off",
+    "compile": False,
     "skip_nonfinite": False,
 }
 

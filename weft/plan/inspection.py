@@ -152,6 +152,8 @@ class Inspection:
     cut_problems: Mapping[int, str] = field(default_factory=dict)  # unit -> why the model cannot be cut before it
     device_update_seconds: float | None = None  # by a GPU, where it makes any
     skipped_calls: str = ""  # what stages have to be told of calls that they skip, pickled, in base64
+    compiled: tuple[str, ...] = ()  # names of units, of a job that compiles
+    compiled_calls: str = ""  # calls of them that were seen, to be compiled ahead, in the same form
     seeds_others: bool = False  # the model draws from Python's generator, or numpy's
     streams: tuple[str, ...] = ()  # fields of the workload whose items are drawn one after another
     varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
@@ -218,6 +220,8 @@ class Inspection:
             input=TensorFacts(**{**data["input"], "shapes": _shapes(data["input"]["shapes"])}),
             target=data["target"] and TensorFacts(**{**data["target"], "shapes": _shapes(data["target"]["shapes"])}),
             skipped_calls=data.get("skipped_calls", ""),
+            compiled=tuple(data.get("compiled", ())),
+            compiled_calls=data.get("compiled_calls", ""),
             seeds_others=data.get("seeds_others", False),
             varying_shapes=tuple(map(tuple, data.get("varying_shapes", ()))),
             metrics=tuple(data["metrics"]),

@@ -198,6 +198,7 @@ class Plan:
     limit_seconds: float = 0.0
     limit_cycle: str = ""
     skipped_calls: str = ""  # as in the inspection
+    compiled_calls: str = ""  # as in the inspection
     seeds_others: bool = False  # as in the inspection
     streams: bool = False  # one loader draws items one after another
     parameters: tuple[ParameterFacts, ...] = ()  # of the model, as they were inspected

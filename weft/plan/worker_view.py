@@ -66,6 +66,7 @@ class WorkerView:
     synchronisation: Synchronisation | None
     reporter: int | None  # the worker that tells the learning rate and the norm of each step, where there are buckets
     skipped_calls: str = ""  # as in the inspection
+    compiled_calls: str = ""  # as in the inspection
     seeds_others: bool = False  # as in the inspection
     unneeded: Unneeded = Unneeded()
     judged: bool = False
@@ -105,6 +106,7 @@ class WorkerView:
             first_stages=tuple(stage for stage in plan.stages if stage.replica == 0),
             synchronisation=plan.synchronisation,
             skipped_calls=plan.skipped_calls,
+            compiled_calls=plan.compiled_calls,
             seeds_others=plan.seeds_others,
             reporter=_reporter(plan),
             unneeded=Unneeded.of(plan, position),

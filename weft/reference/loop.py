@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
 from weft.spec.job_spec import JobSpec
 from weft.spec.stopping import ON_EPOCH, Rule, Training, value_for_scheduler
+from weft.workload.compiling.compiler import compiling
 from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
@@ -61,11 +63,13 @@ def train(
     on_step: StepFunction | None = None,
     shares: SharesFunction | None = None,
     device: str = "cpu",
+    compiled: Path | None = None,
 ) -> ReferenceResult:
     """Runs the job in this process; `on_step` is called with (step, loss) after each step.
 
     shares: the replicas' shares of a step's batch, for a job whose shares changed as it ran; unset, the strategy's.
     device: what computes, such as "cuda:0"; all replicas do on the same.
+    compiled: the directory of what is compiled; unset, torch's own.
     Raises WorkloadError (NonFiniteLoss among them) with what to change; the user's own exceptions pass unchanged.
     """
     _check_microbatches(spec)
@@ -74,7 +78,8 @@ def train(
     torch.set_num_threads(threads)
     try:
         given = shares or (lambda step: spec.strategy.division[0])
-        return _Loop(spec, load_workload(spec), given, torch.device(device)).run(on_step)
+        with compiling(compiled) if spec.strategy.compile else contextlib.nullcontext():
+            return _Loop(spec, load_workload(spec), given, torch.device(device)).run(on_step)
     finally:
         torch.set_num_threads(threads_before)
         unload(spec, modules_before)

@@ -23,10 +23,10 @@ MAX_RUNS_OF_ONE_NAME = 10_000
 REPORT_SECONDS = 1.0
 
 
-def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path) -> Message:
+def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path, compiled: Path | None = None) -> Message:
     """Trains the job here and returns its result. A fault of the user's code is a result too, its traceback on stderr.
 
-    threads: of torch. Raises OSError where the run directory cannot be written.
+    threads: of torch. compiled: as of `train`. Raises OSError where the run directory cannot be written.
     """
     from weft.reference import loop as reference
     from weft.workload.faults import fault_of
@@ -35,7 +35,7 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path) -> Message:
     result: Message = {"job": run_dir.name, "run_dir": str(run_dir), "model": None, "validation": {}}
     start = time.monotonic()
     try:
-        trained = reference.train(spec, threads=threads, on_step=_reporter())
+        trained = reference.train(spec, threads=threads, on_step=_reporter(), compiled=compiled)
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         fault = fault_of(error)
         print(fault.message, file=sys.stderr)

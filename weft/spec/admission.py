@@ -30,6 +30,11 @@ def problem_of_spec(spec: JobSpec) -> str | None:
             return f"strategy.{problem}"
     if strategy.steals and (problem := _problem_of_stealing(strategy)) is not None:
         return problem
+    if strategy.compile and strategy.share == "adaptive" and len(strategy.replica_list) > 1:
+        return (
+            "strategy.compile = true compiles each size of microbatch, and strategy.share = 'adaptive' has ever other "
+            "ones; use share = 'fixed', or compile = false"
+        )
     if strategy.verify == "replay" and (problem := _problem_of_replay(strategy)) is not None:
         return problem
     if spec.job.mode == "forward" and any(replica.working_window for replica in strategy.replica_list):

@@ -25,6 +25,10 @@ def _default_state_dir() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state", "weft")
 
 
+def _default_cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "weft")
+
+
 class Settings(BaseModel):
     """workers = 0 means one for each `threads` usable cores. metrics = "" exports nothing."""
 
@@ -33,6 +37,7 @@ class Settings(BaseModel):
     runtime_dir: Path = Field(default_factory=_default_runtime_dir, description="sockets and the lock; made 0700")
     state_dir: Path = Field(default_factory=_default_state_dir, description="the ledger and the daemon's log")
     runs_dir: Path | None = Field(default=None, description="run directories; default STATE_DIR/runs")
+    cache_dir: Path = Field(default_factory=_default_cache_dir, description="what is compiled, for other jobs to find")
     workers: int = Field(default=0, ge=0, le=1024, description="CPU workers")
     stand_ins: int = Field(
         default=0,
@@ -56,7 +61,7 @@ class Settings(BaseModel):
     max_queued: int = Field(default=1000, ge=1, description="jobs waiting; one more is refused")
     drain_seconds: float = Field(default=20.0, gt=0, allow_inf_nan=False, description="budget of a drain after SIGTERM")
 
-    @field_validator("runtime_dir", "state_dir", "runs_dir")
+    @field_validator("runtime_dir", "state_dir", "runs_dir", "cache_dir")
     @classmethod
     def _is_a_path(cls, value: Path | None) -> Path | None:
         if value is not None and "\0" in str(value):
@@ -80,6 +85,11 @@ class Settings(BaseModel):
     @property
     def runs_path(self) -> Path:
         return self.runs_dir or self.state_dir / "runs"
+
+    @property
+    def compiled_path(self) -> Path:
+        """Absolute: workers go to other directories."""
+        return (self.cache_dir / "compiled").absolute()
 
     def num_workers(self, cores: int) -> int:
         """CPU workers on so many cores, of which stand-ins take their part."""

@@ -46,7 +46,7 @@ MAX_PREFETCH = 16  # whole batches, and slots of a device: they are memory
 _CUT = ("stages", "split")  # of every replica where `replicas` is no list; a listed one has its own
 
 # What is trained, not how the work is divided: no preset names one, and none that is chosen later takes one away.
-TRAINED_AXES = frozenset({"precision", "clip_norm", "skip_nonfinite"})
+TRAINED_AXES = frozenset({"precision", "compile", "clip_norm", "skip_nonfinite"})
 
 
 def _branch(value: object) -> str:
@@ -165,6 +165,10 @@ class Strategy(Section):
         default=False, description="data of tensors that are small lie on each GPU, which takes its samples of them"
     )
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of forward and backward; updates are fp32")
+    compile: bool = Field(
+        default=False,
+        description="run each unit through torch.compile, which makes kernels of it; needs a C++ compiler",
+    )
     clip_norm: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="greatest norm of all gradients together; unset: no limit"
     )

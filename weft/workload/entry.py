@@ -25,6 +25,7 @@ from torch import nn
 from weft.spec.job_spec import JobSpec, SpecError, is_unicode
 from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import Sink, numbered
+from weft.workload.compiling.compiled import compile_units
 from weft.workload.model_memory import settle
 from weft.workload.randomness import seed_all
 from weft.workload.start import begin
@@ -56,6 +57,8 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
     workload = _checked(result, spec)
     settle(workload.model, sink)
     begin(workload, Path(spec.directory), sink)
+    if spec.strategy.compile:
+        compile_units(workload)
     return workload
 
 

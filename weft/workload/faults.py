@@ -15,6 +15,7 @@ from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.run_file import RunFileError
 from weft.plan.error_places import places_of, samples_place
 from weft.spec.job_spec import SpecError
+from weft.workload.compiling.compiler import cannot_compile, is_compilers
 from weft.workload.origin import is_ours, is_users
 from weft.workload.workload import WorkloadError
 
@@ -66,6 +67,8 @@ def fault_of(error: BaseException) -> Fault:
             return Fault("user-error", message + _traceback(error), _failing_exit_code(error.code), "SystemExit")
     if is_out_of_memory(error):
         return Fault("out-of-memory", _traceback(error), 1, type(error).__name__)
+    if is_compilers(error):  # from a backward, whose kernels are made when it first runs
+        return Fault("invalid-workload", encodable(_with_places(cannot_compile("a unit", error))), 2)
     if is_ours(error):
         return Fault("internal", OURS + _traceback(error), SOFTWARE)
     return Fault("user-error", _traceback(error), 1, type(error).__name__)

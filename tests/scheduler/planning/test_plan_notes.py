@@ -11,6 +11,7 @@ import pytest
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.plan_notes import plan_notes
 from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
@@ -81,6 +82,24 @@ def test_the_note_stands_in_the_plan(
     plan = plan_of(dataclasses.replace(inspection_of([unit_of(0)]), batch_modules=MODULES[:1]), microbatches=2)
     assert plan.describe()["notes"] == list(plan.notes)
     assert len(plan.notes) == 1
+
+
+def test_a_line_names_what_is_compiled_or_says_why_nothing_is(
+    inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., Any]
+) -> None:
+    inspection = dataclasses.replace(inspection_of([unit_of(0)]), compiled=("0", "1", "2", "5"))
+    assert list(plan_notes(spec_of(compile=True), inspection, None)) == ["compiled: 0, 1, 2 and 1 more"]
+    (note,) = plan_notes(spec_of(compile=True), inspection_of([unit_of(0)]), None)
+    assert note.startswith("compiled: nothing, since every unit is a single layer of torch's own")
+
+
+def test_a_compiled_unit_has_no_backward_in_two_parts(plan_of: Callable[..., Plan]) -> None:
+    how: dict[str, Any] = {"stages": 2, "microbatches": 4, "compile": True}
+    with pytest.raises(PlanError, match=r"and strategy.schedule = 'zero-bubble' has it in two parts; use schedule ="):
+        plan_of(schedule="zero-bubble", **how)
+    assert plan_of(schedule="1f1b", **how)
+    programs = plan_of(schedule="measured", **how).graph.tasks
+    assert Kind.INPUT not in {task.kind for task in programs}
 
 
 def test_a_line_says_that_batches_of_one_size_are_not_of_one_shape(

@@ -22,6 +22,7 @@ _ATTEMPT = runpy.run_path(str(Path(__file__).parents[1] / "lanes" / "test_attemp
 planned_workload, SOURCE = _ATTEMPT["planned_workload"], _ATTEMPT["SOURCE"]
 NOTICE = "no memory can be page-locked"
 CONFIG = WorkerConfig(
+    compiled="/nowhere",
     worker="gpu-0",
     lane="compute",
     device="stand-in",

@@ -34,7 +34,7 @@ def test_a_block_with_containers_of_its_own_is_one_item() -> None:
 
 def test_layers_by_attribute_are_seen() -> None:
     model, _, _ = MODELS["parts"]("mlp")
-    assert opaque(model) == ["first", "again", "frozen", "last"]
+    assert opaque(model) == ["first", "second", "again", "frozen", "last"]
     assert kinds(model)["drop"] is CallKind.TRANSPARENT
 
 

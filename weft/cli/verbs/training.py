@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn, TextIO
@@ -51,8 +52,10 @@ def run(
     job_spec = told.load(spec)
     if reference:
         from weft.reference.run import run_reference
+        from weft.spec.settings import load_settings
 
-        result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"))
+        compiled = load_settings({}, os.environ, None).compiled_path
+        result = run_reference(job_spec, threads=threads or 1, runs_dir=runs_dir or Path("runs"), compiled=compiled)
         result |= {"error": None}  # it stands on stderr
         lanes: Message = {}
     else:

@@ -200,6 +200,7 @@ class Pool:
                 "stamps": self._settings.accounting,
                 "directory": str(self.directory_address),
                 "authkey": self._authkey,
+                "compiled": str(self._settings.compiled_path),
             },
         )
 

@@ -17,6 +17,8 @@ NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a lin
 def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | None) -> Iterator[str]:
     if inspection.varying_shapes:
         yield _shapes_note(inspection)
+    if spec.strategy.compile:
+        yield _compiled_note(inspection)
     if spec.strategy.resident and (why := why_not_resident(inspection)) is not None:
         yield f"data: not resident on GPUs, since {why}"
     if spec.job.mode != "train":
@@ -36,6 +38,15 @@ def _shapes_note(inspection: Inspection) -> str:
     return (
         f"shapes: a tensor of the batch came as {', '.join(others)} and {last} in microbatches of one size; slots have "
         "room for the largest of the first batches, and grow where a larger one comes"
+    )
+
+
+def _compiled_note(inspection: Inspection) -> str:
+    if inspection.compiled:
+        return f"compiled: {_listed(inspection.compiled)}"
+    return (
+        "compiled: nothing, since every unit is a single layer of torch's own, which is one kernel already; make one "
+        "module of the layers that belong together"
     )
 
 

@@ -16,6 +16,7 @@ from weft.plan.buckets import Holder
 from weft.plan.graph import Graph, GraphError
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.itinerary import Itinerary
+from weft.plan.kinds import Kind
 from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import Border, Plan, Ring, StagePlan
 from weft.plan.schedules.schedule import ScheduleError
@@ -66,6 +67,7 @@ def make_plan(
         windows = [within_layers(own, layers) for own, layers in zip(wanted, cuts, strict=True)]
 
         def ordered(schedules: Schedules) -> Plan:
+            _check_whole(spec.strategy, schedules)
             return _plan(spec, inspection, cuts, schedules, windows, shared_bytes_free, host_bytes_free)
 
         strategy = spec.strategy
@@ -126,6 +128,7 @@ def _plan(
         synchronisation=placement.synchronisation,
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
         skipped_calls=inspection.skipped_calls,
+        compiled_calls=inspection.compiled_calls,
         seeds_others=inspection.seeds_others,
         notes=tuple(plan_notes(spec, inspection, why_no_snapshots)),
         recovers=strategy.recovery == "snapshot",
@@ -227,6 +230,16 @@ def _check_schedule(strategy: Strategy) -> None:
             scheduled(strategy, replica)
         except ScheduleError as error:
             raise PlanError(f"strategy.schedule: {error}") from None
+
+
+def _check_whole(strategy: Strategy, schedules: Schedules) -> None:
+    passes = (each for schedule in schedules if schedule is not None for line in schedule.programs for each in line)
+    if strategy.compile and any(each.kind is Kind.INPUT for each in passes):
+        raise PlanError(
+            "strategy.compile = true makes one kernel of a unit's backward, and "
+            f"strategy.schedule = {schedule_title(strategy.schedule)!r} has it in two parts; use schedule = '1f1b', or "
+            "compile = false"
+        )
 
 
 def _default_window(graph: Graph, seconds: Sequence[float]) -> int:

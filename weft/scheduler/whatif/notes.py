@@ -17,6 +17,7 @@ from weft.spec.workers_needed import workers_needed
 FEW_ITERATIONS: Final = 8
 UNMODELLED: Final = {
     "precision": "what it changes in a forward or backward was not measured: tasks take what they took",
+    "compile": "what it changes in a forward or backward was not measured: tasks take what they took",
     "window": "reports and dispatches take what they took",
     "staleness_warmup": "the simulation is of the time after it",
     "skip_nonfinite": "no update is skipped in the simulation",

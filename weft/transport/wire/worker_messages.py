@@ -139,6 +139,8 @@ class _Inspection(TypedDict):
     input: _Tensor
     target: _Tensor | None
     skipped_calls: NotRequired[str]
+    compiled: NotRequired[list[str]]
+    compiled_calls: NotRequired[str]
     seeds_others: NotRequired[bool]
     varying_shapes: NotRequired[list[_Dimensions]]
     num_train: _Whole

@@ -30,7 +30,7 @@ from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, run_as_it_
 from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
-from weft.workers.inspection.unit_facts import SMALL_RUNS, SMALLER, TIMED_RUNS, carried, tried
+from weft.workers.inspection.unit_facts import SMALL_RUNS, TIMED_RUNS, carried, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step, named_tensors
 from weft.workload.cutting.recorded import Recorded, Value
@@ -59,7 +59,7 @@ def inspect_batches(
     """sizes: of microbatches. trained: those that are known to occur in training. leave: called with the model once it
     has the gradients of a run."""
     looked = LookedAt.of(batches, sizes)
-    small = max(1, max(sizes) // SMALLER) if max(sizes) > 1 else 0
+    small = size_of_small(spec, max(sizes))
     few = _on(device, batches.batch(*first_batch(small, training=small <= batches.num_train))) if small else None
     inspection = CutInspection(
         workload,
@@ -377,7 +377,9 @@ class CutInspection:
             for value in other.values:
                 shapes.setdefault(value.name, {})[size] = tuple(value.tensor.shape)
         self._model.train(self._learns)
-        for batch in self._held_out.values() if self._learns and skipped.needed else ():
+        for batch in (
+            self._held_out.values() if self._learns and (skipped.needed or self._spec.strategy.compile) else ()
+        ):
             with evaluating(self._model):
                 skipped.learn_needed(self._record(validation_step(self._workload), batch)[0].returned)
         self._restore()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from weft.spec.candidates import candidates, looked_at
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import ONE_CORE, Host
 from weft.transport.memory.arena import dtype_name
+from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.cut_facts import inspect_batches
@@ -39,6 +41,8 @@ from weft.workers.inspection.update_times import GradientSample, UpdateTimes, de
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
 from weft.workload.building import LITTLE_BYTES, digest_of, number_of
+from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
+from weft.workload.compiling.compiled import compiled_modules
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import can_be_resident
 from weft.workload.optimizer import make_optimizer
@@ -108,12 +112,16 @@ def inspect(workload: Workload, spec: JobSpec, device: Device, specs: Sequence[J
     if spec.strategy.loaders > 1:
         batches.check_orders()
     sizes = _sizes(specs, batches)
+    note_calls(workload.model)
     look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
     learns, is_one_of_many = spec.job.mode == "train", spec.strategy.is_auto or len(specs) > 1
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)
     trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
+    compiled_calls = noted_calls(workload.model)
+    precision = partial(computing_in, spec.strategy.precision, device)
+    compile_ahead(workload.model, compiled_calls, list(workload.model.parameters()), device.torch, precision)
     on_host = on_device = None
     if optimizer is not None and _host_updates(specs, device):
         on_host = host_update(optimizer, sample)
@@ -128,6 +136,8 @@ def inspect(workload: Workload, spec: JobSpec, device: Device, specs: Sequence[J
         "input": ran.input,
         "target": ran.target,
         "skipped_calls": ran.skipped_calls,
+        "compiled": [name for name, _ in compiled_modules(workload)] if spec.strategy.compile else [],
+        "compiled_calls": compiled_calls,
         "seeds_others": ran.seeds_others,
         "varying_shapes": [list(shape) for shape in ran.varying_shapes],
         "num_train": batches.num_train,

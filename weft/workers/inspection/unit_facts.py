@@ -146,7 +146,8 @@ class _Runs:
         self, workload: Workload, spec: JobSpec, samples: Samples, trained: Sequence[int], device: Device
     ) -> None:
         inputs, target = samples[max(samples)]
-        self.small_size = max(1, len(inputs) // SMALLER) if len(inputs) > 1 else 0
+        self.small_size = size_of_small(spec, len(inputs))
+        self._compiles = spec.strategy.compile
         self.values: dict[int, dict[str, Any]] = {}
         self.problems: dict[int, str] = {}
         self._loss = workload.functions["loss"]
@@ -163,7 +164,11 @@ class _Runs:
         """Whether a slot can hold what a unit makes of each size."""
         outputs = {}
         for size, x in self._shaped.items():
-            module.train(size in self._trained)
+            is_trained = size in self._trained
+            module.train(is_trained)
+            if self._compiles and is_trained:
+                self._run(module, x)  # with gradients, and what comes out the way of validation
+                module.eval()
             with torch.no_grad():
                 outputs[size] = self._shaped[size] = self._run(module, x)
         module.train()
@@ -181,7 +186,7 @@ class _Runs:
 
     def measure(self, span: Sequence[nn.Module], facts: Sequence[dict[str, Any]], *, is_last: bool) -> None:
         """What the units take together counts as the last one's: nobody can tell them apart who needs to know."""
-        self._largest = _leaf(self._largest)  # without what the span before has kept for a backward
+        self._largest = self._begin(self._largest)  # without what the span before has kept for a backward
         module = span[0] if len(span) == 1 else nn.Sequential(*span)
         run = partial(self._run, partial(self._with_loss, module) if is_last else module)
         facts[0]["in_place"] = _writes_to(run, self._largest)
@@ -210,12 +215,16 @@ class _Runs:
         """(forward seconds, backward seconds, output) of one unit, the fastest of the runs after the first."""
         forward, backward = [], []
         for _ in range(1 + runs):
-            given = (x := _leaf(x)).clone()  # a unit may work in place, which autograd forbids on a leaf
+            given = (x := self._begin(x)).clone()  # a unit may work in place, which autograd forbids on a leaf
             seconds, y = self._device.timed(partial(run, given))
             forward.append(seconds)
             seconds, _ = self._device.timed(partial(_backward, y))
             backward.append(seconds)
         return min(forward[1:]), min(backward[1:]), y
+
+    def _begin(self, x: Any) -> Any:
+        """Compiled, a unit that nobody asks for a gradient is another one."""
+        return x.detach() if self._compiles and not x.requires_grad else _leaf(x)
 
     def _run(self, call: Run, x: Any) -> Any:
         """As a stage does."""
@@ -243,6 +252,12 @@ def carried(modules: Sequence[nn.Module], outputs: Callable[[], list[torch.Tenso
     with buffers.as_they_were([(slot, _other(value)) for slot, value in began]):
         other = tried(outputs)
     return began if _equal(first, again) and (other is None or not _equal(first, other)) else []
+
+
+def size_of_small(spec: JobSpec, largest: int) -> int:
+    """Of a second microbatch to time; 0 for none. Where units are compiled, for each size anew, it has to be worth it:
+    where a strategy is to be chosen."""
+    return max(1, largest // SMALLER) if largest > 1 and (spec.strategy.is_auto or not spec.strategy.compile) else 0
 
 
 def _backward(y: Any) -> None:

@@ -26,7 +26,7 @@ from weft.transport.memory.directory import Directory
 from weft.workers.compute.cut_stage import CutStage
 from weft.workers.compute.gradients import StageGradients
 from weft.workers.compute.model_part import CallPart, ModelPart, UnitPart, check_built, part_of, whole_state
-from weft.workers.compute.stage import Stage
+from weft.workers.compute.stage import Stage, computing_in
 from weft.workers.compute.stage_parcels import StageParcels
 from weft.workers.compute.stage_tasks import StageTasks
 from weft.workers.compute.unit_stage import UnitStage
@@ -45,6 +45,7 @@ from weft.workers.updates.bucket_updates import BucketUpdates
 from weft.workers.updates.digests import Digests
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.stage_update import StageUpdate
+from weft.workload.compiling.ahead import compile_ahead
 from weft.workload.cutting.cut_step import CutStep
 from weft.workload.cutting.skipped import unpickled
 from weft.workload.data.batches import sample_numbers
@@ -102,6 +103,9 @@ class ModelParts:
             places = [place for bucket in self._memory.buckets for place in bucket.places]
             self._in_buckets = {id(self._parameters[place.parameter]) for place in places}
         own = [self._own_part(stage) for stage in view.stages]  # before any of them moves
+        precision = functools.partial(computing_in, spec.strategy.precision, device)
+        held = [parameter for part, _ in own for parameter in part.parameters()]
+        compile_ahead(workload.model, view.compiled_calls, held, device.torch, precision)
         for stage, (part, parameters) in zip(view.stages, own, strict=True):
             self._add_stage(stage, part, parameters)
         if self._memory is not None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
+import torch._dynamo.config
+
+from weft.workload.compiling.compiler import CACHE_VARIABLE, set_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,11 +18,15 @@ class TorchSettings:
     deterministic: bool
     warns_only: bool
     matmul_precision: str
+    cuda_precision: str
     cudnn_benchmark: bool
     cudnn_deterministic: bool
     flash: bool
     mem_efficient: bool
     math: bool
+    recompile_limit: int
+    accumulated_recompile_limit: int
+    compiled: str | None  # where files of torch's compiler are kept
 
     @classmethod
     def now(cls) -> TorchSettings:
@@ -26,18 +34,28 @@ class TorchSettings:
             deterministic=torch.are_deterministic_algorithms_enabled(),
             warns_only=torch.is_deterministic_algorithms_warn_only_enabled(),
             matmul_precision=torch.get_float32_matmul_precision(),
+            cuda_precision=torch.backends.cuda.matmul.fp32_precision,
             cudnn_benchmark=torch.backends.cudnn.benchmark,
             cudnn_deterministic=torch.backends.cudnn.deterministic,
             flash=torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
             mem_efficient=torch.backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
             math=torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
+            recompile_limit=torch._dynamo.config.recompile_limit,
+            accumulated_recompile_limit=torch._dynamo.config.accumulated_recompile_limit,
+            compiled=os.environ.get(CACHE_VARIABLE),
         )
 
     def restore(self) -> None:
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warns_only)
         torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.backends.cuda.matmul.fp32_precision = (
+            self.cuda_precision
+        )  # which this has set, too: a compiler's keys differ
         torch.backends.cudnn.benchmark = self.cudnn_benchmark
         torch.backends.cudnn.deterministic = self.cudnn_deterministic
         torch.backends.cuda.enable_flash_sdp(self.flash)
         torch.backends.cuda.enable_mem_efficient_sdp(self.mem_efficient)
         torch.backends.cuda.enable_math_sdp(self.math)
+        torch._dynamo.config.recompile_limit = self.recompile_limit
+        torch._dynamo.config.accumulated_recompile_limit = self.accumulated_recompile_limit
+        set_cache(self.compiled)

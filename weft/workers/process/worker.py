@@ -51,6 +51,7 @@ from weft.workers.process.kept import Kept, begin_of
 from weft.workers.process.saving import save_state
 from weft.workers.process.torch_settings import TorchSettings
 from weft.workers.profiling.profiler import profiling
+from weft.workload.compiling.compiler import forget, keep_in
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import encodable, fault_of
 from weft.workload.workload import Workload, asks_to_stop
@@ -69,6 +70,7 @@ class WorkerConfig:
     stamps: bool  # see Account
     directory: str
     authkey: bytes
+    compiled: str  # the directory of what is compiled
 
 
 def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
@@ -194,7 +196,7 @@ class _Worker:
             self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
 
     def _inspect(self, message: Message) -> None:
-        spec = _enter_job(message)
+        spec = self._enter(message)
         before = set(sys.modules)
 
         def load() -> Workload:
@@ -218,7 +220,7 @@ class _Worker:
         view: WorkerView = message["plan"]
         reset_peak()
         self._device.reset_peak()
-        spec = _enter_job(message)
+        spec = self._enter(message)
         if not view.programs:  # a host, where every device updates its own parameters
             self._send({"type": "prepared", **self._job})
             return
@@ -260,7 +262,7 @@ class _Worker:
         view: WorkerView = message["plan"]
         if self._attempt is not None:
             self._let_go(spec)
-            _enter_job(message)
+            self._enter(message)
         if is_much(view.unneeded):
             trim()  # this worker may have inspected the job
         directory = self._directory(message["arenas"])
@@ -283,6 +285,17 @@ class _Worker:
         self._kept = Kept(message["arenas"], view, snapshots, self._attempt)
         if notice := self._device.notice():
             self._send_output(f"{self._config.worker}: {notice}\n")
+
+    def _enter(self, message: Message) -> JobSpec:
+        spec = JobSpec.parse(message["spec"])
+        os.environ |= {"WEFT_JOB_ID": message["job"], "WEFT_RUN_DIR": message["run_dir"]}
+        with contextlib.suppress(OSError):  # the daemon makes it, too, and says what is wrong with it
+            make_directory(Path(message["run_dir"]))
+        with contextlib.suppress(OSError):  # load_workload says what is wrong with it
+            os.chdir(spec.directory)
+        if spec.strategy.compile:
+            keep_in(Path(self._config.compiled))
+        return spec
 
     def _compute_on(self, cores: Collection[int], threads: int | None) -> None:
         """From now on, on this thread and those that it starts. None, and no cores: as ever."""
@@ -349,6 +362,7 @@ class _Worker:
         self._attempt, self._kept, self._progress = None, None, list
         unload(spec, self._baseline.modules)
         os.chdir("/")
+        forget()
         self._settings.restore()
         self._compute_on((), None)
         gc.collect()
@@ -374,17 +388,6 @@ class _Worker:
 def _leave_without_link() -> NoReturn:
     """The job's code has closed the socket, put something else in its place or read from it."""
     os._exit(LINK_GONE_EXIT)
-
-
-def _enter_job(message: Message) -> JobSpec:
-    spec = JobSpec.parse(message["spec"])
-    os.environ["WEFT_JOB_ID"] = message["job"]
-    os.environ["WEFT_RUN_DIR"] = message["run_dir"]
-    with contextlib.suppress(OSError):  # the daemon makes it, too, and says what is wrong with it
-        make_directory(Path(message["run_dir"]))
-    with contextlib.suppress(OSError):  # load_workload says what is wrong with it
-        os.chdir(spec.directory)
-    return spec
 
 
 def _warm_up(device: Device) -> None:

@@ -1,0 +1,1 @@
+"""Compiling: kernels that torch.compile makes of units."""
