@@ -4,6 +4,7 @@ compiled is found again; and what cannot be is told with a remedy."""
 from __future__ import annotations
 
 import runpy
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from weft.spec.job_spec import JobSpec
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, metrics_rows = _REAL["RealDaemon"], _REAL["metrics_rows"]
 TESTS = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with g++")
 
 
 @pytest.fixture(scope="module")
