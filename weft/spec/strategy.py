@@ -134,6 +134,11 @@ class Strategy(Section):
         default="fine",
         description="fine: each bucket is synchronised once its gradients exist; coarse: all after every backward",
     )
+    waits: Literal["layer", "stage"] = Field(
+        default="layer",
+        description="layer: a forward waits for an update where it first reads what was updated; stage: for all of its "
+        "stage's before it begins",
+    )
     staleness: Annotated[
         Annotated[_Bound, Tag(NUMBER)]
         | Annotated[list[_Bound], Field(min_length=1, max_length=MAX_REPLICAS), Tag(LIST)],

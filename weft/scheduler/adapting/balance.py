@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.plan.buckets import Bucket, Holder, Route
-from weft.plan.graph import Key, Task, down, forward, own_update, sync, up, update
+from weft.plan.graph import Key, Task, down, own_update, sync, up, update
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import Kind
 from weft.plan.placement import Placement
@@ -131,7 +131,7 @@ def measured_local(
             births = [min(end, born.get((part.index, holder), end)) for part in held]
             trips = [_measured_trip(times, part, holder, birth) for part, birth in zip(held, births, strict=True)]
             trips.sort(key=lambda trip: trip.born)
-            earlier = sum(times.of(forward(r, e, 0)) + times.last_backward(Holder(r, e)) for e in range(s))
+            earlier = sum(times.first_forward(Holder(r, e)) + times.last_backward(Holder(r, e)) for e in range(s))
             local |= kept(trips, end, earlier, coarse=plan.synchronisation.coarse)
     return frozenset(local)
 
@@ -161,6 +161,10 @@ class _Times:
         self._plan = plan
         self._seconds = seconds
         self._tasks, self._last_backwards = plan.graph.by_key(), plan.graph.last_backwards()
+        self._first_forwards: dict[Holder, list[Task]] = {}  # in parts, or whole
+        for task in plan.graph.tasks:
+            if task.kind is Kind.FORWARD and task.microbatch == 0:
+                self._first_forwards.setdefault(task.holder, []).append(task)
         self._largest: dict[tuple[Kind, str], tuple[float, float]] = {}  # (planned, measured) seconds
         for task in plan.graph.tasks:
             if task.id in seconds:
@@ -172,6 +176,9 @@ class _Times:
         if task is None:
             return 0.0
         return self._seconds[task.id] if task.id in self._seconds else self._estimate(task)
+
+    def first_forward(self, holder: Holder) -> float:
+        return sum(self.of(task.key) for task in self._first_forwards[holder])
 
     def last_backward(self, holder: Holder) -> float:
         return self.of(self._last_backwards[holder].key)

@@ -24,6 +24,7 @@ from weft.scheduler.adapting.balance import local_buckets
 from weft.scheduler.planning.choosing.measured_order import Schedules, fastest_order
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
+from weft.scheduler.planning.graph.lane_order import lane_order
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.memory import devices_have_room, plan_bytes, speculation_bytes, why_not_snapshots
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
@@ -101,6 +102,7 @@ def _plan(
         strategy,
         placement,
         rings,
+        order=lane_order(strategy, inspection, placement),
         has_buffers=any(unit.buffer_bytes for unit in inspection.units),
         weighted=inspection.weighted,
         snapshots=why_no_snapshots is None,
