@@ -44,6 +44,7 @@ class Attempt:
     def __init__(self) -> None:
         self.board = Board(torch.full((num_words(10),), -1, dtype=torch.int32))
         self.milestones: dict[int, Callable[[int, int], None]] = {}
+        self.goes_on: dict[str, Callable[[], None]] = {}
         self.boards = {"compute": self.board}
         self.measured = {"compute": Measured()}
         self._itinerary = Itinerary.of(num_train=1, num_validation=1, batch_size=1, epochs=10, steps=None)
