@@ -24,6 +24,7 @@ from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.graph.build import build_graph
+from weft.scheduler.planning.graph.lane_order import lane_order
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
 from weft.scheduler.planning.rings import make_rings
@@ -114,7 +115,8 @@ def make_case(
     windows = [replica.working_window for replica in strategy.replica_list]
     placement = place(strategy, inspection, cuts, local, windows=windows, learns=not itinerary.forward_only)
     rings = make_rings(strategy, inspection, placement)
-    graph = build_graph(strategy, placement, rings, has_buffers=has_buffers, weighted=inspection.weighted)
+    order = lane_order(strategy, inspection, placement)
+    graph = build_graph(strategy, placement, rings, order=order, has_buffers=has_buffers, weighted=inspection.weighted)
     course = Course(
         WorkerView(
             position=0,
@@ -206,7 +208,11 @@ def test_every_reader_finds_what_it_should_however_the_lanes_race(
         for those in data.draw(st.lists(users, min_size=1, max_size=6))
     ]
     inspection = inspection_of(
-        units, parameters=tuple(parameters), elementwise=data.draw(st.booleans()), weighted=data.draw(st.booleans())
+        units,
+        parameters=tuple(parameters),
+        elementwise=data.draw(st.booleans()),
+        weighted=data.draw(st.booleans()),
+        update_seconds=data.draw(st.sampled_from([0.0, 100.0])),  # next to a second of each forward, two of a backward
     )
     strategy = data.draw(strategies_of(len(units)))
     case = make_case(
@@ -237,7 +243,12 @@ def test_a_bucket_may_go_either_way_in_each_iteration(
     parameters = [parameter_of(number, num_elements=300, state=()) for number in (0, 1, 1, 2)]
     if data.draw(st.booleans()):
         parameters.append(parameter_of(0, 2, num_elements=300, state=()))
-    inspection = inspection_of(units, parameters=tuple(parameters), elementwise=data.draw(st.booleans()))
+    inspection = inspection_of(
+        units,
+        parameters=tuple(parameters),
+        elementwise=data.draw(st.booleans()),
+        update_seconds=data.draw(st.sampled_from([0.0, 100.0])),
+    )
     drawn = data.draw(strategies_of(len(units)).filter(lambda each: any(r.device == "gpu" for r in each.replica_list)))
     strategy = drawn.model_copy(update={"update": "balanced", "staleness": 0, "share": "fixed"})
     itinerary = data.draw(itineraries(sum(strategy.microbatch_counts)).filter(lambda each: not each.forward_only))
