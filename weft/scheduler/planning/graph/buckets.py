@@ -310,7 +310,7 @@ class BucketGraph:
         own, (begins, _) = self._builder.lane(*holder), self._placement.cuts[holder.replica][holder.stage]
         borders: list[int] = []
         first, waited = begins, dict[Lane, int]()
-        for part in sorted(self._held(*holder), key=lambda each: each.first_read(holder)):
+        for part in self._as_read_by(holder):
             unit = part.first_read(holder)
             ready = dict(places[key] for key in self._ready(*holder, part))
             is_late = any(number > waited.get(lane, -1) for lane, number in ready.items() if lane != own)
@@ -319,6 +319,9 @@ class BucketGraph:
                 first = unit
             waited |= {lane: max(number, waited.get(lane, -1)) for lane, number in ready.items()}
         return borders
+
+    def _as_read_by(self, holder: Holder) -> list[Bucket]:
+        return sorted(self._held(*holder), key=lambda each: (each.first_read(holder), -each.index))
 
     def _ready(self, r: int, s: int, part: Bucket) -> list[Key]:
         """The tasks behind which a stage may read a bucket's parameters."""
@@ -334,7 +337,7 @@ class BucketGraph:
         """What a part has waited for the next need not."""
         holder, known = Holder(r, s), set[Key]()
         numbers = parts_of_forward(self._plan.buckets, holder, self._builder.borders.get(holder, ()))
-        for part in sorted(self._held(r, s), key=lambda each: numbers[each.index]):
+        for part in self._as_read_by(holder):
             for key in self._ready(r, s, part):
                 if key not in known:
                     self._builder.edge(key, self._builder.part(r, s, numbers[part.index]), 1, Cause.UPDATE)

@@ -1,8 +1,8 @@
 """Lane order: in which order lanes take the buckets, so that what the next forward reads first is there first. Pure.
 
 Gradients are born in the reverse of the order in which the next forward reads. An owner that keeps up with backward
-takes them as they come, and then nothing is left to wait for but the last. One that has some left when backward ends
-takes of these first what is read first:
+takes them as they come, and then nothing is left to wait for but the last. One that has several before it takes the one
+that is read first, and has those left when the forward begins that it reads late:
 
     compute   ▕ backward  b0 ▏ b1 ▏ b2 ▏ b3 ▏        ▕ forward  b3 ▏      b2 ▏    b1 ▏  b0 ▏
     owner                     ▕   b0   ▏▕   b1   ▏▕   b3   ▏▕   b2   ▏
