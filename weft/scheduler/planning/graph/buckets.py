@@ -76,8 +76,9 @@ class BucketGraph:
     def _placed(self) -> Iterator[_Placed]:
         for owner in range(len(self._plan.owners)):
             yield from self._owner_tasks(owner)
-        for r, s in self._holders():
-            yield from self._holder_tasks(r, s)
+        for r in dict.fromkeys(holder.replica for holder in self._holders()):
+            if self._placement.replicas[r].private:
+                yield from self._copy_tasks(r)
         for r, s in self._holders():
             yield from self._closing_tasks(r, s)
 
@@ -145,20 +146,24 @@ class BucketGraph:
         if self._plan.speculative and updated:
             yield validate(owner), lane, None
 
-    def _holder_tasks(self, r: int, s: int) -> Iterator[_Placed]:
-        """What a private replica does to get its gradients to the owners, and its parameters back."""
+    def _copy_tasks(self, r: int) -> Iterator[_Placed]:
+        """What a private replica does to get its gradients to the owners, and its parameters back. Its stages may share
+        a GPU, and with it the lanes."""
         device = self._builder.is_device(r)
-        if not self._placement.replicas[r].private:
-            return
-        held = [part for part in self._held(r, s) if part.route is not Route.DEVICE]
-        for part in [part for part in held if (r, s) in part.gradient_holders] if device else ():
-            yield down(r, s, part.index), self._builder.lane(r, s, DOWN), Way.HOST if part.device_ranges else None
-        for part in self._in_order_of_up(held):
-            lane = self._builder.lane(r, s, UP if device else None)
-            yield up(r, s, part.index), lane, Way.HOST if part.device_ranges else None
-        for part in self._in_own_order(self._summed(r, s)):
+        own = [part for part in self._plan.buckets if any(holder.replica == r for holder in part.holders)]
+        moved = [part for part in own if part.route is not Route.DEVICE]
+        for part in moved if device else ():
+            holder = next(each for each in part.gradient_holders if each.replica == r)
+            way = Way.HOST if part.device_ranges else None
+            yield down(*holder, part.index), self._builder.lane(*holder, DOWN), way
+        for part in self._in_order_of_up(moved):
+            way = Way.HOST if part.device_ranges else None
+            for holder in [each for each in part.holders if each.replica == r]:
+                yield up(*holder, part.index), self._builder.lane(*holder, UP if device else None), way
+        for part in self._in_own_order([part for part in own if part.comes_up_summed]) if device else ():
             way = Way.DEVICE if part.route is Route.EITHER else None
-            yield own_update(r, s, part.index), self._own_lane(r, s), way
+            for holder in [each for each in part.holders if each.replica == r]:
+                yield own_update(*holder, part.index), self._own_lane(*holder), way
 
     def _in_order_of_up(self, held: Sequence[Bucket]) -> list[Bucket]:
         """Sums are there before the norm is."""
