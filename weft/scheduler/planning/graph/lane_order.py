@@ -41,7 +41,7 @@ class LaneOrder:
     by_layer: bool = False
     local: frozenset[int] = frozenset()  # buckets that devices update themselves at the start
     reads: Mapping[int, int] = field(default_factory=dict)  # by bucket, the first unit that reads of it, of any replica
-    # By owner and bucket, when the owner would be done with it, in seconds from the start of the last backward.
+    # By owner and bucket, when the owner would be done with it, in seconds from the end of the last backward.
     ends: Mapping[tuple[int, int], float] = field(default_factory=dict)
     forward_ends: Mapping[Holder, Sequence[float]] = field(default_factory=dict)  # seconds of a stage's first n units
 
@@ -73,9 +73,9 @@ class LaneOrder:
 
 def lane_order(strategy: Strategy, inspection: Inspection, placement: Placement) -> LaneOrder:
     sync = placement.synchronisation
-    if sync is None or not _waits_by_layer(strategy, placement):
+    if sync is None or not waits_by_layer(strategy, placement):
         return LaneOrder()
-    times = _Times(inspection, placement, sync)
+    times = _Times(strategy, inspection, placement, sync)
     return LaneOrder(
         by_layer=True,
         local=frozenset(sync.local),
@@ -85,7 +85,7 @@ def lane_order(strategy: Strategy, inspection: Inspection, placement: Placement)
     )
 
 
-def _waits_by_layer(strategy: Strategy, placement: Placement) -> bool:
+def waits_by_layer(strategy: Strategy, placement: Placement) -> bool:
     """Not where all is done behind all backwards; where copies come late, in the compute lane; where layers stream
     through a device; and where a lane's next pass shows as it runs."""
     shows = strategy.steals or strategy.schedule == DYNAMIC
@@ -94,18 +94,24 @@ def _waits_by_layer(strategy: Strategy, placement: Placement) -> bool:
 
 
 class _Times:
-    def __init__(self, inspection: Inspection, placement: Placement, sync: Synchronisation) -> None:
+    """All replicas are taken to end their last backwards at one moment, from which times count."""
+
+    def __init__(self, strategy: Strategy, inspection: Inspection, placement: Placement, sync: Synchronisation) -> None:
         self._inspection, self._placement, self._sync = inspection, placement, sync
         self._all_bytes = sum(unit.parameter_bytes for unit in inspection.units) or 1
-        self._backwards = {  # seconds from the start of the last unit's backward to the end of each one's
-            device: list(accumulate(unit.backward_seconds for unit in reversed(inspection.units_on(device))))[::-1]
+        self._backwards = {  # seconds from the end of each unit's backward to that of the first one's
+            device: [0.0, *accumulate(unit.backward_seconds for unit in inspection.units_on(device))]
             for device in ("cpu", "gpu")
         }
+        shares = zip(strategy.share_list, strategy.microbatch_counts, strict=True)
+        sizes = [share / count for share, count in shares]  # of microbatches, next to one another
+        self._sizes = [size / max(sizes) for size in sizes]
 
     def forward_ends(self, holder: Holder) -> list[float]:
         first, last = self._placement.cuts[holder.replica][holder.stage]
         units = self._inspection.units_on(self._placement.replicas[holder.replica].device)[first:last]
-        return [0.0, *accumulate(unit.forward_seconds for unit in units)]
+        size = self._sizes[holder.replica]
+        return [0.0, *accumulate(unit.forward_seconds * size for unit in units)]
 
     def ends(self, owner: int) -> Iterator[tuple[int, float]]:
         """Of the buckets that the owner has to do with; those of the other way stand where they do not matter."""
@@ -120,7 +126,7 @@ class _Times:
             else:
                 comes.append((self._comes(part, stays=of_device or part.route is Route.DEVICE), part))
         comes.sort(key=lambda each: each[0], reverse=True)
-        now, there = 0.0, list[tuple[int, int]]()
+        now, there = -math.inf, list[tuple[int, int]]()
         while comes or there:
             now = now if there else max(now, comes[-1][0])
             while comes and comes[-1][0] <= now:
@@ -136,7 +142,8 @@ class _Times:
         for holder in part.gradient_holders:
             device = self._placement.replicas[holder.replica].device
             down = 0.0 if device == "cpu" or stays else self._inspection.link_seconds(part.num_bytes)
-            comes.append(self._backwards[device][part.first_read(holder)] + down)
+            left = self._backwards[device][part.first_read(holder)] * self._sizes[holder.replica]
+            comes.append(down - left)
         return max(comes)
 
     def _takes(self, owner: int, part: Bucket) -> float:
