@@ -69,7 +69,7 @@ class CutStage(Stage):
         self._cut = cut
         self._steps = {True: training_step(workload), False: validation_step(workload)}  # by whether it learns
         self._sources = {learns: step_source(workload, learns=learns) for learns in (True, False)}
-        self._names: dict[str, list[str]] = {}  # by source: of what the first batch reported
+        self._names: dict[bool, list[str]] = {}  # by whether it learns: of what the first batch reported
         self._differentiable = tuple(differentiable)
         self._key = seed & KEY_MASK
         self._recompute = recompute
@@ -109,7 +109,7 @@ class CutStage(Stage):
 
     def lose(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Mapping[str, torch.Tensor]:
         values = self._forward(microbatch, step, received, batch)[1]
-        check_names(values, self._names.setdefault(self._sources[True], list(values)), self._sources[True])
+        check_names(values, self._names.setdefault(True, list(values)), self._sources[True])
         return values
 
     def evaluate(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Tensors:
@@ -122,11 +122,11 @@ class CutStage(Stage):
             result = self._run(microbatch, step, received, batch, learns=False)
         source = self._sources[False]
         values = step_values(result, source, learns=False)
-        check_names(values, self._names.setdefault(source, list(values)), source)
+        check_names(values, self._names.setdefault(False, list(values)), source)
         return values
 
     def measures(self) -> Sequence[str]:
-        return self._names.get(self._sources[False], [])
+        return self._names.get(False, [])
 
     def check_sent(self, sent: Tensors, places: Sequence[SlotValue], size: int) -> None:
         """A place's row says what stands in it, whatever was planned."""
