@@ -12,18 +12,26 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from weft.reference import loop as reference
+from weft.scheduler.planning import planner
 from weft.scheduler.planning.graph import lane_order
 from weft.spec.job_spec import JobSpec
+from weft.transport.memory.board import Aborted
+from weft.workers.compute.forward_parts import ForwardParts
+from weft.workers.compute.pairs import DataPair
+from weft.workers.compute.unit_stage import UnitStage
+from weft.workers.devices.host import HostDevice
 from weft.workload.entry import load_workload
+from weft.workload.units import Unit
 
 pytestmark = pytest.mark.weighs(tests=8)
 
 _ATTEMPTS = runpy.run_path(str(Path(__file__).parents[1] / "lanes" / "test_attempt.py"))
 Turns: Any = _ATTEMPTS["Turns"]
 GPU, CPU = {"device": "gpu"}, {"device": "cpu"}
-STEP = '''
+MODEL = '''
 
 class Model(nn.Module):
     """Blocks, each with a dropout; a scale that no module called has; the first weight is the last one, too."""
@@ -43,22 +51,19 @@ class Model(nn.Module):
         return self.head(self.last(y * self.scale) + nn.functional.linear(y, self.first.weight.T))
 
 
-def step(model, batch):
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-
 def workload():
     generator = torch.Generator().manual_seed(1)
     data = torch.randn(26, 4, generator=generator), torch.randint(3, (26,), generator=generator)
     return weft.Workload(
         model=Model(),
-        step=step,
+        loss=nn.functional.cross_entropy,
+        metrics={"accuracy": lambda y, target: (y.argmax(1) == target).sum() / len(target)},
         train=data,
         validation=(data[0][:11], data[1][:11]),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05, eps=1e-3),
     )
 '''
-SOURCES = {"units": _ATTEMPTS["SOURCE"], "calls": _ATTEMPTS["SOURCE"].partition("class Gate")[0] + STEP}
+SOURCES = {"units": _ATTEMPTS["SOURCE"], "calls": _ATTEMPTS["SOURCE"].partition("class Gate")[0] + MODEL}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 2},
     "replicas clipped": {"replicas": 2, "clip_norm": 0.5, "microbatches": 2},
@@ -118,36 +123,109 @@ class Inside(Turns):  # type: ignore[misc]  # a class that runpy has loaded
 
 @pytest.fixture
 def inside_of(planned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Inside, JobSpec]]:
-    """Where every part is worth a task, and updates take far longer than backwards."""
+    """Where every part is worth a task, updates take far longer than backwards, and forwards wait by layer whether or
+    not that is faster."""
+    monkeypatch.setattr(planner, "_faster", lambda by_stage, by_layer, inspection: by_layer)
     monkeypatch.setattr(lane_order, "LEAST_PART_SECONDS", 0.0)
     monkeypatch.setattr(lane_order, "MAX_PARTS", 1 << 20)
     monkeypatch.setattr(lane_order._Times, "_takes", lambda *_: 1.0)
 
     def build(source: str, **strategy: Any) -> tuple[Inside, JobSpec]:
         (tmp_path / "job.py").write_text(SOURCES[source])
-        job = {"entry": "job.py:workload", "batch_size": 9, "steps": 5, "seed": 5}
+        job = {"entry": "job.py:workload", "batch_size": 9, "steps": 3, "seed": 5}
         probe = load_workload(JobSpec.parse({"job": job, "directory": str(tmp_path)}))
-        made = planned(probe, steps=5, directory=str(tmp_path), **{"batch_size": 9} | strategy)
+        made = planned(probe, steps=3, directory=str(tmp_path), **{"batch_size": 9, "waits": "layer"} | strategy)
         return Inside(made), made.spec
 
     return build
 
 
-@pytest.mark.pairs(name=STRATEGIES, source=SOURCES)
-def test_a_forward_that_waits_for_each_layer_trains_what_one_does_that_waits_for_all(
-    inside_of: Callable[..., tuple[Inside, JobSpec]], name: str, source: str
-) -> None:
+def states_of(
+    inside_of: Callable[..., tuple[Inside, JobSpec]], source: str, *orders: Callable[[list[int]], int], **told: Any
+) -> list[dict[str, torch.Tensor]]:
+    """What each order of turns trains, where forwards have waited inside; and what they train that wait for all."""
     states: list[dict[str, torch.Tensor]] = []
-    for choose in (min, max, random.Random(0).choice):
-        turns, spec = inside_of(source, **STRATEGIES[name])
+    num_waits = 0
+    for choose in orders:
+        turns, _ = inside_of(source, **told)
         assert any(task.goes_on for task in turns.plan.graph.tasks), "the case is without what it is about"
         turns.run(choose)
+        num_waits += turns.num_waits
         states.append({name: tensor.clone() for name, tensor in turns.state().items()})
-    assert turns.num_waits, "nobody has waited inside"
-    by_stage, spec = inside_of(source, **STRATEGIES[name], waits="stage")
+    assert num_waits, "nobody has waited inside"
+    by_stage, _ = inside_of(source, **told, waits="stage")
     assert not any(task.goes_on for task in by_stage.plan.graph.tasks)
     by_stage.run(min)
-    for other in (*states[1:], by_stage.state()):
-        assert all(torch.equal(states[0][name], tensor) for name, tensor in other.items())
+    return [*states, by_stage.state()]
+
+
+def test_a_forward_that_waits_for_each_layer_trains_what_one_does_that_waits_for_all(
+    inside_of: Callable[..., tuple[Inside, JobSpec]],
+) -> None:
+    by_layer, by_stage = states_of(inside_of, "units", max, **STRATEGIES["replicas clipped"])
+    assert all(torch.equal(by_layer[name], tensor) for name, tensor in by_stage.items())
+
+
+@pytest.mark.slow(seconds=12)
+@pytest.mark.pairs(name=STRATEGIES, source=SOURCES)
+def test_whatever_the_strategy_and_the_model_it_does(
+    inside_of: Callable[..., tuple[Inside, JobSpec]], name: str, source: str
+) -> None:
+    first, *others = states_of(inside_of, source, max, random.Random(0).choice, **STRATEGIES[name])
+    for other in others:
+        assert all(torch.equal(first[name], tensor) for name, tensor in other.items())
+    _, spec = inside_of(source, **STRATEGIES[name])
     for name, tensor in reference.train(spec).state.items():
-        torch.testing.assert_close(states[0][name], tensor, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(first[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+# --- of one stage
+
+
+def waiting_stage(go_on: Callable[[nn.Sequential], None]) -> tuple[nn.Sequential, UnitStage, ForwardParts, HostDevice]:
+    """Three units; the last one's parameters are a second part's. go_on: what happens while that is waited for."""
+    torch.manual_seed(1)
+    model, device = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)), HostDevice()
+    parts = ForwardParts({id(each): 1 for each in model[2].parameters()}, 2, lambda: go_on(model), device)
+    units = [Unit(number, f"{number}.", module) for number, module in enumerate(model)]
+    stage = UnitStage(units, seed=5, recompute=False, device=device, functions={}, parts=parts)
+    return model, stage, parts, device
+
+
+BATCH = DataPair(torch.ones(2, 3), None)
+
+
+def test_a_forward_finds_what_came_while_it_waited_and_others_may_draw_meanwhile() -> None:
+    num_waits = 0
+
+    def update(model: nn.Sequential) -> None:
+        nonlocal num_waits
+        num_waits += 1
+        with device.drawing, torch.no_grad():  # a deadlock if the forward held it
+            torch.manual_seed(7)
+            model[2].get_parameter("weight").mul_(2.0)
+
+    _, stage, parts, device = waiting_stage(update)
+    parts.begin()
+    (waited,) = stage.forward(0, 0, [], BATCH)
+    parts.end()
+    (again,) = stage.forward(0, 0, [], BATCH)
+    assert num_waits == 1, "later microbatches have nothing to wait for"
+    assert waited is not None
+    assert again is not None
+    assert torch.equal(waited, again), "with the parameters, and with the numbers of the microbatch"
+
+
+def test_an_attempt_that_ends_while_a_forward_waits_leaves_a_stage_that_begins_anew() -> None:
+    def abort(model: nn.Sequential) -> None:
+        raise Aborted
+
+    _, stage, parts, device = waiting_stage(abort)
+    parts.begin()
+    with pytest.raises(Aborted):
+        stage.forward(0, 0, [], BATCH)
+    assert not device.drawing.locked()
+    stage.rewind()
+    parts.end()
+    assert stage.num_in_flight == 0
+    stage.forward(0, 0, [], BATCH)
