@@ -208,5 +208,7 @@ def owned_ranges(bucket: Bucket, owners: Sequence[int], *, elementwise: bool) ->
 def parts_of_forward(buckets: Sequence[Bucket], holder: Holder, borders: Sequence[int]) -> Mapping[int, int]:
     """By bucket that the holder reads, the number of the part of its forward that reads it first. buckets: all of the
     plan's. borders: of each part but the first, the bucket that it begins with."""
+    if not borders:  # nor need it be known then where buckets are read
+        return dict.fromkeys((each.index for each in buckets if holder in each.holders), 0)
     begins = [buckets[border].first_read(holder) for border in borders]
     return {each.index: bisect_right(begins, each.first_read(holder)) for each in buckets if holder in each.holders}
