@@ -68,6 +68,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "replicas": {"replicas": 2},
     "replicas clipped": {"replicas": 2, "clip_norm": 0.5, "microbatches": 2},
     "replicas recomputed": {"replicas": 2, "recompute": True},
+    "replicas, one without a share": {"replicas": 2, "shares": [0.0, 1.0], "clip_norm": 0.5},
     "device updated by the host": {"replicas": [GPU], "update": "cpu"},
     "device updated by the host, clipped": {"replicas": [GPU], "update": "cpu", "clip_norm": 0.5},
     "device, balanced": {"replicas": [GPU], "update": "balanced"},
@@ -177,6 +178,18 @@ def test_whatever_the_strategy_and_the_model_it_does(
     _, spec = inside_of(source, **STRATEGIES[name])
     for name, tensor in reference.train(spec).state.items():
         torch.testing.assert_close(first[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow(seconds=4)
+def test_a_step_that_calls_its_blocks_in_another_order_now_and_then_waits_for_each_where_it_is_called(
+    inside_of: Callable[..., tuple[Inside, JobSpec]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = "self.blocks if x[0, 0] > 0 else list(self.blocks)[::-1]"
+    monkeypatch.setitem(SOURCES, "any order", SOURCES["calls"].replace("in self.blocks:", f"in {blocks}:"))
+    for name in ("replicas clipped", "device updated by the host, clipped"):
+        first, *others = states_of(inside_of, "any order", max, random.Random(0).choice, **STRATEGIES[name])
+        for other in others:
+            assert all(torch.equal(first[name], tensor) for name, tensor in other.items())
 
 
 # --- of one stage

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from weft.plan.graph import Lane
 from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts
-from weft.plan.kinds import Kind
+from weft.plan.kinds import KINDS, MODE_INDEX, Kind
 from weft.plan.plan import Plan
+from weft.plan.rows import Row
+from weft.plan.schedules.planned import grid_of_rows, planned_grid
 from weft.scheduler.planning.outlook import gradient_milestones
 from weft.scheduler.planning.simulator import simulate
 
@@ -142,3 +145,17 @@ def test_the_simulator_has_the_next_forward_beside_the_updates_of_later_layers(
     assert takes.iteration_seconds < 0.9 * took.iteration_seconds
     assert by_layer.limit_seconds < by_stage.limit_seconds
     assert sum(by_layer.task_seconds) == pytest.approx(sum(by_stage.task_seconds)), "parts are no more work"
+
+
+def test_a_schedule_and_its_grid_have_a_forward_in_parts_as_one_pass(
+    plan_of: PlanOf, six_of: Callable[..., Inspection]
+) -> None:
+    told = {"replicas": 2, "clip_norm": 1.0, "bucket_mib": SIZE, "microbatches": 2}
+    by_stage, by_layer = (plan_of(six_of(update_seconds=24.0), waits=waits, **told) for waits in ("stage", "layer"))
+    assert any(task.goes_on for task in by_layer.graph.tasks)
+    assert planned_grid(by_layer) == planned_grid(by_stage)
+    rows: dict[Lane, list[Row]] = {lane: [] for lane in by_layer.graph.programs}
+    for task in by_layer.graph.tasks:
+        mode = MODE_INDEX[KINDS[task.kind].mode]
+        rows[task.lane].append((mode, task.id, 3, -1, task.id, task.id + 1))
+    assert grid_of_rows(by_layer, rows) == planned_grid(by_stage)
