@@ -18,6 +18,7 @@ from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.itinerary import Itinerary
 from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import Border, Plan, Ring, StagePlan
+from weft.plan.schedules.greedy import ALIKE
 from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
@@ -115,7 +116,7 @@ def _faster(by_stage: Plan, by_layer: Plan, inspection: Inspection) -> Plan:
         )
     except SimulationError:  # it is told of the one that is returned
         return by_stage
-    return by_layer if takes < took else by_stage
+    return by_layer if ALIKE * takes <= took else by_stage
 
 
 def _planned(

@@ -81,7 +81,8 @@ def test_what_a_validate_ends_is_all_there_at_once_and_its_copies_come_in_the_or
     told = {"clip_norm": 1.0, "bucket_mib": SIZE}
     pipeline = plan_of(six_of(update_seconds=24.0), replicas=2, stages=2, split=[3], **told)
     assert list(forwards(pipeline)) == ["FORWARD(0,0)"]
-    offload = plan_of(six_of(update_seconds=24.0), replicas=[GPU], update="cpu", **told)
+    copied = six_of(update_seconds=24.0, link_bytes_per_second=4000)  # a bucket a second
+    offload = plan_of(copied, replicas=[GPU], update="cpu", **told)
     assert order(offload, Kind.UPDATE, "0/sync") == [0, 1, 2, 3, 4, 5]
     assert order(offload, Kind.UP, "1/h2d") == [5, 4, 3, 2, 1, 0]
     assert len(forwards(offload)) == 6
