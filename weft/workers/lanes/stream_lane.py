@@ -45,6 +45,7 @@ class _Entry:
     ended: Event | None = None  # where nothing was launched there is none
     acts: list[Act] = field(default_factory=list)
     is_milestone: bool = False  # a hook has ended it early
+    last: _Entry | None = None  # what its call is of at the end, if the lane has gone on inside of it
 
 
 class StreamLane(LaneLoop):
@@ -66,6 +67,7 @@ class StreamLane(LaneLoop):
         self._stream = device.stream(name)
         self._told: Event | None = None  # behind the last task of this lane that a host reads from
         self._now: _Entry  # the task that has begun
+        self._first: _Entry  # the task that was called last
         self._latest: Event | None = None  # behind the last task of this lane that had something to launch
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         for task, operation in operations.items():
@@ -90,19 +92,21 @@ class StreamLane(LaneLoop):
     def _run_task(self, index: int, task: int, taken_ns: int) -> None:
         if self._begin_task(index, task, taken_ns):
             operation, iteration = self._operations[task], self._attempt.iteration(index)
+            entry = self._first = self._now
 
             def work() -> None:
                 self._device.take_launch_ns()
                 operation.run(iteration)
-                self._take_told()
+                self._take_told(entry.last or entry)
 
             with within(lambda: operation.place_in(iteration)):
                 self._stream.launch(work)
         self._end_task()
 
     def go_on(self) -> None:
-        self._take_told()
+        self._take_told(self._now)
         super().go_on()
+        self._first.last = self._now
 
     def _begin_task(self, index: int, task: int, taken_ns: int) -> bool:
         operation = self._operations[task]
@@ -114,9 +118,9 @@ class StreamLane(LaneLoop):
                 entry.begun = self._stream.record()
         return entry.runs
 
-    def _take_told(self) -> None:
+    def _take_told(self, entry: _Entry) -> None:
         """In the thread that has launched it."""
-        self._now.launch_ns, self._now.acts = self._device.take_launch_ns(), self._device.take_acts()
+        entry.launch_ns, entry.acts = self._device.take_launch_ns(), self._device.take_acts()
 
     def _end_task(self) -> None:
         entry = self._now
