@@ -1,4 +1,5 @@
-"""How much of synchronisation, transfer and update is hidden behind computation, coarse against fine.
+"""How much of synchronisation, transfer and update is hidden behind computation: coarse against fine, and forwards that
+wait for each layer's update against those that wait for their stage's.
 
 The shape of Fig. 6 in Li et al., PyTorch Distributed (VLDB 2020): an iteration's time in forward, backward, exposed
 communication and the optimizer, with and without overlap, and over bucket sizes. Four jobs train the same GPT:
@@ -8,6 +9,10 @@ communication and the optimizer, with and without overlap, and over bucket sizes
     pipeline   two stages whose gradient is clipped, so that fine updates are speculative and go into the bubbles
     hybrid     two stages on a stand-in beside a CPU replica, the presets hybrid-coarse and hybrid-fine with fixed
                shares; what counts as hidden is sync and update, which both sides have
+
+`--only layered` has the second comparison alone, with strategy.waits = "stage" and "layer": two CPU replicas (ddp), two
+whose updates wait for the norm of the gradient (ddp_clipped), a device (offload), and hybrid-fine. Their batches are
+smaller, so that updates are not over when the next forward begins.
 
 Every number is from the accounts that the daemon keeps of each worker's stamped rows. Times are those of one worker
 and one iteration, the mean over the workers that have any. Where lanes share a core, as on a machine with no more cores
@@ -20,7 +25,7 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +43,7 @@ TURNS = 5
 STEPS = 150
 QUICK_STEPS = 40
 COMMUNICATION = ("sync", "transfer")
+LAYERED_BATCH_SIZE = 2
 HYBRID_BATCH_SIZE, HYBRID_SHARES = 24, [2.0, 1.0]  # the pipeline has two threads, the CPU replica one
 HYBRID_MICROBATCHES = 2  # gradients are complete in the last one's backward, which what is to be hidden has to fit in
 FREE_CORES = 4  # two stages, a CPU replica, and one for what is to be hidden: with fewer nothing can be won
@@ -136,8 +142,46 @@ SETTINGS = (
 )
 
 
+def _by(waits: str) -> tuple[Case, ...]:
+    strategies: dict[str, tuple[str, Mapping[str, Any]]] = {
+        "ddp": ("two CPU replicas", {"replicas": 2}),
+        "ddp_clipped": ("two CPU replicas, clipped", {"replicas": 2, "clip_norm": 1.0}),
+        "offload": ("a device, updates on the host", {"replicas": [{"device": "gpu"}], "update": "cpu"}),
+        "hybrid_fine": ("a pipeline of two stages on a device beside a CPU replica", _hybrid("fine").strategy),
+    }
+    return tuple(
+        Case(
+            name=f"{name}_by_{waits}",
+            what=f"{what}, by {waits}",
+            strategy={**strategy, "waits": waits, "bucket_mib": 5.0},
+        )
+        for name, (what, strategy) in strategies.items()
+    )
+
+
+def _layered(*names: str, workers: int, stand_ins: int, batch_size: int = LAYERED_BATCH_SIZE) -> Setting:
+    pairs = zip(_by("stage"), _by("layer"), strict=True)
+    cases = tuple(case for pair in pairs for case in pair if case.name.rpartition("_by_")[0] in names)
+    return Setting(workers=workers, stand_ins=stand_ins, cases=cases, batch_size=batch_size)
+
+
+LAYERED = (
+    _layered("ddp", "ddp_clipped", workers=2, stand_ins=0),
+    _layered("offload", workers=1, stand_ins=1),
+    _layered("hybrid_fine", workers=1, stand_ins=1, batch_size=HYBRID_BATCH_SIZE),
+)
+
+
 def collect(quick: bool) -> list[Result]:
+    return [*_coarse_and_fine(quick), *_by_stage_and_layer(quick)]
+
+
+def _coarse_and_fine(quick: bool) -> list[Result]:
     return [result for setting in SETTINGS for result in _measure(setting, quick=quick)]
+
+
+def _by_stage_and_layer(quick: bool) -> list[Result]:
+    return [result for setting in LAYERED for result in _measure(setting, quick=quick)]
 
 
 def _measure(setting: Setting, *, quick: bool) -> list[Result]:
@@ -154,7 +198,7 @@ def _measure(setting: Setting, *, quick: bool) -> list[Result]:
                 _run(client, case, setting.batch_size, QUICK_STEPS if quick else STEPS, runs[case.name])
             order.reverse()
     results = [result for case in setting.cases for result in _results(case, setting.batch_size, runs[case.name])]
-    return [*results, *([_fine_vs_coarse(runs)] if "hybrid_fine" in runs else [])]
+    return [*results, *([_fine_vs_coarse(runs)] if "hybrid_coarse" in runs else []), *_layered_vs_stage(runs)]
 
 
 def _fine_vs_coarse(runs: Mapping[str, Runs]) -> Result:
@@ -165,6 +209,20 @@ def _fine_vs_coarse(runs: Mapping[str, Runs]) -> Result:
         how="an iteration of hybrid-coarse ÷ one of hybrid-fine; a goal where a core is free for what is hidden",
         goal=">= 1.1" if len(os.sched_getaffinity(0)) >= FREE_CORES else None,
     )
+
+
+def _layered_vs_stage(runs: Mapping[str, Runs]) -> Iterator[Result]:
+    for name, by_layer in runs.items():
+        job, _, waits = name.rpartition("_by_")
+        if job and waits == "layer":
+            yield ratio_result(
+                f"{job}_layered_vs_stage",
+                runs[f"{job}_by_stage"].iterations,
+                by_layer.iterations,
+                how=f"an iteration of {job} whose forwards wait for all of their stage's updates ÷ one whose forwards "
+                "wait for each layer's",
+                goal=">= 0.98",
+            )
 
 
 def _run(client: Client, case: Case, batch_size: int, steps: int, runs: Runs) -> None:
@@ -213,19 +271,20 @@ def _results(case: Case, batch_size: int, runs: Runs) -> list[Result]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """A row for each case: its parts in milliseconds of an iteration and the share that is hidden."""
+    """A row for each case: its parts in milliseconds of an iteration and the share that is hidden. Then ratios."""
     columns = [*PARTS, "hidden"]
     rows = [["", *(PARTS.get(column, column) for column in columns)]]
     for name, values in _by_case(results).items():
         cells = [f"{number(values[column])} {'%' if column == 'hidden' else 'ms'}" for column in columns]
         rows.append([name, *cells])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
+    lines = [
         "  ".join(
             [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         )
         for row in rows
-    )
+    ]
+    return "\n".join([*lines, *(f"{each.name} {number(each.value)}" for each in results if "_vs_" in each.name)])
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
@@ -251,10 +310,17 @@ def draw(results: Sequence[Result], path: Path) -> None:
 
 def _by_case(results: Sequence[Result]) -> dict[str, dict[str, float]]:
     """Values by case and then by what follows the case's name in a result's."""
-    cases = [case for setting in SETTINGS for case in setting.cases]
     by_name = {result.name: result.value for result in results}
+    measured = [case for setting in (*SETTINGS, *LAYERED) for case in setting.cases]
+    cases = [case for case in measured if f"{case.name}_hidden" in by_name]
     return {case.name: {what: by_name[f"{case.name}_{what}"] for what in (*PARTS, "hidden")} for case in cases}
 
 
 if __name__ == "__main__":
-    main("overlap", collect, table=table, draw=draw)
+    main(
+        "overlap",
+        collect,
+        table=table,
+        draw=draw,
+        parts={"coarse": _coarse_and_fine, "layered": _by_stage_and_layer},
+    )

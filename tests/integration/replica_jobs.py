@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ SAMPLES = 19  # in batches of 8: two whole ones and one of 3
 TOKENS = 11
 IGNORED = -100
 CULPRIT = 5.0  # a target whose gradient is nan
+PAUSE_SECONDS = 2e-3  # of a layer; far more than it computes
 LATE_PRODUCTS = 30  # of matrices; some 10 ms, far more than forward and backward take
 
 
@@ -54,6 +56,30 @@ class Sometimes(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> Any:
         return inputs + self.extra(inputs) if inputs[:, 0].max() > 2 else inputs.clone()
+
+
+class Pausing(nn.Linear):
+    """Others have the time to update what comes after it."""
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        time.sleep(PAUSE_SECONDS)
+        return super().forward(inputs).tanh()
+
+
+class Stack(nn.Module):
+    """Cut by its own forward; with a parameter that no module called has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Pausing(6, 6) for _ in range(4))
+        self.dropout = nn.Dropout(0.2)
+        self.scale = nn.Parameter(torch.ones(6))
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        for block in self.blocks:
+            inputs = inputs + self.dropout(block(inputs))
+        return self.head(inputs * self.scale)
 
 
 class Trusting(torch.optim.Optimizer):
@@ -137,6 +163,10 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
     return numbers(SAMPLES, 1, 8, 8), torch.arange(SAMPLES) % 3
 
 
+def pausing() -> nn.Sequential:
+    return nn.Sequential(Pausing(6, 12), Pausing(12, 12), nn.Dropout(0.3), Pausing(12, 12), nn.Linear(12, 1))
+
+
 def text() -> tuple[torch.Tensor, torch.Tensor]:
     """Some targets are ignored; of every third sample all are."""
     tokens = (numbers(SAMPLES, 5).abs() * 100).long() % TOKENS
@@ -165,7 +195,7 @@ def decayed(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-2)
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Sequential], Callable[[], Any], Any]] = {
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], Any]] = {
     "mlp": (mlp, columns, nn.functional.mse_loss),
     "linear": (linear, columns, nn.functional.mse_loss),
     "gpt": (gpt, text, cross_entropy),
@@ -173,6 +203,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Sequential], Callable[[], Any], Any]] = 
     "sometimes": (sometimes, columns, nn.functional.mse_loss),
     "partly frozen": (partly_frozen, columns, nn.functional.mse_loss),
     "singular": (mlp, columns, singular),
+    "pausing": (pausing, columns, nn.functional.mse_loss),
+    "stack": (Stack, columns, nn.functional.mse_loss),
 }
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {

@@ -6,6 +6,7 @@ stand-ins, so what is shown is the plan and the workers, not a GPU's kernels.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import runpy
@@ -192,7 +193,13 @@ def agrees(
     """Runs the job and the plain loop, and compares all that both tell; returns the plain loop's result. least: no
     tensor's largest element counts as less; some have no gradient but rounding (a bias of attention's keys)."""
     expected = reference.train(spec)
-    result = completed(daemon, spec)
+    check(completed(daemon, spec), expected, tolerance, least)
+    return expected
+
+
+def check(
+    result: dict[str, Any], expected: reference.ReferenceResult, tolerance: float = FLOAT64, least: float = 0.0
+) -> None:
     steps = steps_of(result)
     assert [row["loss"] for row in steps] == pytest.approx(expected.losses, rel=tolerance, abs=0)
     assert [row["lr"] for row in steps] == expected.learning_rates
@@ -202,7 +209,6 @@ def agrees(
     validations = [row["validation"] for row in metrics_rows(result["run_dir"]) if "validation" in row]
     assert validations == [pytest.approx(means, rel=tolerance, abs=0) for means in expected.validations]
     assert_same_state(load_file(result["model"]), expected.state, tolerance, least)
-    return expected
 
 
 def assert_same_state(
@@ -250,6 +256,28 @@ def test_a_pipeline_of_devices_beside_cpu_replicas_computes_what_the_plain_loop_
         "clip_norm": CLIP_NORM[model] if clipped else None,
     }
     agrees(machine, spec_of({"model": model}, strategy, batch_size=batch_size))
+
+
+LAYERED: dict[str, Strategy] = {
+    "two replicas": {"replicas": 2, "microbatches": 2},
+    "two replicas, recomputed": {"replicas": 2, "recompute": True},
+    "a device, by the host": {"replicas": [GPU], "update": "cpu"},
+    "a host beside a device": {"replicas": [CPU, GPU]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(name=LAYERED, model=("pausing", "stack"))
+def test_forwards_that_wait_for_each_layers_late_update_compute_what_the_plain_loop_computes(
+    machine: RealDaemon, name: str, model: str
+) -> None:
+    """Updates come behind the norm and are late, and a forward takes far longer than a task."""
+    args = {"model": model, "optimizer": "late sgd"}
+    spec = spec_of(args, LAYERED[name] | {"clip_norm": 1.0, "bucket_mib": TINY})
+    result = completed(machine, spec)
+    lanes = json.loads((Path(result["run_dir"]) / "plan.json").read_text())["lanes"]
+    assert any(task.startswith("FORWARD(0,0,b") for lane in lanes.values() for task in lane), "no forward is in parts"
+    check(result, reference.train(spec))
 
 
 @pytest.mark.slow

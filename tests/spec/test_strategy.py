@@ -30,6 +30,7 @@ window = 9
 threads = 2
 replicas = 3
 sync = "coarse"
+waits = "layer"
 staleness = [0, 1, 2]
 staleness_warmup = 10
 update = "cpu"
@@ -58,6 +59,7 @@ DEFAULTS = {
     "window": None,
     "replicas": None,
     "sync": "fine",
+    "waits": "stage",
     "staleness": 0,
     "staleness_warmup": 0,
     "update": "local",

@@ -86,7 +86,8 @@ def directory() -> Directory:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Planned]:
-    """The plan of a workload for a strategy; batches of 4, one bucket for each parameter, if not told otherwise."""
+    """The plan of a workload for a strategy; batches of 4, one bucket for each parameter, and forwards that wait before
+    they begin, if not told otherwise."""
     monkeypatch.setattr(inspection_module, "COPIED_BYTES", 1 << 10)
 
     def plan(
@@ -100,7 +101,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Planned]:
         **strategy: Any,
     ) -> Planned:
         job = {"entry": "job.py:workload", "batch_size": batch_size, "steps": steps, "seed": 5, "mode": mode}
-        table = {"job": job, "strategy": {"bucket_mib": ONE_EACH} | strategy, "directory": directory}
+        table = {"job": job, "strategy": {"bucket_mib": ONE_EACH, "waits": "stage"} | strategy, "directory": directory}
         spec = JobSpec.parse(table)
         thrown_away = dataclasses.replace(workload, model=copy.deepcopy(workload.model))
         inspection = inspection_module.inspect(thrown_away, spec, HostDevice()) | {"peer_access": peer_access}

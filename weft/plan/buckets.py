@@ -15,7 +15,8 @@ parameters of one optimizer group lie together, so that a step is one call for e
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,6 +74,9 @@ class Bucket:
     ranges: tuple[OwnedRange, ...] = ()
     device_ranges: tuple[OwnedRange, ...] = ()  # of EITHER, where the only holder updates all of it the other way
     state: tuple[tuple[StateFacts, ...], ...] = ()  # of EITHER: by place, what of the optimizer's moves with the bucket
+    # By holder, the unit with whose call at the latest its forward must wait for the parameters: one before which the
+    # model can be cut, so that what comes before it is known to read none of them.
+    first_reads: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -89,6 +93,9 @@ class Bucket:
         for holder in self.holders:
             firsts.setdefault(holder[0], holder)
         return tuple(firsts.values())
+
+    def first_read(self, holder: Holder) -> int:
+        return self.first_reads[self.holders.index(holder)]
 
     @property
     def comes_up_summed(self) -> bool:
@@ -196,3 +203,12 @@ def owned_ranges(bucket: Bucket, owners: Sequence[int], *, elementwise: bool) ->
         for number, owner in enumerate(owners)
         if bounds[number] < bounds[number + 1]
     )
+
+
+def parts_of_forward(buckets: Sequence[Bucket], holder: Holder, borders: Sequence[int]) -> Mapping[int, int]:
+    """By bucket that the holder reads, the number of the part of its forward that reads it first. buckets: all of the
+    plan's. borders: of each part but the first, the bucket that it begins with."""
+    if not borders:  # nor need it be known then where buckets are read
+        return dict.fromkeys((each.index for each in buckets if holder in each.holders), 0)
+    begins = [buckets[border].first_read(holder) for border in borders]
+    return {each.index: bisect_right(begins, each.first_read(holder)) for each in buckets if holder in each.holders}

@@ -14,6 +14,7 @@ For replica r, stage s, microbatch m, loader l, bucket b and owner o (who reduce
     GRAD(·,·,b)           → SYNC(o,b) → UPDATE(o,b)                         sync
     SYNC(·,·)             → VALIDATE(o) or (r,s): the norm is known         sync
     UPDATE(·,b)     —1→ FORWARD(r,s,·)                                      update   (by UP(r,s,b) to a device)
+    FORWARD(r,s,0,b)      the part of FORWARD(r,s,0) that is over where bucket b is first read; in its lane right before
     RELOAD(r,s,b)         → BACKWARD(r,s,0)                                 update   (of a layer that had made room)
     UPDATE(o,·), (r,s,·)  → REFRESH(r,s) —1→ FORWARD(r,s,0)                 update   (now and then)
     last reader of a slot → the slot's next writer                          slot
@@ -84,6 +85,11 @@ up = partial(_of_bucket, Kind.UP)
 reload = partial(_of_bucket, Kind.RELOAD)
 
 
+def forward_until(r: int, s: int, m: int, b: int) -> Key:
+    """Of a forward in parts, the one that is over where a bucket is first read; the last is the forward itself."""
+    return Key(Kind.FORWARD, r, s, m, b)
+
+
 def load(r: int, m: int, loader: int = 0) -> Key:
     return Key(Kind.LOAD, r, loader, m)
 
@@ -142,6 +148,11 @@ class Task:
         assert self.replica is not None
         assert self.stage is not None
         return Holder(self.replica, self.stage)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is a part of a forward, and the lane's next task is the next one."""
+        return self.kind is Kind.FORWARD and self.bucket is not None
 
     def passes(self, local: Collection[int]) -> bool:
         """Whether it does nothing while devices update these buckets themselves."""

@@ -134,6 +134,11 @@ class Strategy(Section):
         default="fine",
         description="fine: each bucket is synchronised once its gradients exist; coarse: all after every backward",
     )
+    waits: Literal["layer", "stage"] = Field(
+        default="stage",
+        description="stage: a forward waits for all updates of its stage before it begins; layer: for each where it "
+        "first reads what was updated",
+    )
     staleness: Annotated[
         Annotated[_Bound, Tag(NUMBER)]
         | Annotated[list[_Bound], Field(min_length=1, max_length=MAX_REPLICAS), Tag(LIST)],

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from weft.plan.graph import backward, forward, update
+from weft.plan.graph import backward, forward, forward_until, update
+from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.plan import Plan
 from weft.scheduler.adapting.replica_pace import MIN_ITERATIONS, ReplicaPace
 
@@ -51,6 +52,23 @@ def test_a_replicas_time_is_from_its_first_forward_to_its_last_backward(plan: Pl
     assert measured.unit_seconds == pytest.approx((0.0025, 0.01))
     assert measured.iteration_seconds == pytest.approx(0.1)
     assert measured.fixed_seconds == pytest.approx(0.005)
+
+
+def test_what_a_forward_waits_inside_for_parameters_is_no_work_of_the_replicas(
+    plan_of: PlanOf, inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts]
+) -> None:
+    inspection = inspection_of([unit_of(number, parameter_bytes=4000) for number in range(2)], update_seconds=1.0)
+    settings = {"replicas": 2, "clip_norm": 1.0, "bucket_mib": 0.004, "share": "adaptive", "waits": "layer"}
+    plan = plan_of(inspection, steps=20, **settings)
+    pace, tasks = ReplicaPace(plan), plan.graph.by_key()
+    parts = [tasks[forward_until(0, 0, 0, 0)], tasks[forward(0, 0, 0)]]
+    for index in range(MIN_ITERATIONS):
+        rows = [(0, parts[0].id, index, -1, 0, 3 * MS), (0, parts[1].id, index, -1, 8 * MS, 10 * MS)]
+        pace.add([*rows, (0, tasks[backward(0, 0, 0)].id, index, -1, 10 * MS, 13 * MS)])
+        pace.finish(replace(plan.itinerary.at(index), training=True, size=8), (4, 4), 0.1)
+    measured = pace.take()
+    assert measured is not None
+    assert measured.unit_seconds[0] == pytest.approx(0.002), "8 ms of 13, for 4 samples"
 
 
 def test_updates_that_computation_hides_cost_nothing(plan: Plan) -> None:

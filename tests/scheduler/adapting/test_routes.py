@@ -17,6 +17,7 @@ from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.balance import Trip, kept, measured_local
 from weft.scheduler.adapting.policy import Decision
 from weft.scheduler.adapting.routes import KEPT, MIN_ITERATIONS, BalancedRoutes, RouteMeasurement
+from weft.scheduler.planning import planner
 
 InspectionOf = Callable[..., Inspection]
 UnitOf = Callable[..., UnitFacts]
@@ -83,6 +84,23 @@ def test_where_synchronisation_is_coarse_the_host_begins_when_backward_has_ended
     assert kept(trips, 5.0, 0.0) == set()
     assert kept(trips, 5.0, 0.0, coarse=True) == {0, 1, 2}
     assert kept(trips, 5.0, 3.0, coarse=True) == {2}
+
+
+def test_where_a_forward_waits_by_layer_a_bucket_has_until_its_layer_is_read(
+    balanced: PlanOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "_faster", lambda by_stage, by_layer, inspection: by_layer)
+    by_stage, by_layer = balanced(waits="stage"), balanced(waits="layer")
+    births = born_at(2.0, 6.0, 10.0)
+    assert measured_local(by_stage, seconds_of(by_stage, device=0.1, host=4.5), births) == {1, 2}
+    assert [str(task) for task in by_layer.graph.tasks if task.kind is Kind.FORWARD] == [
+        "FORWARD(0,0,b1)",
+        "FORWARD(0,0)",
+    ]
+    for forward, local in ((0.1, {1, 2}), (3.0, {2})):
+        seconds = seconds_of(by_layer, device=0.1, host=4.5)
+        seconds |= {task.id: forward for task in by_layer.graph.tasks if task.kind is Kind.FORWARD}
+        assert measured_local(by_layer, seconds, births) == local
 
 
 def test_later_stages_have_the_time_in_which_earlier_ones_compute(balanced: PlanOf) -> None:

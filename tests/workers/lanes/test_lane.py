@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import queue
 import runpy
@@ -44,6 +45,7 @@ class Attempt:
     def __init__(self) -> None:
         self.board = Board(torch.full((num_words(10),), -1, dtype=torch.int32))
         self.milestones: dict[int, Callable[[int, int], None]] = {}
+        self.goes_on: dict[str, Callable[[], None]] = {}
         self.boards = {"compute": self.board}
         self.measured = {"compute": Measured()}
         self._itinerary = Itinerary.of(num_train=1, num_validation=1, batch_size=1, epochs=10, steps=None)
@@ -179,6 +181,51 @@ def test_a_task_waits_for_its_inputs_from_other_lanes(stand: Stand) -> None:
     assert stand.ran == [(0, 1), (0, 2)]
     stalls = [(MODES[mode], task, iteration, waited) for mode, task, iteration, waited, *_ in rows if waited >= 0]
     assert stalls == [("stall_activation", 2, 0, ELSEWHERE)]
+
+
+@pytest.mark.parametrize("device", RUN_WHERE_THEY_ARE_LAUNCHED, indirect=True)
+@pytest.mark.usefixtures("every_stall")
+def test_a_task_may_go_on_as_the_next_one_which_waits_for_inputs_of_its_own(stand: Stand) -> None:
+    """The first is posted before the wait, each has its own row, and what is left of the call is the second's time."""
+    seen: list[list[int]] = []
+
+    def run(iteration: Iteration) -> None:
+        threading.Timer(0.01, lambda: stand.attempt.board.post(ELSEWHERE, iteration.index)).start()
+        stand.attempt.goes_on["compute"]()
+        seen.append([stand.attempt.board.words[1 + task] for task in (1, 2, ELSEWHERE)])
+
+    stand.begin(
+        stand.operation(1, run=run),
+        stand.operation(2, waits=((ELSEWHERE, 0, "update"),)),
+        stand.operation(3, mode="backward"),
+    )
+    stand.inbox.put([(0, [1])])  # the others come while the lane is inside of the first
+    stand.inbox.put([(0, [2, 3]), (2, [1, 2, 3])])
+    rows = rows_of(stand.count(6))
+    assert stand.ran == [(0, 1), (0, 3), (2, 1), (2, 3)]
+    assert seen == [[0, -1, 0], [2, 0, 2]]
+    told = [(MODES[mode], task, waited) for mode, task, _, waited, *_ in rows if MODES[mode] != "stall_dispatch"]
+    assert told == [("forward", 1, -1), ("stall_update", 2, ELSEWHERE), ("forward", 2, -1), ("backward", 3, -1)] * 2
+    assert all(before[5] == after[4] for before, after in pairwise(rows))
+
+
+@pytest.mark.parametrize("device", RUN_WHERE_THEY_ARE_LAUNCHED, indirect=True)
+def test_an_abort_ends_a_lane_that_waits_inside_of_a_task_whatever_the_users_code_catches(stand: Stand) -> None:
+    waits = threading.Event()
+
+    def run(iteration: Iteration) -> None:
+        waits.set()
+        with contextlib.suppress(Exception):
+            stand.attempt.goes_on["compute"]()
+        stand.ran.append((iteration.index, -1))
+
+    stand.begin(stand.operation(1, run=run), stand.operation(2, waits=((ELSEWHERE, 0, "update"),)))
+    stand.inbox.put([(0, [1, 2])])
+    assert waits.wait(SOON)
+    stand.attempt.board.abort()
+    stand.join()
+    assert stand.error is None
+    assert stand.ran == [(0, 1)]
 
 
 @pytest.mark.parametrize("device", RUN_WHERE_THEY_ARE_LAUNCHED, indirect=True)

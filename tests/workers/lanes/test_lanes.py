@@ -44,6 +44,7 @@ class Attempt:
         self.device = device
         self.course = SimpleNamespace(begins=0)
         self.milestones: dict[int, Callable[[int, int], None]] = {}
+        self.goes_on: dict[str, Callable[[], None]] = {}
         self._to_abort: list[Board] = []
         words = torch.full((num_words(2),), -1, dtype=torch.int32)
         self.boards = {lane: Board(words, shares_core=True) for lane in LANES}

@@ -124,6 +124,11 @@ class _History:
             if kind == "load":
                 self._loads[r, m].append(task)
         forwards = [key for key in self._task if key[0] == "forward"]
+        self._first_forwards = {  # of each replica, where it is in parts its first one
+            task.replica: task.id
+            for task in reversed(recording.tasks)
+            if (task.kind, task.stage, task.microbatch) == ("forward", 0, 0)
+        }
         self._replicas = sorted({r for _, r, _, _ in forwards})
         self._last_microbatch = {each: max(m for _, r, _, m in forwards if r == each) for each in self._replicas}
         self._last_stage = {each: max(s for _, r, s, _ in forwards if r == each) for each in self._replicas}
@@ -166,7 +171,7 @@ class _History:
                 yield use.written[1], None if use.freed_ns is None else max(use.freed_ns, use.written[1])
 
     def _first_use(self, replica: int, iteration: int) -> Run | None:
-        task = self._task.get(("fetch", replica, 0, 0), self._task["forward", replica, 0, 0])
+        task = self._task.get(("fetch", replica, 0, 0), self._first_forwards[replica])
         return self._runs.get((task, iteration))
 
     def _readers(self, replica: int) -> list[int]:

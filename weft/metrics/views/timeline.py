@@ -84,7 +84,7 @@ class Bar:
 
 def bar_label(kind: Kind, microbatch: int | None, bucket: int | None) -> str:
     """A task's letter and the number of what it is about: F0, S2."""
-    number = microbatch if bucket is None else bucket
+    number = bucket if microbatch is None else microbatch
     return KINDS[kind].letter + ("" if number is None else str(number))
 
 

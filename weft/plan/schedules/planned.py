@@ -26,9 +26,9 @@ def grid_of_rows(plan: Plan, rows: Mapping[Lane, Iterable[Row]]) -> str | None:
     tasks, begun = plan.graph.tasks, dict[int, dict[Lane, dict[int, None]]]()
     for lane, of_lane in rows.items():
         for mode, task, iteration, *_ in of_lane:
-            if mode < FIRST_STALL and task >= 0 and KINDS[tasks[task].kind].computes and tasks[task].replica == 0:
+            if mode < FIRST_STALL and task >= 0 and _is_pass(tasks[task]) and tasks[task].replica == 0:
                 begun.setdefault(iteration, {}).setdefault(lane, {})[task] = None  # a stop cuts a row in two
-    count = sum(KINDS[task.kind].computes and task.replica == 0 for task in tasks)
+    count = sum(_is_pass(task) and task.replica == 0 for task in tasks)
     whole = [iteration for iteration, lanes in begun.items() if sum(map(len, lanes.values())) == count]
     if not whole:
         return None
@@ -50,10 +50,13 @@ def planned_schedule(plan: Plan) -> Schedule:
 
 
 def _schedule(lanes: Iterable[Sequence[Task]]) -> Schedule:
-    of_lanes = (
-        tuple(_pass(task) for task in lane if KINDS[task.kind].computes) for lane in lanes if lane[0].replica == 0
-    )
+    of_lanes = (tuple(_pass(task) for task in lane if _is_pass(task)) for lane in lanes if lane[0].replica == 0)
     return Schedule(tuple(filter(None, of_lanes)))
+
+
+def _is_pass(task: Task) -> bool:
+    """Of a forward in parts the last one stands for it."""
+    return KINDS[task.kind].computes and not task.goes_on
 
 
 def _pass(task: Task) -> Pass:

@@ -4,12 +4,13 @@ A bucket's gradient is born inside the last backward and its parameters are next
 to the host if it can be down, updated and up again by then, in lanes that are shared with the buckets before it;
 otherwise the device updates it, which gives the others more time:
 
-    compute   ▕ backward  b0 ▏ b1 ▏ b2 ▏▕ update b2 ▏▕ next forward
+    compute   ▕ backward  b0 ▏ b1 ▏ b2 ▏▕ update b2 ▏▕ next forward  b2 ▏ b1 ▏ b0 ▏
     down                  ▕ b0 ▏▕ b1 ▏
     host                       ▕ b0 ▏▕ b1 ▏
-    up                              ▕ b0 ▏▕ b1 ▏                       b2 would come too late
+    up                              ▕ b0 ▏▕ b1 ▏        b2 would come too late
 
-Buckets born first are those read last, so they are the ones that go. After CoTrain (Li et al., ICPP 2023).
+Buckets born first are those read last, so they are the ones that go. Where the forward waits for all before it begins,
+all are read then. After CoTrain (Li et al., ICPP 2023).
 
 Before the job runs, the times are the inspection's; as it runs, those of its own tasks. A task of a way that its bucket
 has never gone is estimated by the largest of its kind and device that has run: in proportion where it is smaller, and
@@ -19,10 +20,11 @@ where it is larger the rest as the inspection had it, since what a small task ta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from weft.plan.buckets import Bucket, Holder, Route
-from weft.plan.graph import Key, Task, down, forward, own_update, sync, up, update
+from weft.plan.buckets import Bucket, Holder, Route, parts_of_forward
+from weft.plan.graph import Key, Task, down, own_update, sync, up, update
 from weft.plan.inspection import Inspection
 from weft.plan.kinds import Kind
 from weft.plan.placement import Placement
@@ -39,16 +41,19 @@ class Trip:
     host_update: float
     up: float
     device_update: float
+    read: float = 0.0  # from the start of the next forward to where this waits for it
 
 
-def local_buckets(inspection: Inspection, placement: Placement) -> frozenset[int]:
-    """Buckets that devices update themselves; one that several stages hold stays where any of them would keep it."""
+def local_buckets(inspection: Inspection, placement: Placement, *, by_layer: bool = False) -> frozenset[int]:
+    """Buckets that devices update themselves; one that several stages hold stays where any of them would keep it.
+    by_layer: forwards wait for each where they read it."""
     assert placement.synchronisation is not None
     buckets = placement.synchronisation.buckets
     local: set[int] = set()
     for holder in placement.holders():
         if placement.replicas[holder[0]].device == "gpu":
-            trips = _trips(inspection, placement, holder, [b for b in buckets if holder in b.holders])
+            held = [b for b in buckets if holder in b.holders]
+            trips = _trips(inspection, placement, holder, held, by_layer=by_layer)
             local |= kept(
                 trips,
                 _backward_end(inspection, placement, holder),
@@ -73,12 +78,14 @@ def kept(trips: Sequence[Trip], backward_end: float, head_start: float, *, coars
         host = max(host, down) + trip.host_update
         up = max(up, host) + trip.up
         updates -= trip.device_update
-        if up <= backward_end + max(head_start, updates):
+        if up <= backward_end + max(head_start, updates) + trip.read:
             gone = number + 1
     return {trip.bucket for trip in trips[gone:]}
 
 
-def _trips(inspection: Inspection, placement: Placement, holder: Holder, buckets: Sequence[Bucket]) -> list[Trip]:
+def _trips(
+    inspection: Inspection, placement: Placement, holder: Holder, buckets: Sequence[Bucket], *, by_layer: bool
+) -> list[Trip]:
     """Born by the device's backward; updated here and there in the time that each takes."""
     first, last = placement.cuts[holder[0]][holder[1]]
     units = inspection.units_on("gpu")
@@ -95,6 +102,9 @@ def _trips(inspection: Inspection, placement: Placement, holder: Holder, buckets
                 host_update=inspection.update_seconds_on("cpu") * part,
                 up=inspection.link_seconds(bucket.num_bytes),
                 device_update=inspection.update_seconds_on("gpu") * part,
+                read=sum(each.forward_seconds for each in units[first : bucket.first_read(holder)])
+                if by_layer
+                else 0.0,
             )
         )
     return sorted(trips, key=lambda trip: trip.born)
@@ -129,9 +139,13 @@ def measured_local(
             held = [part for part in either if holder in part.holders]
             end = times.last_backward(holder)
             births = [min(end, born.get((part.index, holder), end)) for part in held]
-            trips = [_measured_trip(times, part, holder, birth) for part, birth in zip(held, births, strict=True)]
+            reads = times.reads(holder)
+            trips = [
+                replace(_measured_trip(times, part, holder, birth), read=reads[part.index])
+                for part, birth in zip(held, births, strict=True)
+            ]
             trips.sort(key=lambda trip: trip.born)
-            earlier = sum(times.of(forward(r, e, 0)) + times.last_backward(Holder(r, e)) for e in range(s))
+            earlier = sum(times.first_forward(Holder(r, e)) + times.last_backward(Holder(r, e)) for e in range(s))
             local |= kept(trips, end, earlier, coarse=plan.synchronisation.coarse)
     return frozenset(local)
 
@@ -161,6 +175,10 @@ class _Times:
         self._plan = plan
         self._seconds = seconds
         self._tasks, self._last_backwards = plan.graph.by_key(), plan.graph.last_backwards()
+        self._first_forwards: dict[Holder, list[Task]] = {}  # in parts, or whole
+        for task in plan.graph.tasks:
+            if task.kind is Kind.FORWARD and task.microbatch == 0:
+                self._first_forwards.setdefault(task.holder, []).append(task)
         self._largest: dict[tuple[Kind, str], tuple[float, float]] = {}  # (planned, measured) seconds
         for task in plan.graph.tasks:
             if task.id in seconds:
@@ -172,6 +190,18 @@ class _Times:
         if task is None:
             return 0.0
         return self._seconds[task.id] if task.id in self._seconds else self._estimate(task)
+
+    def first_forward(self, holder: Holder) -> float:
+        return sum(self.of(task.key) for task in self._first_forwards[holder])
+
+    def reads(self, holder: Holder) -> Mapping[int, float]:
+        """By bucket, from the start of the holder's first forward to that of the part that reads it first."""
+        assert self._plan.synchronisation is not None
+        parts = self._first_forwards[holder]
+        begins = [0.0, *accumulate(self.of(task.key) for task in parts)]
+        borders = [task.bucket for task in parts if task.bucket is not None]
+        numbers = parts_of_forward(self._plan.synchronisation.buckets, holder, borders)
+        return {bucket: begins[number] for bucket, number in numbers.items()}
 
     def last_backward(self, holder: Holder) -> float:
         return self.of(self._last_backwards[holder].key)

@@ -1,6 +1,7 @@
 """Replica pace: how long each replica takes for its part of a batch, from the rows that its lanes stamped.
 
-replica 0   ▕ F B F B F B F B ▏      span: from its first FORWARD to its last BACKWARD, bubbles and stalls included
+replica 0   ▕ F B F B F B F B ▏      span: from its first FORWARD to its last BACKWARD, bubbles and stalls included,
+                                     but for what its first stage waits for parameters inside of a FORWARD
 replica 1   ▕ F B F B ▏              unit seconds: span ÷ its samples (where replicas steal: ÷ its microbatches)
 owners              ▕ S U S U ▏      fixed: the part of an iteration after every span that updates could fill
 """
@@ -11,6 +12,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from weft.plan.graph import Lane
 from weft.plan.itinerary import Iteration
@@ -44,6 +46,11 @@ class ReplicaPace:
             for task in plan.graph.tasks
             if KINDS[task.kind].computes and task.microbatch is not None
         }
+        # Of a first stage's forward in parts, each but the first, and the one before it.
+        self._going_on = {
+            task.id: before.id for before, task in pairwise(plan.graph.tasks) if before.goes_on and before.stage == 0
+        }
+        self._ended: dict[int, int] = {}  # when each task that computes was over the last time
         self._updating = {task.id: task.lane for task in plan.graph.tasks if task.kind is Kind.UPDATE}
         self._spans: dict[int, dict[int, Span]] = {}
         self._updates: dict[int, dict[Lane, int]] = {}
@@ -70,11 +77,17 @@ class ReplicaPace:
                     continue
                 spans = self._spans.setdefault(iteration, {})
                 first, last = spans.get(replica, (start, end))
+                first += self._waited(task, start, end)
                 spans[replica] = min(first, start), max(last, end)
             elif task in self._updating:
                 lanes = self._updates.setdefault(iteration, {})
                 lane = self._updating[task]
                 lanes[lane] = lanes.get(lane, 0) + end - start
+
+    def _waited(self, task: int, start: int, end: int) -> int:
+        """For parameters, inside of a forward: no work of the replica's."""
+        self._ended[task] = end
+        return start - self._ended.get(self._going_on[task], start) if task in self._going_on else 0
 
     def finish(self, iteration: Iteration, units: Sequence[int], seconds: float | None) -> None:
         """The iteration is over; one that trains on a whole batch counts. units: of work that each replica had.

@@ -51,6 +51,26 @@ class PlannedJob:
         again = KINDS[task.kind].hands_back and self.spec.strategy.recompute
         return (Kind.FORWARD, task.kind) if again else (task.kind,)
 
+    @cached_property
+    def _borders(self) -> dict[Holder, list[int]]:
+        """Of stages whose first forward is in parts, the buckets with which these begin but the first, in order."""
+        borders: dict[Holder, list[int]] = {}
+        for task in self.plan.graph.tasks:
+            if task.goes_on and task.bucket is not None:
+                borders.setdefault(task.holder, []).append(task.bucket)
+        return borders
+
+    def units(self, task: Task) -> range:
+        """Those that a forward or backward runs: of its stage; of a part of a forward its own."""
+        stage, borders = self.stages[task.holder], self._borders.get(task.holder, [])
+        if task.kind is not Kind.FORWARD or task.microbatch or not borders:
+            return range(stage.first, stage.last)
+        assert self.plan.synchronisation is not None
+        buckets = self.plan.synchronisation.buckets
+        bounds = [stage.first, *(buckets[each].first_read(task.holder) for each in borders), stage.last]
+        part = len(borders) if task.bucket is None else borders.index(task.bucket)
+        return range(bounds[part], bounds[part + 1])
+
     def device(self, task: Task) -> str:
         """The kind of the worker in whose lane it runs."""
         return self.plan.workers[task.lane.worker]
@@ -92,15 +112,7 @@ class _Costs:
     def __init__(self, job: PlannedJob, inspection: Inspection) -> None:
         self._job, self._inspection = job, inspection
         self._largest = largest_microbatch(job.spec)
-        self._by_stage = {
-            (holder, kind): sum(
-                getattr(unit, f"{kind}_seconds")
-                for unit in inspection.units_on(job.plan.replicas[holder.replica].device)[stage.first : stage.last]
-            )
-            for holder, stage in job.stages.items()
-            for kind in Kind
-            if KINDS[kind].computes
-        }
+        self._by_units: dict[tuple[str, range, Kind], float] = {}
         self._all_bytes = sum(unit.parameter_bytes for unit in inspection.units) or 1
 
     def of(self, task: Task) -> float:
@@ -113,8 +125,7 @@ class _Costs:
                 facts = (self._inspection.input, self._inspection.target)
                 return self._inspection.link_seconds(sum(part.max_bytes() for part in facts if part)) * self._size(task)
             case Kind.FORWARD | Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT:
-                seconds: float = sum(self._by_stage[task.holder, kind] for kind in self._job.computed(task))
-                return seconds * self._size(task)
+                return sum(self._computing(task, kind) for kind in self._job.computed(task)) * self._size(task)
             case Kind.DOWN | Kind.UP | Kind.RELOAD:
                 return self._inspection.link_seconds(self._bucket(task).num_bytes)
             case Kind.SYNC:
@@ -125,6 +136,14 @@ class _Costs:
             case Kind.GRAD | Kind.VALIDATE | Kind.REFRESH | Kind.SNAPSHOT:
                 return 0.0
 
+    def _computing(self, task: Task, kind: Kind) -> float:
+        device, units = self._job.plan.replicas[task.holder.replica].device, self._job.units(task)
+        key = device, units, kind
+        if key not in self._by_units:
+            own = self._inspection.units_on(device)[units.start : units.stop]
+            self._by_units[key] = sum(getattr(unit, f"{kind}_seconds") for unit in own)
+        return self._by_units[key]
+
     def _size(self, task: Task) -> float:
         """The task's microbatch as a part of the largest one, which was measured."""
         return self._job.samples(task) / self._largest
@@ -134,12 +153,7 @@ class _Costs:
         return self._job.plan.synchronisation.bucket_of(task)
 
     def _sync(self, task: Task) -> float:
-        """A device adds up nothing of its own; its squares take the speed of its own memory, next to nothing."""
-        bucket = self._bucket(task)
-        if len(bucket.holders) == 1 and self._job.device(task) == "gpu":
-            return 0.0
-        summed = len(bucket.gradient_holders)
-        return self._owned_bytes(task) / self._inspection.copy_bytes_per_second * (summed + 1) / 2
+        return sum_seconds(self._inspection, self._bucket(task), self._owned_bytes(task), self._job.device(task))
 
     def _owned_bytes(self, task: Task) -> int:
         bucket = self._bucket(task)
@@ -149,3 +163,12 @@ class _Costs:
         if task.bucket is None:
             return self._job.stages[task.holder].parameter_bytes
         return self._bucket(task).num_bytes if task.owner is None else self._owned_bytes(task)
+
+
+def sum_seconds(inspection: Inspection, bucket: Bucket, num_bytes: int, device: str) -> float:
+    """Of so much of a bucket's gradients. A device adds up nothing of its own; its squares take the speed of its own
+    memory, next to nothing. device: the kind of the worker that sums."""
+    if len(bucket.holders) == 1 and device == "gpu":
+        return 0.0
+    summed = len(bucket.gradient_holders)
+    return num_bytes / inspection.copy_bytes_per_second * (summed + 1) / 2

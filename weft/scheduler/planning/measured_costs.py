@@ -111,10 +111,9 @@ class MeasuredCosts:
         computed = job.computed(task) if job.samples(task) else ()
         if not computed:
             return Line(0.0, 0.0)
-        stage, device = job.stages[task.holder], job.device(task)
-        units = range(stage.first, stage.last)
+        device, units = job.device(task), job.units(task)
         corrections = [self._correction(task, device, u) if corrected else (1.0, 1.0) for u in units]
-        fixed = TASK_SECONDS[task.kind] * fmean(of_call for of_call, _ in corrections)
+        fixed = 0.0 if task.goes_on else TASK_SECONDS[task.kind] * fmean(of_call for of_call, _ in corrections)
         each = 0.0
         for kind in computed:
             for unit, (of_call, of_sample) in zip(units, corrections, strict=True):
@@ -127,14 +126,17 @@ class MeasuredCosts:
     def _corrected(self, kind: Kind) -> dict[tuple[str, int, int], Corrections]:
         """By device, replica and unit."""
         found: dict[tuple[str, int, int], Corrections] = {}
-        ran: dict[Holder, list[Task]] = {}
+        ran: dict[Holder, dict[int | None, list[Task]]] = {}  # by microbatch, whose forward may be in parts
         for task in self._job.plan.graph.tasks:
             if task.kind is kind and task.key in self._known and self._job.samples(task):
-                ran.setdefault(task.holder, []).append(task)
-        for holder, tasks in ran.items():
-            samples = fmean(self._job.samples(task) for task in tasks)
-            measured = fmean(self._known[task.key][0] for task in tasks)
-            corrections = self._line(self._job, tasks[0]).corrections(samples, measured)
+                ran.setdefault(task.holder, {}).setdefault(task.microbatch, []).append(task)
+        for holder, passes in ran.items():
+            tasks = next(iter(passes.values()))
+            samples = fmean(self._job.samples(parts[0]) for parts in passes.values())
+            measured = fmean(sum(self._known[task.key][0] for task in parts) for parts in passes.values())
+            lines = [self._line(self._job, task) for task in tasks]
+            whole = Line(sum(line.fixed for line in lines), sum(line.each for line in lines))
+            corrections = whole.corrections(samples, measured)
             stage, device = self._job.stages[holder], self._job.device(tasks[0])
             found |= {(device, holder.replica, unit): corrections for unit in range(stage.first, stage.last)}
         return found

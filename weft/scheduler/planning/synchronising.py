@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.plan.buckets import Bucket, OwnedRange, Route, make_buckets, owned_ranges
+from weft.plan.buckets import Bucket, Holder, OwnedRange, Route, make_buckets, owned_ranges
 from weft.plan.graph import Lane
 from weft.plan.inspection import Inspection, StateFacts
 from weft.plan.placement import COMPUTE, SYNC, Placement
@@ -55,6 +55,7 @@ def synchronisation_of(
                 ranges=ranges(bucket, route),
                 device_ranges=ranges(bucket, Route.DEVICE) if has_two else (),
                 state=state if route is Route.EITHER and state is not None else (),
+                first_reads=tuple(_first_read(inspection, placement, bucket, holder) for holder in bucket.holders),
             )
         )
     speculative = bounded and fine and _hides_updates(placement, hosts)
@@ -70,6 +71,15 @@ def synchronisation_of(
         warmup=strategy.staleness_warmup,
         local=tuple(p.index for p in plans if p.route is Route.EITHER and p.index in local),
     )
+
+
+def _first_read(inspection: Inspection, placement: Placement, bucket: Bucket, holder: Holder) -> int:
+    first, last = placement.cuts[holder.replica][holder.stage]
+    users = (unit for place in bucket.places for unit in inspection.parameters[place.parameter].units)
+    unit = min(unit for unit in users if first <= unit < last)
+    while unit > first and unit in inspection.cut_problems:
+        unit -= 1
+    return unit
 
 
 def _moving_state(inspection: Inspection, bucket: Bucket) -> tuple[tuple[StateFacts, ...], ...] | None:

@@ -47,6 +47,8 @@ class Books:
         self._waits = WaitAccount()
         self._recorder = Recorder()
         self._microbatch_seconds = Observations(_MICROBATCH_EDGES)
+        self._goes_on = frozenset(task.id for task in plan.graph.tasks if task.goes_on)
+        self._begun: dict[str, int] = {}  # by lane, nanoseconds of the parts of the forward that it is in
         self._times = TaskTimes(plan.itinerary)
         self._pending: list[tuple[str, str, bytes]] = []
 
@@ -106,5 +108,7 @@ class Books:
             for mode, task, iteration, _, start, end in rows:
                 if mode < FIRST_STALL:
                     add_time(task, iteration, end - start)
-                    if mode <= _BACKWARD:
-                        count((end - start) / 1e9)
+                    if task in self._goes_on:
+                        self._begun[name] = self._begun.get(name, 0) + end - start
+                    elif mode <= _BACKWARD:
+                        count((end - start + self._begun.pop(name, 0)) / 1e9)

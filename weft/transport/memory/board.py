@@ -49,8 +49,9 @@ class _Waiter(ctypes.Structure):
     ]
 
 
-class Aborted(Exception):
-    """The attempt was aborted while a lane waited."""
+class Aborted(BaseException):
+    """The attempt was aborted while a lane waited. No Exception: a lane may wait inside of the user's step, and no
+    `except Exception` there is to stop it."""
 
 
 def futex_wait(address: int, expected: int, seconds: float) -> None:

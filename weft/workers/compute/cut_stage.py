@@ -20,6 +20,7 @@ from torch import nn
 from weft.plan.error_places import within
 from weft.plan.plan import SlotValue
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
+from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.cutting.calls import Made, Seed
@@ -59,15 +60,16 @@ class CutStage(Stage):
         copies_input: bool,
         precision: str,
         seeds_others: bool,
+        parts: ForwardParts,
     ) -> None:
         """cut: installed. differentiable: of what it receives, in that order. copies_input: the step writes to what it
         receives, or to the batch, which neither a slot nor an autograd leaf allows. seeds_others: it draws from
-        Python's or numpy's generators, too."""
+        Python's or numpy's generators, too. parts: where the first forward may still have to wait."""
         self._model = model
         self._cut = cut
         self._steps = {True: training_step(workload), False: validation_step(workload)}  # by whether it learns
         self._sources = {learns: step_source(workload, learns=learns) for learns in (True, False)}
-        self._names: dict[str, list[str]] = {}  # by source: of what the first batch reported
+        self._names: dict[bool, list[str]] = {}  # by whether it learns: of what the first batch reported
         self._differentiable = tuple(differentiable)
         self._key = seed & KEY_MASK
         self._recompute = recompute
@@ -81,6 +83,13 @@ class CutStage(Stage):
         self._draws = seeds_others or not is_host or copies_input or cut.has_buffers  # or a run has drawn
         self._saved: dict[int, _Saved] = {}
         self._again = super().again()
+        self._parts = parts
+        self._needed_first = 0  # the part that what no called module has is in
+        if parts.count > 1:
+            needs = {module: parts.needed_by(module.parameters()) for module in cut.modules}
+            known = {id(each) for module in needs for each in module.parameters()}
+            self._needed_first = parts.needed_by(each for each in model.parameters() if id(each) not in known)
+            cut.before_call = lambda module: parts.reach(needs[module])
 
     @property
     def num_in_flight(self) -> int:
@@ -100,7 +109,7 @@ class CutStage(Stage):
 
     def lose(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Mapping[str, torch.Tensor]:
         values = self._forward(microbatch, step, received, batch)[1]
-        check_names(values, self._names.setdefault(self._sources[True], list(values)), self._sources[True])
+        check_names(values, self._names.setdefault(True, list(values)), self._sources[True])
         return values
 
     def evaluate(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Tensors:
@@ -113,11 +122,11 @@ class CutStage(Stage):
             result = self._run(microbatch, step, received, batch, learns=False)
         source = self._sources[False]
         values = step_values(result, source, learns=False)
-        check_names(values, self._names.setdefault(source, list(values)), source)
+        check_names(values, self._names.setdefault(False, list(values)), source)
         return values
 
     def measures(self) -> Sequence[str]:
-        return self._names.get(self._sources[False], [])
+        return self._names.get(False, [])
 
     def check_sent(self, sent: Tensors, places: Sequence[SlotValue], size: int) -> None:
         """A place's row says what stands in it, whatever was planned."""
@@ -188,6 +197,7 @@ class CutStage(Stage):
         place = within(f"in {self._sources[learns]}")
         with self._device.drawing, self._precision(), place:
             self._device.launching()
+            self._parts.reach(self._needed_first)
             if not self._draws:
                 before = torch.default_generator.get_state()
                 result = self._run_once(batch, received, _unseeded, learns=learns)

@@ -23,6 +23,7 @@ from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.workers.compute.backward.hand_back import HandBack
 from weft.workers.compute.backward.split import SplitBackward
+from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.gradients import StageGradients
 from weft.workers.compute.handover import described
 from weft.workers.compute.measured import Measured
@@ -42,7 +43,7 @@ class StageTasks:
     gradients: None where the stage's own optimizer takes p.grad as it is. before_evaluation: called before the first
     validation after training. publish: called after the last training forward before something else, where others read
     or save what the device keeps for itself. skips_nonfinite: a loss that is nan or inf is no error.
-    samples_of: which samples of the training data a microbatch has.
+    samples_of: which samples of the training data a microbatch has. parts: the stage's, of its first forward.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class StageTasks:
         publish: Callable[[], None] | None = None,
         skips_nonfinite: bool,
         samples_of: Callable[[Iteration, Part], Sequence[int]],
+        parts: ForwardParts | None = None,
     ) -> None:
         self._stage = stage
         self._replica = replica
@@ -76,6 +78,7 @@ class StageTasks:
         self._hands_back_at_once = not isinstance(device, Accelerator)
         self._skips_nonfinite = skips_nonfinite
         self._samples_of = samples_of
+        self._parts = parts or ForwardParts.whole()
         self._learning = True
         # By microbatch, from the first part of its backward to the second, with what is to be called before that.
         self._split: dict[int, tuple[SplitBackward, Callable[[], None]]] = {}
@@ -89,6 +92,7 @@ class StageTasks:
     def rewind(self) -> None:
         """To the attempt's first iteration: nothing is on its way. What others read of the stage is as it is now."""
         self._stage.rewind()
+        self._parts.end()
         self._split.clear()
         self._learning, self._counting = True, (-1, ())
         self._begin()
@@ -98,7 +102,10 @@ class StageTasks:
     def forward(self, iteration: Iteration, microbatch: int, measured: Measured) -> None:
         part = self._course.part(iteration, self._replica, microbatch)
         if part.size:
+            if microbatch == 0:
+                self._parts.begin()
             self._run(iteration, microbatch, part, measured)
+            self._parts.end()
         if microbatch < self._course.microbatches[self._replica] - 1:
             return
         if self._publish is not None and self._is_read_after(iteration):

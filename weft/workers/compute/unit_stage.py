@@ -18,6 +18,7 @@ from weft.plan.plan import SlotValue
 from weft.plan.shapes import ShapeError, shape_of
 from weft.transport.memory.arena import dtype_of
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
+from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.handover import can_have_gradient, check_fits, is_plain, scalar
 from weft.workers.compute.pairs import DataPair
 from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, no_leaf
@@ -55,11 +56,15 @@ class UnitStage(Stage):
         copies_input: bool = False,
         precision: str = "fp32",
         seeds_others: bool = False,
+        parts: ForwardParts | None = None,
     ) -> None:
         """functions: the loss and the metrics, of (output, target). copies_input: the first unit writes to its input,
         which neither a slot nor an autograd leaf allows. precision: "bf16" runs units and functions under autocast.
-        device: which has the units. seeds_others: they draw from Python's or numpy's generators, too."""
+        device: which has the units. seeds_others: they draw from Python's or numpy's generators, too. parts: where the
+        first forward may still have to wait; unset, nowhere."""
         self.units = tuple(units)
+        self._parts = parts or ForwardParts.whole()
+        self._needs = [self._parts.needed_by(unit.module.parameters()) for unit in units]
         self._places = [within(unit_place(unit.index, unit.prefix, unit.module)) for unit in units]
         self._copies_input = copies_input
         self._seed = seed
@@ -157,7 +162,8 @@ class UnitStage(Stage):
     def _run(self, x: torch.Tensor, step: int, microbatch: int, head: Head | None) -> torch.Tensor:
         x = x.clone() if self._copies_input else no_leaf(x)
         with self._device.drawing, self._precision():  # autocast's cache is the process's, too
-            for unit, place in zip(self.units, self._places, strict=True):
+            for unit, place, part in zip(self.units, self._places, self._needs, strict=True):
+                self._parts.reach(part)
                 key = unit_key(self._seed, step, microbatch, unit.index)
                 self._device.seed(key)
                 if self._seeds_others:

@@ -41,7 +41,8 @@ class Stream(Protocol):
     """One lane's order of execution on the device."""
 
     def launch(self, work: Act) -> None:
-        """Calls it, in whichever thread, so that what it computes comes behind all that was launched before."""
+        """Calls it, in whichever thread, so that what it computes comes behind all that was launched before. A forward
+        in parts, which waits for more inside, in this one."""
 
     def wait_for(self, event: Event) -> None:
         """What is launched from now on comes after the event."""

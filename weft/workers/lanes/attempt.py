@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -99,6 +100,10 @@ class Attempt:
         self._is_verified = spec.strategy.verify == "digest"
         self._bounded = view.synchronisation is not None and view.synchronisation.bounded
         self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of
+        self._lane_of = {
+            task.holder: lane for lane, own in view.programs.items() for task in own if task.kind is Kind.FORWARD
+        }
+        self._later = {after.id for own in view.programs.values() for before, after in pairwise(own) if before.goes_on}
         self._begin(saved)
         self._parts = ModelParts(
             spec,
@@ -111,6 +116,7 @@ class Attempt:
             self._loaded,
             parcels,
             self._post_gradient,
+            lambda holder: self.goes_on[self._lane_of[holder]](),
             saved,
         )
         is_compared = spec.strategy.verify == "replay"
@@ -123,6 +129,7 @@ class Attempt:
         self.measured = {lane: Measured() for lane in self.boards}
         # By milestone: who posts it from inside another task.
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
+        self.goes_on: dict[str, Callable[[], None]] = {}  # by lane, what ends its task and begins the next from inside
         self._boards_to_abort = [self.board]
         self._begun_from = saved if saved is not None and saved.is_mapped else None  # a directory may come to want it
         self._uncopied: str | None = None  # why a snapshot could not be made, the last time
@@ -249,6 +256,8 @@ class Attempt:
         return lambda iteration: of_host if course.is_local(bucket, iteration) else of_device
 
     def _run_of(self, task: Task, measured: Measured) -> Run:
+        if task.id in self._later:  # what there is to do the first part of the forward does
+            return lambda iteration: None
         run = self._bind(task, measured)
         return run if self._evidence is None else self._evidence.around(task, run)
 
@@ -367,7 +376,7 @@ def _place_of(task: Task, *, num_replicas: int) -> str:
         parts[0] += f" of stage {task.stage}"
     if num_replicas > 1 and task.owner is None:
         parts.append(f"replica {task.replica}")
-    about = (("microbatch", task.microbatch), ("bucket", task.bucket))
+    about = (("microbatch", task.microbatch), ("bucket", None if task.goes_on else task.bucket))
     parts += [f"{name} {number}" for name, number in about if number is not None]
     return ", ".join(parts)
 

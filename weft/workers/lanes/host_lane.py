@@ -6,10 +6,20 @@ import time
 
 from weft.plan.error_places import within
 from weft.workers.lanes.lane import LaneLoop
+from weft.workers.lanes.operation import Operation
 
 
 class HostLane(LaneLoop):
+    _now: tuple[Operation, int, bool]  # the task that has begun, its iteration, and whether there is anything to run
+
     def _run_task(self, index: int, task: int, taken_ns: int) -> None:
+        if self._begin_task(index, task, taken_ns):
+            operation, iteration = self._operations[task], self._attempt.iteration(index)
+            with within(lambda: operation.place_in(iteration)):
+                operation.run(iteration)
+        self._end_task()
+
+    def _begin_task(self, index: int, task: int, taken_ns: int) -> bool:
         operation, account, board = self._operations[task], self._account, self._board
         iteration = self._attempt.iteration(index)
         if taken_ns > account.stamp:
@@ -21,15 +31,18 @@ class HostLane(LaneLoop):
                 if words[1 + source] < index - distance:
                     board.wait(source, index - distance)
                     account.row(stall, task, index, source, time.monotonic_ns())
-            with within(lambda: operation.place_in(iteration)):
-                operation.run(iteration)
+        self._now = operation, index, runs
+        return runs
+
+    def _end_task(self) -> None:
+        (operation, index, runs), board = self._now, self._board
         if operation.wakes:
-            board.post(task, index)
+            board.post(operation.task, index)
         else:
-            board.post_quietly(task, index)
+            board.post_quietly(operation.task, index)
         if runs:
-            account.row(operation.mode, task, index, -1, time.monotonic_ns())
-        self._over(account.stamp)
+            self._account.row(operation.mode, operation.task, index, -1, time.monotonic_ns())
+        self._over(self._account.stamp)
 
     def _report(self) -> None:
         super()._report()

@@ -66,6 +66,8 @@ class LaneLoop(ABC):
         self._program = tuple(operations)
         self._queue = TaskQueue()
         self._account = Account(name, attempt.measured[name], send, stamps=stamps)
+        self._inbox: Inbox  # set by run
+        attempt.goes_on[name] = self.go_on
         self._reach = observer.reach if observer is not None and is_main else None
         self._behind_a_task = contextlib.nullcontext() if observer is None else observer.within(name)
         self._arrivals: Arrivals | None = None
@@ -76,6 +78,7 @@ class LaneLoop(ABC):
         """Runs what the inbox brings, until it brings None or the attempt is aborted. Raises what user code raises."""
         queue, run_task = self._queue, self._run_task if self._reach is None else self._run_reached
         tasks, arrivals = queue.tasks, self._arrivals
+        self._inbox = inbox
         with contextlib.suppress(Aborted, Interrupted):
             queue.take(inbox)
             self._account.begin()
@@ -91,6 +94,22 @@ class LaneLoop(ABC):
     @abstractmethod
     def _run_task(self, index: int, task: int, taken_ns: int) -> None:
         """taken_ns: when it came; until then the lane had nothing to do but for the daemon."""
+
+    def go_on(self) -> None:
+        """From inside a task: it is over, and what is left of its call is the next one's. Errors: Aborted, and those of
+        TaskQueue."""
+        self._end_task()
+        if not self._queue.tasks or not self._inbox.empty():
+            self._queue.take(self._inbox)
+        self._begin_task(*self._queue.tasks.popleft())
+
+    @abstractmethod
+    def _begin_task(self, index: int, task: int, taken_ns: int) -> bool:
+        """Until its inputs are there. Whether there is anything to run."""
+
+    @abstractmethod
+    def _end_task(self) -> None:
+        """Of the one that was begun last."""
 
     def progress(self) -> dict[str, Any]:
         """For another thread: how far the lane is. done, taken: tasks of the endless program. seconds: since anything

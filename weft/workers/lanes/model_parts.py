@@ -24,6 +24,7 @@ from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import Arena, Layout
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.cut_stage import CutStage
+from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.gradients import StageGradients
 from weft.workers.compute.model_part import CallPart, ModelPart, UnitPart, check_built, part_of, whole_state
 from weft.workers.compute.stage import Stage, computing_in
@@ -53,6 +54,7 @@ from weft.workload.data.source import source_of
 from weft.workload.workload import Workload
 
 PostGradient = Callable[[Holder, int], None]
+GoOn = Callable[[Holder], None]
 
 
 class ModelParts:
@@ -68,14 +70,15 @@ class ModelParts:
         loaded: Loaded,
         parcels: Sequence[tuple[Ring, ParcelRing]],
         post_gradient: PostGradient,
+        go_on: GoOn,
         saved: Saved | None,
     ) -> None:
-        """saved: what training goes on from; None where it begins."""
+        """go_on: as of ForwardParts. saved: what training goes on from; None where it begins."""
         self._spec, self._view, self._workload = spec, view, workload
         self._directory, self._device = directory, device
         self._course, self._weights = course, weights
         self._loaded, self._parcels = loaded, parcels
-        self._post_gradient = post_gradient
+        self._post_gradient, self._go_on = post_gradient, go_on
         check_built(workload.model, view.first_stages)
         self._state = whole_state(workload.model)
         self._taken: set[int] = set()  # ids of parameters that a stage of this worker has
@@ -149,7 +152,8 @@ class ModelParts:
         publish = keep_state(own, dict(state), arena, self._device)
         is_last = holder.stage == self._view.replicas[holder.replica].num_stages - 1
         parcels = StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1], parameters)
-        stage = self._stage(plan, own, parcels)
+        parts = ForwardParts.of(self._view, holder, parameters, self._go_on, self._device)
+        stage = self._stage(plan, own, parcels, parts)
         self.stages[holder] = StageTasks(
             stage,
             replica=holder[0],
@@ -164,17 +168,13 @@ class ModelParts:
             device=self._device,
             skips_nonfinite=self._spec.strategy.skip_nonfinite,
             samples_of=functools.partial(sample_numbers, self._train, self._spec.job.seed),
+            parts=parts,
         )
         if self._memory is None and not self._course.itinerary.forward_only:
             names = dict(zip(map(id, parameters), self._names, strict=True))
             digests = Digests() if self._spec.strategy.verify == "digest" else None
             update = StageUpdate(
-                self._workload,
-                own.parameters(),
-                names,
-                reports=is_last,
-                value=self._course.measured,
-                digests=digests,
+                self._workload, own.parameters(), names, reports=is_last, value=self._course.measured, digests=digests
             )
             if self._saved is not None:
                 update.restore(self._saved)
@@ -183,7 +183,7 @@ class ModelParts:
             own_update = self.own_updates.get(holder.stage)
             self._show(holder.stage, own, parameters, self._in_buckets if own_update is None else own_update.trained())
 
-    def _stage(self, plan: StagePlan, own: ModelPart, parcels: StageParcels) -> Stage:
+    def _stage(self, plan: StagePlan, own: ModelPart, parcels: StageParcels, parts: ForwardParts) -> Stage:
         how: Any = {
             "seed": self._spec.job.seed,
             "recompute": self._view.recompute,
@@ -191,6 +191,7 @@ class ModelParts:
             "precision": self._spec.strategy.precision,
             "device": self._device,
             "seeds_others": self._view.seeds_others,
+            "parts": parts,
         }
         if isinstance(own, UnitPart):
             return UnitStage(own.units, functions=self._workload.functions, **how)

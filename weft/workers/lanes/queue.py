@@ -12,8 +12,8 @@ Call = Callable[[], None]  # of the user's code, while lanes have nothing to do
 Inbox = queue.SimpleQueue[Work | Call | None]  # of a lane, from the control thread; None: that has something else to do
 
 
-class Interrupted(Exception):
-    """The control thread has another message for this thread."""
+class Interrupted(BaseException):
+    """The control thread has another message for this thread. No Exception, as Aborted is none."""
 
 
 class TaskQueue:

@@ -38,12 +38,14 @@ class _Entry:
     operation: Operation
     iteration: int
     taken_ns: int = 0
+    runs: bool = False  # there is something to launch
     waits: list[Ended] = field(default_factory=list)
     begun: Event | None = None
     launch_ns: int = 0  # see Accelerator.take_launch_ns
     ended: Event | None = None  # where nothing was launched there is none
     acts: list[Act] = field(default_factory=list)
     is_milestone: bool = False  # a hook has ended it early
+    last: _Entry | None = None  # what its call is of at the end, if the lane has gone on inside of it
 
 
 class StreamLane(LaneLoop):
@@ -64,6 +66,8 @@ class StreamLane(LaneLoop):
         self._launched = launched
         self._stream = device.stream(name)
         self._told: Event | None = None  # behind the last task of this lane that a host reads from
+        self._now: _Entry  # the task that has begun
+        self._first: _Entry  # the task that was called last
         self._latest: Event | None = None  # behind the last task of this lane that had something to launch
         self._entries: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         for task, operation in operations.items():
@@ -86,26 +90,46 @@ class StreamLane(LaneLoop):
     # --- launching
 
     def _run_task(self, index: int, task: int, taken_ns: int) -> None:
-        operation = self._operations[task]
-        iteration = self._attempt.iteration(index)
-        entry = _Entry(operation, index, taken_ns)
-        if operation.runs(iteration):
-            entry.waits = self._wait_for_inputs(operation, iteration)
-            if not self._device.finishes_at_once:  # otherwise launching is a part of the task
-                entry.begun = self._stream.record()
+        if self._begin_task(index, task, taken_ns):
+            operation, iteration = self._operations[task], self._attempt.iteration(index)
+            entry = self._first = self._now
 
             def work() -> None:
                 self._device.take_launch_ns()
                 operation.run(iteration)
-                entry.launch_ns = self._device.take_launch_ns()
-                entry.acts = self._device.take_acts()
+                self._take_told(entry.last or entry)
 
             with within(lambda: operation.place_in(iteration)):
                 self._stream.launch(work)
+        self._end_task()
+
+    def go_on(self) -> None:
+        self._take_told(self._now)
+        super().go_on()
+        self._first.last = self._now
+
+    def _begin_task(self, index: int, task: int, taken_ns: int) -> bool:
+        operation = self._operations[task]
+        iteration = self._attempt.iteration(index)
+        entry = self._now = _Entry(operation, index, taken_ns, runs=operation.runs(iteration))
+        if entry.runs:
+            entry.waits = self._wait_for_inputs(operation, iteration)
+            if not self._device.finishes_at_once:  # otherwise launching is a part of the task
+                entry.begun = self._stream.record()
+        return entry.runs
+
+    def _take_told(self, entry: _Entry) -> None:
+        """In the thread that has launched it."""
+        entry.launch_ns, entry.acts = self._device.take_launch_ns(), self._device.take_acts()
+
+    def _end_task(self) -> None:
+        entry = self._now
+        if entry.runs:
             entry.ended = self._latest = self._stream.record()
-            if operation.is_read_on_host:
+            if entry.operation.is_read_on_host:
                 self._told = entry.ended
-        self._launched.post(task, index, self._latest)  # who waits for one that passes waits for those before it, too
+        # who waits for one that passes waits for those before it, too
+        self._launched.post(entry.operation.task, entry.iteration, self._latest)
         self._enter(entry)
 
     def _wait_for_inputs(self, operation: Operation, iteration: Iteration) -> list[Ended]:

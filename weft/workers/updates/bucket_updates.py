@@ -62,6 +62,13 @@ class BucketUpdates:
         self._of_owners: dict[int, Updates | None] = {}
         self._of_buckets: dict[tuple[Holder, int], Updates] = {}  # of a device's own parameters
         self._publishing: set[Holder] = set()  # whose own parameters nobody else has to show
+        # By owner, or by replica and stage: the bucket that its lane updates last.
+        self._last = {
+            (task.owner, task.replica, task.stage): task.bucket
+            for program in view.programs.values()
+            for task in program
+            if task.kind is Kind.UPDATE
+        }
         for number, lane in enumerate(self._sync.owners):
             if lane.worker == view.position:
                 self._add_owner(number, workload, parameters)
@@ -83,7 +90,14 @@ class BucketUpdates:
         publishes = alone and holder == summed[0].holders[0]
         self._publishing |= {holder} if publishes else set()
         self._of_devices[holder] = self._updates(
-            workload, parameters, summed, bounds, own, speculative=self._sync.devices_speculate, publishes=publishes
+            workload,
+            parameters,
+            summed,
+            bounds,
+            own,
+            speculative=self._sync.devices_speculate,
+            publishes=publishes,
+            last=self._last.get((None, *holder)),
         )
         self._of_buckets |= {(holder, bucket.index): self._of_devices[holder] for bucket in summed}
 
@@ -100,7 +114,14 @@ class BucketUpdates:
         if updated:
             bounds = {bucket.index: bucket.range_of(number) for bucket in updated}
             updates = self._updates(
-                workload, parameters, updated, bounds, own, speculative=self._sync.speculative, publishes=bool(alone)
+                workload,
+                parameters,
+                updated,
+                bounds,
+                own,
+                speculative=self._sync.speculative,
+                publishes=bool(alone),
+                last=self._last.get((number, None, None)),
             )
             self._of_buckets |= {(bucket.holders[0], bucket.index): updates for bucket in alone}
         gradients = {index: (memory.gradients or {})[index] for index, memory in own.items()}
@@ -119,6 +140,7 @@ class BucketUpdates:
         *,
         speculative: bool,
         publishes: bool,
+        last: int | None,
     ) -> Updates:
         """own: whose memory is updated, by bucket; nothing for the shared one."""
         memory, course = self._memory, self._course
@@ -164,6 +186,7 @@ class BucketUpdates:
             device=self._device,
             reports=self._view.position == self._view.reporter,
             digests=Digests(self._names) if self._strategy.verify == "digest" else None,
+            last=last,
         )
         return updates
 

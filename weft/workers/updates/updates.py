@@ -47,7 +47,7 @@ class Updates:
     update, done once it stands. takes: whether a bucket is updated here in an iteration.
     value: what the scheduler is to be stepped with before it. device: what has the shards. reports: this one tells the
     learning rate and the norm of each step. digests: where what an update leaves is compared with what the next one
-    finds."""
+    finds. last: the bucket that is updated last; unset, that of `buckets`."""
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class Updates:
         device: Device,
         reports: bool,
         digests: Digests | None = None,
+        last: int | None = None,
     ) -> None:
         self._template = template
         self._parameters = parameters
@@ -77,6 +78,7 @@ class Updates:
         self._optimizer = ShardedOptimizer(template, shards, parameters=parameters, speculative=self._chooses)
         self._optimizer.read_hyperparameters()
         self._buckets = buckets
+        self._last = buckets[-1].index if last is None else last
         self._norm = norm
         self._speculative = speculative
         self._speculated: set[int] = set()  # buckets of the iteration that is on its way
@@ -112,7 +114,7 @@ class Updates:
 
     def ends_with(self, bucket: Bucket) -> bool:
         """Whether the step ends with the bucket's UPDATE, not with a VALIDATE."""
-        return not self._speculative and bucket is self._buckets[-1]
+        return not self._speculative and bucket.index == self._last
 
     def reads_norm(self, kind: Kind) -> bool:
         """Whether a task of the kind reads on the host what the norm is."""

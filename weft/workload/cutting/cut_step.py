@@ -95,6 +95,7 @@ class CutStep:
         self._names = _names_by_place(model)  # forward may put another tensor in a buffer's place
         self._others = {each for each in self._visible if each.kind is CallKind.OPAQUE and not self._has(each.module)}
         self.numbers = CallNumbers()
+        self.before_call: Callable[[nn.Module], None] | None = None  # of a module that the stage has
         self._installation = contextlib.ExitStack()
         self._skipped = skipped
         self._occurrences: dict[Visible, int] = {}
@@ -137,6 +138,11 @@ class CutStep:
             for slots in _slots(module)
             if (tensor := slots.get(key)) is not None
         ]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those that are called whole: what one calls inside is nobody's business."""
+        return [each.module for each in self._visible if each.kind is CallKind.OPAQUE]
 
     @property
     def has_buffers(self) -> bool:
@@ -243,6 +249,8 @@ class CutStep:
         if self._is_inside and not (visible in self._others and self._may_be_skipped(visible)):
             if kwargs or len(args) != 1 or type(args[0]) is not torch.Tensor:
                 args, kwargs = replaced((args, kwargs), resolved)
+            if self.before_call is not None:
+                self.before_call(visible.module)
             result = self._unseen(self.numbers.run, visible, forward, args, kwargs)
         else:
             given = (args, kwargs)

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from weft.plan.buckets import Bucket, Holder, Route
+from weft.plan.buckets import Bucket, Holder, Route, parts_of_forward
 from weft.plan.course import Course
 from weft.plan.division import Part, Turns
 from weft.plan.graph import Edge, Graph, Lane, Task
@@ -239,18 +239,31 @@ class Workers:
     def _forward(self, task: Task, i: Iteration, me: Running) -> None:
         if self._part(task, i).size == 0:
             return
-        self._read_inputs(task, i, me)
-        if self._is_last(task):
+        number, count, buckets = self._part_of_forward(task)
+        if number == 0:
+            self._read_inputs(task, i, me)
+        if number == 0 and self._is_last(task):
             self._read_weights(i, me)
-        else:
-            me.write(*self._slot(f"activation-{task.replica}-{task.stage}", task, i))
-        for bucket in self._held(task):
+        for bucket in buckets:
             self._read_parameters(bucket, task, i, me)
+        if number < count - 1:
+            return
+        if not self._is_last(task):
+            me.write(*self._slot(f"activation-{task.replica}-{task.stage}", task, i))
         if self._case.has_buffers and i.learns and task.replica == 0:
             me.write(("buffers", task.stage), i.index)
         if self._case.has_buffers and not i.learns and task.replica:
             for stage in range(self._replicas[0].num_stages):
                 me.look(("buffers", stage))
+
+    def _part_of_forward(self, task: Task) -> tuple[int, int, list[int]]:
+        """(its number, how many there are, the buckets that it reads first)."""
+        held, holder = self._held(task), Holder(task.replica, task.stage)
+        parts = (each for each in self._case.graph.tasks if each.goes_on and each.holder == holder)
+        borders = [each.bucket for each in parts] if task.microbatch == 0 else []
+        number = borders.index(task.bucket) if task.goes_on else len(borders)
+        part_of = parts_of_forward(list(self._parts.values()), holder, borders) if borders else {}
+        return number, len(borders) + 1, [bucket for bucket in held if part_of.get(bucket, 0) == number]
 
     def _held(self, task: Task) -> list[int]:
         return [b for b, part in self._parts.items() if (task.replica, task.stage) in part.holders]

@@ -24,6 +24,7 @@ from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.planning.graph.build import build_graph
+from weft.scheduler.planning.graph.lane_order import lane_order
 from weft.scheduler.planning.partition import partition
 from weft.scheduler.planning.placing import place
 from weft.scheduler.planning.rings import make_rings
@@ -31,6 +32,10 @@ from weft.spec.replica import Replica
 from weft.spec.strategy import Prefetch, Strategy
 
 _MODEL = runpy.run_path(str(Path(__file__).with_name("memory_model.py")))
+
+CPU, GPU = {"device": "cpu", "stages": 1}, {"device": "gpu", "stages": 1}
+PIPE = {"device": "cpu", "stages": 2, "split": [1]}
+PIPE_ON_GPU = PIPE | {"device": "gpu"}
 
 PlanOf = Callable[..., Plan]
 InspectionOf = Callable[..., Inspection]
@@ -114,7 +119,8 @@ def make_case(
     windows = [replica.working_window for replica in strategy.replica_list]
     placement = place(strategy, inspection, cuts, local, windows=windows, learns=not itinerary.forward_only)
     rings = make_rings(strategy, inspection, placement)
-    graph = build_graph(strategy, placement, rings, has_buffers=has_buffers, weighted=inspection.weighted)
+    order = lane_order(strategy, inspection, placement)
+    graph = build_graph(strategy, placement, rings, order=order, has_buffers=has_buffers, weighted=inspection.weighted)
     course = Course(
         WorkerView(
             position=0,
@@ -206,7 +212,11 @@ def test_every_reader_finds_what_it_should_however_the_lanes_race(
         for those in data.draw(st.lists(users, min_size=1, max_size=6))
     ]
     inspection = inspection_of(
-        units, parameters=tuple(parameters), elementwise=data.draw(st.booleans()), weighted=data.draw(st.booleans())
+        units,
+        parameters=tuple(parameters),
+        elementwise=data.draw(st.booleans()),
+        weighted=data.draw(st.booleans()),
+        update_seconds=data.draw(st.sampled_from([0.0, 100.0])),  # next to a second of each forward, two of a backward
     )
     strategy = data.draw(strategies_of(len(units)))
     case = make_case(
@@ -219,6 +229,51 @@ def test_every_reader_finds_what_it_should_however_the_lanes_race(
     )
     case.graph.check()
     Race(case, rng).to_end()
+
+
+@pytest.mark.slow(seconds=6)
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), rng=st.randoms(use_true_random=False))
+def test_parts_of_a_forward_find_what_they_read_however_the_lanes_race(
+    inspection_of: InspectionOf, unit_of: UnitOf, parameter_of: ParameterOf, data: st.DataObject, rng: random.Random
+) -> None:
+    """A bucket for each unit, some that several units read, updates that are late, and replicas of any kind."""
+    units = [unit_of(number) for number in range(data.draw(st.integers(2, 6)))]
+    parameters = [parameter_of(number, num_elements=300, state=()) for number in range(len(units))]
+    if data.draw(st.booleans()):
+        parameters.append(parameter_of(0, len(units) - 1, num_elements=300, state=()))
+    inspection = inspection_of(units, parameters=tuple(parameters), update_seconds=100.0)
+    strategy = Strategy(
+        replicas=data.draw(st.sampled_from([[CPU, CPU], [GPU], [GPU, CPU], [GPU, GPU], [PIPE, CPU], [PIPE_ON_GPU]])),
+        update=data.draw(st.sampled_from(["local", "cpu", "balanced"])),
+        microbatches=data.draw(st.integers(1, 2)),
+        bucket_mib=0.001,
+        clip_norm=data.draw(st.none() | st.just(1.0)),
+        waits="layer",
+    )
+    itinerary = data.draw(itineraries(sum(strategy.microbatch_counts)).filter(lambda each: not each.forward_only))
+    case = make_case(strategy, inspection, itinerary, rng, local=data.draw(st.frozensets(st.integers(0, 6))))
+    case.graph.check()
+    Race(case, rng).to_end()
+
+
+@pytest.mark.parametrize("settings", [{"replicas": 2, "clip_norm": 1.0}, {"replicas": [{"device": "gpu"}]}])
+def test_the_model_notices_when_a_later_part_does_not_wait(
+    inspection_of: InspectionOf, unit_of: UnitOf, settings: dict[str, Any]
+) -> None:
+    units = [unit_of(number, parameter_bytes=2000) for number in range(4)]
+    strategy = Strategy.model_validate({"bucket_mib": 1e-3, "update": "cpu", "waits": "layer", **settings})
+    itinerary = Itinerary(num_train=12, num_validation=8, batch_size=4, steps=6)
+    case = make_case(strategy, inspection_of(units, update_seconds=100.0), itinerary, random.Random(0))
+    parts = [task.id for task in case.graph.tasks if task.kind is Kind.FORWARD and task.holder == (0, 0)]
+    assert len(parts) >= 3
+    for part in parts:
+        kept = [e for e in case.graph.edges if e.target != part or e.cause is not Cause.UPDATE]
+        with pytest.raises(AssertionError, match=r"a race: |reads "):
+            Race(
+                dataclasses.replace(case, graph=Graph(case.graph.tasks, tuple(kept), case.graph.programs)),
+                random.Random(0),
+            ).to_end()
 
 
 @pytest.mark.slow(seconds=11)
@@ -237,7 +292,12 @@ def test_a_bucket_may_go_either_way_in_each_iteration(
     parameters = [parameter_of(number, num_elements=300, state=()) for number in (0, 1, 1, 2)]
     if data.draw(st.booleans()):
         parameters.append(parameter_of(0, 2, num_elements=300, state=()))
-    inspection = inspection_of(units, parameters=tuple(parameters), elementwise=data.draw(st.booleans()))
+    inspection = inspection_of(
+        units,
+        parameters=tuple(parameters),
+        elementwise=data.draw(st.booleans()),
+        update_seconds=data.draw(st.sampled_from([0.0, 100.0])),
+    )
     drawn = data.draw(strategies_of(len(units)).filter(lambda each: any(r.device == "gpu" for r in each.replica_list)))
     strategy = drawn.model_copy(update={"update": "balanced", "staleness": 0, "share": "fixed"})
     itinerary = data.draw(itineraries(sum(strategy.microbatch_counts)).filter(lambda each: not each.forward_only))
@@ -288,8 +348,6 @@ def test_weights_of_a_batch_stay_while_the_loaders_of_other_replicas_run_ahead(
     Race(make_case(strategy, inspection_of([unit_of(0)], weighted=True), itinerary, rng), rng).to_end()
 
 
-CPU, GPU = {"device": "cpu", "stages": 1}, {"device": "gpu", "stages": 1}
-PIPE = {"device": "cpu", "stages": 2, "split": [1]}
 CLIPPED = {"clip_norm": 1.0}
 BALANCED = {"update": "balanced"}
 

@@ -55,13 +55,16 @@ def _fitting(plan_with: PlanWith, orders: Iterator[tuple[str, Schedules]]) -> tu
 
 
 def _seconds(plans: Iterable[Plan]) -> Mapping[tuple[int, Pass], float]:
-    """By replica and pass, of all passes that any of them has."""
-    return {
-        (task.holder.replica, Pass(task.holder.stage, task.kind, task.microbatch)): plan.task_seconds[task.id]
-        for plan in plans
-        for task in plan.graph.tasks
-        if KINDS[task.kind].computes and task.microbatch is not None
-    }
+    """By replica and pass, of all passes that any of them has; of a forward in parts, all of these."""
+    seconds: dict[tuple[int, Pass], float] = {}
+    for plan in plans:
+        own: dict[tuple[int, Pass], float] = {}
+        for task in plan.graph.tasks:
+            if KINDS[task.kind].computes and task.microbatch is not None:
+                key = task.holder.replica, Pass(task.holder.stage, task.kind, task.microbatch)
+                own[key] = own.get(key, 0.0) + plan.task_seconds[task.id]
+        seconds |= own
+    return seconds
 
 
 def _greedy(

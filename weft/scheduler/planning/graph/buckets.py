@@ -10,13 +10,17 @@ without a wait, and are posted at once. So an edge that a lane needs in both way
 
 An owner's last UPDATE of an iteration runs in both, since it ends the owner's step: so the norm, which other owners
 write again two steps later, is read by then.
+
+A stage's first FORWARD is in parts where what it reads later may come later: what a part reads first it waits for. In
+each lane buckets come in the order of weft.scheduler.planning.graph.lane_order, and no part begins for what is there
+once the one before may begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from weft.plan.buckets import Bucket, Holder, Route
+from weft.plan.buckets import Bucket, Holder, Route, parts_of_forward
 from weft.plan.graph import (
     Key,
     Lane,
@@ -36,16 +40,20 @@ from weft.plan.graph import (
 from weft.plan.kinds import Cause, Kind, Way
 from weft.plan.placement import DOWN, SYNC, UP
 from weft.plan.plan import Synchronisation
+from weft.scheduler.planning.graph.lane_order import LaneOrder
 from weft.scheduler.planning.graph.pipeline import GraphBuilder
 from weft.scheduler.planning.graph.window import WindowGraph
+
+_Placed = tuple[Key, Lane, Way | None]
 
 
 class BucketGraph:
     """The tasks and edges from gradients to parameters, of a job with buckets."""
 
-    def __init__(self, builder: GraphBuilder, synchronisation: Synchronisation) -> None:
+    def __init__(self, builder: GraphBuilder, synchronisation: Synchronisation, order: LaneOrder) -> None:
         self._builder = builder
         self._plan = synchronisation
+        self._order = order
         self._placement = builder.placement
         self._windows = [
             WindowGraph(builder, r, held=self._held, completions=self._completions)
@@ -62,12 +70,17 @@ class BucketGraph:
     def tasks(self) -> None:
         for window in self._windows:
             window.tasks()
+        for key, lane, way in self._placed():
+            self._builder.add(key, lane, way)
+
+    def _placed(self) -> Iterator[_Placed]:
         for owner in range(len(self._plan.owners)):
-            self._owner_tasks(owner)
+            yield from self._owner_tasks(owner)
+        for r in dict.fromkeys(holder.replica for holder in self._holders()):
+            if self._placement.replicas[r].private:
+                yield from self._copy_tasks(r)
         for r, s in self._holders():
-            self._holder_tasks(r, s)
-        for r, s in self._holders():
-            self._closing_tasks(r, s)
+            yield from self._closing_tasks(r, s)
 
     def _holders(self) -> list[Holder]:
         """Without the layers of working windows. Later stages first, since their gradients are there first: stages may
@@ -81,12 +94,19 @@ class BucketGraph:
         """Of those that it holds; what another stage of the replica holds before it is that one's."""
         return [part for part in self._plan.buckets if (r, s) in part.gradient_holders]
 
+    @property
+    def _waits_for_norm(self) -> bool:
+        return self._plan.bounded and not self._plan.speculative
+
     def _owned(self, owner: int) -> list[Bucket]:
-        return [part for part in self._plan.buckets if owner in part.owners()]
+        """In the order in which the owner sums them."""
+        owned = [part for part in self._plan.buckets if owner in part.owners()]
+        return owned if self._plan.bounded else self._order.as_done(owned, owner)
 
     def _updated(self, owner: int) -> list[Bucket]:
-        """Those of which the owner has parameters to update."""
-        return [part for part in self._owned(owner) if self._owners_update(part)]
+        """Those of which the owner has parameters to update, in that order."""
+        updated = [part for part in self._owned(owner) if self._owners_update(part)]
+        return self._order.as_read(updated) if self._waits_for_norm else updated
 
     def _owners_update(self, part: Bucket) -> bool:
         """Not where every holder is a device that updates its own."""
@@ -113,43 +133,56 @@ class BucketGraph:
         fixed = next((number for number, (_, way) in enumerate(ways) if way is None), len(ways))
         return [part for part, _ in ways[: fixed + 1]]
 
-    def _owner_tasks(self, owner: int) -> None:
+    def _owner_tasks(self, owner: int) -> Iterator[_Placed]:
         """Where the norm must be known first, all SYNC come before all UPDATE; speculation needs no such order."""
         lane = self._plan.owners[owner]
-        waits = self._plan.bounded and not self._plan.speculative
         updated = self._updated(owner)
         for part in self._owned(owner):
-            self._builder.add(sync(owner, part.index), lane, self._sync_way(owner, part))
-            if not waits and part in updated:
-                self._builder.add(update(owner, part.index), lane, self._update_way(owner, part))
-        for part in updated if waits else ():
-            self._builder.add(update(owner, part.index), lane, self._update_way(owner, part))
+            yield sync(owner, part.index), lane, self._sync_way(owner, part)
+            if not self._waits_for_norm and part in updated:
+                yield update(owner, part.index), lane, self._update_way(owner, part)
+        for part in updated if self._waits_for_norm else ():
+            yield update(owner, part.index), lane, self._update_way(owner, part)
         if self._plan.speculative and updated:
-            self._builder.add(validate(owner), lane)
+            yield validate(owner), lane, None
 
-    def _holder_tasks(self, r: int, s: int) -> None:
-        """What a private replica does to get its gradients to the owners, and its parameters back."""
+    def _copy_tasks(self, r: int) -> Iterator[_Placed]:
+        """What a private replica does to get its gradients to the owners, and its parameters back. Its stages may share
+        a GPU, and with it the lanes."""
         device = self._builder.is_device(r)
-        if not self._placement.replicas[r].private:
-            return
-        held = [part for part in self._held(r, s) if part.route is not Route.DEVICE]
-        for part in [part for part in held if (r, s) in part.gradient_holders] if device else ():
+        own = [part for part in self._plan.buckets if any(holder.replica == r for holder in part.holders)]
+        moved = [part for part in own if part.route is not Route.DEVICE]
+        for part in moved if device else ():
+            holder = next(each for each in part.gradient_holders if each.replica == r)
             way = Way.HOST if part.device_ranges else None
-            self._builder.add(down(r, s, part.index), self._builder.lane(r, s, DOWN), way)
-        for part in held:
+            yield down(*holder, part.index), self._builder.lane(*holder, DOWN), way
+        for part in self._in_order_of_up(moved):
             way = Way.HOST if part.device_ranges else None
-            self._builder.add(up(r, s, part.index), self._builder.lane(r, s, UP if device else None), way)
-        for part in self._summed(r, s):
+            for holder in [each for each in part.holders if each.replica == r]:
+                yield up(*holder, part.index), self._builder.lane(*holder, UP if device else None), way
+        for part in self._in_own_order([part for part in own if part.comes_up_summed]) if device else ():
             way = Way.DEVICE if part.route is Route.EITHER else None
-            self._builder.add(own_update(r, s, part.index), self._own_lane(r, s), way)
+            for holder in [each for each in part.holders if each.replica == r]:
+                yield own_update(*holder, part.index), self._own_lane(*holder), way
 
-    def _closing_tasks(self, r: int, s: int) -> None:
+    def _in_order_of_up(self, held: Sequence[Bucket]) -> list[Bucket]:
+        """Sums are there before the norm is."""
+        if not self._plan.bounded:
+            return self._order.as_updated(held)
+        return [*held] if any(part.comes_up_summed for part in held) else self._order.as_read(held)
+
+    def _in_own_order(self, summed: Sequence[Bucket]) -> list[Bucket]:
+        if self._plan.devices_speculate:
+            return [*summed]
+        return (self._order.as_read if self._plan.bounded else self._order.as_updated)(summed)
+
+    def _closing_tasks(self, r: int, s: int) -> Iterator[_Placed]:
         """What waits for all of the iteration, behind all else of lanes that stages may share."""
         summed = self._summed(r, s)
         if self._plan.devices_speculate and summed:
-            self._builder.add(own_validate(r, s), self._own_lane(r, s))
+            yield own_validate(r, s), self._own_lane(r, s), None
         if any(self._on_cpu(part) for part in summed):
-            self._builder.add(refresh(r, s), self._builder.lane(r, s, UP))
+            yield refresh(r, s), self._builder.lane(r, s, UP), None
 
     def _summed(self, r: int, s: int) -> list[Bucket]:
         """Those that a device may update with the sum."""
@@ -191,8 +224,7 @@ class BucketGraph:
             if self._placement.replicas[r].private:
                 self._private_edges(r, s)
                 self._refresh_edges(r, s)
-            else:
-                self._shared_edges(r, s)
+            self._reading_edges(r, s)
 
     def _gradient_edges(self, r: int, s: int) -> None:
         for part in self._with_gradient(r, s):
@@ -260,27 +292,63 @@ class BucketGraph:
     def _own_completion(self, r: int, s: int, part: Bucket) -> Key:
         return own_validate(r, s) if self._plan.devices_speculate else own_update(r, s, part.index)
 
-    def _shared_edges(self, r: int, s: int) -> None:
-        """The stage computes on the owners' parameters."""
-        for key in {key: None for part in self._held(r, s) for key in self._completions(part)}:
-            self._builder.edge(key, forward(r, s, 0), 1, Cause.UPDATE)
-
     def _private_edges(self, r: int, s: int) -> None:
         for part in self._held(r, s):
-            match part.route:
-                case Route.DEVICE:
-                    for key in self._completions(part):
-                        self._builder.edge(key, forward(r, s, 0), 1, Cause.UPDATE)
-                case Route.HOST:
-                    self._parameters_come_up(r, s, part)
-                case Route.SUM:
-                    self._sum_comes_up(r, s, part)
-                case Route.EITHER:
-                    self._parameters_come_up(r, s, part)
-                    for owned in part.device_ranges:
-                        self._builder.edge(self._completion(owned.owner, part), forward(r, s, 0), 1, Cause.UPDATE)
-                    if not part.device_ranges:
-                        self._sum_comes_up(r, s, part)
+            if part.route in (Route.HOST, Route.EITHER):
+                self._parameters_come_up(r, s, part)
+            if part.comes_up_summed:
+                self._sum_comes_up(r, s, part)
+
+    # --- parts of a forward, and what each waits for
+
+    def borders(self) -> Mapping[Holder, Sequence[int]]:
+        """Of stages whose first forward is in parts, the buckets with which these begin but the first."""
+        if not self._order.by_layer:
+            return {}
+        places = {key: (lane, number) for number, (key, lane, _) in enumerate(self._placed())}
+        found = {holder: self._borders_of(holder, places) for holder in self._placement.holders()}
+        return {holder: borders for holder, borders in found.items() if borders}
+
+    def _borders_of(self, holder: Holder, places: Mapping[Key, tuple[Lane, int]]) -> list[int]:
+        """A part begins where what it reads may come after all that the parts before it have waited for. places: lane
+        of each task, and its place there."""
+        own, (begins, _) = self._builder.lane(*holder), self._placement.cuts[holder.replica][holder.stage]
+        borders: list[int] = []
+        first, waited = begins, dict[Lane, int]()
+        for part in self._as_read_by(holder):
+            unit = part.first_read(holder)
+            ready = dict(places[key] for key in self._ready(*holder, part))
+            is_late = any(number > waited.get(lane, -1) for lane, number in ready.items() if lane != own)
+            if is_late and unit > first and self._order.is_worth(holder, begins, first, unit):
+                borders.append(part.index)
+                first = unit
+            waited |= {lane: max(number, waited.get(lane, -1)) for lane, number in ready.items()}
+        return borders
+
+    def _as_read_by(self, holder: Holder) -> list[Bucket]:
+        return sorted(self._held(*holder), key=lambda each: (each.first_read(holder), -each.index))
+
+    def _ready(self, r: int, s: int, part: Bucket) -> list[Key]:
+        """The tasks behind which a stage may read a bucket's parameters."""
+        if not self._placement.replicas[r].private or part.route is Route.DEVICE:
+            return self._completions(part)
+        if part.route is Route.SUM:
+            return [self._own_completion(r, s, part)]
+        if part.route is Route.EITHER and not part.device_ranges:
+            return [up(r, s, part.index), self._own_completion(r, s, part)]
+        return [up(r, s, part.index), *(self._completion(owned.owner, part) for owned in part.device_ranges)]
+
+    def _reading_edges(self, r: int, s: int) -> None:
+        """What a part has waited for the next need not."""
+        holder, known = Holder(r, s), set[Key]()
+        numbers = parts_of_forward(self._plan.buckets, holder, self._builder.borders.get(holder, ()))
+        for part in self._as_read_by(holder):
+            for key in self._ready(r, s, part):
+                if key not in known:
+                    self._builder.edge(key, self._builder.part(r, s, numbers[part.index]), 1, Cause.UPDATE)
+            known.update(self._ready(r, s, part))
+
+    # --- copies and sums that come up
 
     def _parameters_come_up(self, r: int, s: int, part: Bucket) -> None:
         """Where UP has another load as well, it waits for these only in the iterations that take this way. The bucket's
@@ -292,7 +360,6 @@ class BucketGraph:
             self._builder.edge(self._builder.last_backward[Holder(r, s)], target, 0, Cause.GRADIENT, way)
         for key in self._completions(part):
             self._builder.edge(key, target, staleness, Cause.UPDATE, way)
-        self._builder.edge(target, forward(r, s, 0), 1, Cause.UPDATE)
 
     def _sum_comes_up(self, r: int, s: int, part: Bucket) -> None:
         b = part.index
@@ -301,10 +368,8 @@ class BucketGraph:
         self._builder.edge(up(r, s, b), own_update(r, s, b), 0, Cause.UPDATE)
         if self._plan.coarse or self._reads_late(Holder(r, s), part):
             self._builder.edge(self._builder.last_backward[Holder(r, s)], own_update(r, s, b), 0, Cause.GRADIENT)
-        completion = self._own_completion(r, s, part)
         if self._plan.bounded:
-            self._norm_edges(completion)
-        self._builder.edge(completion, forward(r, s, 0), 1, Cause.UPDATE)
+            self._norm_edges(self._own_completion(r, s, part))
         self._builder.edge(up(r, s, b), self._writer_of_sum(part), 1, Cause.SLOT)
 
     def _refresh_edges(self, r: int, s: int) -> None:
@@ -313,7 +378,7 @@ class BucketGraph:
             if self._on_cpu(part):
                 for key in (*self._completions(part), self._own_completion(r, s, part)):
                     self._builder.edge(key, refresh(r, s), 0, Cause.UPDATE)
-                self._builder.edge(refresh(r, s), forward(r, s, 0), 1, Cause.UPDATE)
+                self._builder.edge(refresh(r, s), self._builder.begin(r, s), 1, Cause.UPDATE)
 
     def _writer_of_sum(self, part: Bucket) -> Key:
         """The sum stands where the first holder's gradient was, and will be."""

@@ -8,6 +8,7 @@ from weft.plan.graph import Graph
 from weft.plan.placement import Placement
 from weft.plan.plan import Ring, Role
 from weft.scheduler.planning.graph.buckets import BucketGraph
+from weft.scheduler.planning.graph.lane_order import LaneOrder
 from weft.scheduler.planning.graph.pipeline import GraphBuilder
 from weft.spec.strategy import Strategy
 
@@ -17,16 +18,19 @@ def build_graph(
     placement: Placement,
     rings: Sequence[Ring],
     *,
+    order: LaneOrder | None = None,
     has_buffers: bool = False,
     weighted: bool = False,
     snapshots: bool = False,
 ) -> Graph:
-    """has_buffers: replicas share those of the first one. weighted: what a microbatch counts is known once its whole
-    batch is loaded. snapshots: what training comes to is copied now and then."""
+    """order: unset, lanes take buckets as they come, and each forward is whole. has_buffers: replicas share those of
+    the first one. weighted: what a microbatch counts is known once its whole batch is loaded. snapshots: what training
+    comes to is copied now and then."""
     builder = GraphBuilder(strategy, placement, all_read=any(ring.role is Role.BATCH for ring in rings))
     builder.load_tasks()
     if placement.synchronisation is not None:
-        synchronise = BucketGraph(builder, placement.synchronisation)
+        synchronise = BucketGraph(builder, placement.synchronisation, order or LaneOrder())
+        builder.borders = synchronise.borders()
         builder.compute_tasks(synchronise.milestones)
         synchronise.tasks()
         if snapshots:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from weft.plan.buckets import Holder
 from weft.plan.division import Turns
-from weft.plan.graph import Edge, Graph, Key, Lane, Task, fetch, forward, load, own_update, snapshot
-from weft.plan.kinds import KINDS, Cause, Way
+from weft.plan.graph import Edge, Graph, Key, Lane, Task, fetch, forward, forward_until, load, own_update, snapshot
+from weft.plan.kinds import KINDS, Cause, Kind, Way
 from weft.plan.placement import FETCH, LOAD, Placement
 from weft.plan.plan import Ring, Role
 from weft.spec.schedule_text import DYNAMIC
@@ -29,6 +29,8 @@ class GraphBuilder:
         self._gradient: dict[Holder, list[Key]] = {}  # of a stage, all that makes any of its parameters' gradients
         self._handed_back: dict[tuple[int, int, int], Key] = {}  # what makes the gradient of what a stage received
         self._done: dict[tuple[int, int, int], Key] = {}  # the last that a stage does with a microbatch
+        # Of stages whose first forward is in parts, the buckets with which these begin but the first. Set before tasks.
+        self.borders: Mapping[Holder, Sequence[int]] = {}
 
     def add(self, key: Key, lane: Lane, way: Way | None = None) -> None:
         task = self._tasks[key] = Task(id=len(self._tasks), lane=lane, way=way, **key._asdict())
@@ -76,6 +78,15 @@ class GraphBuilder:
         """Whether its stages are layers that take turns on the device."""
         return self.placement.replicas[r].working_window is not None
 
+    def begin(self, r: int, s: int, m: int = 0) -> Key:
+        """The task with which a forward begins."""
+        return forward(r, s, m) if m else self.part(r, s, 0)
+
+    def part(self, r: int, s: int, number: int) -> Key:
+        """Of a stage's first forward."""
+        borders = self.borders.get(Holder(r, s), ())
+        return forward_until(r, s, 0, borders[number]) if number < len(borders) else forward(r, s, 0)
+
     # --- tasks
 
     def load_tasks(self) -> None:
@@ -99,6 +110,9 @@ class GraphBuilder:
                 lane = self.lane(r, program[0].stage)
                 completes = {each.stage: each for each in program if KINDS[each.kind].makes_gradient}
                 for each in program:
+                    if each.kind is Kind.FORWARD and each.microbatch == 0:
+                        for b in self.borders.get(Holder(r, each.stage), ()):
+                            self.add(forward_until(r, each.stage, 0, b), lane)
                     self.add(Key(each.kind, r, each.stage, each.microbatch), lane)
                     for milestone in milestones(r, each.stage) if completes[each.stage] == each else ():
                         self.add(milestone, lane)
@@ -136,7 +150,7 @@ class GraphBuilder:
                     if handed_back != self._done[r, s, m]:  # a backward in two parts
                         self.edge(handed_back, self._done[r, s, m], 0, Cause.GRADIENT)
                     if s < replica.num_stages - 1:
-                        self.edge(forward(r, s, m), forward(r, s + 1, m), 0, Cause.ACTIVATION)
+                        self.edge(forward(r, s, m), self.begin(r, s + 1, m), 0, Cause.ACTIVATION)
                         self.edge(self._handed_back[r, s + 1, m], handed_back, 0, Cause.GRADIENT)
         for r, s, limit in self._free():
             for m in range(limit, self.placement.replicas[r].microbatches):
@@ -144,12 +158,12 @@ class GraphBuilder:
 
     def _data_edges(self, r: int, s: int, m: int) -> None:
         """Where replicas steal, all of a batch is there before the first of it is taken."""
-        reader = (fetch if self.is_device(r) else forward)(r, s, m)
+        reader = (fetch if self.is_device(r) else self.begin)(r, s, m)
         loads = self._loads[r, m] if not self.strategy.steals else self._last_loads() if m == 0 else ()
         for key in loads:
             self.edge(key, reader, 0, Cause.DATA)
         if self.is_device(r):
-            self.edge(reader, forward(r, s, m), 0, Cause.DATA)
+            self.edge(reader, self.begin(r, s, m), 0, Cause.DATA)
 
     def update_edges(self) -> None:
         """Of stages that update their own parameters."""
@@ -174,14 +188,14 @@ class GraphBuilder:
         for r, replica in enumerate(others, start=1):
             for s in range(replica.num_stages):
                 for own in range(first.num_stages):
-                    self.edge(changes[own], forward(r, s, 0), 1, Cause.SYNC)
-                    self.edge(forward(r, s, replica.microbatches - 1), forward(0, own, 0), 1, Cause.SYNC)
+                    self.edge(changes[own], self.begin(r, s), 1, Cause.SYNC)
+                    self.edge(forward(r, s, replica.microbatches - 1), self.begin(0, own), 1, Cause.SYNC)
 
     def weight_edges(self) -> None:
         """What a microbatch counts in its batch is known once that is loaded."""
         for last in self._last_loads():
             for r, replica in enumerate(self.placement.replicas):
-                self.edge(last, forward(r, replica.num_stages - 1, 0), 0, Cause.DATA)
+                self.edge(last, self.begin(r, replica.num_stages - 1), 0, Cause.DATA)
 
     # --- edges of the slots
 
