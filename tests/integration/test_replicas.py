@@ -273,7 +273,7 @@ def test_forwards_that_wait_for_each_layers_late_update_compute_what_the_plain_l
 ) -> None:
     """Updates come behind the norm and are late, and a forward takes far longer than a task."""
     args = {"model": model, "optimizer": "late sgd"}
-    spec = spec_of(args, LAYERED[name] | {"clip_norm": 1.0, "bucket_mib": TINY})
+    spec = spec_of(args, LAYERED[name] | {"waits": "layer", "clip_norm": 1.0, "bucket_mib": TINY})
     result = completed(machine, spec)
     lanes = json.loads((Path(result["run_dir"]) / "plan.json").read_text())["lanes"]
     assert any(task.startswith("FORWARD(0,0,b") for lane in lanes.values() for task in lane), "no forward is in parts"
