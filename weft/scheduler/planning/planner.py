@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from weft.plan.buckets import Holder
 from weft.plan.graph import Graph, GraphError
@@ -19,7 +19,6 @@ from weft.plan.itinerary import Itinerary
 from weft.plan.kinds import Kind
 from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import Border, Plan, Ring, StagePlan
-from weft.plan.schedules.greedy import ALIKE
 from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
@@ -29,7 +28,6 @@ from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.graph.lane_order import lane_order, waits_by_layer
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.memory import devices_have_room, plan_bytes, speculation_bytes, why_not_snapshots
-from weft.scheduler.planning.outlook import gradient_milestones
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
 from weft.scheduler.planning.plan_notes import plan_notes
@@ -96,29 +94,8 @@ def _plan(
     shared_bytes_free: int,
     host_bytes_free: float,
 ) -> Plan:
-    def waiting_by(waits: Literal["layer", "stage"]) -> Plan:
-        own = spec.model_copy(update={"strategy": spec.strategy.model_copy(update={"waits": waits})})
-        placement, rings = _placed(own, inspection, cuts, schedules, windows, host_bytes_free)
-        return _planned(own, inspection, placement, rings, shared_bytes_free, host_bytes_free)
-
-    by_stage = waiting_by("stage")
-    if spec.strategy.waits == "stage" or by_stage.synchronisation is None:
-        return by_stage
-    return _faster(by_stage, waiting_by("layer"), inspection)
-
-
-def _faster(by_stage: Plan, by_layer: Plan, inspection: Inspection) -> Plan:
-    """In the simulator: no order of the lanes suits all replicas that read at other times, and parts cost tasks."""
-    if by_layer.graph == by_stage.graph:
-        return by_stage
-    try:
-        took, takes = (
-            simulate(plan, milestones=gradient_milestones(plan, inspection)).iteration_seconds
-            for plan in (by_stage, by_layer)
-        )
-    except SimulationError:  # it is told of the one that is returned
-        return by_stage
-    return by_layer if ALIKE * takes <= took else by_stage
+    placement, rings = _placed(spec, inspection, cuts, schedules, windows, host_bytes_free)
+    return _planned(spec, inspection, placement, rings, shared_bytes_free, host_bytes_free)
 
 
 def _planned(
