@@ -17,7 +17,6 @@ from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.balance import Trip, kept, measured_local
 from weft.scheduler.adapting.policy import Decision
 from weft.scheduler.adapting.routes import KEPT, MIN_ITERATIONS, BalancedRoutes, RouteMeasurement
-from weft.scheduler.planning import planner
 
 InspectionOf = Callable[..., Inspection]
 UnitOf = Callable[..., UnitFacts]
@@ -86,10 +85,7 @@ def test_where_synchronisation_is_coarse_the_host_begins_when_backward_has_ended
     assert kept(trips, 5.0, 3.0, coarse=True) == {2}
 
 
-def test_where_a_forward_waits_by_layer_a_bucket_has_until_its_layer_is_read(
-    balanced: PlanOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planner, "_faster", lambda by_stage, by_layer, inspection: by_layer)
+def test_where_a_forward_waits_by_layer_a_bucket_has_until_its_layer_is_read(balanced: PlanOf) -> None:
     by_stage, by_layer = balanced(waits="stage"), balanced(waits="layer")
     births = born_at(2.0, 6.0, 10.0)
     assert measured_local(by_stage, seconds_of(by_stage, device=0.1, host=4.5), births) == {1, 2}

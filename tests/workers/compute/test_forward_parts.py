@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from weft.reference import loop as reference
-from weft.scheduler.planning import planner
 from weft.scheduler.planning.graph import lane_order
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.board import Aborted
@@ -124,9 +123,7 @@ class Inside(Turns):  # type: ignore[misc]  # a class that runpy has loaded
 
 @pytest.fixture
 def inside_of(planned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Inside, JobSpec]]:
-    """Where every part is worth a task, updates take far longer than backwards, and forwards wait by layer whether or
-    not that is faster."""
-    monkeypatch.setattr(planner, "_faster", lambda by_stage, by_layer, inspection: by_layer)
+    """Where every part is worth a task, and updates take far longer than backwards."""
     monkeypatch.setattr(lane_order, "LEAST_PART_SECONDS", 0.0)
     monkeypatch.setattr(lane_order, "MAX_PARTS", 1 << 20)
     monkeypatch.setattr(lane_order._Times, "_takes", lambda *_: 1.0)
