@@ -44,6 +44,7 @@ def daemon(shared_daemon: RealDaemon) -> Iterator[RealDaemon]:
     (less, where the job of the test before had not quite gone)."""
     before = shared_daemon.footprint()
     yield shared_daemon
+    shared_daemon.cancel_all()
     shared_daemon.until_idle()
     try:
         until(lambda: not shared_daemon.footprint() - before, "the daemon's descriptors and mappings", 10.0)

@@ -155,6 +155,14 @@ class RealDaemon:
         until(self._is_idle, "every worker up and free", seconds)
         self.processes()
 
+    def cancel_all(self) -> None:
+        """Whatever a test that failed has left: it is not to hold up those after it."""
+        with suppress(DaemonUnreachable):  # then `until_idle` says so
+            for each in self.client.jobs():
+                if each["state"] not in TERMINAL:
+                    with suppress(RequestRefused):  # it has ended
+                        self.client.cancel(each["job"], discard=True)
+
     def _is_idle(self) -> bool:
         assert self.process.poll() is None, f"the daemon died:\n{self.log()}"
         try:

@@ -150,13 +150,14 @@ async def chosen(browser: Any) -> Any:
     return await browser.evaluate(f"(async () => {VIEW}.chosen)()")
 
 
-async def is_painted(browser: Any) -> bool:
-    """The canvas has more than a few colours on it."""
-    script = """(async () => { const canvas = document.getElementById('canvas'); if (!canvas.height) return 0;
+async def until_painted(browser: Any) -> None:
+    """The canvas has more than a few colours on it: some frames after the numbers beside it."""
+    script = """(async () => { const canvas = document.getElementById('canvas'); if (!canvas.height) return false;
         const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', {willReadFrequently: true});
         copy.drawImage(canvas, 0, 0);
-        return new Set(new Uint32Array(copy.getImageData(0, 0, canvas.width, canvas.height).data.buffer)).size; })()"""
-    return await browser.evaluate(script) > 5
+        const colours = new Uint32Array(copy.getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+        return new Set(colours).size > 5; })()"""
+    await browser.until(script, "a picture")
 
 
 @needs_chromium
@@ -173,7 +174,7 @@ async def test_a_running_job_is_shown_and_updated_and_a_click_on_a_bar_tells_wha
     assert await browser.evaluate("document.querySelectorAll('#figures div').length") == 10
     await browser.until("document.querySelectorAll('#stalls tr').length >= 3", "waits")
     await browser.until("document.querySelectorAll('#loss .curve, #speed .curve').length >= 2", "two curves")
-    assert await is_painted(browser)
+    await until_painted(browser)
     # a later window, and later steps, without a reload
     await browser.until(f"document.getElementById('window').textContent !== {window!r}", "a newer window")
 
@@ -264,7 +265,7 @@ async def test_the_page_follows_the_readers_theme_and_has_a_table_beside_the_pic
     light = await browser.evaluate(back)
     await browser.prefer("dark")
     await browser.until(f"{back} !== {light!r}", "a dark page")
-    assert await is_painted(browser)
+    await until_painted(browser)
     await browser.evaluate("document.getElementById('rows').open = true")
     await browser.until("document.querySelectorAll('#rows-body tr').length", "rows")
     rows = await browser.evaluate("document.querySelectorAll('#rows-body tr').length")
@@ -397,7 +398,7 @@ async def test_32_lanes_of_200_tasks_are_drawn_and_each_bar_can_be_clicked(brows
     await browser.open(await serve(_Wide()))
     await browser.until(f"(async () => {VIEW}.timeline?.iterations.length === 4)()", "four iterations")
     await browser.until("document.getElementById('canvas').height > 700", "32 lanes")
-    assert await is_painted(browser)
+    await until_painted(browser)
     for lane, index in ((0, 1999), (31, 1505), (17, 1901)):
         bar = f"view.timeline.bar({lane}, {index % 1000})"
         await browser.evaluate(f"(async () => {{ const view = {VIEW}; const bar = {bar};"

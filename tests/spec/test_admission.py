@@ -67,6 +67,10 @@ def spec(batch_size: int = 8, mode: str = "train", **axes: Any) -> JobSpec:
             spec(replicas=2, share="adaptive", compile=True),
             "strategy.compile = true compiles each size of microbatch, and strategy.share = 'adaptive' has ever other",
         ),
+        (
+            spec(stages=2, schedule="zero-bubble", compile=True),
+            "strategy.compile = true makes one kernel of a unit's backward, and strategy.schedule = 'zero-bubble' has",
+        ),
         (spec(mode="forward", preset="stronghold"), "strategy.replicas: working_window streams what updates change"),
     ],
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from weft.spec.job_spec import JobSpec
 from weft.spec.replica import Replica
-from weft.spec.schedule_text import DYNAMIC, why_not_stages
+from weft.spec.schedule_text import DYNAMIC, SPLITTING, schedule_title, why_not_stages
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import Host, lines_of, workers_needed
 
@@ -35,6 +35,9 @@ def problem_of_spec(spec: JobSpec) -> str | None:
             "strategy.compile = true compiles each size of microbatch, and strategy.share = 'adaptive' has ever other "
             "ones; use share = 'fixed', or compile = false"
         )
+    has_stages = any(replica.num_stages > 1 for replica in strategy.replica_list)
+    if strategy.compile and strategy.schedule in SPLITTING and has_stages:
+        return why_not_compiled(strategy.schedule)
     if strategy.verify == "replay" and (problem := _problem_of_replay(strategy)) is not None:
         return problem
     if spec.job.mode == "forward" and any(replica.working_window for replica in strategy.replica_list):
@@ -69,6 +72,15 @@ def problem_of_crew(spec: JobSpec, kinds: Iterable[str], threads: int = 1) -> st
                 f"{have.count(kind)}; use fewer {axis}, or start the daemon with {flag} {needed}"
             )
     return None
+
+
+def why_not_compiled(schedule: str) -> str:
+    """Of one that splits backwards."""
+    return (
+        "strategy.compile = true makes one kernel of a unit's backward, and "
+        f"strategy.schedule = {schedule_title(schedule)!r} has it in two parts; use schedule = '1f1b', or "
+        "compile = false"
+    )
 
 
 def _problem_of_replay(strategy: Strategy) -> str | None:

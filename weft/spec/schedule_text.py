@@ -22,6 +22,7 @@ SCHEDULE_NAMES = (
     DYNAMIC,  # by what is there as the job runs
 )
 STAGES_PER_WORKER = {"interleaved": 2, "zero-bubble-v": 2}  # 1 of other names; of the first another number may be given
+SPLITTING = frozenset({"zero-bubble", "zero-bubble-v"})  # backwards in two parts, where there are several stages
 GRID_SUFFIX = ".grid"  # of a file with a schedule, which is read where the spec is
 GRID_FILE = "schedule.grid"  # in the run directory of a job whose order no name says
 MAX_GRID_CHARS = 1 << 20  # as many as the largest plan's schedule has

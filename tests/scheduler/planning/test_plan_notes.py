@@ -94,9 +94,10 @@ def test_a_line_names_what_is_compiled_or_says_why_nothing_is(
 
 
 def test_a_compiled_unit_has_no_backward_in_two_parts(plan_of: Callable[..., Plan]) -> None:
-    how: dict[str, Any] = {"stages": 2, "microbatches": 4, "compile": True}
-    with pytest.raises(PlanError, match=r"and strategy.schedule = 'zero-bubble' has it in two parts; use schedule ="):
-        plan_of(schedule="zero-bubble", **how)
+    how: dict[str, Any] = {"stages": 2, "microbatches": 2, "compile": True}
+    for schedule, title in ("zero-bubble", "zero-bubble"), ("F0 F1 B0 B1\nF0 I0 F1 I1 W0 W1\n", "a grid"):
+        with pytest.raises(PlanError, match=f"and strategy.schedule = '{title}' has it in two parts; use schedule ="):
+            plan_of(schedule=schedule, **how)
     assert plan_of(schedule="1f1b", **how)
     programs = plan_of(schedule="measured", **how).graph.tasks
     assert Kind.INPUT not in {task.kind for task in programs}

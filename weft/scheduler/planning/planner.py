@@ -35,7 +35,7 @@ from weft.scheduler.planning.resized import fitted
 from weft.scheduler.planning.rings import make_rings
 from weft.scheduler.planning.simulator import SimulationError, simulate
 from weft.scheduler.planning.working_window import largest_that_fits, smallest_as_good
-from weft.spec.admission import problem_of_spec
+from weft.spec.admission import problem_of_spec, why_not_compiled
 from weft.spec.job_spec import JobSpec
 from weft.spec.schedule_text import MEASURED, schedule_title
 from weft.spec.stopping import Rule, UnknownMetric, value_for_scheduler
@@ -249,11 +249,7 @@ def _check_schedule(strategy: Strategy) -> None:
 def _check_whole(strategy: Strategy, schedules: Schedules) -> None:
     passes = (each for schedule in schedules if schedule is not None for line in schedule.programs for each in line)
     if strategy.compile and any(each.kind is Kind.INPUT for each in passes):
-        raise PlanError(
-            "strategy.compile = true makes one kernel of a unit's backward, and "
-            f"strategy.schedule = {schedule_title(strategy.schedule)!r} has it in two parts; use schedule = '1f1b', or "
-            "compile = false"
-        )
+        raise PlanError(why_not_compiled(strategy.schedule))
 
 
 def _default_window(graph: Graph, seconds: Sequence[float]) -> int:

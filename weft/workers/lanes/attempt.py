@@ -96,14 +96,10 @@ class Attempt:
         )
         tasks = [task for program in view.programs.values() for task in program]
         self._batches = _batches_of(workload, spec.job) if any(task.kind is Kind.LOAD for task in tasks) else None
-        self._post = {(task.holder, _given(task.bucket)): task.id for task in tasks if KINDS[task.kind].is_milestone}
         self._is_verified = spec.strategy.verify == "digest"
         self._bounded = view.synchronisation is not None and view.synchronisation.bounded
         self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of
-        self._lane_of = {
-            task.holder: lane for lane, own in view.programs.items() for task in own if task.kind is Kind.FORWARD
-        }
-        self._later = {after.id for own in view.programs.values() for before, after in pairwise(own) if before.goes_on}
+        self._find_tasks_run_inside(view)
         self._begin(saved)
         self._parts = ModelParts(
             spec,
@@ -123,6 +119,14 @@ class Attempt:
         self._evidence = Evidence(self.course, self._loaded, self._parts, tell) if tell and is_compared else None
         copying = [task for task in tasks if task.kind is Kind.SNAPSHOT]
         self._snapshots = {t.id: SnapshotPlaces(snapshots or directory, snapshot_name(t), device) for t in copying}
+
+    def _find_tasks_run_inside(self, view: WorkerView) -> None:
+        """Milestones, and later parts of a forward: they are run from inside another task."""
+        programs = view.programs.items()
+        tasks = [task for _, program in programs for task in program]
+        self._post = {(task.holder, _given(task.bucket)): task.id for task in tasks if KINDS[task.kind].is_milestone}
+        self._lane_of = {task.holder: lane for lane, own in programs for task in own if task.kind is Kind.FORWARD}
+        self._later = {after.id for _, own in programs for before, after in pairwise(own) if before.goes_on}
 
     def _begin(self, saved: Saved | None) -> None:
         """What is of this attempt alone, and not of the job."""
