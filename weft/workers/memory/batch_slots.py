@@ -14,7 +14,7 @@ from weft.plan.plan import Ring
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Device
 from weft.workers.memory.growing import Growing
-from weft.workers.memory.packing import Unpacker, head_of, num_packed_bytes, pack, pack_tensors, packed_into
+from weft.workers.memory.packing import Packer, Unpacker, head_of, num_packed_bytes, pack_tensors, packed_into
 from weft.workers.memory.slots import RingMemory
 from weft.workload.data.tree import Skeleton
 
@@ -29,6 +29,7 @@ class BatchSlots:
         self._device = device
         self._slot_bytes = ring.slot_bytes
         self.by_number = ring.by_number
+        self._packers = [Packer() for _ in range(ring.depth)]
         self._unpackers = [Unpacker() for _ in range(ring.depth)]
         self._planned: dict[int, torch.Tensor] = {}  # slots where they were planned
         self._heads: dict[int, bytes] = {}  # of what a device has, by slot
@@ -36,8 +37,9 @@ class BatchSlots:
     def write(self, iteration: int, microbatch: int, tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> None:
         """Errors: SharedMemoryFull, for what does not fit."""
         number = self._memory.slot(iteration, microbatch)
-        if not pack(self._slot(number), tensors, skeleton):
-            pack(self.growing.grow(number, 0, num_packed_bytes(tensors, skeleton)), tensors, skeleton)
+        if not self._packers[number].pack(self._slot(number), tensors, skeleton):
+            larger = self.growing.grow(number, 0, num_packed_bytes(tensors, skeleton))
+            self._packers[number].pack(larger, tensors, skeleton)
 
     def fetch(self, source: BatchSlots, iteration: int, number: int, microbatch: int) -> None:
         """A batch that stands in the host's memory, to a device's."""

@@ -33,6 +33,7 @@ class Batches:
         self._seed = seed
         self._orders: dict[str, tuple[int, torch.Tensor]] = {}  # by field: an epoch, and the order of its samples
         self._structures: dict[str, Skeleton] = {}  # by field: of the first batch
+        self._wholes = {source.field: source.whole for source in self.sources().values()}
         self.num_train = self._train.size
         self.num_validation = 0 if self._validation is None else self._validation.size
 
@@ -94,8 +95,10 @@ class Batches:
 
     def batch(self, iteration: Iteration, part: Part) -> tuple[list[torch.Tensor], Skeleton]:
         """Of a workload with a step: what one microbatch is built of, by `weft.workload.data.tree.build`."""
-        source = self._source(iteration)
-        numbers = self._indices(iteration, part).tolist()
+        source, indices = self._source(iteration), self._indices(iteration, part)
+        if (whole := self._wholes[source.field]) is not None:  # then nothing of the user's runs, and nothing differs
+            return [tensor.index_select(0, indices) for tensor in whole[0]], whole[1]
+        numbers = indices.tolist()
         seed_loading(self._seed, iteration.step, part.number)
         tensors, skeleton = batch_of(source, numbers)
         told = difference(skeleton, self._first_structure(source, iteration, part, skeleton))

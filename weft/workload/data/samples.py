@@ -47,9 +47,6 @@ def batch_of(source: DataSource, numbers: Sequence[int]) -> tuple[list[torch.Ten
 
     Errors are those of `pair_of`; WorkloadError for what no batch is made of, too.
     """
-    if (whole := source.whole) is not None:
-        rows = torch.tensor(numbers, dtype=torch.int64)
-        return [tensor.index_select(0, rows) for tensor in whole[0]], whole[1]
     batch = _collated(source, numbers, _items(source, numbers), _check_items)
     with within(lambda: f"in a batch of {samples_place(source.field, numbers)}"):
         return flatten(batch)

@@ -113,6 +113,14 @@ def build(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> Any:
             return record
 
 
+def kind_of_row(skeleton: Skeleton) -> type | None:
+    """list or tuple, where the batch is all of its tensors in their order, each once, and nothing else."""
+    if not isinstance(skeleton, _Sequence) or skeleton.kind not in (list, tuple):
+        return None
+    numbers = [child.number if isinstance(child, _Tensor) else None for child in skeleton.children]
+    return skeleton.kind if numbers == list(range(len(numbers))) else None
+
+
 def with_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The batch as a step sees it, with what the function makes of each tensor."""
     kind = type(batch)
