@@ -63,14 +63,14 @@ def check_names(values: Mapping[str, object], names: list[str], source: str) -> 
 
 
 def _step_of_functions(workload: Workload, names: list[str]) -> StepFunction:
-    functions = {name: workload.functions[name] for name in names}
+    functions = [(name, workload.functions[name], within(function_place(name))) for name in names]
 
     def step(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
         inputs, targets = batch
         output = model(inputs)
         values = {}
-        for name, function in functions.items():
-            with within(function_place(name)):
+        for name, function, place in functions:
+            with place:
                 values[name] = function(output, targets)
         return values
 

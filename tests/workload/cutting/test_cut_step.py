@@ -358,6 +358,47 @@ def test_what_depends_on_the_batch_alone_does_not_cross() -> None:
     assert [value.name for value in found.values] == [">two:0", ">three:0"]
 
 
+class DrawingLinear(nn.Linear):
+    """Draws whether it has the numbers of what it gets, or not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * torch.rand(())
+
+
+def test_what_is_drawn_behind_a_skipped_call_does_not_depend_on_what_that_has_drawn() -> None:
+    """The first run computes what the call returns, and the next ones know it."""
+
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        kept = torch.rand(2, 4) > 0.5  # behind the first call
+        return model.three(model.two(x) * kept)
+
+    model = Loose(lambda model, x: forward(model, model.one(x)))
+    model.one = DrawingLinear(4, 4)
+    batch = torch.randn(2, 4)
+    found = recorded(model, summed, batch)
+    stages = stages_of(model, found, [1, 2])
+    for _ in range(3):
+        assert torch.equal(run_stages(stages, summed, batch), found.result)
+
+
+@pytest.mark.parametrize("between", [nn.ReLU(), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Identity(), nn.Flatten(0)])
+def test_layers_without_parameters_before_a_stage_are_run_once_for_a_shape(between: nn.Module) -> None:
+    """What is drawn behind them, for the batch, is drawn all the same."""
+
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        before = between(model.one(x)).reshape(x.shape)
+        return model.three(model.two(before * torch.rand(len(x), 1)))
+
+    model = Loose(forward)
+    model.between = between
+    stages: Any = None
+    for size in (2, 3, 2, 2):
+        batch = torch.randn(size, 4)
+        found = recorded(model, summed, batch)
+        stages = stages or stages_of(model, found, [1, 2])
+        assert torch.equal(run_stages(stages, summed, batch), found.result)
+
+
 def test_a_value_that_jumps_over_a_stage_has_its_maker_and_all_readers() -> None:
     def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
         x = model.one(x)

@@ -69,6 +69,7 @@ class CutStage(Stage):
         self._cut = cut
         self._steps = {True: training_step(workload), False: validation_step(workload)}  # by whether it learns
         self._sources = {learns: step_source(workload, learns=learns) for learns in (True, False)}
+        self._places = {learns: within(f"in {source}") for learns, source in self._sources.items()}
         self._names: dict[bool, list[str]] = {}  # by whether it learns: of what the first batch reported
         self._differentiable = tuple(differentiable)
         self._key = seed & KEY_MASK
@@ -194,8 +195,7 @@ class CutStage(Stage):
 
     def _run(self, microbatch: int, step: int, received: Tensors, batch: Any, *, learns: bool) -> Any:
         """What the step returns on the last stage, on any other a list of what it sends."""
-        place = within(f"in {self._sources[learns]}")
-        with self._device.drawing, self._precision(), place:
+        with self._device.drawing, self._precision(), self._places[learns]:
             self._device.launching()
             self._parts.reach(self._needed_first)
             if not self._draws:

@@ -11,7 +11,7 @@ from torch import nn
 
 from weft.plan.plan import StagePlan
 from weft.workers.devices.device import Memory
-from weft.workload.cutting.cut_step import named_tensors
+from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.units import Unit, is_cut_by_calls, named_state, units
 from weft.workload.workload import Workload, WorkloadError

@@ -100,4 +100,4 @@ def leaf_of(tensor: torch.Tensor | None, is_differentiable: bool) -> torch.Tenso
 def no_leaf(leaf: torch.Tensor) -> torch.Tensor:
     """The same tensor, as a result: autocast would take a leaf for a parameter and keep one rounded copy of it, whose
     gradients it sums in bfloat16."""
-    return torch.ops.aten.alias.default(leaf) if leaf.requires_grad else leaf  # strides are its own, and its gradient's
+    return leaf[...] if leaf.requires_grad else leaf  # strides are its own, and its gradient's

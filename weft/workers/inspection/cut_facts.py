@@ -32,7 +32,8 @@ from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
 from weft.workers.inspection.unit_facts import SMALL_RUNS, TIMED_RUNS, carried, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
-from weft.workload.cutting.cut_step import Step, named_tensors
+from weft.workload.cutting.cut_step import Step
+from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.recording import StepRecording
 from weft.workload.cutting.skipped import SkippedCalls, pickled

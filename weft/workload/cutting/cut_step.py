@@ -13,6 +13,7 @@ placeholders throughout.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from weft.plan.plan import Border
 from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
-from weft.workload.cutting.names import call_name, is_argument
+from weft.workload.cutting.names import call_name, is_argument, names_by_place, slots_of
 from weft.workload.cutting.operation import TWO_WAYS_OUT
 from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, resolved
 from weft.workload.cutting.skipped import SkippedCalls
@@ -79,20 +80,24 @@ class CutStep:
         self._can_begin = frozenset(begins.modules if begins else ())
         self._can_pass = frozenset(ends.modules if ends else ())
         self._can_end = frozenset((ends.ends or ends.modules) if ends else ())
+        ends_in = (call.partition("@")[0] for call in self._can_end)
+        self._at_borders = self._can_begin | self._can_pass | frozenset(ends_in)  # modules
         self._late = frozenset(border.late if (border := begins or ends) else ())
         self._receives, self._sends = tuple(receives), tuple(sends)
         instead = border.instead if (border := begins or ends) else ()
         self._substitutes = Substitutes(instead, [name for name in (*receives, *sends) if not is_argument(name)])
+        self._visible = visible_modules(model)
         heard = (*receives, *sends, *self._substitutes.names)
         self._makers = {name.rpartition(":")[0] for name in heard}
         self._making = {call.partition("@")[0] for call in self._makers}  # modules
         self._loose = LooseNames()
         self._looks = LooseResults(self._loose, self._made) if any(map(is_loose, heard)) else None
+        # Who looks at each operation sees those of these modules, too.
+        self._shapes_alone = {each for each in self._visible if self._looks is None and each.tells_shapes_alone}
         self._own = frozenset(own)
-        self._visible = visible_modules(model)
         tables = [each.module for each in self._visible if each.kind is CallKind.TRANSPARENT]
         self._tables = {module for table in tables for module in table.modules()}
-        self._names = _names_by_place(model)  # forward may put another tensor in a buffer's place
+        self._names = names_by_place(model)  # forward may put another tensor in a buffer's place
         self._others = {each for each in self._visible if each.kind is CallKind.OPAQUE and not self._has(each.module)}
         self.numbers = CallNumbers()
         self.before_call: Callable[[nn.Module], None] | None = None  # of a module that the stage has
@@ -105,6 +110,7 @@ class CutStep:
         self._known: dict[str, Placeholder] = {}
         self._sent: dict[str, torch.Tensor] = {}
         self._tapes: dict[Any, Tape] = {}
+        self._tape: Tape | None = None  # of this run
         self.bound: Bound = []  # by the last run
         self._rebound: Bound = []
         self._started = 0.0
@@ -135,7 +141,7 @@ class CutStep:
             (slots, key, tensor, name)
             for (module, key), name in self._names.items()
             if module not in self._tables and name not in self._own
-            for slots in _slots(module)
+            for slots in slots_of(module)
             if (tensor := slots.get(key)) is not None
         ]
 
@@ -151,7 +157,7 @@ class CutStep:
 
     def _has(self, module: nn.Module) -> bool:
         """All that the module needs."""
-        places = ((part, key) for part in module.modules() for slots in _slots(part) for key in slots)
+        places = ((part, key) for part in module.modules() for slots in slots_of(part) for key in slots)
         return all(self._names[place] in self._own for place in places if place in self._names)
 
     def run(self, step: Step, batch: Any, received: Sequence[torch.Tensor | None], seed: Seed) -> Any:
@@ -165,7 +171,8 @@ class CutStep:
         self._loose.begin()
         self._substitutes.begin()
         self._is_inside, self._has_passed = self._begins is None, False
-        playing.tape, playing.redraws = self._tape(step, batch), self._skipped.redraws.get("", ())
+        playing.tape = self._tape = self._tape_of(step, batch)
+        playing.redraws = self._skipped.redraws.get("", ())
         self._started, self.skipping_seconds = time.perf_counter(), 0.0
         try:
             self.numbers.begin(seed)
@@ -175,7 +182,7 @@ class CutStep:
             return Sent(self._sent.get(name) for name in self._sends)
         finally:
             self.numbers.end()
-            playing.tape, playing.redraws = None, ()
+            playing.tape, playing.redraws, self._tape = None, (), None
             self.bound = [(each, each.came) for each in self._known.values() if each.came is not None]
             for placeholder, _ in self.bound:
                 placeholder.came = None
@@ -207,7 +214,7 @@ class CutStep:
         for placeholder, tensor in bound:
             placeholder.came = tensor
 
-    def _tape(self, step: Step, batch: Any) -> Tape:
+    def _tape_of(self, step: Step, batch: Any) -> Tape:
         shapes = [tensor.shape for tensor in tensors_in(batch)]
         key = (step, torch.is_grad_enabled(), self._model.training, *shapes)
         tape = self._tapes.get(key)
@@ -234,18 +241,24 @@ class CutStep:
             return self._again(visible, forward, args, kwargs)
         occurrence = self._occurrences[visible] = self._occurrences.get(visible, -1) + 1
         if visible.kind is not CallKind.OPAQUE:
-            result = forward(*args, **kwargs)
+            if visible in self._shapes_alone and not self._is_inside and not playing.redraws:
+                result = answered(visible, (args, kwargs), lambda: forward(*args, **kwargs))
+            else:
+                result = forward(*args, **kwargs)
             if visible.name in self._making and (call := call_name(visible.name, occurrence)) in self._makers:
                 self._returned(call, result)
             return result
-        self._loose.call = call = call_name(visible.name, occurrence) if occurrence else visible.name
-        playing.redraws = ()
-        if not self._is_inside and visible.name in self._can_begin:
-            args, kwargs = self._begin((args, kwargs))
-        if visible.name in self._can_pass and not self._has_passed:
-            self._pass((args, kwargs))
-        if call in self._can_end:
-            raise _Leave
+        name = visible.name
+        self._loose.call = call = call_name(name, occurrence) if occurrence else name
+        if self._skipped.redraws:
+            playing.redraws = ()
+        if name in self._at_borders:
+            if not self._is_inside and name in self._can_begin:
+                args, kwargs = self._begin((args, kwargs))
+            if name in self._can_pass and not self._has_passed:
+                self._pass((args, kwargs))
+            if call in self._can_end:
+                raise _Leave
         if self._is_inside and not (visible in self._others and self._may_be_skipped(visible)):
             if kwargs or len(args) != 1 or type(args[0]) is not torch.Tensor:
                 args, kwargs = replaced((args, kwargs), resolved)
@@ -253,18 +266,22 @@ class CutStep:
                 self.before_call(visible.module)
             result = self._unseen(self.numbers.run, visible, forward, args, kwargs)
         else:
-            given = (args, kwargs)
-            hides = self._is_inside
-            result = self._unseen(
-                answered,
-                visible,
-                given,
-                lambda: self._skipped.skip(visible, occurrence, forward, given, hides=hides),
-            )
-            self.numbers.skip(visible)
-        playing.redraws = self._skipped.redraws.get(call, ())
+            result = self._skip(visible, occurrence, forward, (args, kwargs))
+        if self._skipped.redraws:
+            playing.redraws = self._skipped.redraws.get(call, ())
         if call in self._makers:
             self._returned(call, result)
+        return result
+
+    def _skip(self, visible: Visible, occurrence: int, forward: Forward, given: tuple[Any, ...]) -> Any:
+        assert self._tape is not None
+        known = self._tape.recall(visible, given)
+        if known is not None:
+            result = known.answered(given)
+        else:
+            skip = functools.partial(self._skipped.skip, visible, occurrence, forward, given, hides=self._is_inside)
+            result = self._unseen(answered, visible, given, skip)
+        self.numbers.skip(visible)  # a forward that runs on placeholders may draw all the same
         return result
 
     def _may_be_skipped(self, visible: Visible) -> bool:
@@ -319,10 +336,13 @@ class CutStep:
             places = tuple((leaf, name) for leaf, name in places if is_argument(name))
             for name in self._sends:
                 self._send_substitute(name)
+        places = tuple((leaf, name) for leaf, name in places if name in self._sends and name not in self._sent)
+        if not places:
+            return
         tensors = tensors_in(given)
         made = {leaf: self._sent.get(name) for leaf, name in reversed(self._ends.given)}
         for leaf, name in places:
-            if name in self._sends and name not in self._sent and leaf < len(tensors):
+            if name not in self._sent and leaf < len(tensors):
                 tensor = resolved(tensors[leaf]) if self._substitutes.are_known else _real(tensors[leaf])
                 if tensor is not made[leaf] and not isinstance(tensor, Placeholder):  # else who has made it has sent it
                     self._sent[name] = made[leaf] = tensor
@@ -354,22 +374,6 @@ class CutStep:
             return function(*args)
 
 
-def _names_by_place(model: nn.Module) -> dict[tuple[nn.Module, str], str]:
-    """The first name of each tensor, by every place in a module where it stands."""
-    names = {id(tensor): name for name, tensor in named_tensors(model)}
-    return {
-        (module, key): names[id(tensor)]
-        for module in model.modules()
-        for slots in _slots(module)
-        for key, tensor in slots.items()
-        if tensor is not None
-    }
-
-
-def _slots(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    return module._parameters, module._buffers
-
-
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     tensor = resolved(tensor)
     if isinstance(tensor, Placeholder):
@@ -377,9 +381,3 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
             f"{tensor.what} is needed by a later stage, and the stage before that has no numbers of it; {TWO_WAYS_OUT}"
         )
     return tensor
-
-
-def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each parameter and buffer once, by its first name."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()

@@ -12,11 +12,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from weft.workload.cutting.calls import CallNumbers, Seed
-from weft.workload.cutting.cut_step import Step, named_tensors
+from weft.workload.cutting.cut_step import Step
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.loose import LooseNames, made_by
 from weft.workload.cutting.modes import aside
-from weft.workload.cutting.names import argument_name, call_name, output_name
+from weft.workload.cutting.names import argument_name, call_name, named_tensors, output_name
 from weft.workload.cutting.operation import asks_for_numbers, name_of, result_of, user_line
 from weft.workload.cutting.placeholder import KNOWN
 from weft.workload.cutting.recorded import Recorded

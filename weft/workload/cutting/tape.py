@@ -38,7 +38,7 @@ class _OfClass:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     asker: object
     given: Any  # as `_kept` keeps it
     answer: Any  # with a hole in the place of each real tensor
@@ -61,20 +61,28 @@ _HOLE = torch.empty(0)
 
 class Tape:
     def __init__(self) -> None:
-        self._entries: list[_Entry] = []
+        self._entries: list[Entry] = []
         self._place = 0
 
     def rewind(self) -> None:
         self._place = 0
 
+    def recall(self, asker: object, given: Any) -> Entry | None:
+        """The answer at this place, if this is the question that it had."""
+        if self._place < len(self._entries):
+            known = self._entries[self._place]
+            if known.asker == asker and _is_alike(known.given, given):
+                self._place += 1
+                return known
+        return None
+
     def answer(self, asker: object, given: Any, compute: Callable[[], Any]) -> Any:
+        known = self.recall(asker, given)
+        if known is not None:
+            return known.answered(given)
         place, entries = self._place, self._entries
         self._place = place + 1
-        if place < len(entries):
-            known = entries[place]
-            if known.asker == asker and _is_alike(known.given, given):
-                return known.answered(given)
-            del entries[place:]
+        del entries[place:]
         found = compute()
         entry = _entry(asker, given, found)
         if entry is not None and len(entries) == place:
@@ -106,16 +114,16 @@ def _alone(compute: Callable[[], Any], tape: Tape) -> Any:
         playing.tape = tape
 
 
-def _entry(asker: object, given: Any, found: Any) -> _Entry | None:
+def _entry(asker: object, given: Any, found: Any) -> Entry | None:
     """None where the answer has a real tensor that is none of what was given: it is another one each time."""
     real = {leaf: tensor for leaf, tensor in enumerate(tensors_in(found)) if type(tensor) in _REAL}
     if not real:
-        return _Entry(asker, _kept(given), found, {})
+        return Entry(asker, _kept(given), found, {})
     numbers = {id(tensor): number for number, tensor in enumerate(tensors_in(given))}
     if any(id(tensor) not in numbers for tensor in real.values()):
         return None
     passed = {leaf: numbers[id(tensor)] for leaf, tensor in real.items()}
-    return _Entry(
+    return Entry(
         asker, _kept(given), replaced(found, lambda tensor: _HOLE if type(tensor) in _REAL else tensor), passed
     )
 
@@ -137,19 +145,17 @@ def _is_alike(known: Any, value: Any) -> bool:
     if known is value:
         return True
     kind = type(known)
+    if kind is type(value):
+        if kind is tuple or kind is list:
+            return len(known) == len(value) and (all(map(is_, known, value)) or all(map(_is_alike, known, value)))
+        if kind is dict:
+            return not (known or value) or (
+                known.keys() == value.keys() and all(_is_alike(part, value[key]) for key, part in known.items())
+            )
+        return kind in _PLAIN and bool(known == value)
     if kind is _Like:
         return type(value) in _REAL and value.shape == known.shape and value.dtype is known.dtype
-    if kind is _OfClass:
-        return type(value) is known.kind
-    if kind is not type(value):
-        return False
-    if kind is tuple or kind is list:
-        return len(known) == len(value) and (all(map(is_, known, value)) or all(map(_is_alike, known, value)))
-    if kind is dict:
-        return not (known or value) or (
-            known.keys() == value.keys() and all(_is_alike(part, value[key]) for key, part in known.items())
-        )
-    return kind in _PLAIN and bool(known == value)
+    return kind is _OfClass and type(value) is known.kind
 
 
 _REAL = {torch.Tensor, torch.nn.Parameter}

@@ -41,6 +41,12 @@ class Visible:
     module: nn.Module
     kind: CallKind
 
+    @property
+    def tells_shapes_alone(self) -> bool:
+        """Its forward does nothing else of placeholders: it has no state and no parts, and is written by torch."""
+        is_torchs = type(self.module).__module__.startswith("torch.nn.modules.")
+        return self.kind is CallKind.TRANSPARENT and is_torchs and not self.module._modules
+
     def __str__(self) -> str:
         return f"{self.name or 'the model'} ({type(self.module).__name__})"
 
