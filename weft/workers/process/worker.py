@@ -218,6 +218,8 @@ class _Worker:
 
     def _prepare(self, message: Message) -> None:
         view: WorkerView = message["plan"]
+        if self._kept is None and is_much(view.unneeded):
+            trim()  # this worker may have inspected the job
         reset_peak()
         self._device.reset_peak()
         spec = self._enter(message)
@@ -263,8 +265,6 @@ class _Worker:
         if self._attempt is not None:
             self._let_go(spec)
             self._enter(message)
-        if is_much(view.unneeded):
-            trim()  # this worker may have inspected the job
         directory = self._directory(message["arenas"])
         snapshots = directory.of(message["snapshots"])
         begins, saved = begin_of(message["snapshot"], snapshots)
