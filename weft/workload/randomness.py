@@ -9,7 +9,10 @@ is loaded, and at the calls of a model where its inspection has seen one of them
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +51,34 @@ def seed_loading(seed: int, step: int, microbatch: int) -> None:
     """For a dataset and its collate function, which may draw."""
     seed_unit(seed, step, microbatch, LOADING)
     seed_others(unit_key(seed, step, microbatch, LOADING))
+
+
+class Movements:
+    """Of torch's default CPU generator in a run that nobody seeds: what it draws would be other numbers each time."""
+
+    _num_restored = 0  # by whoever, in this process
+
+    def __init__(self) -> None:
+        if not hasattr(torch.set_rng_state, "counts"):
+            counting: Any = self._counting(torch.set_rng_state)
+            torch.set_rng_state = torch.random.set_rng_state = counting
+        self._before = torch.default_generator.get_state()
+        self._restored_before = Movements._num_restored
+
+    def are_there(self) -> bool:
+        """Whether it has moved, or been put back (torch.random.fork_rng), perhaps to where it was."""
+        was_restored = Movements._num_restored != self._restored_before
+        return was_restored or not torch.equal(self._before, torch.default_generator.get_state())
+
+    @staticmethod
+    def _counting(set_state: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        @functools.wraps(set_state)
+        def counting(new_state: torch.Tensor) -> None:
+            Movements._num_restored += 1
+            set_state(new_state)
+
+        counting.counts = True  # type: ignore[attr-defined]
+        return counting
 
 
 class OtherGenerators:

@@ -101,6 +101,10 @@ BETWEEN = {
         "x = x if self.training and random.random() < 0.5 else self.shift(x); x = x.tanh(); "
         "x = x if self.training and random.random() < 0.5 else self.middle(x); x = x * np.random.choice([1.0, 2.0])"
     },
+    "numbers that leave the generator as it was": {
+        "middle": "h = self.shift(x).tanh()\n        with torch.random.fork_rng(devices=[]):\n"
+        "            noise = torch.rand(6)\n        x = self.middle(h * noise)"
+    },
     "numbers that are drawn for some batches alone": {
         "before": "model.odd = bool(batch['x'].sum() > 0)",
         "validate": "model.odd = False",

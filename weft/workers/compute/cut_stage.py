@@ -26,7 +26,7 @@ from weft.workers.devices.device import Accelerator, Device
 from weft.workload.cutting.calls import Made, Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
 from weft.workload.data.tree import with_tensors
-from weft.workload.randomness import KEY_MASK, mixed, seed_others
+from weft.workload.randomness import KEY_MASK, Movements, mixed, seed_others
 from weft.workload.step import check_names, step_source, step_values, training_step, validation_step
 from weft.workload.workload import Workload
 
@@ -137,7 +137,7 @@ class CutStage(Stage):
         if saved.sent is None:
             with self._buffers.as_they_were(saved.began):
                 saved.sent = self._run_saved(microbatch, saved)[0]
-        self._again = partial(self._begin_backward, saved.bound, saved.calls, self._seeder(microbatch, saved.step))
+        self._again = partial(self._begin_backward, saved.bound, saved.calls, microbatch, saved.step)
         self._again()
         written = [
             self._copies_input and given is not None and given._version != version
@@ -150,10 +150,10 @@ class CutStage(Stage):
     def again(self) -> Callable[[], None]:
         return self._again
 
-    def _begin_backward(self, bound: Bound, calls: Made, seed: Seed) -> None:
+    def _begin_backward(self, bound: Bound, calls: Made, microbatch: int, step: int) -> None:
         """torch.utils.checkpoint may call modules in it, with the arguments and the numbers that they had."""
         self._cut.rebind(bound)
-        self._cut.numbers.run_again(seed, calls)
+        self._cut.numbers.run_again(lambda number: self._seeder(microbatch, step)(number), calls)
 
     def drop(self, microbatch: int) -> None:
         self._saved.pop(microbatch, None)
@@ -199,9 +199,9 @@ class CutStage(Stage):
             self._device.launching()
             self._parts.reach(self._needed_first)
             if not self._draws:
-                before = torch.default_generator.get_state()
+                movements = Movements()
                 result = self._run_once(batch, received, _unseeded, learns=learns)
-                if torch.equal(before, torch.default_generator.get_state()):
+                if not movements.are_there():
                     return result
                 self._draws = True
             return self._run_once(batch, received, self._seeder(microbatch, step), learns=learns)

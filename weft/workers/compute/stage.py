@@ -18,6 +18,7 @@ from weft.plan.plan import SlotValue
 from weft.workers.devices.device import Device
 
 Tensors = Sequence[torch.Tensor | None]  # None: a value that is not there
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class Stage(Protocol):
@@ -85,7 +86,7 @@ class GivenModes:
 def computing_in(precision: str, device: Device) -> contextlib.AbstractContextManager[object]:
     """precision: "bf16" is autocast, whose copies of parameters live until its end: for one forward at a time."""
     if precision != "bf16":
-        return contextlib.nullcontext()
+        return _AS_IT_IS
     return torch.autocast(device.torch.type, dtype=torch.bfloat16)
 
 

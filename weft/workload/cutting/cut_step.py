@@ -308,6 +308,8 @@ class CutStep:
             placeholder.came = self._came[name]
         self._substitute()
         came = {leaf: name for leaf, name in self._begins.given if name in self._came and name not in self._known}
+        if not came:
+            return replaced(given[0], resolved), replaced(given[1], resolved)
         leaves = itertools.count()
 
         def bound(tensor: torch.Tensor) -> torch.Tensor:
