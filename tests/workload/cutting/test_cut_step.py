@@ -383,9 +383,10 @@ def test_what_is_drawn_behind_a_skipped_call_does_not_depend_on_what_that_has_dr
 
 @pytest.mark.parametrize("between", [nn.ReLU(), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Identity(), nn.Flatten(0)])
 def test_layers_without_parameters_before_a_stage_are_run_once_for_a_shape(between: nn.Module) -> None:
-    """What is drawn behind them, for the batch, is drawn all the same."""
+    """What is drawn behind them, for the batch, is drawn all the same; and what they make of the batch is made."""
 
     def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        x = between(x.clone()).reshape(x.shape)
         before = between(model.one(x)).reshape(x.shape)
         return model.three(model.two(before * torch.rand(len(x), 1)))
 

@@ -241,7 +241,8 @@ class CutStep:
             return self._again(visible, forward, args, kwargs)
         occurrence = self._occurrences[visible] = self._occurrences.get(visible, -1) + 1
         if visible.kind is not CallKind.OPAQUE:
-            if visible in self._shapes_alone and not self._is_inside and not playing.redraws:
+            is_of_shapes = visible in self._shapes_alone and not self._is_inside and not playing.redraws
+            if is_of_shapes and args and isinstance(args[0], Placeholder):  # of numbers there is nothing to recall
                 result = answered(visible, (args, kwargs), lambda: forward(*args, **kwargs))
             else:
                 result = forward(*args, **kwargs)
