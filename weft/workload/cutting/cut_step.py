@@ -80,8 +80,6 @@ class CutStep:
         self._can_begin = frozenset(begins.modules if begins else ())
         self._can_pass = frozenset(ends.modules if ends else ())
         self._can_end = frozenset((ends.ends or ends.modules) if ends else ())
-        ends_in = (call.partition("@")[0] for call in self._can_end)
-        self._at_borders = self._can_begin | self._can_pass | frozenset(ends_in)  # modules
         self._late = frozenset(border.late if (border := begins or ends) else ())
         self._receives, self._sends = tuple(receives), tuple(sends)
         instead = border.instead if (border := begins or ends) else ()
@@ -253,13 +251,12 @@ class CutStep:
         self._loose.call = call = call_name(name, occurrence) if occurrence else name
         if self._skipped.redraws:
             playing.redraws = ()
-        if name in self._at_borders:
-            if not self._is_inside and name in self._can_begin:
-                args, kwargs = self._begin((args, kwargs))
-            if name in self._can_pass and not self._has_passed:
-                self._pass((args, kwargs))
-            if call in self._can_end:
-                raise _Leave
+        if not self._is_inside and name in self._can_begin:
+            args, kwargs = self._begin((args, kwargs))
+        if name in self._can_pass and not self._has_passed:
+            self._pass((args, kwargs))
+        if call in self._can_end:
+            raise _Leave
         if self._is_inside and not (visible in self._others and self._may_be_skipped(visible)):
             if kwargs or len(args) != 1 or type(args[0]) is not torch.Tensor:
                 args, kwargs = replaced((args, kwargs), resolved)
