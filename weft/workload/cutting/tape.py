@@ -38,7 +38,7 @@ class _OfClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TapeEntry:
     asker: object
     given: Any  # as `_kept` keeps it
     answer: Any  # with a hole in the place of each real tensor
@@ -61,13 +61,13 @@ _HOLE = torch.empty(0)
 
 class Tape:
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[TapeEntry] = []
         self._place = 0
 
     def rewind(self) -> None:
         self._place = 0
 
-    def recall(self, asker: object, given: Any) -> Entry | None:
+    def recall(self, asker: object, given: Any) -> TapeEntry | None:
         """The answer at this place, if this is the question that it had."""
         if self._place < len(self._entries):
             known = self._entries[self._place]
@@ -114,16 +114,16 @@ def _alone(compute: Callable[[], Any], tape: Tape) -> Any:
         playing.tape = tape
 
 
-def _entry(asker: object, given: Any, found: Any) -> Entry | None:
+def _entry(asker: object, given: Any, found: Any) -> TapeEntry | None:
     """None where the answer has a real tensor that is none of what was given: it is another one each time."""
     real = {leaf: tensor for leaf, tensor in enumerate(tensors_in(found)) if type(tensor) in _REAL}
     if not real:
-        return Entry(asker, _kept(given), found, {})
+        return TapeEntry(asker, _kept(given), found, {})
     numbers = {id(tensor): number for number, tensor in enumerate(tensors_in(given))}
     if any(id(tensor) not in numbers for tensor in real.values()):
         return None
     passed = {leaf: numbers[id(tensor)] for leaf, tensor in real.items()}
-    return Entry(
+    return TapeEntry(
         asker, _kept(given), replaced(found, lambda tensor: _HOLE if type(tensor) in _REAL else tensor), passed
     )
 
