@@ -85,9 +85,9 @@ def test_two_replicas_of_it_clip_by_one_norm_though_one_is_cut(
 ) -> None:
     first, recompute = how
     replicas = [{"stages": first, "microbatches": 3}, {"stages": 2 if first == 1 else 1, "microbatches": 2}]
-    spec = any_spec(name, double=True, replicas=replicas, clip_norm=0.5, recompute=recompute)
+    spec = any_spec(name, double=True, replicas=replicas, clip_norm=0.25, recompute=recompute)
     expected = agrees(machine, spec, least=1.0)
-    assert max(expected.grad_norms) > 0.5
+    assert max(expected.grad_norms) > 0.25
 
 
 @pytest.mark.slow
