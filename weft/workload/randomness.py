@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,9 +58,7 @@ class Movements:
     _num_restored = 0  # by whoever, in this process
 
     def __init__(self) -> None:
-        if not hasattr(torch.set_rng_state, "counts"):
-            counting: Any = self._counting(torch.set_rng_state)
-            torch.set_rng_state = torch.random.set_rng_state = counting
+        """Once the process watches."""
         self._before = torch.default_generator.get_state()
         self._restored_before = Movements._num_restored
 
@@ -71,14 +68,19 @@ class Movements:
         return was_restored or not torch.equal(self._before, torch.default_generator.get_state())
 
     @staticmethod
-    def _counting(set_state: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    def watch() -> None:
+        """From now on, whoever puts the generator back by torch's function is counted."""
+        set_state: Any = torch.set_rng_state
+        if hasattr(set_state, "__wrapped__"):
+            return
+
         @functools.wraps(set_state)
         def counting(new_state: torch.Tensor) -> None:
             Movements._num_restored += 1
             set_state(new_state)
 
-        counting.counts = True  # type: ignore[attr-defined]
-        return counting
+        replacement: Any = counting
+        torch.set_rng_state = torch.random.set_rng_state = replacement
 
 
 class OtherGenerators:

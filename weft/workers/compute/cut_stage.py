@@ -82,6 +82,7 @@ class CutStage(Stage):
         self._modes = GivenModes([model])
         self._seeds_others = seeds_others
         self._draws = seeds_others or not is_host or copies_input or cut.has_buffers  # or a run has drawn
+        Movements.watch()
         self._saved: dict[int, _Saved] = {}
         self._again = super().again()
         self._parts = parts

@@ -76,8 +76,7 @@ class Attempt:
         make, where that is compared."""
         self.device = device
         self.course = Course(view, begins)
-        self.num_tasks = view.num_tasks
-        self.on_epoch = workload.on_epoch
+        self.num_tasks, self.on_epoch = view.num_tasks, workload.on_epoch
         self._waits, self._wakes = view.waits, view.wakes
         self._turns = Turns.of(spec.strategy)
         self._directory = directory
