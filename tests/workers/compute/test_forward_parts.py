@@ -109,9 +109,10 @@ class Inside(Turns):  # type: ignore[misc]  # a class that runpy has loaded
 
     def _go_on(self, number: int) -> None:
         self._end(number)
-        while not self._can(number, self._done):
-            self.num_waits += 1
-            self._turn()
+        with torch.enable_grad():  # as in the others' own threads: a microbatch that does not count runs without
+            while not self._can(number, self._done):
+                self.num_waits += 1
+                self._turn()
 
     def _end(self, number: int) -> None:
         """Of the task that the lane is in."""

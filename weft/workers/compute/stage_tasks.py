@@ -242,8 +242,8 @@ class StageTasks:
         (loss,) = sent
         assert loss is not None
         part = self._course.part(iteration, self._replica, microbatch)
-        counted = loss * self._weights.fraction(iteration, part)
-        return [counted], [torch.ones_like(counted)]
+        # What autograd would make of the product of both, without the product.
+        return [loss], [torch.full_like(loss, self._weights.fraction(iteration, part))]
 
     def _hand_back(self, leaf: torch.Tensor | None, iteration: Iteration, microbatch: int, number: int) -> HandBack:
         use = functools.partial(self._parcels.hand_back, iteration.index, microbatch, number)
