@@ -37,11 +37,12 @@ class Work(nn.Module):
                 self.linear(x)
         return torch.tanh(self.linear(x))
 
-def workload(extra=0, slow="cpu-1", weighted=False):
+def workload(extra=0, slow="cpu-1", weighted=False, normalised=False):
     extra = extra * (10 if os.environ.get("WEFT_WORKER") == slow else 1)
     generator = torch.Generator().manual_seed(5)
     inputs = torch.randn(50, 16, generator=generator, dtype=torch.float64)
-    model = nn.Sequential(Work(extra), nn.Dropout(0.1), Work(0), nn.Linear(16, 1)).double()
+    middle = nn.BatchNorm1d(16) if normalised else Work(0)
+    model = nn.Sequential(Work(extra), nn.Dropout(0.1), middle, nn.Linear(16, 1)).double()
     data = inputs, inputs.mean(1, keepdim=True)
     return weft.Workload(model=model, loss=nn.functional.mse_loss, train=data, validation=data,
                          weight=(lambda target: target.abs().sum()) if weighted else None,
@@ -77,6 +78,16 @@ def test_shares_that_follow_the_measured_speed_give_the_result_of_the_reference(
     assert shares[0] == [10, 10]
     assert shares[-1][1] < 10, "the slow one has less"
     assert len({tuple(each) for each in shares if sum(each) == 20}) > 1
+
+
+@pytest.mark.slow
+def test_the_slowest_replica_has_microbatches_that_batch_normalisation_can_train_on(daemon: RealDaemon) -> None:
+    """By its speed it would have one sample of twenty in each of two: torch refuses to train on that."""
+    strategy = {"share": "adaptive", "microbatches": 2, "shares": [19, 1]}
+    spec = spec_of(daemon, strategy, {"steps": 60}, extra=20, normalised=True)
+    shares = shares_of_a_run_like_the_reference(daemon, spec)
+    assert shares[0] == [18, 2]
+    assert 1 not in {size for each in shares for size in each}
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_an_iteration_is_divided_by_the_shares_that_hold_in_it() -> None:
     course.adjust(3, Adjustment(shares=[4, 1]))
     course.adjust(7, Adjustment(shares=[1, 0]))
     for index, shares in ((2, [1, 1]), (3, [4, 1]), (6, [4, 1]), (7, [1, 0])):
-        assert course.parts(ITINERARY.at(index)) == divide(10, shares, [4, 4])
+        assert course.parts(ITINERARY.at(index)) == divide(10, shares, [4, 4], "adaptive")
     assert course.contributes(ITINERARY.at(6), 1)
     assert not course.contributes(ITINERARY.at(7), 1)
 

@@ -71,6 +71,33 @@ def test_one_replica_has_the_microbatches_of_the_plain_loop() -> None:
     assert [part.size for part in divide(10, [3.0], [4])[0]] == [3, 3, 2, 2]
 
 
+@given(data=st.data(), shares=SHARES)
+def test_shares_that_follow_speed_make_no_microbatch_of_one_sample(data: st.DataObject, shares: list[float]) -> None:
+    """Of a batch with two for each; of a smaller one they are as they would be."""
+    counts = data.draw(st.tuples(*[st.integers(1, 5)] * len(shares)))
+    size = data.draw(st.integers(0, 6 * sum(counts)))
+    fixed, parts = divide(size, shares, counts), divide(size, shares, counts, "adaptive")
+    if size < 2 * sum(counts):
+        assert parts == fixed
+        return
+    flat = [part for own in parts for part in own]
+    assert 1 not in {part.size for part in flat}
+    assert [part.number for part in flat] == list(range(sum(counts)))
+    assert [part.start for part in flat] == [sum(part.size for part in flat[:n]) for n in range(len(flat))]
+    samples = [sum(part.size for part in own) for own in parts]
+    assert sum(samples) == size
+    before = replica_sizes(size, shares)
+    assert [count > 0 for count in samples] == [count > 0 for count in before]
+    assert sum(max(0, a - b) for a, b in zip(samples, before, strict=True)) == before.count(1), "no more than they lack"
+    again = divide(size, [float(count) for count in samples], counts, "adaptive")
+    assert again == parts, "a run is repeated by the samples that it recorded"
+
+
+def test_a_part_too_small_for_its_microbatches_has_fewer_of_them() -> None:
+    sizes = [[part.size for part in own] for own in divide(24, [0.88, 0.12], [2, 2], "adaptive")]
+    assert sizes == [[11, 10], [3, 0]]
+
+
 COUNTS = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
 
 

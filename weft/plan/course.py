@@ -34,6 +34,7 @@ class Course:
         self.itinerary = plan.itinerary
         self.microbatches = [replica.microbatches for replica in plan.replicas]
         self.steals = plan.share == "stealing"
+        self._share = plan.share
         self._staleness = [replica.staleness for replica in plan.replicas]
         self._warmup = sync.warmup if sync else 0
         self._divided = self.microbatches[:1] if self.steals else self.microbatches
@@ -142,7 +143,7 @@ class Course:
         if parts is None:
             if len(self._parts) >= _KEPT:
                 self._parts.clear()
-            parts = self._parts[key] = divide(iteration.size, key[1], self._divided)
+            parts = self._parts[key] = divide(iteration.size, key[1], self._divided, self._share)
         return parts
 
     def part(self, iteration: Iteration, replica: int, position: int) -> Part:

@@ -7,6 +7,10 @@ A batch goes to the replicas by their shares, in order, and each replica's part 
     microbatch of the replica                                 0       1     0
     number, which keys random numbers                         0       1     2
 
+Where shares follow measured speed (`share = "adaptive"`), no microbatch of a batch that has two samples for each is cut
+down to one: a user's model may need more, as batch normalisation does, and nobody chose that number. What a part of one
+lacks comes from the largest part; a part of three in two microbatches is one microbatch of three.
+
 And which loader loads which of them: loaders take turns. Of all microbatches of the run, in the order in which one
 loader would load them, each has every N-th. Three microbatches and two loaders:
 
@@ -38,9 +42,15 @@ class Part:
     size: int
 
 
-def replica_sizes(size: int, shares: Sequence[float]) -> list[int]:
+def least_samples(size: int, microbatches: Sequence[int], share: str) -> int:
+    """Of a microbatch that has any, in a batch of `size`. microbatches: of each replica. share: a strategy's."""
+    return 2 if share == "adaptive" and size >= 2 * sum(microbatches) else 1
+
+
+def replica_sizes(size: int, shares: Sequence[float], least: int = 1) -> list[int]:
     """Whole samples for each replica in proportion to `shares`, which need not add up to 1 (largest remainder).
 
+    least: samples of a replica that has any; `size` has as many for each.
     Raises ValueError where no share is above 0 or one is below.
     """
     if not shares or min(shares) < 0 or sum(shares) <= 0:
@@ -51,16 +61,22 @@ def replica_sizes(size: int, shares: Sequence[float]) -> list[int]:
     by_remainder = sorted(range(len(sizes)), key=lambda r: (sizes[r] - exact[r], r))
     for replica in by_remainder[: size - sum(sizes)]:
         sizes[replica] += 1
+    for replica in range(len(sizes)):
+        while 0 < sizes[replica] < least < max(sizes):
+            sizes[sizes.index(max(sizes))] -= 1
+            sizes[replica] += 1
     return sizes
 
 
-def divide(size: int, shares: Sequence[float], microbatches: Sequence[int]) -> list[list[Part]]:
-    """For each replica its microbatches; those that are left without samples have size 0."""
+def divide(size: int, shares: Sequence[float], microbatches: Sequence[int], share: str = "fixed") -> list[list[Part]]:
+    """For each replica its microbatches; those that are left without samples have size 0. share: a strategy's."""
+    least = least_samples(size, microbatches, share)
     parts: list[list[Part]] = []
     number = start = 0
-    for part, count in zip(replica_sizes(size, shares), microbatches, strict=True):
+    for part, count in zip(replica_sizes(size, shares, least), microbatches, strict=True):
+        filled = max(1, min(count, part // least))
         own = []
-        for samples in microbatch_sizes(part, count):
+        for samples in [*microbatch_sizes(part, filled), *[0] * (count - filled)]:
             own.append(Part(number, start, samples))
             number += 1
             start += samples
@@ -68,9 +84,11 @@ def divide(size: int, shares: Sequence[float], microbatches: Sequence[int]) -> l
     return parts
 
 
-def sizes_that_occur(batches: Iterable[int], shares: Sequence[float], microbatches: Sequence[int]) -> set[int]:
-    """Of microbatches with samples. batches: sizes of batches."""
-    found = {part.size for size in batches for parts in divide(size, shares, microbatches) for part in parts}
+def sizes_that_occur(
+    batches: Iterable[int], shares: Sequence[float], microbatches: Sequence[int], share: str
+) -> set[int]:
+    """Of microbatches with samples. batches: sizes of batches. The others: as `divide` takes them."""
+    found = {part.size for size in batches for parts in divide(size, shares, microbatches, share) for part in parts}
     return found - {0}
 
 

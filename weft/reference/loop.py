@@ -248,7 +248,8 @@ class _Loop:
 
     def _batch(self, step: int, data: Data, indices: torch.Tensor, shares: Sequence[float]) -> Batch:
         microbatches = []
-        for replica, parts in enumerate(divide(len(indices), shares, self._strategy.division[1])):
+        _, counts, share = self._strategy.division
+        for replica, parts in enumerate(divide(len(indices), shares, counts, share)):
             for part in parts:
                 if part.size == 0:
                     continue

@@ -321,14 +321,14 @@ class Strategy(Section):
         return self.share == "stealing" and len(self.replica_list) > 1
 
     @property
-    def division(self) -> tuple[list[float], list[int]]:
-        """Shares and numbers of microbatches, as `weft.plan.division.divide` takes them at the start.
+    def division(self) -> tuple[list[float], list[int], str]:
+        """Shares, numbers of microbatches and `share`, as `weft.plan.division.divide` takes them at the start.
 
         Where replicas steal, one part in `microbatches` microbatches: which replica computes one shows as it runs.
         """
         if self.steals:
-            return [1.0], [self.microbatches]
-        return self.share_list, self.microbatch_counts
+            return [1.0], [self.microbatches], self.share
+        return self.share_list, self.microbatch_counts, self.share
 
     @property
     def share_list(self) -> list[float]:

@@ -16,9 +16,11 @@ from weft.scheduler.adapting.shares import MARGIN, MAX_STEP, STRIKES, Shares, ad
 speeds = st.lists(st.floats(1e-5, 1e-2), min_size=2, max_size=5)
 
 
-def measure(shares: Shares, seconds: Sequence[float], batch_size: int, fixed: float = 0.0) -> ReplicaMeasurement:
+def measure(
+    shares: Shares, seconds: Sequence[float], batch_size: int, fixed: float = 0.0, least: int = 1
+) -> ReplicaMeasurement:
     """What replicas of these seconds for a sample do with their shares."""
-    sizes = replica_sizes(batch_size, shares.weights)
+    sizes = replica_sizes(batch_size, shares.weights, least)
     return ReplicaMeasurement(
         unit_seconds=tuple(s if size else None for s, size in zip(seconds, sizes, strict=True)),
         iteration_seconds=max(s * size for s, size in zip(seconds, sizes, strict=True)) + fixed,
@@ -27,19 +29,19 @@ def measure(shares: Shares, seconds: Sequence[float], batch_size: int, fixed: fl
 
 
 def settle(
-    seconds: Sequence[float], batch_size: int, *, start: Sequence[float] = (), overhead: float = 0.0
+    seconds: Sequence[float], batch_size: int, *, start: Sequence[float] = (), overhead: float = 0.0, least: int = 1
 ) -> tuple[Shares, list[Verdict]]:
     """After many measurements. overhead: what more than one replica adds to an iteration."""
     shares, verdicts = Shares.starting(start or [1.0] * len(seconds)), []
     for _ in range(60):
-        measured = measure(shares, seconds, batch_size)
+        measured = measure(shares, seconds, batch_size, least=least)
         if sum(weight > 0 for weight in shares.weights) > 1:
             measured = ReplicaMeasurement(
                 unit_seconds=measured.unit_seconds,
                 iteration_seconds=measured.iteration_seconds + overhead,
                 fixed_seconds=0.0,
             )
-        shares, verdict = adapt(shares, measured, batch_size)
+        shares, verdict = adapt(shares, measured, batch_size, least)
         verdicts += [verdict] if verdict else []
     return shares, verdicts
 
@@ -101,6 +103,14 @@ def test_one_bad_measurement_leaves_no_replica_out() -> None:
         assert verdict is None
     shares, verdict = adapt(shares, measure(shares, [1e-3, 4e-3], 100), 100)
     assert (shares.strikes, verdict) == ((0, 0), None)
+
+
+def test_a_replica_that_has_two_samples_instead_of_one_is_judged_by_both() -> None:
+    """The fast one takes 20 ms alone and 19 beside one sample of the slow one; two of them take 18, or 24."""
+    shares, verdicts = settle([1e-3, 9e-3], 20, least=2)
+    assert (replica_sizes(20, shares.weights, least=2), verdicts) == ([18, 2], [])
+    shares, verdicts = settle([1e-3, 12e-3], 20, least=2)
+    assert (shares.weights, [verdict.replica for verdict in verdicts]) == ((1.0, 0.0), [1])
 
 
 def test_a_replica_whose_share_is_less_than_a_sample_is_left_out() -> None:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from weft.plan.division import replica_sizes
+from weft.plan.division import least_samples, replica_sizes
 from weft.plan.itinerary import Iteration
 from weft.plan.plan import Plan
 from weft.plan.rows import Row
@@ -51,6 +51,8 @@ class AdaptiveShares(IterationPolicy[ReplicaMeasurement]):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._batch_size = min(plan.itinerary.batch_size, plan.itinerary.num_train)
+        counts = [replica.microbatches for replica in plan.replicas]
+        self._least = least_samples(self._batch_size, counts, plan.share)
         self._pace = ReplicaPace(plan)
         self._shares = Shares.starting(plan.shares)
 
@@ -68,17 +70,20 @@ class AdaptiveShares(IterationPolicy[ReplicaMeasurement]):
         return self._pace.take()
 
     def decide(self, measured: ReplicaMeasurement, first_unsent: int) -> Decision:
-        before = replica_sizes(self._batch_size, self._shares.weights)
-        self._shares, verdict = adapt(self._shares, measured, self._batch_size)
-        same = replica_sizes(self._batch_size, self._shares.weights) == before
+        before = replica_sizes(self._batch_size, self._shares.weights, self._least)
+        self._shares, verdict = adapt(self._shares, measured, self._batch_size, self._least)
+        same = replica_sizes(self._batch_size, self._shares.weights, self._least) == before
         if same or first_unsent >= self._plan.itinerary.num_iterations:
             return Decision(first_unsent, None, verdict)
         self._pace.begin_at(first_unsent)
         return Decision(first_unsent, Adjustment(shares=self._shares.weights), verdict)
 
 
-def adapt(shares: Shares, measured: ReplicaMeasurement, batch_size: int) -> tuple[Shares, Verdict | None]:
-    """The next shares after a measurement, and the replica that they leave out for good, if there is one."""
+def adapt(
+    shares: Shares, measured: ReplicaMeasurement, batch_size: int, least: int = 1
+) -> tuple[Shares, Verdict | None]:
+    """The next shares after a measurement, and the replica that they leave out for good, if there is one. least: the
+    samples of a replica that has any."""
     known = tuple(
         new if new is not None else old for new, old in zip(measured.unit_seconds, shares.unit_seconds, strict=True)
     )
@@ -86,7 +91,7 @@ def adapt(shares: Shares, measured: ReplicaMeasurement, batch_size: int) -> tupl
     if any(seconds is None for seconds, weight in zip(known, shares.weights, strict=True) if weight):
         return shares, None
     target = _target(shares)
-    shares, verdict = _judge(shares, target, measured, batch_size)
+    shares, verdict = _judge(shares, target, measured, batch_size, least)
     if verdict is not None:
         return _without(shares, verdict.replica), verdict
     return _without_empty(replace(shares, weights=_nearer(shares.weights, target)), measured, batch_size)
@@ -120,10 +125,10 @@ def _without_seconds(shares: Shares, replica: int, measured: ReplicaMeasurement,
 
 
 def _judge(
-    shares: Shares, target: Sequence[float], measured: ReplicaMeasurement, batch_size: int
+    shares: Shares, target: Sequence[float], measured: ReplicaMeasurement, batch_size: int, least: int
 ) -> tuple[Shares, Verdict | None]:
     """Looks at the slowest replica once shares have settled: before, an iteration shows what is wrong with them."""
-    now, then = replica_sizes(batch_size, shares.weights), replica_sizes(batch_size, target)
+    now, then = replica_sizes(batch_size, shares.weights, least), replica_sizes(batch_size, target, least)
     live = [r for r, weight in enumerate(shares.weights) if weight]
     slowest = max(live, key=lambda r: shares.unit_seconds[r] or 0.0)
     without = _without_seconds(shares, slowest, measured, batch_size)

@@ -53,13 +53,12 @@ def _compiled_note(inspection: Inspection) -> str:
 def _batch_note(spec: JobSpec, inspection: Inspection) -> Iterator[str]:
     """Where the batch is divided, what a module makes of a whole one is another number. The plain loop of
     `weft run --reference` divides it alike, so nothing else would say so."""
-    shares, counts = spec.strategy.division
     batch_size = min(spec.job.batch_size, inspection.num_train)
-    sizes = {part.size for parts in divide(batch_size, shares, counts) for part in parts if part.size}
+    sizes = {part.size for parts in divide(batch_size, *spec.strategy.division) for part in parts if part.size}
     if sizes == {batch_size}:
         return
     samples = " or ".join(map(str, sorted(sizes)[-2:]))
-    alone = "microbatches = 1" if len(counts) == 1 else "one replica with microbatches = 1"
+    alone = "microbatches = 1" if len(spec.strategy.division[1]) == 1 else "one replica with microbatches = 1"
     yield (
         f"batch statistics: {_listed(inspection.batch_modules)} take means and variances of each microbatch of "
         f"{samples} samples, not of the batch of {batch_size}; {alone} takes the batch's"
