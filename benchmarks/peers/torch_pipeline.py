@@ -1,8 +1,9 @@
 """Peer of benchmarks/pipeline.py: the same stages and schedule under torch.distributed.pipelining with Gloo.
 
-One process per stage. Reads "run K" lines, runs K iterations, and prints their seconds as a JSON list (rank 0 does).
-Best settings that we know of: gradients are not scaled in a pass of their own (the loss is), the optimizer is fused,
-one thread, pinned to a core, the allocator as in Weft's workers.
+Two processes, each with one stage, or with two of the four that the schedule runs there and back. Reads "run K" lines,
+runs K iterations, and prints their seconds as a JSON list (of both rank 0's count). Best settings that we know of:
+gradients are not scaled in a pass of their own (the loss is), the optimizer is fused, one thread, pinned to a core, the
+allocator as in Weft's workers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import pin
@@ -25,36 +32,45 @@ from weft.workload.entry import load_workload
 from weft.workload.optimizer import make_optimizer
 from weft.workload.units import units
 
+RANKS = 2
+OF_ONE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+OF_STAGES = {"interleaved-zero-bubble": ScheduleInterleavedZeroBubble, "zero-bubble-v": ScheduleZBVZeroBubble}
+
 
 def main() -> None:
     config = json.loads(sys.argv[1])
     rank, microbatches = config["rank"], config["microbatches"]
     pin(config["core"])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{config['rendezvous']}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{config['rendezvous']}", rank=rank, world_size=RANKS)
     spec = JobSpec.parse(config["spec"])
     workload = load_workload(spec)
-    first, last = config["stages"][rank]
-    module = nn.Sequential(*(unit for _, unit in units(workload.model)[first:last]))
+    count = len(config["stages"])
+    own = [rank] if count == RANKS else [rank, count - 1 - rank]
+    found = units(workload.model)
+    modules = [nn.Sequential(*(unit for _, unit in found[slice(*config["stages"][number])])) for number in own]
     inputs, targets = (part[: spec.job.batch_size] for part in workload.train)
-    stage = PipelineStage(module, rank, 2, torch.device("cpu"))
-    schedule_type = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[config["schedule"]]
-    schedule = schedule_type(
-        stage,
-        microbatches,
-        loss_fn=lambda output, target: workload.loss(output, target) / microbatches,
-        scale_grads=False,
+    stages = [
+        PipelineStage(module, number, count, torch.device("cpu")) for number, module in zip(own, modules, strict=True)
+    ]
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return workload.loss(output, target) / microbatches
+
+    name = config["schedule"]
+    schedule = (
+        OF_ONE_STAGE[name](stages[0], microbatches, loss_fn=loss, scale_grads=False)
+        if name in OF_ONE_STAGE
+        else OF_STAGES[name](stages, microbatches, loss_fn=loss, scale_grads=False)
     )
-    optimizer = make_optimizer(workload.optimizer, list(module.parameters()))
+    optimizer = make_optimizer(workload.optimizer, [each for module in modules for each in module.parameters()])
     assert optimizer is not None
 
     def iterate() -> None:
-        if rank == 0:
-            schedule.step(inputs)
-        else:
-            losses: list[torch.Tensor] = []
-            schedule.step(target=targets, losses=losses)
-            sum(loss.item() for loss in losses)
+        losses: list[torch.Tensor] = []
+        ends = {"target": targets, "losses": losses} if count - 1 in own else {}
+        schedule.step(*([inputs] if 0 in own else []), **ends)
+        sum(loss.item() for loss in losses)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

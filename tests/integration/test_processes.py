@@ -139,7 +139,7 @@ def kill_the_directory_at_random(daemon: RealDaemon, num_jobs: int, seed: int, e
     for _ in range(num_jobs):
         job = daemon.submit(daemon.spec(strategy=TWO_STAGES))
         never.wait(moments.uniform(0.0, lasts))
-        with contextlib.suppress(psutil.NoSuchProcess, ValueError):  # the one before is not up again
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # the one before is not up again
             daemon.directory().kill()
         assert is_the_same(daemon.client.wait(job, SECONDS), expected), daemon.log_of(job)
         assert num_handing_over(daemon) <= 1
