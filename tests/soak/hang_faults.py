@@ -14,7 +14,7 @@ from deck import Row
 from jobs import JOBS, PACED, PAUSE_SECONDS, STEPS
 from phases import phase_of, reach
 from stage import Stage, until
-from worker_faults import workers_of
+from worker_faults import known_directory, workers_of
 
 from weft.spec.job_spec import JobSpec
 
@@ -69,6 +69,7 @@ def stop_directory(stage: Stage, chance: random.Random) -> Counter[str]:
     """It is told to go on, or replaced."""
     name = chance.choice(list(JOBS))
     stage.undisturbed(name)
+    until(lambda: known_directory(stage) is not None, "a directory")
     directory = stage.daemon.directory()
     directory.suspend()
     try:
