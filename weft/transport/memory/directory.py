@@ -21,7 +21,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing.managers import BaseManager, DictProxy, RemoteError
+from multiprocessing import managers
+from multiprocessing.managers import BaseManager, DictProxy, RemoteError, Token
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -42,23 +43,11 @@ class SharedMemoryGone(Exception):
     nothing of the job's blocks; or a worker that lends its GPU's memory has died. The job can be run again."""
 
 
-class DirectoryManager(BaseManager):
-    """Answers proxies. `layouts` maps "job/name" to a Layout, `handles` to what a block of a GPU is opened by."""
-
-    def blocks(self) -> Any:  # replaced by register; written out for readers and type checkers
-        raise AssertionError("unregistered")
-
-    def layouts(self) -> Any:
-        raise AssertionError("unregistered")
-
-    def handles(self) -> Any:
-        raise AssertionError("unregistered")
-
-
+# What the manager has, by the idents that clients know without asking: `layouts` maps "job/name" to a Layout, `handles`
+# to what a block of a GPU is opened by. To have it make a proxy takes three connections, each with both sides' keys.
+_BLOCKS, _LAYOUTS, _HANDLES = "blocks", "layouts", "handles"
 _BLOCKS_METHODS = ("open", "find", "take", "forget", "num_bytes", "num_calls")
-DirectoryManager.register("blocks", exposed=_BLOCKS_METHODS)
-DirectoryManager.register("layouts", proxytype=DictProxy)
-DirectoryManager.register("handles", proxytype=DictProxy)
+_BlocksProxy: Any = managers.MakeProxyType("_BlocksProxy", _BLOCKS_METHODS)  # type: ignore[attr-defined]
 
 
 class DirectoryServer:
@@ -74,16 +63,14 @@ class DirectoryServer:
 
     def serve(self, on_ready: Callable[[], None]) -> None:
         """Never returns; `on_ready` is called once clients can connect."""
-
-        class Bound(DirectoryManager):
-            """The same names, bound to this process's objects."""
-
-        Bound.register("blocks", callable=lambda: self._blocks, exposed=_BLOCKS_METHODS)
-        Bound.register("layouts", callable=lambda: self._layouts, proxytype=DictProxy)
-        Bound.register("handles", callable=lambda: self._handles, proxytype=DictProxy)
         _clear(self._address)
         own = self._address.parent / HANDOVER / f"directory-{os.getpid()}"
-        server = Bound(address=str(own), authkey=self._authkey).get_server()
+        server = BaseManager(address=str(own), authkey=self._authkey).get_server()
+        held = {_BLOCKS: self._blocks, _LAYOUTS: self._layouts, _HANDLES: self._handles}
+        for ident, referent in held.items():
+            exposed = _BLOCKS_METHODS if ident == _BLOCKS else DictProxy._exposed_  # type: ignore[attr-defined]
+            server.id_to_obj[ident] = (referent, set(exposed), {})
+            server.id_to_refcount[ident] = 1  # type: ignore[attr-defined]
         self._address.symlink_to(own)
         sys.excepthook = _told_of_a_client
         on_ready()
@@ -123,8 +110,13 @@ class Server:
         """Waits for one that is being started."""
         _use_authkey(self._address, self._authkey)
         with _asking(str(self._address)):
-            manager = _connect(self._address, self._authkey)
-            self.blocks, self.layouts, self.handles = manager.blocks(), manager.layouts(), manager.handles()
+            self.blocks = _connect(self._address, self._authkey)
+            self.layouts, self.handles = (self._dict(ident) for ident in (_LAYOUTS, _HANDLES))
+
+    def _dict(self, ident: str) -> Any:
+        """Which lives as long as the blocks' proxy, by the same connections."""
+        address = self.blocks._token.address
+        return DictProxy(Token("dict", address, ident), "pickle", authkey=self._authkey, incref=False)
 
     def known(self, job: str, name: str) -> _Known:
         return self._known.setdefault((job, name), _Known())
@@ -260,13 +252,13 @@ def _told_of_a_client(kind: type[BaseException], error: BaseException, traceback
         sys.__excepthook__(kind, error, traceback)
 
 
-def _connect(address: Path, authkey: bytes) -> DirectoryManager:
+def _connect(address: Path, authkey: bytes) -> Any:
+    """The blocks' proxy, of which the directory is told: with it a thread's connection ends."""
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
-            manager = DirectoryManager(address=str(address.resolve(strict=True)), authkey=authkey)
-            manager.connect()
-            return manager
+            token = Token("blocks", str(address.resolve(strict=True)), _BLOCKS)
+            return _BlocksProxy(token, "pickle", authkey=authkey)
         except (FileNotFoundError, ConnectionRefusedError):
             if time.monotonic() > deadline:
                 raise

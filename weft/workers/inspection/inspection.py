@@ -14,6 +14,7 @@ the model only where a replica will: of one that only GPUs compute it need not e
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -155,7 +156,7 @@ def inspect(workload: Workload, spec: JobSpec, device: Device, specs: Sequence[J
         "scheduler_metric": metric_of(workload, scheduler),
         "batch_modules": _batch_modules(workload.model),
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
-        "copy_bytes_per_second": _copy_bytes_per_second(),
+        "copy_bytes_per_second": _copy_bytes_per_second(torch.get_num_threads()),
         "small_size": ran.small_size,
     }
 
@@ -256,7 +257,9 @@ def _parameter_facts(
     ]
 
 
-def _copy_bytes_per_second() -> float:
+@functools.cache
+def _copy_bytes_per_second(threads: int) -> float:
+    """Of the machine, so a worker measures it once. threads: those that copy, torch's own."""
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8)
     target = torch.zeros_like(source)
     seconds = []
