@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from weft.plan.division import replica_sizes
+from weft.plan.division import least_samples, replica_sizes
 from weft.plan.inspection import Inspection
 from weft.scheduler.planning.choosing.bounds import replica_seconds
 from weft.spec.job_spec import JobSpec
@@ -29,12 +29,16 @@ def comes_to_rest(spec: JobSpec) -> bool:
 
 
 def rested(spec: JobSpec, inspection: Inspection, seconds_with: Callable[[JobSpec], float]) -> JobSpec:
-    """With the shares of the shortest iteration, in whole samples; each replica has one at least. seconds_with: of an
-    iteration of the spec that it is given; infinite where that cannot be. Errors: PlanError, as of a bound."""
+    """With the shares of the shortest iteration, in whole samples; each replica has as few as a division leaves it, at
+    least. seconds_with: of an iteration of the spec that it is given; infinite where that cannot be. Errors: PlanError,
+    as of a bound."""
+    num_samples = min(spec.job.batch_size, inspection.num_train)
+    _, counts, share = spec.strategy.division
     speeds = _Speeds(
         tuple(1 / max(seconds, 1e-12) for seconds in replica_seconds(spec, inspection)),
         tuple(replica.device == "cpu" for replica in spec.strategy.replica_list),
-        min(spec.job.batch_size, inspection.num_train),
+        num_samples,
+        least_samples(num_samples, counts, share),
     )
     known: dict[int, tuple[float, JobSpec]] = {}
 
@@ -58,6 +62,7 @@ class _Speeds:
     of_replicas: tuple[float, ...]
     on_host: tuple[bool, ...]  # by replica
     num_samples: int
+    least: int  # samples of a replica
 
     def first(self) -> int:
         """Samples of the replicas on the host, as fast as each replica computes."""
@@ -65,9 +70,10 @@ class _Speeds:
         return self.within(round(self.num_samples * host / sum(self.of_replicas)))
 
     def within(self, on_host: int) -> int:
-        """Every replica has a sample."""
-        least = sum(self.on_host)
-        return max(least, min(on_host, self.num_samples - (len(self.on_host) - least)))
+        """Every replica has the least."""
+        hosts = sum(self.on_host)
+        most = self.num_samples - (len(self.on_host) - hosts) * self.least
+        return max(hosts * self.least, min(on_host, most))
 
     def sizes(self, on_host: int) -> Sequence[int]:
         """By replica."""
@@ -76,6 +82,5 @@ class _Speeds:
         return [next(found[own]) for own in self.on_host]
 
     def _divided(self, num_samples: int, *, of: bool) -> Sequence[int]:
-        return replica_sizes(
-            num_samples, [speed for speed, own in zip(self.of_replicas, self.on_host, strict=True) if own == of]
-        )
+        speeds = [speed for speed, own in zip(self.of_replicas, self.on_host, strict=True) if own == of]
+        return replica_sizes(num_samples, speeds, self.least)
