@@ -2,7 +2,7 @@
 
 make soak SECONDS=600                       with a seed of its own, which it prints
 make soak HOURS=8 SEED=7 ONLY=F1,F4         the same tries in the same order, of these rows
-make soak HOURS=8 WRITE=1                   its table goes into docs/reliability.md
+make soak HOURS=8 WRITE=1                   its rows go into docs/reliability.md, the others stay
 python tests/soak/soak.py --card F1:123     one try once more
 
 It ends with a table, and with exit code 1 where anything missed. Ctrl-C ends it earlier, with the table. Of a try that
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tallies = soaked(shown, cards, options.daemons)
     print(f"\n{table.as_text(tallies)}\n\nseed {options.seed}, {time.monotonic() - began:.0f} s. {table.pace(tallies)}")
     if options.write:
-        table.write(options.write, table.section(tallies, options.seed, time.monotonic() - began))
+        table.write(options.write, tallies, table.Run.of(tallies, options.seed, time.monotonic() - began))
     return 1 if tallies.num_missed else 0
 
 

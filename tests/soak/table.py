@@ -16,6 +16,7 @@ from deck import Card, Row
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- written by tests/soak/soak.py -->", "<!-- end of what the run wrote -->"
 HEADINGS = ("row", "what", "asked for", "done", "tries", "passed", "missed")
+NUM_NAMING = 3  # headings that say which row it is
 MAX_KINDS = 10  # of faults that are told apart in a row; more are a sum
 
 
@@ -90,18 +91,41 @@ def as_text(tallies: Tallies) -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def as_markdown(tallies: Tallies) -> str:
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *tallies.lines()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+@dataclass(frozen=True, slots=True)
+class Run:
+    """name: what a page's rows call it. told: when, where, how long."""
+
+    name: str
+    told: str
+
+    @classmethod
+    def of(cls, tallies: Tallies, seed: int, seconds: float) -> Run:
+        today = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y").lstrip("0")
+        where = f"{os.cpu_count()} cores of {_processor()}, Linux {platform.release().partition('-')[0]}"
+        took = f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
+        told = f"{today}, {where}, Python {platform.python_version()}, {took}. {pace(tallies)}"
+        return cls(f"{_commit()}, seed {seed}", told)
 
 
-def section(tallies: Tallies, seed: int, seconds: float) -> str:
-    """What a page has of a run: when, where, of which commit, and the table."""
-    today = datetime.datetime.now(datetime.UTC).strftime("%d %B %Y").lstrip("0")
-    where = f"{os.cpu_count()} cores of {_processor()}, Linux {platform.release().partition('-')[0]}"
-    took = f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
-    told = f"{today}, commit {_commit()}, {where}, Python {platform.python_version()}: {took} with seed {seed}."
-    return f"{told}\n{pace(tallies)}\n\n{as_markdown(tallies)}"
+def section(tallies: Tallies, run: Run, before: str = "") -> str:
+    """What a page has of runs, and the table. before: what it had: a row that this run has not played stays as it was,
+    with the run that it is from."""
+    stood = {tuple(cells[:NUM_NAMING]): tuple(cells) for cells in map(_cells, before.splitlines())}
+    lines = []
+    for row, line in zip(tallies.rows, tallies.lines(), strict=True):
+        tally = tallies.of[id(row)]
+        is_played = tally.passed or tally.missed
+        lines.append((*line, run.name) if is_played else stood.get(line[:NUM_NAMING], (*line, "")))
+    runs = dict(line[2:].split(": ", 1) for line in before.splitlines() if line.startswith("- ")) | {run.name: run.told}
+    named = {line[-1] for line in lines}
+    told = "\n".join(f"- {name}: {of}" for name, of in runs.items() if name in named)
+    headings = (*HEADINGS, "run")
+    table = "\n".join(f"| {' | '.join(line)} |" for line in [headings, ("---",) * len(headings), *lines])
+    return f"{told}\n\n{table}"
+
+
+def _cells(line: str) -> list[str]:
+    return line[2:-2].split(" | ") if line.startswith("| ") else []
 
 
 def pace(tallies: Tallies) -> str:
@@ -111,13 +135,13 @@ def pace(tallies: Tallies) -> str:
     return f"At its pace all that is asked for of the rows that it has played takes {hours}."
 
 
-def write(page: Path, text: str) -> None:
-    """In place of what the last run wrote there. Errors: ValueError where the page has no place for it."""
+def write(page: Path, tallies: Tallies, run: Run) -> None:
+    """Into what runs before it wrote there. Errors: ValueError where the page has no place for it."""
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    old, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} has no place for a table; write the lines {BEGIN} and {END} where it is to stand")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{BEGIN}\n\n{section(tallies, run, old)}\n\n{END}{after}", encoding="utf-8")
 
 
 def _commit() -> str:

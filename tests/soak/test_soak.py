@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import dataclasses
 import random
 import re
 import threading
@@ -171,21 +172,50 @@ def test_a_card_that_a_miss_names_is_found() -> None:
     assert len({each.name for each in soak.ROWS}) == len(soak.ROWS)
 
 
-def test_a_page_gets_the_table_between_its_marks_and_keeps_the_rest(tmp_path: Path) -> None:
+@pytest.fixture
+def tallies() -> table.Tallies:
+    """Of two rows of which one was played."""
+    found = table.Tallies([row("F1"), row("F2")])
+    found.passed(Card(found.rows[0], 0), Counter({"": 3}))
+    return found
+
+
+def test_a_page_gets_the_table_between_its_marks_and_keeps_the_rest(tmp_path: Path, tallies: table.Tallies) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    table.write(page, "new")
-    assert page.read_text() == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    run = table.Run("abc, seed 5", "today")
+    table.write(page, tallies, run)
+    assert page.read_text() == f"before\n{table.BEGIN}\n\n{table.section(tallies, run)}\n\n{table.END}\nafter\n"
     page.write_text("nothing")
     with pytest.raises(ValueError, match="has no place for a table"):
-        table.write(page, "new")
+        table.write(page, tallies, run)
 
 
-def test_the_table_of_a_run_is_markdown_with_a_line_for_each_row() -> None:
-    tallies = table.Tallies([row("F1"), row("F2")])
-    told = table.section(tallies, 5, 7200.0)
-    assert "2.0 hours with seed 5" in told
-    assert [line.split(" | ")[0] for line in told.splitlines()[3:]] == ["| row", "| ---", "| F1", "| F2"]
+def test_the_table_of_a_run_is_markdown_with_a_line_for_each_row(tallies: table.Tallies) -> None:
+    run = table.Run.of(tallies, 5, 7200.0)
+    assert "2.0 hours" in run.told
+    first, blank, *lines = table.section(tallies, run).splitlines()
+    assert (first, blank) == (f"- {run.name}: {run.told}", "")
+    assert [line.split(" | ")[0] for line in lines] == ["| row", "| ---", "| F1", "| F2"]
+    assert [line[2:-2].split(" | ")[-1] for line in lines] == ["run", "---", run.name, ""]
+
+
+def test_a_row_that_a_run_has_not_played_stays_with_the_run_that_it_is_from(tallies: table.Tallies) -> None:
+    first, second = table.Run("abc, seed 5", "first: a day"), table.Run("def, seed 6", "second")
+    before = table.section(tallies, first)
+    others = table.Tallies(tallies.rows)
+    others.missed(Card(others.rows[1], 7))
+    after = table.section(others, second, before)
+    assert before.splitlines()[-2] in after, "F1's"
+    assert "1 (F2:7) | def, seed 6 |" in after.splitlines()[-1]
+    assert after.splitlines()[:2] == ["- abc, seed 5: first: a day", "- def, seed 6: second"]
+    third = table.Tallies(tallies.rows)
+    for each in third.rows:
+        third.passed(Card(each, 1), Counter({"": 1}))
+    assert "seed 5" not in table.section(third, second, after), "nothing is left of it"
+    third.rows[0] = dataclasses.replace(third.rows[0], asked=third.rows[0].asked + 1)
+    third.of[id(third.rows[0])] = table.Tally()
+    assert "seed 5" not in table.section(third, second, after), "it is asked for in another number now"
 
 
 def test_how_long_a_whole_soak_takes_follows_from_what_was_done_and_by_how_many() -> None:
