@@ -52,7 +52,7 @@ quick: $(READY)  ## the small tests alone, which make test begins with: within t
 quick-%: $(READY)
 	$(BIN)/pytest -m quick --half=$*
 
-exhaustive: $(READY)  ## all tests, with the whole products of axes where make test has few rows: a quarter of an hour
+exhaustive: $(READY)  ## all tests, with the whole products of axes where make test has few rows: an hour and a half
 	$(BIN)/pytest --exhaustive
 
 soak: $(READY)  ## what Weft promises, tried for as long as it is given: make soak HOURS=2 SEED=7 ONLY=F1,F4 WRITE=1
