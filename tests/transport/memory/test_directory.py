@@ -6,15 +6,12 @@ place of its sockets) does not stay in the tests'.
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_sharer
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,8 +22,8 @@ import torch
 from weft.transport.memory import blocks as blocks_module
 from weft.transport.memory import directory as directory_module
 from weft.transport.memory.arena import Layout
-from weft.transport.memory.blocks import Blocks
-from weft.transport.memory.directory import HANDOVER, Directory, DirectoryServer
+from weft.transport.memory.blocks import Blocks, Held
+from weft.transport.memory.directory import Directory, DirectoryServer
 
 FORK = multiprocessing.get_context("fork")
 KEY = b"a key of 32 bytes, known to both"
@@ -58,8 +55,12 @@ class Serving:
 
     def mapped(self) -> int:
         """Blocks that the directory's process has mapped."""
-        maps = Path(f"/proc/{self.pid}/maps").read_text()
-        return sum(f"torch_{self.pid}_" in line for line in maps.splitlines())
+        return num_mapped(self.pid, self.pid)
+
+    def descriptors(self) -> int:
+        """Of blocks, that are open there."""
+        found = (os.readlink(each) for each in Path(f"/proc/{self.pid}/fd").iterdir())
+        return sum(f"torch_{self.pid}_" in each for each in found)
 
     def begin(self, body: Callable[[Directory], Any], job: str = "a", key: bytes = KEY) -> Callable[[], Any]:
         """Starts a client that runs `body`; the function that is returned waits for its result."""
@@ -81,11 +82,6 @@ class Serving:
         self._processes[-1].join(SOON)
         assert self._processes[-1].exitcode == -signal.SIGKILL
 
-    def handing_over(self) -> int:
-        """Descriptors of blocks that nobody has fetched yet."""
-        descriptors = (os.readlink(each) for each in Path(f"/proc/{self.pid}/fd").iterdir())
-        return sum(f"torch_{self.pid}_" in each for each in descriptors) - self.mapped()
-
     def ask(self, body: Callable[[Directory], Any], job: str = "a") -> Any:
         return self.begin(body, job)()
 
@@ -98,6 +94,12 @@ class Serving:
             process.join(SOON)
             process.close()
         self._control.close()
+
+
+def num_mapped(directory: int, process: int | None = None) -> int:
+    """Blocks of the directory, by its pid, that a process has mapped; None: this one."""
+    maps = Path(f"/proc/{process or 'self'}/maps").read_text()
+    return sum(f"torch_{directory}_" in line for line in maps.splitlines())
 
 
 def _serve(address: Path, control: Connection) -> None:
@@ -182,15 +184,14 @@ def test_threads_that_ask_for_a_block_at_the_same_time_get_the_same_memory(monke
         return make(num_bytes, word)
 
     monkeypatch.setattr(blocks_module, "_shared_block", make_slowly)
-    opened: list[torch.Tensor] = []
+    opened: list[Held] = []
     threads = [threading.Thread(target=lambda: opened.append(blocks.open("a", "board", 64, -1))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(SOON)
     assert made == [64]
-    assert {block.data_ptr() for block in opened} == {opened[0].data_ptr()}
-    assert len(opened) == 8
+    assert opened == [opened[0]] * 8
 
 
 def test_a_block_is_zero_or_of_the_word_that_the_first_to_ask_says(serving: Serving) -> None:
@@ -252,24 +253,28 @@ def test_dropping_a_job_frees_its_memory_and_leaves_the_others(serving: Serving)
     assert serving.drop("never heard of") == 0
 
 
-def die_instead_of_fetching(directory: Directory) -> None:
-    resource_sharer.DupFd.detach = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # of this process alone
+def die_instead_of_mapping(directory: Directory) -> None:
+    Held.mapped = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]  # of this process alone
     directory.block("board", 64, -1)
 
 
-def test_what_a_killed_worker_has_not_fetched_goes_once_no_job_has_anything(serving: Serving) -> None:
+def test_a_worker_that_is_killed_as_it_maps_a_block_leaves_nothing_behind(serving: Serving) -> None:
     """Each worker that was killed in its preparation might leave the directory a block's descriptor, and so its memory,
     for as long as the daemon lived."""
     serving.ask(write_byte(0), job="b")
-    serving.begin(die_instead_of_fetching)
+    serving.begin(die_instead_of_mapping)
     serving.until_the_last_has_ended()
-    assert serving.handing_over() == 1
     assert serving.drop("a") == 64
-    assert serving.handing_over() == 1, "another job may be about to fetch one"
-    assert serving.drop("b") == 64
-    assert serving.handing_over() == 0
-    assert serving.ask(read()) == [0xFF] * 64, "the next one is handed over as before"
-    assert serving.drop("never heard of") == 0
+    assert serving.mapped() == serving.descriptors() == 1
+    assert serving.ask(read()) == [0xFF] * 64, "the next one is a new one"
+
+
+def test_a_block_that_is_asked_for_again_is_mapped_once(serving: Serving) -> None:
+    def ask_twice(directory: Directory) -> tuple[bool, int]:
+        first, again = directory.block("board", 64, -1), directory.made("board")
+        return first.data_ptr() == again.data_ptr(), num_mapped(serving.pid)
+
+    assert serving.ask(ask_twice) == (True, 1)
 
 
 def test_memory_outlives_the_directory_in_those_who_use_it(serving: Serving) -> None:
@@ -448,42 +453,33 @@ def test_no_call_to_another_directory_since_finds_what_the_first_had(serving: Se
         again[0].end()
 
 
-def test_a_descriptor_that_cannot_be_handed_over_is_memory_that_is_gone(serving: Serving) -> None:
-    """The directory answers, and dies before the block's descriptor is fetched from its other socket."""
+def test_a_block_that_goes_before_it_is_mapped_is_memory_that_is_gone(serving: Serving) -> None:
+    """The directory answers, and the block is dropped before its descriptor is opened."""
 
-    def happens() -> None:
-        (listener,) = (serving.address.parent / HANDOVER).glob("listener-*")
-        listener.unlink()
+    def body(directory: Directory) -> None:
+        mapped = Held.mapped
 
-    kind, text = begin_after(serving, CALLS["known block"])(happens)
+        def mapped_late(held: Held) -> torch.Tensor:
+            serving.drop("a")
+            return mapped(held)
+
+        Held.mapped = mapped_late  # type: ignore[method-assign]  # of this process alone
+        directory.block("board", 64, -1)
+
+    kind, text = serving.ask(body)
     assert kind == "SharedMemoryGone"
     assert "board (FileNotFoundError" in text
 
 
-SERVE = """
-import sys
-from pathlib import Path
-from weft.transport.memory.directory import DirectoryServer
-DirectoryServer(Path(sys.argv[1]), bytes.fromhex(sys.argv[2])).serve(lambda: print("ready", flush=True))
-"""
-
-
-def test_who_is_killed_as_it_comes_for_a_descriptor_is_no_fault_of_the_directorys(tmp_path: Path) -> None:
-    """Its log had a traceback, once in some hundred killed workers."""
-    clients = Serving.__new__(Serving)
-    clients.address, clients._processes = tmp_path / "d.sock", []
-    command = [sys.executable, "-c", SERVE, str(clients.address), KEY.hex()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        clients.begin(write_byte(0))()
-        (listener,) = (tmp_path / HANDOVER).glob("listener-*")
-        for _ in range(20):
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(str(listener))
-        assert clients.begin(write_byte(0), "another")() == 64, "they have been answered before"
-        server.kill()
-        assert "Traceback" not in server.communicate()[1]
+def test_a_descriptor_that_is_another_ones_by_now_is_not_mapped() -> None:
+    held = Blocks().open("a", "board", 64, 0)
+    with pytest.raises(FileNotFoundError):  # it went with the blocks
+        held.mapped()
+    blocks = Blocks()
+    now = blocks.open("a", "other", 64, 0)
+    with pytest.raises(FileNotFoundError, match="is another one by now"):
+        dataclasses.replace(held, descriptor=now.descriptor).mapped()
+    assert now.mapped().numel() == 64
 
 
 def test_a_directory_that_never_comes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -495,17 +491,16 @@ def test_a_directory_that_never_comes_is_told(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_directory_takes_away_the_sockets_of_those_that_were_killed_before_it(serving: Serving) -> None:
-    """Each left one in the folder of those who hand descriptors over, as long as the daemon lived."""
-    handover = serving.address.parent / HANDOVER
+    """Each left one beside its address, as long as the daemon lived."""
+    folder = serving.address.parent
     serving.ask(write_byte(0))
-    left = set(handover.iterdir())
-    assert len(left) == 2, "its own, and where it hands descriptors over"
+    left = {serving.address, serving.address.resolve()}
+    assert set(folder.iterdir()) == left
     kill(serving)
     again = Serving(serving.address)
     try:
-        assert list(handover.iterdir()) == [serving.address.resolve()]
         assert again.ask(write_byte(0)) == 64
-        assert not left & set(handover.iterdir())
+        assert set(folder.iterdir()) == {again.address, again.address.resolve()} != left
     finally:
         again.end()
 

@@ -206,7 +206,7 @@ def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_pat
     RuntimeDirectory.open(longest).close()
     too_long = tmp_path / ("y" * (room + 1))
     assert (
-        "81 bytes, and at most 80 leave room for the paths of the sockets in it; give a shorter runtime_dir"
+        "85 bytes, and at most 84 leave room for the paths of the sockets in it; give a shorter runtime_dir"
         in refusal(too_long)
     )
     assert not too_long.exists()

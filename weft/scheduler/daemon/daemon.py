@@ -16,7 +16,6 @@ import gc
 import logging
 import os
 import platform
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -46,7 +45,7 @@ from weft.scheduler.ledger.ledger import AsyncLedger, Ledger, LedgerError
 from weft.scheduler.ledger.series import publish
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.spec.settings import Settings
-from weft.transport.wire.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
+from weft.transport.wire.runtime_directory import DIRECTORY_SOCKETS, RuntimeDirectory, RuntimeDirectoryError
 from weft.version import __version__
 
 TICK_SECONDS = 1.0
@@ -374,8 +373,8 @@ def _make_runs_directory(path: Path) -> None:
 
 
 def _clean(runtime: RuntimeDirectory) -> None:
-    (runtime.path / "directory.sock").unlink(missing_ok=True)
-    shutil.rmtree(runtime.path / "handover", ignore_errors=True)
+    for each in runtime.path.glob(DIRECTORY_SOCKETS):
+        each.unlink(missing_ok=True)
     runtime.close()
 
 

@@ -1,7 +1,8 @@
 """Blocks: torch shared memory by job and name, as the directory's process holds it.
 
-Whoever maps a block holds its memory, too. A directory that takes the place of one that died takes blocks from them, by
-way of /proc, which lets processes of one user open each other's descriptors.
+Whoever maps a block holds its memory, too, and tells by which descriptor. Others open that by way of /proc, which lets
+processes of one user open each other's: workers those of the directory, and a directory that takes the place of one
+that died those of the workers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from multiprocessing import resource_sharer
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,9 +19,31 @@ import torch
 from weft.machine.free_memory import SharedMemoryFull
 
 SHARED_MEMORY = Path("/dev/shm")
-STOP_SECONDS = 5.0  # for the thread that hands descriptors over; it takes a moment
 
 Calls = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A block, as another process finds it."""
+
+    num_bytes: int
+    holder: int  # pid
+    descriptor: int  # the holder's
+    inode: int  # of the memory: a number of a descriptor may be another one's by the time that it is opened
+
+    @classmethod
+    def of(cls, block: torch.Tensor) -> Held:
+        """block: of this process."""
+        descriptor = descriptor_of(block.untyped_storage())
+        return cls(block.numel(), os.getpid(), descriptor, os.fstat(descriptor).st_ino)
+
+    def mapped(self) -> torch.Tensor:
+        """The same memory, here. OSError if the holder has it no more, RuntimeError if it cannot be mapped."""
+        with _opened(self.holder, self.descriptor) as own:
+            if os.fstat(own).st_ino != self.inode:
+                raise FileNotFoundError(f"descriptor {self.descriptor} of process {self.holder} is another one by now")
+            return _mapped(own, self.num_bytes)
 
 
 class Blocks:
@@ -34,7 +57,7 @@ class Blocks:
         self._blocks: dict[str, dict[str, torch.Tensor]] = {}
         self._calls: Calls = {}
 
-    def open(self, job: str, name: str, num_bytes: int, word: int) -> torch.Tensor:
+    def open(self, job: str, name: str, num_bytes: int, word: int) -> Held:
         """The block, made on the first call with every int32 of it `word`. ValueError if its size is another."""
         with self._lock:
             self._calls[job] = self._calls.get(job, 0) + 1
@@ -44,25 +67,24 @@ class Blocks:
             block = blocks[name]
         if block.numel() != num_bytes:
             raise ValueError(f"{job}/{name} has {block.numel()} bytes, not {num_bytes}")
-        return block
+        return Held.of(block)
 
-    def find(self, job: str, name: str) -> torch.Tensor:
+    def find(self, job: str, name: str) -> Held:
         """A block that somebody has made. KeyError if nobody has."""
         with self._lock:
             self._calls[job] = self._calls.get(job, 0) + 1
-            return self._blocks.get(job, {})[name]
+            return Held.of(self._blocks.get(job, {})[name])
 
-    def take(self, job: str, name: str, num_bytes: int, holder: int, descriptor: int) -> None:
-        """The block that process `holder` has under the descriptor; every other who maps it tells the same, too.
-        ValueError if another block has that name by now, OSError if the process is gone."""
+    def take(self, job: str, name: str, held: Held) -> None:
+        """The block that a worker has; every other who maps it tells the same, too. ValueError if another block has
+        that name by now, OSError if the worker is gone."""
         with self._lock:
             self._calls[job] = self._calls.get(job, 0) + 1
             blocks = self._blocks.setdefault(job, {})
-            with _opened(f"/proc/{holder}/fd/{descriptor}") as own:
-                if name not in blocks:
-                    blocks[name] = _block_of(torch.UntypedStorage._new_shared_fd_cpu(own, num_bytes))  # type: ignore[attr-defined]
-                elif not _is_of(blocks[name], own):
-                    raise ValueError(f"{job}/{name} is another block here")
+            if name not in blocks:
+                blocks[name] = held.mapped()
+            elif Held.of(blocks[name]).inode != held.inode:
+                raise ValueError(f"{job}/{name} is another block here")
 
     def _make(self, job: str, name: str, num_bytes: int, word: int) -> torch.Tensor:
         try:
@@ -86,10 +108,6 @@ class Blocks:
         with self._lock:
             self._calls.pop(job, None)
             blocks = self._blocks.pop(job, {})
-            if not any(self._blocks.values()):
-                # Nobody is about to fetch a descriptor: those that are left were for workers that were killed before
-                # they did, and would keep their blocks' memory. The next one that is handed over starts it again.
-                resource_sharer.stop(STOP_SECONDS)
         return sum(block.numel() for block in blocks.values())
 
     def num_bytes(self) -> dict[str, int]:
@@ -113,23 +131,24 @@ def _block_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
+def _mapped(descriptor: int, num_bytes: int) -> torch.Tensor:
+    """With a descriptor of its own."""
+    return _block_of(torch.UntypedStorage._new_shared_fd_cpu(descriptor, num_bytes))  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+def _opened(holder: int, descriptor: int) -> Iterator[int]:
+    own = os.open(f"/proc/{holder}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        yield descriptor
+        yield own
     finally:
-        os.close(descriptor)
+        os.close(own)
 
 
 def descriptor_of(storage: torch.UntypedStorage) -> int:
     """Of the memory that it maps; the storage's own."""
     descriptor, _ = storage._share_fd_cpu_()
     return int(descriptor)
-
-
-def _is_of(block: torch.Tensor, descriptor: int) -> bool:
-    return os.path.sameopenfile(descriptor_of(block.untyped_storage()), descriptor)
 
 
 def _forget_names() -> None:

@@ -2,12 +2,12 @@
 
 Workers call it while they set a job up and afterwards only in the first task of a pair that hands GPU memory on
 (`publish`), and where a slot grows; from any thread, since a proxy has a connection for each. Blocks are torch shared
-memory with `file_descriptor` sharing: their names are gone from /dev/shm before anybody can crash, and the memory goes
-when the last process that maps it does. A worker that is killed takes nothing with it, since the directory holds every
-block too; nor does the directory, since whoever maps a block hands it on to the one that takes its place (`hand_on`).
+memory by descriptor: their names are gone from /dev/shm before anybody can crash, and the memory goes when the last
+process that maps it does. A worker that is killed takes nothing with it, since the directory holds every block too; nor
+does the directory, since whoever maps a block hands it on to the one that takes its place (`hand_on`).
 
-    directory.sock ──▶ handover/directory-PID     each has an address of its own: clients of the one before, which let
-                                                  go of things by the server's own numbers, cannot mean this one
+    directory.sock ──▶ directory-PID.sock     each has an address of its own: clients of the one before, which let go of
+                                              things by the server's own numbers, cannot mean this one
 """
 
 from __future__ import annotations
@@ -16,25 +16,21 @@ import contextlib
 import copy
 import multiprocessing
 import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import managers
 from multiprocessing.managers import BaseManager, DictProxy, RemoteError, Token
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef  # and registers how a shared tensor travels: by descriptor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.machine.free_memory import SharedMemoryFull
 from weft.transport.memory.arena import Arena, Layout
-from weft.transport.memory.blocks import Blocks, Calls, descriptor_of
+from weft.transport.memory.blocks import Blocks, Calls, Held
 
-HANDOVER = "handover"  # the folder, beside the address, of its own socket and of those that hand descriptors over
 CONNECT_SECONDS = 30.0  # for a directory that is being started again
 
 
@@ -54,7 +50,6 @@ class DirectoryServer:
     """The directory's process: serves until the process is ended."""
 
     def __init__(self, address: Path, authkey: bytes) -> None:
-        _use_authkey(address, authkey)
         self._blocks = Blocks()
         self._layouts: dict[str, Layout] = {}
         self._handles: dict[str, Any] = {}
@@ -64,7 +59,7 @@ class DirectoryServer:
     def serve(self, on_ready: Callable[[], None]) -> None:
         """Never returns; `on_ready` is called once clients can connect."""
         _clear(self._address)
-        own = self._address.parent / HANDOVER / f"directory-{os.getpid()}"
+        own = self._address.with_stem(f"{self._address.stem}-{os.getpid()}")
         server = BaseManager(address=str(own), authkey=self._authkey).get_server()
         held = {_BLOCKS: self._blocks, _LAYOUTS: self._layouts, _HANDLES: self._handles}
         for ident, referent in held.items():
@@ -72,7 +67,6 @@ class DirectoryServer:
             server.id_to_obj[ident] = (referent, set(exposed), {})
             server.id_to_refcount[ident] = 1  # type: ignore[attr-defined]
         self._address.symlink_to(own)
-        sys.excepthook = _told_of_a_client
         on_ready()
         server.serve_forever()
 
@@ -92,10 +86,14 @@ class DirectoryServer:
 class _Known:
     """What this process knows of a name, to tell it to a directory that does not."""
 
-    num_bytes: int = 0
+    inode: int = 0
     storage: StorageWeakRef | None = None  # of the block, for as long as anybody here maps it
     layout: Layout | None = None
     handle: Any = None
+
+    def block(self) -> torch.Tensor | None:
+        storage = None if self.storage is None else torch.UntypedStorage._new_with_weak_ptr(self.storage.cdata)
+        return None if storage is None else torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 class Server:
@@ -108,7 +106,6 @@ class Server:
 
     def connect(self) -> None:
         """Waits for one that is being started."""
-        _use_authkey(self._address, self._authkey)
         with _asking(str(self._address)):
             self.blocks = _connect(self._address, self._authkey)
             self.layouts, self.handles = (self._dict(ident) for ident in (_LAYOUTS, _HANDLES))
@@ -135,10 +132,9 @@ class Server:
 
     def _hand_on(self, job: str, name: str, known: _Known) -> None:
         if known.storage is not None:
-            storage = torch.UntypedStorage._new_with_weak_ptr(known.storage.cdata)
-            if storage is None:  # nobody here wants it any more
+            if (block := known.block()) is None:  # nobody here wants it any more
                 return
-            self.blocks.take(job, name, known.num_bytes, os.getpid(), descriptor_of(storage))
+            self.blocks.take(job, name, Held.of(block))
         if known.layout is not None:
             self.layouts[f"{job}/{name}"] = known.layout
         if known.handle is not None:
@@ -183,14 +179,14 @@ class Directory:
     def block(self, name: str, num_bytes: int, word: int = 0) -> torch.Tensor:
         """A block whose size every user knows from the plan; the first to ask makes it, every int32 of it `word`."""
         with _asking(name):
-            block: torch.Tensor = self._server.blocks.open(self._job, name, num_bytes, word)
-        return self._mapped(name, block)
+            held = self._server.blocks.open(self._job, name, num_bytes, word)
+        return self._mapped(name, held)
 
     def made(self, name: str) -> torch.Tensor:
         """A peer's call for a block that its owner has made."""
         with _asking(name):
-            block: torch.Tensor = self._server.blocks.find(self._job, name)
-        return self._mapped(name, block)
+            held = self._server.blocks.find(self._job, name)
+        return self._mapped(name, held)
 
     def publish(self, name: str, handle: Any) -> None:
         """Tells peers what to open a block by that the directory does not own: plain data."""
@@ -223,18 +219,21 @@ class Directory:
         calls: Calls = self._server.blocks.num_calls()
         return calls
 
-    def _mapped(self, name: str, block: torch.Tensor) -> torch.Tensor:
+    def _mapped(self, name: str, held: Held) -> torch.Tensor:
+        """Once, for as long as anybody here maps it."""
         known = self._server.known(self._job, name)
-        known.num_bytes = block.numel()
-        known.storage = StorageWeakRef(block.untyped_storage())  # type: ignore[no-untyped-call]
-        self._opened(block)
+        block = known.block() if known.inode == held.inode else None
+        if block is None:
+            with _asking(name):
+                block = held.mapped()
+            known.inode, known.storage = held.inode, StorageWeakRef(block.untyped_storage())  # type: ignore[no-untyped-call]
+            self._opened(block)
         return block
 
 
 @contextlib.contextmanager
 def _asking(name: str) -> Iterator[None]:
-    """Around a call, of which the hand-over of a block's descriptor is a part: whatever breaks in it is no fault of the
-    job's."""
+    """Around a call, and the mapping of a block that it tells of: whatever breaks in it is no fault of the job's."""
     try:
         yield
     except (EOFError, OSError, KeyError, RemoteError, multiprocessing.AuthenticationError) as error:
@@ -244,12 +243,6 @@ def _asking(name: str) -> Iterator[None]:
         ) from error
     except RuntimeError as error:  # torch, which could not map what it was given
         raise SharedMemoryFull(f"shared memory of {name} cannot be mapped: {error}") from error
-
-
-def _told_of_a_client(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """The thread that hands descriptors over tells here of whoever was killed as it came for one: that is no fault."""
-    if not isinstance(error, (ConnectionError, EOFError)):
-        sys.__excepthook__(kind, error, traceback)
 
 
 def _connect(address: Path, authkey: bytes) -> Any:
@@ -269,16 +262,3 @@ def _clear(address: Path) -> None:
     """Takes away the sockets of directories that were killed: there is never more than one that lives."""
     for each in (address, *address.parent.glob(f"{address.stem}-*{address.suffix}")):
         each.unlink(missing_ok=True)
-    shutil.rmtree(address.parent / HANDOVER, ignore_errors=True)
-    (address.parent / HANDOVER).mkdir(mode=0o700, exist_ok=True)
-
-
-def _use_authkey(address: Path, authkey: bytes) -> None:
-    # The thread that hands descriptors over (multiprocessing.resource_sharer) listens in the process's temporary
-    # directory under the process's key: both are put where the next directory cleans up and the daemon checks. Only the
-    # directory ever hands any over: what workers send it is plain data.
-    process = multiprocessing.current_process()
-    process.authkey = authkey
-    temporary = address.parent / HANDOVER
-    temporary.mkdir(mode=0o700, exist_ok=True)
-    process._config["tempdir"] = os.fspath(temporary)  # type: ignore[attr-defined]

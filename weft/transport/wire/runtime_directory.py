@@ -3,8 +3,8 @@
     RUNTIME_DIR/            0700, ours, no link
     RUNTIME_DIR/daemon.lock flock held while the daemon lives; holds its pid
     RUNTIME_DIR/weft.sock   0600, listening
-    RUNTIME_DIR/directory.sock, RUNTIME_DIR/handover/listener-XXXXXXXX   of the directory, while the daemon lives; those
-                            of one that was killed, until the next begins
+    RUNTIME_DIR/directory.sock, RUNTIME_DIR/directory-PID.sock   of the directory, while the daemon lives; those of one
+                            that was killed, until the next begins
 
 The order is what keeps a second daemon from taking over a live one's socket: the lock is taken before the socket is
 looked at, and a socket is removed only under the lock and only if nothing answers on it. The kernel drops the lock
@@ -24,7 +24,8 @@ from typing import Self
 LOCK_NAME = "daemon.lock"
 SOCKET_NAME = "weft.sock"
 MAX_SOCKET_PATH_BYTES = 107  # sun_path has 108, the last one is NUL
-LONGEST_SOCKET = "handover/listener-XXXXXXXX"  # the name is multiprocessing's
+DIRECTORY_SOCKETS = "directory*.sock"
+LONGEST_SOCKET = "directory-4194304.sock"  # Linux has no pid above it
 MAX_PATH_BYTES = MAX_SOCKET_PATH_BYTES - len("/" + LONGEST_SOCKET)  # of the directory
 BACKLOG = 128  # connections not yet accepted; beyond it a client's connect waits
 MAX_PID_CHARS = 20
