@@ -123,6 +123,7 @@ def main(
     arguments = parser.parse_args()
     if parts is not None and arguments.only is not None:
         collect = parts[arguments.only]
+    os.environ.setdefault("WEFT_KEEP_INSPECTIONS", "false")  # of another hour, of a machine that was faster then
     results = collect(arguments.quick)
     print(json.dumps(report(name, results), indent=1) if arguments.json else (table or text_table)(results))
     if draw is not None and arguments.png is not None:

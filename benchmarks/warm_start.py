@@ -1,11 +1,12 @@
 """From submit to the first finished iteration: on the warm workers of a running daemon, and under torchrun from cold.
 
-ours     submit ─▶ [ledger] ─▶ inspect ─▶ plan ─▶ prepare two stages ─▶ the first iteration's last stamp
+ours     submit ─▶ [ledger] ─▶ known? ─▶ plan ─▶ prepare two stages ─▶ the first iteration's last stamp
 theirs   torchrun ─▶ two interpreters, import torch, Gloo's rendezvous, optimizer ─▶ the stamp after the first step
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -30,9 +31,11 @@ SPEC = JobSpec(
 
 def collect(quick: bool) -> list[Result]:
     runs = 2 if quick else 9
-    with tempfile.TemporaryDirectory() as runs_dir, Daemon(workers=2, threads=1, runs_dir=runs_dir) as client:
-        warm_seconds(client)  # the workers' first job
-        ours, theirs = interleave(runs, lambda: warm_seconds(client), torchrun_seconds)
+    with tempfile.TemporaryDirectory() as home:
+        os.environ |= {"WEFT_CACHE_DIR": f"{home}/cache", "WEFT_KEEP_INSPECTIONS": "true"}  # a known job
+        with Daemon(workers=2, threads=1, runs_dir=f"{home}/runs") as client:
+            warm_seconds(client)  # the workers' first job
+            ours, theirs = interleave(runs, lambda: warm_seconds(client), torchrun_seconds)
     return [
         ratio_result(
             "vs_torchrun",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import signal
 from collections import Counter
@@ -28,6 +29,9 @@ settings.load_profile("weft")
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A test may be about what an inspection meets, and none leaves anything in anybody's cache.
+os.environ["WEFT_KEEP_INSPECTIONS"] = "false"
 
 # --- which tests run, and with what
 

@@ -119,7 +119,8 @@ class RealDaemon:
         self.environment: dict[str, str] = {
             name: value for name, value in os.environ.items() if not name.startswith(("WEFT_", "XDG_"))
         }
-        self.environment |= {"WEFT_RUNTIME_DIR": str(self.runtime), "NO_COLOR": "1", "COLUMNS": "200", **environment}
+        self.environment |= {"WEFT_RUNTIME_DIR": str(self.runtime), "NO_COLOR": "1", "COLUMNS": "200"}
+        self.environment |= {"WEFT_KEEP_INSPECTIONS": "false", **environment}
         self._num_files = 0
 
     # --- the process

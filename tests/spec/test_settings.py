@@ -50,6 +50,7 @@ def test_every_setting_can_come_from_every_source() -> None:
         "state_dir": "s",
         "runs_dir": "u",
         "cache_dir": "c",
+        "keep_inspections": False,
         "workers": 5,
         "stand_ins": 3,
         "gpus": 2,

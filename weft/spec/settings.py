@@ -37,7 +37,12 @@ class Settings(BaseModel):
     runtime_dir: Path = Field(default_factory=_default_runtime_dir, description="sockets and the lock; made 0700")
     state_dir: Path = Field(default_factory=_default_state_dir, description="the ledger and the daemon's log")
     runs_dir: Path | None = Field(default=None, description="run directories; default STATE_DIR/runs")
-    cache_dir: Path = Field(default_factory=_default_cache_dir, description="what is compiled, for other jobs to find")
+    cache_dir: Path = Field(
+        default_factory=_default_cache_dir, description="what was compiled and inspected, for other jobs to find"
+    )
+    keep_inspections: bool = Field(
+        default=True, description="whether a job that was inspected within a day and has not changed is not once more"
+    )
     workers: int = Field(default=0, ge=0, le=1024, description="CPU workers")
     stand_ins: int = Field(
         default=0,
@@ -90,6 +95,12 @@ class Settings(BaseModel):
     def compiled_path(self) -> Path:
         """Absolute: workers go to other directories."""
         return (self.cache_dir / "compiled").absolute()
+
+    @property
+    def caches(self) -> dict[str, str | None]:
+        """As a worker is told of them."""
+        inspections = str((self.cache_dir / "inspections").absolute()) if self.keep_inspections else None
+        return {"compiled": str(self.compiled_path), "inspections": inspections}
 
     def num_workers(self, cores: int) -> int:
         """CPU workers on so many cores, of which stand-ins take their part."""

@@ -74,6 +74,14 @@ def unload(spec: JobSpec, before: Collection[str]) -> None:
             del sys.modules[name]
 
 
+def files_of_job(spec: JobSpec, before: Collection[str]) -> list[Path]:
+    """Of the modules that `unload` would forget."""
+    directory = Path(spec.directory).resolve()
+    modules = (sys.modules[name] for name in set(sys.modules) - set(before) if name.partition(".")[0] != "weft")
+    imported = {path.resolve() for each in modules if _is_of_job(each, directory) for path in _locations(each)}
+    return sorted({spec.entry_file.resolve(), *(path for path in imported if path.is_file())})
+
+
 def _module_name(path: Path) -> str:
     """The same in every process that loads the file, so that what its functions and classes pickle to is, too."""
     return f"{ENTRY_MODULE}{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
@@ -206,7 +214,7 @@ def _check_metrics(metrics: object) -> None:
 
 def _is_of_job(module: ModuleType, directory: Path) -> bool:
     places = [path.resolve() for path in _locations(module)]
-    return any(path.is_relative_to(directory) and not _is_installed(path) for path in places)
+    return any(path.is_relative_to(directory) and not is_installed(path) for path in places)
 
 
 def _locations(module: ModuleType) -> list[Path]:
@@ -216,7 +224,7 @@ def _locations(module: ModuleType) -> list[Path]:
     return [path for path in paths if path.is_absolute()]  # torch.ops and its like name files that are nowhere
 
 
-def _is_installed(path: Path) -> bool:
+def is_installed(path: Path) -> bool:
     if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
         return True
     return any(path.is_relative_to(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib"))

@@ -22,7 +22,7 @@ import torch
 from weft.transport.memory import blocks as blocks_module
 from weft.transport.memory import directory as directory_module
 from weft.transport.memory.arena import Layout
-from weft.transport.memory.blocks import Blocks, Held
+from weft.transport.memory.blocks import BlockDescriptor, Blocks
 from weft.transport.memory.directory import Directory, DirectoryServer
 
 FORK = multiprocessing.get_context("fork")
@@ -184,7 +184,7 @@ def test_threads_that_ask_for_a_block_at_the_same_time_get_the_same_memory(monke
         return make(num_bytes, word)
 
     monkeypatch.setattr(blocks_module, "_shared_block", make_slowly)
-    opened: list[Held] = []
+    opened: list[BlockDescriptor] = []
     threads = [threading.Thread(target=lambda: opened.append(blocks.open("a", "board", 64, -1))) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -254,7 +254,7 @@ def test_dropping_a_job_frees_its_memory_and_leaves_the_others(serving: Serving)
 
 
 def die_instead_of_mapping(directory: Directory) -> None:
-    Held.mapped = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]  # of this process alone
+    BlockDescriptor.mapped = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]  # of this process alone
     directory.block("board", 64, -1)
 
 
@@ -457,13 +457,13 @@ def test_a_block_that_goes_before_it_is_mapped_is_memory_that_is_gone(serving: S
     """The directory answers, and the block is dropped before its descriptor is opened."""
 
     def body(directory: Directory) -> None:
-        mapped = Held.mapped
+        mapped = BlockDescriptor.mapped
 
-        def mapped_late(held: Held) -> torch.Tensor:
+        def mapped_late(held: BlockDescriptor) -> torch.Tensor:
             serving.drop("a")
             return mapped(held)
 
-        Held.mapped = mapped_late  # type: ignore[method-assign]  # of this process alone
+        BlockDescriptor.mapped = mapped_late  # type: ignore[method-assign]  # of this process alone
         directory.block("board", 64, -1)
 
     kind, text = serving.ask(body)

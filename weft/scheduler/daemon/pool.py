@@ -200,14 +200,14 @@ class Pool:
                 "stamps": self._settings.accounting,
                 "directory": str(self.directory_address),
                 "authkey": self._authkey,
-                "compiled": str(self._settings.compiled_path),
+                **self._settings.caches,
             },
         )
 
     async def start_saver(self, job: str, config: Mapping[str, Any]) -> None:
         """Its answer comes to on_saved(job, answer), with an error where it has ended without one."""
-        address = str(self.directory_address)
-        await self._fork(saver_of(job), SAVER, {"directory": address, "authkey": self._authkey, **config})
+        config = {"directory": str(self.directory_address), "authkey": self._authkey, **config}
+        await self._fork(saver_of(job), SAVER, config)
 
     def send(self, worker: str, message: Message) -> None:
         child = self._children.get(worker)

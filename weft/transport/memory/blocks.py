@@ -24,7 +24,7 @@ Calls = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class BlockDescriptor:
     """A block, as another process finds it."""
 
     num_bytes: int
@@ -33,7 +33,7 @@ class Held:
     inode: int  # of the memory: a number of a descriptor may be another one's by the time that it is opened
 
     @classmethod
-    def of(cls, block: torch.Tensor) -> Held:
+    def of(cls, block: torch.Tensor) -> BlockDescriptor:
         """block: of this process."""
         descriptor = descriptor_of(block.untyped_storage())
         return cls(block.numel(), os.getpid(), descriptor, os.fstat(descriptor).st_ino)
@@ -57,7 +57,7 @@ class Blocks:
         self._blocks: dict[str, dict[str, torch.Tensor]] = {}
         self._calls: Calls = {}
 
-    def open(self, job: str, name: str, num_bytes: int, word: int) -> Held:
+    def open(self, job: str, name: str, num_bytes: int, word: int) -> BlockDescriptor:
         """The block, made on the first call with every int32 of it `word`. ValueError if its size is another."""
         with self._lock:
             self._calls[job] = self._calls.get(job, 0) + 1
@@ -67,15 +67,15 @@ class Blocks:
             block = blocks[name]
         if block.numel() != num_bytes:
             raise ValueError(f"{job}/{name} has {block.numel()} bytes, not {num_bytes}")
-        return Held.of(block)
+        return BlockDescriptor.of(block)
 
-    def find(self, job: str, name: str) -> Held:
+    def find(self, job: str, name: str) -> BlockDescriptor:
         """A block that somebody has made. KeyError if nobody has."""
         with self._lock:
             self._calls[job] = self._calls.get(job, 0) + 1
-            return Held.of(self._blocks.get(job, {})[name])
+            return BlockDescriptor.of(self._blocks.get(job, {})[name])
 
-    def take(self, job: str, name: str, held: Held) -> None:
+    def take(self, job: str, name: str, held: BlockDescriptor) -> None:
         """The block that a worker has; every other who maps it tells the same, too. ValueError if another block has
         that name by now, OSError if the worker is gone."""
         with self._lock:
@@ -83,7 +83,7 @@ class Blocks:
             blocks = self._blocks.setdefault(job, {})
             if name not in blocks:
                 blocks[name] = held.mapped()
-            elif Held.of(blocks[name]).inode != held.inode:
+            elif BlockDescriptor.of(blocks[name]).inode != held.inode:
                 raise ValueError(f"{job}/{name} is another block here")
 
     def _make(self, job: str, name: str, num_bytes: int, word: int) -> torch.Tensor:

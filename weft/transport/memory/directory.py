@@ -29,7 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.machine.free_memory import SharedMemoryFull
 from weft.transport.memory.arena import Arena, Layout
-from weft.transport.memory.blocks import Blocks, Calls, Held
+from weft.transport.memory.blocks import BlockDescriptor, Blocks, Calls
 
 CONNECT_SECONDS = 30.0  # for a directory that is being started again
 
@@ -134,7 +134,7 @@ class Server:
         if known.storage is not None:
             if (block := known.block()) is None:  # nobody here wants it any more
                 return
-            self.blocks.take(job, name, Held.of(block))
+            self.blocks.take(job, name, BlockDescriptor.of(block))
         if known.layout is not None:
             self.layouts[f"{job}/{name}"] = known.layout
         if known.handle is not None:
@@ -219,7 +219,7 @@ class Directory:
         calls: Calls = self._server.blocks.num_calls()
         return calls
 
-    def _mapped(self, name: str, held: Held) -> torch.Tensor:
+    def _mapped(self, name: str, held: BlockDescriptor) -> torch.Tensor:
         """Once, for as long as anybody here maps it."""
         known = self._server.known(self._job, name)
         block = known.block() if known.inode == held.inode else None

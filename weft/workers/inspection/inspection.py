@@ -35,6 +35,7 @@ from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.cut_facts import inspect_batches
+from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.state_facts import state_facts
 from weft.workers.inspection.unit_facts import TIMED_RUNS
@@ -54,28 +55,33 @@ _SECONDS = ("forward_seconds", "backward_seconds", "small_forward_seconds", "sma
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
 
-def inspect_job(load: Callable[[], Workload], spec: JobSpec, device: Device, host: Host = ONE_CORE) -> dict[str, Any]:
+def inspect_job(
+    load: Callable[[], Workload], spec: JobSpec, device: Device, host: Host = ONE_CORE, known: Known = NOTHING
+) -> dict[str, Any]:
     """The wire form of weft.plan.inspection.Inspection, for all kinds of replicas of the job, and of those that it may
     come to have.
 
     load: makes the workload anew: a module may keep what it has computed on one device. device: the worker's own. host:
-    the daemon's workers. Errors: WorkloadError, and whatever the user's code raises.
+    the daemon's workers. known: what was found out before. Errors: WorkloadError, and whatever the user's code raises.
     """
     own, specs = candidates(spec, host), looked_at(spec, host)
     if len(specs) > len(own):
         with contextlib.suppress(Exception):  # a model may be for devices alone: what its own strategy raises is told
-            return _of_many(load, spec, specs, device)
-    return _of_many(load, spec, own, device) if spec.strategy.is_auto else _of_all_devices(load, spec, own, device)
+            return _of_many(load, spec, specs, device, known)
+    of_own = _of_many if spec.strategy.is_auto else _of_all_devices
+    return of_own(load, spec, own, device, known)
 
 
-def _of_many(load: Callable[[], Workload], spec: JobSpec, specs: Sequence[JobSpec], device: Device) -> dict[str, Any]:
-    facts = _of_all_devices(load, spec, specs, device)
+def _of_many(
+    load: Callable[[], Workload], spec: JobSpec, specs: Sequence[JobSpec], device: Device, known: Known
+) -> dict[str, Any]:
+    facts = _of_all_devices(load, spec, specs, device, known)
     return facts | {"timed_size": max(size for size, _ in facts["input"]["shapes"])}
 
 
-def inspect_threaded(load: Callable[[], Workload], spec: JobSpec, host: Host) -> dict[str, Any]:
+def inspect_threaded(load: Callable[[], Workload], spec: JobSpec, host: Host, known: Known = NOTHING) -> dict[str, Any]:
     """The wire form of weft.plan.inspection.Threaded: what the host takes with the threads that torch has now."""
-    facts = inspect(load(), spec, HostDevice(), looked_at(spec, host))
+    facts = inspect(load(), spec, HostDevice(), looked_at(spec, host), known)
     return {
         "threads": torch.get_num_threads(),
         "seconds": [[unit[name] for name in _SECONDS] for unit in facts["units"]],
@@ -85,15 +91,15 @@ def inspect_threaded(load: Callable[[], Workload], spec: JobSpec, host: Host) ->
 
 
 def _of_all_devices(
-    load: Callable[[], Workload], spec: JobSpec, specs: Sequence[JobSpec], device: Device
+    load: Callable[[], Workload], spec: JobSpec, specs: Sequence[JobSpec], device: Device, known: Known
 ) -> dict[str, Any]:
     if not _computes_on(specs, "gpu"):
-        return inspect(load(), spec, HostDevice(), specs)
+        return inspect(load(), spec, HostDevice(), specs, known)
     with device.computing():
-        on_device = inspect(load(), spec, device, specs)
+        on_device = inspect(load(), spec, device, specs, known)
     if not _computes_on(specs, "cpu"):
         return on_device
-    on_host = inspect(load(), spec, HostDevice(), specs)
+    on_host = inspect(load(), spec, HostDevice(), specs, known)
     return on_host | {
         "device_units": on_device["units"],
         "device_values": on_device["values"],
@@ -103,7 +109,9 @@ def _of_all_devices(
     }
 
 
-def inspect(workload: Workload, spec: JobSpec, device: Device, specs: Sequence[JobSpec] = ()) -> dict[str, Any]:
+def inspect(
+    workload: Workload, spec: JobSpec, device: Device, specs: Sequence[JobSpec] = (), known: Known = NOTHING
+) -> dict[str, Any]:
     """For replicas of one kind: those that compute on the device. specs: with the strategies that it may come to have,
     where that is still to be chosen."""
     specs = specs or (spec,)
@@ -113,6 +121,19 @@ def inspect(workload: Workload, spec: JobSpec, device: Device, specs: Sequence[J
     if spec.strategy.loaders > 1:
         batches.check_orders()
     sizes = _sizes(specs, batches)
+    anew = partial(_inspected, workload, spec, device, specs, batches, sizes, digests)
+    return known.facts(workload, batches, spec, specs, (sizes, digests), device, anew)
+
+
+def _inspected(
+    workload: Workload,
+    spec: JobSpec,
+    device: Device,
+    specs: Sequence[JobSpec],
+    batches: Batches,
+    sizes: Sequence[int],
+    digests: Mapping[int, int | None],
+) -> dict[str, Any]:
     note_calls(workload.model)
     look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
     learns, is_one_of_many = spec.job.mode == "train", spec.strategy.is_auto or len(specs) > 1

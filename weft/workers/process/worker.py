@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
 
 from weft.machine.free_memory import SharedMemoryFull
 from weft.machine.run_file import make_directory
@@ -41,6 +40,8 @@ from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, F
 from weft.workers.devices.device import Device
 from weft.workers.devices.opening import open_device
 from weft.workers.inspection.inspection import inspect_job, inspect_threaded
+from weft.workers.inspection.kept_inspections import KeptInspections
+from weft.workers.inspection.known import Known
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lanes import Progress, run_lanes
 from weft.workers.lanes.queue import Inbox
@@ -50,6 +51,7 @@ from weft.workers.process.job_output import job_output
 from weft.workers.process.kept import Kept, begin_of
 from weft.workers.process.saving import save_state
 from weft.workers.process.torch_settings import TorchSettings
+from weft.workers.process.warm_up import warm_up
 from weft.workers.profiling.profiler import profiling
 from weft.workload.compiling.compiler import forget, keep_in
 from weft.workload.entry import load_workload, unload
@@ -71,6 +73,7 @@ class WorkerConfig:
     directory: str
     authkey: bytes
     compiled: str  # the directory of what is compiled
+    inspections: str | None = None  # the directory of what was found out about jobs; None where that is not kept
 
 
 def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
@@ -81,7 +84,7 @@ def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
     os.environ["WEFT_WORKER"] = config.worker  # for the job's code
     answer_with_stacks()
     device = open_device(config.device)
-    _warm_up(device)
+    warm_up(device)
     gc.collect()
     gc.freeze()  # torch and all that it imported: 90 ms of every later collection that nothing would come of
     worker = _Worker(connection, config, device)
@@ -102,6 +105,8 @@ class _Worker:
         self._kept: Kept | None = None  # what another attempt of the job can go on with
         self._progress: Progress = list  # of the attempt's lanes, once they are there
         self._job: Message = {}
+        self._entry: Path | None = None  # of the job
+        self._inspections = None if config.inspections is None else Path(config.inspections)
         self._threads = config.threads  # of torch, in each lane
         self._baseline = Footprint.now()
         self._settings = TorchSettings.now()
@@ -193,6 +198,8 @@ class _Worker:
             )
         except BaseException as error:  # user code may raise anything, SystemExit included
             self._kept = None  # nobody knows what it has left half done
+            if self._inspections is not None and self._entry is not None:
+                KeptInspections(self._inspections).forget(self._entry)
             self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
 
     def _inspect(self, message: Message) -> None:
@@ -204,12 +211,13 @@ class _Worker:
             return load_workload(spec)
 
         host = Host(**message["host"])
+        known = Known(self._inspections, before, lambda text: self._send_output(f"{self._config.worker}: {text}\n"))
         self._compute_on(message["cores"], message["threads"])
         try:
-            inspection = inspect_job(load, spec, self._device, host)
+            inspection = inspect_job(load, spec, self._device, host, known)
             if message["all_threads"] is not None and "timed_size" in inspection:
                 self._compute_on(message["all_cores"], message["all_threads"])
-                inspection["threaded"] = inspect_threaded(load, spec, host)
+                inspection["threaded"] = inspect_threaded(load, spec, host, known)
         finally:
             unload(spec, before)
             self._compute_on((), None)
@@ -288,6 +296,7 @@ class _Worker:
 
     def _enter(self, message: Message) -> JobSpec:
         spec = JobSpec.parse(message["spec"])
+        self._entry = spec.entry_file
         os.environ |= {"WEFT_JOB_ID": message["job"], "WEFT_RUN_DIR": message["run_dir"]}
         with contextlib.suppress(OSError):  # the daemon makes it, too, and says what is wrong with it
             make_directory(Path(message["run_dir"]))
@@ -388,13 +397,3 @@ class _Worker:
 def _leave_without_link() -> NoReturn:
     """The job's code has closed the socket, put something else in its place or read from it."""
     os._exit(LINK_GONE_EXIT)
-
-
-def _warm_up(device: Device) -> None:
-    """One tiny training step: the first one of a process builds kernels' tables, thread pools and optimizer modules."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)).to(device.torch)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    x, target = torch.randn(4, 8, device=device.torch), torch.zeros(4, dtype=torch.int64, device=device.torch)
-    nn.functional.cross_entropy(model(x), target).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
