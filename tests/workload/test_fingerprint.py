@@ -91,7 +91,7 @@ DIFFERENT: dict[str, tuple[object, object]] = {
     "a slot": (Slotted(1), Slotted(2)),
     "a class's member": (Slotted, Scale),
     "a generator": (random.Random(0), random.Random(1)),
-    "a list's length": (list(range(5000)), list(range(5001))),
+    "a list's length": (list(range(50_000)), list(range(50_001))),
     "a mapping's order": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
 }
 

@@ -29,8 +29,8 @@ from torch import nn
 from weft.workload.entry import is_installed
 
 MAX_VALUES: Final = 200_000  # arbitrary: a fraction of a second
-WHOLE_BYTES: Final = 1 << 20  # of a tensor that is looked at whole; of a larger one as much, half of it at either end
-WHOLE_ITEMS: Final = 1000  # the same of a sequence
+WHOLE_BYTES: Final = 1 << 16  # of a tensor that is looked at whole; of a larger one as much, half of it at either end
+WHOLE_ITEMS: Final = 10_000  # the same of a sequence
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(...), range)
 _SEQUENCES: Final = (list, tuple, deque)
@@ -52,18 +52,21 @@ def fingerprint(*values: object) -> str | None:
 class _Walk:
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
+        self._text: list[str] = []
         self._left = MAX_VALUES
         self._seen: dict[int, tuple[int, object]] = {}  # by id: its number, and the value, so that it keeps its id
 
     def of(self, values: object) -> str:
         self._take(values)
+        self._add_bytes("\0".join(self._text).encode(errors="surrogatepass"))
         return self._hash.hexdigest()
 
     def _add(self, *parts: object) -> None:
-        for part in parts:
-            data = part if isinstance(part, bytes) else str(part).encode(errors="surrogatepass")
-            self._hash.update(len(data).to_bytes(8))
-            self._hash.update(data)
+        self._text += map(repr, parts)  # in which a NUL is written otherwise
+
+    def _add_bytes(self, data: bytes) -> None:
+        self._hash.update(len(data).to_bytes(8))
+        self._hash.update(data)
 
     def _take_all(self, values: Iterable[object]) -> None:
         for value in values:
@@ -73,14 +76,19 @@ class _Walk:
         self._left -= 1
         if self._left < 0:
             raise _TooMuch
-        if type(value) in _PLAIN:
-            self._add(type(value).__name__, repr(value))
+        kind = type(value)
+        if kind in _PLAIN:
+            self._add(value)  # True and 1, 1 and 1.0, 1 and "1" are written otherwise
             return
         if id(value) in self._seen:
             self._add("again", self._seen[id(value)][0])
             return
         self._seen[id(value)] = len(self._seen), value
-        self._take_apart(value)
+        if kind is dict or kind in _SEQUENCES:
+            self._add(kind)
+            self._contents(value)
+        else:
+            self._take_apart(value)
 
     def _take_apart(self, value: Any) -> None:
         if isinstance(value, type):
@@ -93,7 +101,7 @@ class _Walk:
             case np.ndarray():
                 self._array(value)
             case np.generic() | PurePath() | Enum():
-                self._add(repr(value))
+                self._add(value)
             case torch.Generator():
                 self._tensor(value.get_state())
             case random.Random():
@@ -120,21 +128,24 @@ class _Walk:
                 self._object(value)
 
     def _object(self, value: Any) -> None:
-        if isinstance(value, _SEQUENCES):
-            self._items(list(value))
-        elif isinstance(value, _SETS):
-            self._add(*sorted(_Walk().of(each) for each in value))
-        elif isinstance(value, dict):
-            self._items([part for item in dict.items(value) for part in item])
+        self._contents(value)
         own = dict(getattr(value, "__dict__", {}))
         if isinstance(value, nn.Module):  # by numbers that a process gives one after another
             own = {name: list(each.values()) if _are_hooks(name, each) else each for name, each in own.items()}
-        self._take_all(own.items())
+        self._contents(own)
         for kind in type(value).__mro__:
             names = kind.__dict__.get("__slots__", ())
             for name in (names,) if isinstance(names, str) else names:
                 if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                     self._take_all((name, getattr(value, name)))
+
+    def _contents(self, value: Any) -> None:
+        if isinstance(value, _SEQUENCES):
+            self._items(list(value))
+        elif isinstance(value, dict):
+            self._items([part for item in dict.items(value) for part in item])
+        elif isinstance(value, _SETS):
+            self._add(*sorted(_Walk().of(each) for each in value))
 
     def _items(self, items: list[object]) -> None:
         self._add(len(items))
@@ -148,7 +159,7 @@ class _Walk:
         flat, half = tensor.detach().reshape(-1), max(1, WHOLE_BYTES // 2 // tensor.element_size())
         self._add(tensor.stride())
         for part in (flat,) if len(flat) <= 2 * half else (flat[:half], flat[-half:]):
-            self._add(part.resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            self._add_bytes(part.resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8).numpy().tobytes())
 
     def _array(self, array: np.ndarray[Any, Any]) -> None:
         self._add(array.dtype, array.shape)
@@ -157,7 +168,7 @@ class _Walk:
             return
         flat, half = array.reshape(-1), max(1, WHOLE_BYTES // 2 // max(1, array.itemsize))
         for part in (flat,) if len(flat) <= 2 * half else (flat[:half], flat[-half:]):
-            self._add(part.tobytes())
+            self._add_bytes(part.tobytes())
 
     def _class(self, kind: type) -> None:
         self._add(kind.__module__, kind.__qualname__)
@@ -178,7 +189,7 @@ class _Walk:
             self._take_all((name, function.__globals__[name]) for name in names)
         self._take_all((function.__defaults__, function.__kwdefaults__))
         for cell in function.__closure__ or ():
-            self._take_all(_contents(cell))
+            self._take_all(_of_cell(cell))
 
     def _code(self, code: CodeType) -> None:
         self._add(code.co_code, *code.co_names, *code.co_varnames)
@@ -208,7 +219,7 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _contents(cell: Any) -> tuple[object, ...]:
+def _of_cell(cell: Any) -> tuple[object, ...]:
     try:
         return (cell.cell_contents,)
     except ValueError:  # it is empty

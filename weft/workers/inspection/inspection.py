@@ -122,7 +122,7 @@ def inspect(
         batches.check_orders()
     sizes = _sizes(specs, batches)
     anew = partial(_inspected, workload, spec, device, specs, batches, sizes, digests)
-    return known.facts(workload, batches, spec, specs, (sizes, digests), device, anew)
+    return known.facts(workload, batches, spec, specs, sizes, digests, device, anew)
 
 
 def _inspected(

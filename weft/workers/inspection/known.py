@@ -51,18 +51,25 @@ class Known:
         batches: Batches,
         spec: JobSpec,
         specs: Sequence[JobSpec],
-        about: Sequence[object],
+        sizes: Sequence[int],
+        digests: object,
         device: Device,
         inspect: Callable[[], dict[str, Any]],
     ) -> dict[str, Any]:
-        """What `inspect` returns, now or before. specs: that are looked at. about: what else it depends on. Errors:
-        those of inspect."""
-        if (
-            self.directory is None or spec.strategy.compile or batches.streams
-        ):  # of a stream nothing is drawn for a look
+        """What `inspect` returns, now or before. specs: that are looked at, with microbatches of these sizes. digests:
+        of parameters. Errors: those of inspect."""
+        if self.directory is None or spec.strategy.compile or batches.streams:  # which are not drawn from for a look
             return inspect()
         known = KeptInspections(self.directory)
-        key = _key(workload, batches, spec, specs, about, device)
+        strategies = [each.strategy.model_dump_json() for each in (spec, *specs)]
+        key = fingerprint(
+            _versions(),
+            _machine(),
+            (_name_of(device), torch.get_num_threads(), len(os.sched_getaffinity(0))),
+            (spec.directory, spec.job.model_dump(include=_OF_TRAINING), strategies),
+            (workload, sizes, digests),
+            _first_batch(workload, batches, max(sizes)),
+        )
         if key is None:
             return inspect()
         found: dict[str, Any] | None = known.find(spec.entry_file, key)
@@ -79,32 +86,13 @@ class Known:
 NOTHING: Final = Known()
 
 
-def _key(
-    workload: Workload,
-    batches: Batches,
-    spec: JobSpec,
-    specs: Sequence[JobSpec],
-    about: Sequence[object],
-    device: Device,
-) -> str | None:
-    strategies = [each.strategy.model_dump_json() for each in (spec, *specs)]
-    return fingerprint(
-        _versions(),
-        _machine(),
-        (_name_of(device), torch.get_num_threads(), len(os.sched_getaffinity(0))),
-        (spec.directory, spec.job.model_dump(include=_OF_TRAINING), strategies),
-        [about, workload],
-        _first_batch(workload, batches),
-    )
-
-
 def _name_of(device: Device) -> str:
     is_gpu = device.torch.type == "cuda"
     return torch.cuda.get_device_name(device.torch) if is_gpu else type(device).__name__
 
 
-def _first_batch(workload: Workload, batches: Batches) -> object:
-    first = first_batch(1, training=True)
+def _first_batch(workload: Workload, batches: Batches, size: int) -> object:
+    first = first_batch(min(size, batches.num_train), training=True)
     return batches.batch(*first) if is_cut_by_calls(workload) else batches.load(*first)
 
 
