@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from weft.spec.job_spec import JobSpec
+from weft.spec.schedule_text import DYNAMIC, MEASURED, SCHEDULE_NAMES, STAGES_PER_WORKER
 
 _REPLICAS = runpy.run_path(str(Path(__file__).with_name("test_replicas.py")))
 agrees, STRATEGIES = _REPLICAS["agrees"], _REPLICAS["STRATEGIES"]
@@ -22,6 +23,8 @@ MODELS = runpy.run_path(str(TESTS / "any_models.py"))
 IN_FLOAT64 = [name for name in MODELS["NAMES"] if name not in ("mixtral", "heads")]
 # Stages of mlp multiply with one parameter: rounded in each, and once in the whole model, so the proof refuses the cut.
 IN_BFLOAT16 = [name for name in MODELS["NAMES"] if name != "mlp"]
+
+SCHEDULED = [name for name in ("mlp", "gpt2", "resnet18", "unet") if name in MODELS["NAMES"]]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:
 
 @pytest.mark.slow
 @pytest.mark.pairs(
-    3,
+    5,
     name=MODELS["NAMES"],
     stages=(1, 2, 3),
     microbatches=(1, 3, 4),
@@ -54,17 +57,21 @@ def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(2, name=("mlp", "resnet18", "unet", "residual"), recompute=(False, True))
-def test_so_it_does_where_backwards_are_split(daemon: RealDaemon, name: str, recompute: bool) -> None:
-    """Of six microbatches two have no sample in an epoch's last batch, and the others have one. A model that can be cut
-    into four stages has two in a worker."""
-    schedule, stages = ("zero-bubble", 3) if name == "mlp" else ("zero-bubble-v", 4)
-    spec = any_spec(name, stages=stages, microbatches=6, schedule=schedule, recompute=recompute)
-    assert same_as_the_plain_loop(daemon, spec)
+@pytest.mark.pairs(5, name=SCHEDULED, schedule=SCHEDULE_NAMES, recompute=(False, True))
+def test_so_it_does_under_every_schedule(daemon: RealDaemon, name: str, schedule: str, recompute: bool) -> None:
+    """Of six microbatches two have no sample in an epoch's last batch, and the others have one. The mlp cannot be cut
+    into four stages, two in a worker. An order that came out is a schedule, too."""
+    stages = 4 if schedule in STAGES_PER_WORKER and name != "mlp" else 3
+    named = "zero-bubble" if schedule in STAGES_PER_WORKER and name == "mlp" else schedule
+    how = {"stages": stages, "microbatches": 6, "recompute": recompute}
+    result = same_as_the_plain_loop(daemon, any_spec(name, schedule=named, **how))
+    if named in (MEASURED, DYNAMIC):
+        grid = Path(result["run_dir"], "schedule.grid").read_text()
+        assert same_as_the_plain_loop(daemon, any_spec(name, schedule=grid, **how))
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(3, name=IN_BFLOAT16, how=tuple(itertools.product((2, 3), (1, 2))))
+@pytest.mark.pairs(5, name=IN_BFLOAT16, how=tuple(itertools.product((2, 3), (1, 2))))
 def test_so_it_does_in_bfloat16_and_with_several_loaders(daemon: RealDaemon, name: str, how: tuple[int, int]) -> None:
     stages, loaders = how
     spec = any_spec(name, stages=stages, microbatches=3, precision="bf16", loaders=loaders)
@@ -72,14 +79,14 @@ def test_so_it_does_in_bfloat16_and_with_several_loaders(daemon: RealDaemon, nam
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(3, name=IN_FLOAT64, how=STRATEGIES)
+@pytest.mark.pairs(5, name=IN_FLOAT64, how=STRATEGIES)
 def test_replicas_of_it_compute_what_the_plain_loop_computes(machine: RealDaemon, name: str, how: str) -> None:
     strategy = {key: value for key, value in STRATEGIES[how].items() if key != "bucket_mib"}
     agrees(machine, any_spec(name, double=True, **strategy), least=1.0)
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(3, name=IN_FLOAT64, how=tuple(itertools.product((1, 2, 3), (False, True))))
+@pytest.mark.pairs(5, name=IN_FLOAT64, how=tuple(itertools.product((1, 2, 3), (False, True))))
 def test_two_replicas_of_it_clip_by_one_norm_though_one_is_cut(
     machine: RealDaemon, name: str, how: tuple[int, bool]
 ) -> None:

@@ -222,13 +222,14 @@ def assert_same_state(
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(2, name=STRATEGIES, model=MODELS)
+@pytest.mark.pairs(4, name=STRATEGIES, model=MODELS)
 def test_replicas_compute_what_the_plain_loop_computes(machine: RealDaemon, name: str, model: str) -> None:
     agrees(machine, spec_of({"model": model}, STRATEGIES[name]))
 
 
 @pytest.mark.slow
 @pytest.mark.pairs(
+    2,
     preset=("hybrid-coarse", "hybrid-fine"),
     num_cpus=(1, 2),
     stages=(2, 3),
@@ -299,7 +300,7 @@ def test_in_single_precision_the_difference_is_rounding(
 
 @pytest.mark.slow
 @pytest.mark.pairs(
-    2,
+    3,
     optimizer=("sgd", "adagrad", "decayed", "trusting"),
     name=("two replicas", "a device beside a host", "two stages each of both, balanced, split"),
 )
@@ -328,7 +329,7 @@ def test_parameters_without_a_gradient_are_left_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(2, name=BOUNDED, model=MODELS)
+@pytest.mark.pairs(4, name=BOUNDED, model=MODELS)
 def test_clipping_takes_the_norm_over_all_replicas_and_stages(machine: RealDaemon, name: str, model: str) -> None:
     clip_norm = CLIP_NORM[model]
     expected = agrees(machine, spec_of({"model": model}, BOUNDED[name] | {"clip_norm": clip_norm}))
@@ -351,7 +352,7 @@ def test_a_step_whose_gradient_is_nan_is_skipped_everywhere(
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(2, name=STALE, model=(*MODELS, "sometimes"))
+@pytest.mark.pairs(4, name=STALE, model=(*MODELS, "sometimes"))
 def test_stale_replicas_compute_with_the_parameters_of_so_many_steps_ago(
     machine: RealDaemon, name: str, model: str
 ) -> None:
@@ -426,7 +427,7 @@ FORWARD: dict[str, Strategy] = {
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(2, name=FORWARD, model=MODELS)
+@pytest.mark.pairs(4, name=FORWARD, model=MODELS)
 def test_a_job_that_only_runs_forward_measures_each_batch_and_changes_nothing(
     machine: RealDaemon, name: str, model: str
 ) -> None:

@@ -68,7 +68,7 @@ def examples_spec(job: dict[str, Any], **strategy: Any) -> JobSpec:
 
 @pytest.mark.slow
 @pytest.mark.pairs(
-    2,
+    4,
     job=JOBS,
     stages=(1, 2, 3),
     microbatches=(1, 4, 7),

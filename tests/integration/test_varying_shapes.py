@@ -36,7 +36,7 @@ def varying_spec(name: str, **strategy: Any) -> JobSpec:
 
 @pytest.mark.slow
 @pytest.mark.pairs(
-    2,
+    3,
     name=NAMES,
     stages=(1, 2, 3),
     microbatches=(1, 2),
@@ -79,7 +79,7 @@ def test_slots_grow_and_it_is_told(with_devices: Any, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(2, name=NAMES, replica=({"stages": 1}, {"stages": 2}, {"working_window": 2}))
+@pytest.mark.pairs(4, name=NAMES, replica=({"stages": 1}, {"stages": 2}, {"working_window": 2}))
 def test_on_devices_slots_grow_in_memory_of_their_own_kind(
     with_devices: Any, name: str, replica: dict[str, Any]
 ) -> None:
