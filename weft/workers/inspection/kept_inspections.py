@@ -1,6 +1,6 @@
 """Kept inspections: what was found out about jobs, in a directory, for whoever submits the same job once more.
 
-    DIRECTORY/<digest of the job's entry>/<key>.json    what was found, and the files of the job's code that it is of
+    DIRECTORY/<digest of the job's entry>-<key>.json    what was found, and the files of the job's code that it is of
 
 A key stands for all that the finding depends on but for these files, which are compared. What is older than a day is
 found out anew; so is what a job had that failed (`forget`), whatever the reason.
@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ class KeptInspections:
     directory: Path
 
     def find(self, entry: Path, key: str) -> Any | None:
-        path = self._of(entry) / f"{key}.json"
+        path = self._path(entry, key)
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             if not 0 <= time.time() - os.lstat(path).st_mtime <= MAX_SECONDS:
                 return None
@@ -45,22 +44,22 @@ class KeptInspections:
 
     def keep(self, entry: Path, key: str, found: Any, files: Iterable[Path]) -> None:
         """files: of the job's code."""
-        folder = self._of(entry)
         with contextlib.suppress(OSError, ValueError, TypeError):
             data = json.dumps({"files": {str(file): _digest(file) for file in files}, "found": found}).encode()
             if len(data) <= MAX_FOUND_BYTES:
                 make_directory(self.directory)
-                make_directory(folder)
-                replace(folder / f"{key}.json", data)
+                replace(self._path(entry, key), data)
                 shrink(self.directory, MAX_BYTES)
 
     def forget(self, entry: Path) -> None:
         """All of a job's."""
-        shutil.rmtree(self._of(entry), ignore_errors=True)
+        for path in self.directory.glob(self._path(entry, "*").name):
+            with contextlib.suppress(OSError):  # another worker of the job was first
+                path.unlink()
 
-    def _of(self, entry: Path) -> Path:
-        return self.directory / hashlib.sha256(os.fsencode(entry)).hexdigest()[:32]
+    def _path(self, entry: Path, key: str) -> Path:
+        return self.directory / f"{hashlib.sha256(os.fsencode(entry)).hexdigest()[:32]}-{key}.json"
 
 
 def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(load(file, MAX_FOUND_BYTES)).hexdigest()
