@@ -133,7 +133,7 @@ def test_a_discarded_job_leaves_nothing(daemon: Any) -> None:
         daemon.client.resume(job)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_job_goes_on_after_a_restart_of_the_daemon(own_daemon: StartDaemon, end: str) -> None:
     """Stopped, the daemon writes what it had come to; killed, there is what was written before."""
@@ -154,7 +154,7 @@ def test_a_job_goes_on_after_a_restart_of_the_daemon(own_daemon: StartDaemon, en
     check_is_undisturbed(daemon, job, spec)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=23)
 def test_a_job_with_checkpoints_goes_on_after_the_daemon_was_killed(own_daemon: StartDaemon) -> None:
     daemon = own_daemon()
     spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2}, loss_seconds=LONG_LOSS)
@@ -232,7 +232,7 @@ def test_where_there_can_be_none_a_job_that_asks_for_them_is_refused(daemon: Any
     assert "[checkpoint]: there can be none, since replicas compute with parameters of several ages" in ended["error"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=9)
 def test_by_the_clock_too(daemon: Any) -> None:
     spec = with_checkpoints(daemon, "0.3 s", {"microbatches": 2}, loss_seconds=LONG_LOSS)
     result = daemon.run(spec)
@@ -242,7 +242,7 @@ def test_by_the_clock_too(daemon: Any) -> None:
     assert manifest["step"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=11)
 def test_a_saver_that_is_killed_costs_its_checkpoint_alone(own_daemon: StartDaemon) -> None:
     daemon = own_daemon()
     spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2}, loss_seconds=LONG_LOSS)

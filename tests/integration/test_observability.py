@@ -26,7 +26,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 @needs_prometheus
-@pytest.mark.slow(seconds=5)
+@pytest.mark.slow(seconds=35)
 @pytest.mark.timeout(280)  # 45 s on a quiet machine
 def test_every_panel_has_data_and_promtool_finds_no_fault_in_a_real_run() -> None:
     command = [sys.executable, str(FOLDER / "check.py"), "--seconds", "15"]

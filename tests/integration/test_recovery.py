@@ -155,8 +155,8 @@ def kill_worker(daemon: Any, job: str, kind: str) -> None:
     os.kill(workers[-1]["pid"], signal.SIGKILL)
 
 
-@pytest.mark.slow
-@pytest.mark.pairs(strategy=tuple(STRATEGIES), victim=("cpu", "loader"))
+@pytest.mark.slow(seconds=5)
+@pytest.mark.pairs(3, strategy=tuple(STRATEGIES), victim=("cpu", "loader"))
 def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(daemon: Any, strategy: str, victim: str) -> None:
     with held_behind_a_snapshot(daemon, STRATEGIES[strategy]) as (job, spec, gate):
         kill_worker(daemon, job, victim)
@@ -166,7 +166,7 @@ def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(daemon: Any, stra
     assert "starts again" not in daemon.log_of(job)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 @pytest.mark.pairs(strategy=tuple(ON_STAND_INS))  # one a day; a soak has them all
 def test_so_does_a_job_on_devices(own_daemon: StartDaemon, strategy: str) -> None:
     daemon = own_daemon(workers=2, stand_ins=2)
@@ -258,7 +258,7 @@ def blocks_of(daemon: Any, job: str) -> dict[str, int]:
     return {name: size for name, size in held.items() if name.startswith(f"{job}@")}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=12)
 def test_a_bit_that_changes_in_a_parameter_is_found_before_it_is_used_and_the_result_is_the_same() -> None:
     """By the worker that is to update it next: of the stage that stands at the gate, or of the replicas' owner."""
     in_memory = {"state-0-1": PIPELINE, "parameters": STRATEGIES["replicas"]}

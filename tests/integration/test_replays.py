@@ -82,8 +82,8 @@ def test_an_iteration_that_others_run_again_has_the_same_bits_and_so_has_the_res
     assert "other bits" not in log
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["pipeline", "replicas"])
+@pytest.mark.slow(seconds=7)
+@pytest.mark.pairs(strategy=("pipeline", "replicas"))  # one a day
 def test_a_worker_that_has_computed_wrong_once_is_named_and_the_result_is_that_of_a_sound_one(
     own_daemon: Any, strategy: str
 ) -> None:

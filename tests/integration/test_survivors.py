@@ -40,9 +40,9 @@ def holding(daemon: Any, job: str) -> dict[str, int]:
     return {each["worker"]: each["pid"] for each in daemon.client.status()["workers"] if each["job"] == job}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 @pytest.mark.pairs(
-    2, strategy=("pipeline", "recompute", "replicas", "clipped pipeline", "clipped replicas"), victim=("cpu", "loader")
+    4, strategy=("pipeline", "recompute", "replicas", "clipped pipeline", "clipped replicas"), victim=("cpu", "loader")
 )
 def test_the_function_runs_in_the_new_worker_alone(daemon: Any, strategy: str, victim: str) -> None:
     strategies = _RECOVERY["STRATEGIES"]

@@ -39,24 +39,34 @@ class UnitFacts:
     instead: tuple[tuple[str, str], ...] = ()  # of the first unit, as in Border
     small_forward_seconds: float = 0.0  # as above, for a microbatch of Inspection.small_size
     small_backward_seconds: float = 0.0
+    input_part: float | None = None  # of backward_seconds, what the first of two parts takes, for the stage before
+    weight_part: float | None = None  # and the second, for the parameters; both together are 1 or more
 
-    # A backward in two parts is not measured before it runs: half is the parameters', where there are any.
+    # Where no schedule of the job splits backwards, half is the parameters', where there are any.
 
     @property
     def input_seconds(self) -> float:
-        return self.backward_seconds - self.weight_seconds
+        return self.backward_seconds * self._input_part
 
     @property
     def weight_seconds(self) -> float:
-        return self.backward_seconds / 2 if self.parameter_bytes else 0.0
+        return self.backward_seconds * self._weight_part
 
     @property
     def small_input_seconds(self) -> float:
-        return self.small_backward_seconds - self.small_weight_seconds
+        return self.small_backward_seconds * self._input_part
 
     @property
     def small_weight_seconds(self) -> float:
-        return self.small_backward_seconds / 2 if self.parameter_bytes else 0.0
+        return self.small_backward_seconds * self._weight_part
+
+    @property
+    def _input_part(self) -> float:
+        return 1.0 - self._weight_part if self.input_part is None else self.input_part
+
+    @property
+    def _weight_part(self) -> float:
+        return (0.5 if self.parameter_bytes else 0.0) if self.weight_part is None else self.weight_part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

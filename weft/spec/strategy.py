@@ -33,7 +33,7 @@ from weft.spec.replica import (
     check_split,
     word_or_number,
 )
-from weft.spec.schedule_text import SCHEDULE_NAMES, known_schedule
+from weft.spec.schedule_text import MEASURED, SCHEDULE_NAMES, SPLITTING, is_grid, known_schedule
 from weft.spec.section import MAX_COUNT, Section
 
 MAX_REPLICAS = 64  # more than a machine has uses for; each is a whole model
@@ -297,6 +297,12 @@ class Strategy(Section):
     def may_be_cut(self) -> bool:
         """Whether some replica has several stages or layers, or may come to have them."""
         return self.is_auto or any(each.num_stages > 1 or each.working_window for each in self.replica_list)
+
+    @property
+    def may_split_backwards(self) -> bool:
+        """Whether a schedule that the job has, or may come to have, may run backwards in two parts."""
+        may = self.is_auto or self.schedule in {*SPLITTING, MEASURED} or is_grid(self.schedule)
+        return may and self.may_be_cut and not self.compile
 
     @property
     def may_have_replicas(self) -> bool:

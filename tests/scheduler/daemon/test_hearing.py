@@ -51,6 +51,8 @@ UNIT = {
     "carries_state": False,
     "small_forward_seconds": 0.0,
     "small_backward_seconds": 0.0,
+    "input_part": 0.5,
+    "weight_part": 0.75,
 }
 VALUE = {
     "name": "0",

@@ -74,6 +74,19 @@ def test_a_job_that_only_runs_forward_has_free_backwards(seconds_of: SecondsOf) 
     assert seconds["BACKWARD(0,0)"] == 0.0
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_split_backward_takes_what_was_found_out_and_of_a_first_stage_all_is_the_parameters(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf, recompute: bool
+) -> None:
+    units = [unit_of(0, input_part=0.5, weight_part=0.75), unit_of(1, input_part=0.75, weight_part=0.5)]
+    grid = "F0 I0 W0\nF0 I0 W0\n"
+    plan = plan_of(inspection_of(units), stages=2, microbatches=1, schedule=grid, recompute=recompute)
+    seconds = {str(task): plan.task_seconds[task.id] for task in plan.graph.tasks}
+    again = 1.0 if recompute else 0.0
+    assert (seconds["INPUT(1,0)"], seconds["WEIGHT(1,0)"]) == (again + 1.5, 1.0)
+    assert (seconds["INPUT(0,0)"], seconds["WEIGHT(0,0)"]) == (again, 2.0)
+
+
 def test_validation_of_a_speculative_update_is_expected_to_find_it_right(
     plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
 ) -> None:

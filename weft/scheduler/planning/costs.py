@@ -45,11 +45,18 @@ class PlannedJob:
 
     def computed(self, task: Task) -> tuple[Kind, ...]:
         """What a forward or backward computes of its units: with recompute a backward is a forward too. Nothing in a
-        job that learns nothing."""
+        job that learns nothing. Of a first stage's backward all is the parameters'."""
         if KINDS[task.kind].learns and self.spec.job.mode != "train":
             return ()
-        again = KINDS[task.kind].hands_back and self.spec.strategy.recompute
-        return (Kind.FORWARD, task.kind) if again else (task.kind,)
+        again = (Kind.FORWARD,) if KINDS[task.kind].hands_back and self.spec.strategy.recompute else ()
+        is_first = task.holder.stage == 0
+        match task.kind:
+            case Kind.INPUT if is_first:
+                return again
+            case Kind.WEIGHT if is_first:
+                return (Kind.BACKWARD,)
+            case _:
+                return (*again, task.kind)
 
     @cached_property
     def _borders(self) -> dict[Holder, list[int]]:

@@ -88,6 +88,8 @@ class _Unit(TypedDict):
     carries_state: bool
     small_forward_seconds: _Seconds
     small_backward_seconds: _Seconds
+    input_part: NotRequired[_Seconds | None]
+    weight_part: NotRequired[_Seconds | None]
 
 
 @with_config(_MESSAGE)

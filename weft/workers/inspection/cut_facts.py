@@ -25,12 +25,12 @@ from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_proof import CutProof, Whole, evaluating, told_of_a_draw
-from weft.workers.inspection.cut_times import Times, between, note
 from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, run_as_it_is
 from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
-from weft.workers.inspection.unit_facts import SMALL_RUNS, TIMED_RUNS, carried, size_of_small, tried
+from weft.workers.inspection.times import Times, between, fastest, note, note_split
+from weft.workers.inspection.unit_facts import SMALL_RUNS, TIMED_RUNS, blank_facts, carried, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
 from weft.workload.cutting.names import named_tensors
@@ -311,13 +311,13 @@ class CutInspection:
             own = [tensors[each] for each in uses if each in tensors]
             buffers = [each for each in uses if each in tensors and not isinstance(tensors[each], nn.Parameter)]
             units.append(
-                {
-                    "name": name,
-                    "kind": type(modules.get(name, self._model)).__name__,
-                    "parameter_bytes": sum(each.nbytes for each in own if isinstance(each, nn.Parameter)),
-                    "buffer_bytes": sum(tensors[each].nbytes for each in buffers),
-                    "forward_seconds": 0.0,
-                    "backward_seconds": 0.0,
+                blank_facts(
+                    name,
+                    type(modules.get(name, self._model)).__name__,
+                    [each for each in own if isinstance(each, nn.Parameter)],
+                    [tensors[each] for each in buffers],
+                )
+                | {
                     "state": sorted(uses | idle) if number == 0 else sorted(uses),
                     "repeated": list(recorded.repeated) if number == 0 else [],
                     "given": [list(each) for each in border.given] if number else [],
@@ -325,10 +325,6 @@ class CutInspection:
                     "late": list(border.late) if number else [],
                     "instead": [] if number else [list(each) for each in border.instead],
                     "tied_to": sorted({seen[each] for each in buffers if each in seen}),
-                    "in_place": False,
-                    "carries_state": False,
-                    "small_forward_seconds": 0.0,
-                    "small_backward_seconds": 0.0,
                 }
             )
             for each in buffers:
@@ -343,6 +339,11 @@ class CutInspection:
         times = self._times(trial, self._largest, TIMED_RUNS)
         for unit in trial.writing:
             units[unit]["in_place"] = True
+        if self._learns and self._spec.strategy.may_split_backwards:
+            trial.splits = True
+            if (split := tried(partial(self._times, trial, self._largest, SMALL_RUNS))) is not None:
+                note_split(units, bounds, times, split)
+            trial.splits = False
         if self._least is not None:
             least = tried(partial(self._times_of_other, trial, skipped, self._least))
             times = times if least is None else between(least, times, self._between)
@@ -363,8 +364,8 @@ class CutInspection:
         found = []
         for _ in range(runs):
             run_as_it_is(trial, batch, self._seed)
-            found.append(list(zip(trial.forward_seconds, trial.backward_seconds, strict=True)))
-        return [tuple(map(min, *(run[stage] for run in found))) for stage in range(len(found[0]))]
+            found.append(trial.seconds())
+        return fastest(found)
 
     def _values(self, recorded: Recorded, skipped: SkippedCalls) -> list[dict[str, Any]]:
         largest = max(self._samples)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from weft.workers.compute.backward.hand_back import HandBack
+from weft.workers.compute.backward.split import SplitBackward
 from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workload.cutting.calls import Seed
@@ -93,8 +94,8 @@ class _Stage:
 class CutTrial:
     """cuts: numbers of the units with which stages begin, the first not among them. values_of: what a step returns, by
     name; the loss is differentiated where gradients are enabled. forward_seconds, backward_seconds: of each stage, in
-    the last run, without what it has skipped. writing: units; a stage that begins with one of them may write to what it
-    receives."""
+    the last run, without what it has skipped; of a run that has split backwards, split_seconds, of both parts. writing:
+    units; a stage that begins with one of them may write to what it receives."""
 
     def __init__(
         self,
@@ -116,6 +117,8 @@ class CutTrial:
         self._stages = [_stage(model, recorded, bounds, number, skipped) for number in range(len(bounds) - 1)]
         self.forward_seconds = [0.0] * len(self._stages)
         self.backward_seconds = [0.0] * len(self._stages)
+        self.split_seconds = [(0.0, 0.0)] * len(self._stages)
+        self.splits = False  # backwards, as some schedules do
         self.writing: set[int] = set()
 
     def run(self, batch: Any, seed: Seed) -> Mapping[str, torch.Tensor]:
@@ -124,6 +127,12 @@ class CutTrial:
         if torch.is_grad_enabled():
             self._backward(values["loss"], seed)
         return values
+
+    def seconds(self) -> list[tuple[float, float]]:
+        """Of each stage in the last run: forward and backward; where backwards are split, both parts of one."""
+        if self.splits:
+            return list(self.split_seconds)
+        return list(zip(self.forward_seconds, self.backward_seconds, strict=True))
 
     def _forward(self, batch: Any, seed: Seed) -> Mapping[str, torch.Tensor]:
         made: dict[str, torch.Tensor | None] = {}
@@ -170,16 +179,35 @@ class CutTrial:
                 if parameter.grad is not None:
                     roots.append((parameter, parameter.grad))
                     parameter.grad = None
-            hand_backs = [
-                (leaf, HandBack(leaf, partial(_keep, gradients, value.name), at_once=False))
-                for value, leaf in zip(stage.receives, stage.leaves, strict=True)
-            ]
             stage.step.rebind(stage.bound)
+            differentiate = self._in_two_parts if self.splits else self._at_once
             with _blaming(number), stage.step.installed(), stage.step.numbers.running_again(seed):
-                self.backward_seconds[number], _ = self._device.timed(partial(_differentiate, roots))
-            for leaf, hand_back in hand_backs:
-                hand_back.finish(leaf)
+                differentiate(number, stage, roots, gradients)
             stage.leaves, stage.given, stage.sent = [], [], []
+
+    def _at_once(self, number: int, stage: _Stage, roots: Sequence[_Root], gradients: dict[str, torch.Tensor]) -> None:
+        hand_backs = [
+            (leaf, HandBack(leaf, partial(_keep, gradients, value.name), at_once=False))
+            for value, leaf in zip(stage.receives, stage.leaves, strict=True)
+        ]
+        self.backward_seconds[number], _ = self._device.timed(partial(_differentiate, roots))
+        for leaf, hand_back in hand_backs:
+            hand_back.finish(leaf)
+
+    def _in_two_parts(
+        self, number: int, stage: _Stage, roots: Sequence[_Root], gradients: dict[str, torch.Tensor]
+    ) -> None:
+        if not roots:
+            self.split_seconds[number] = 0.0, 0.0
+            return
+        received = {i: leaf for i, leaf in enumerate(stage.leaves) if leaf is not None and leaf.requires_grad}
+        tensors = [root for root, _ in roots]
+        given = [torch.ones_like(root) if gradient is None else gradient for root, gradient in roots]
+        of_input, split = self._device.timed(partial(SplitBackward, tensors, given, received))
+        of_weight, _ = self._device.timed(split.finish)
+        self.split_seconds[number] = of_input, of_weight
+        for i, gradient in split.received.items():
+            _keep(gradients, stage.receives[i].name, gradient)
 
 
 def run_as_it_is(trial: CutTrial, batch: Any, seed: Seed) -> None:

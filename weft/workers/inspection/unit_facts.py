@@ -11,7 +11,7 @@ user's goes from unit to unit with its graph, and nobody has to know what is in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,10 +22,12 @@ from torch import nn
 from weft.plan.error_places import function_place, unit_place, within
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
+from weft.workers.compute.backward.split import SplitBackward
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
+from weft.workers.inspection.times import fastest, parts_of_backward
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.randomness import seed_others
 from weft.workload.units import units
@@ -66,7 +68,9 @@ def inspect_units(
     gradients that its runs have left.
     """
     modules = units(workload.model)
-    facts = [_unit_facts(name, module) for name, module in modules]
+    facts = [
+        blank_facts(name, type(module).__name__, module.parameters(), module.buffers()) for name, module in modules
+    ]
     _record_ties(modules, facts)
     runs = _Runs(workload, spec, samples, trained, device)
     span: list[nn.Module] = []
@@ -99,12 +103,15 @@ def inspect_units(
     return RanUnits(facts, values, problems, runs.small_size)
 
 
-def _unit_facts(name: str, module: nn.Module) -> dict[str, Any]:
+def blank_facts(
+    name: str, kind: str, parameters: Iterable[torch.Tensor], buffers: Iterable[torch.Tensor]
+) -> dict[str, Any]:
+    """Of a unit before anything has run: the wire form of UnitFacts."""
     return {
         "name": name,
-        "kind": type(module).__name__,
-        "parameter_bytes": sum(p.nbytes for p in module.parameters()),
-        "buffer_bytes": sum(b.nbytes for b in module.buffers()),
+        "kind": kind,
+        "parameter_bytes": sum(p.nbytes for p in parameters),
+        "buffer_bytes": sum(b.nbytes for b in buffers),
         "forward_seconds": 0.0,
         "backward_seconds": 0.0,
         "tied_to": [],
@@ -154,6 +161,7 @@ class _Runs:
         self._precision = spec.strategy.precision
         self._trained = trained
         self._has_replicas = spec.strategy.may_have_replicas
+        self._splits = spec.strategy.may_split_backwards and spec.job.mode == "train"
         self._device = device
         self._shaped: dict[int, Any] = {size: device.put(x) for size, (x, _) in samples.items()}
         self._largest: Any = device.put(inputs)
@@ -192,7 +200,10 @@ class _Runs:
         facts[0]["in_place"] = _writes_to(run, self._largest)
         fact = facts[-1]
         fact["carries_state"] = self._has_replicas and bool(carried(span, partial(self._outputs, run)))
-        fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, self._largest, TIMED_RUNS)
+        x = self._largest
+        fact["forward_seconds"], fact["backward_seconds"], self._largest = self._times(run, x, TIMED_RUNS)
+        if self._splits and (parts := tried(partial(self._parts, run, x))):
+            fact |= parts_of_backward(fact["backward_seconds"], *parts)
         if self.small_size:
             self._measure_small(module, fact)
 
@@ -221,6 +232,22 @@ class _Runs:
             seconds, _ = self._device.timed(partial(_backward, y))
             backward.append(seconds)
         return min(forward[1:]), min(backward[1:]), y
+
+    def _parts(self, run: Run, x: Any) -> tuple[float, float] | None:
+        """What both parts of a split backward take, each in the fastest of the runs after the first."""
+        found = []
+        for _ in range(1 + SMALL_RUNS):
+            x = _leaf(x)
+            outputs = _differentiable(run(x.clone()))
+            if not outputs:
+                return None
+            received = {0: x} if x.requires_grad else {}
+            gradients = [torch.ones_like(each) for each in outputs]
+            of_input, split = self._device.timed(partial(SplitBackward, outputs, gradients, received))
+            of_weight, _ = self._device.timed(split.finish)
+            found.append([(of_input, of_weight)])
+        (parts,) = fastest(found[1:])
+        return parts
 
     def _begin(self, x: Any) -> Any:
         """Compiled, a unit that nobody asks for a gradient is another one."""
@@ -260,9 +287,12 @@ def size_of_small(spec: JobSpec, largest: int) -> int:
     return max(1, largest // SMALLER) if largest > 1 and (spec.strategy.is_auto or not spec.strategy.compile) else 0
 
 
+def _differentiable(y: Any) -> list[torch.Tensor]:
+    return [each for each in tensors_in(y) if each.requires_grad]
+
+
 def _backward(y: Any) -> None:
-    outputs = [each for each in tensors_in(y) if each.requires_grad]
-    if outputs:
+    if outputs := _differentiable(y):
         torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
 
 

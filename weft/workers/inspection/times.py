@@ -1,0 +1,40 @@
+"""Times: what passes take, each stage of a trial and so each unit with which one begins, as facts of units. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Times = list[tuple[float, float]]  # of each stage of a trial, forward and backward; or both parts of a backward
+
+
+def between(least: Times, largest: Times, part: float) -> Times:
+    return [
+        (before[0] + part * (after[0] - before[0]), before[1] + part * (after[1] - before[1]))
+        for before, after in zip(least, largest, strict=True)
+    ]
+
+
+def fastest(runs: Sequence[Times]) -> Times:
+    """Of each stage."""
+    return [(min(first for first, _ in stage), min(second for _, second in stage)) for stage in zip(*runs, strict=True)]
+
+
+def note(units: list[dict[str, Any]], bounds: Sequence[int], times: Times, prefix: str) -> None:
+    for unit, (forward, backward) in zip(bounds, times, strict=True):
+        units[unit] |= {f"{prefix}forward_seconds": forward, f"{prefix}backward_seconds": backward}
+
+
+def note_split(units: list[dict[str, Any]], bounds: Sequence[int], whole: Times, split: Times) -> None:
+    """whole: of the same microbatch."""
+    for unit, (_, backward), parts in zip(bounds, whole, split, strict=True):
+        units[unit] |= parts_of_backward(backward, *parts)
+
+
+def parts_of_backward(backward: float, of_input: float, of_weight: float) -> dict[str, float | None]:
+    """What the two parts of a backward take of its seconds, together no less than all of it. Nobody knows where it took
+    none."""
+    if backward <= 0:
+        return {"input_part": None, "weight_part": None}
+    first = min(1.0, of_input / backward)
+    return {"input_part": first, "weight_part": max(1.0 - first, of_weight / backward)}
