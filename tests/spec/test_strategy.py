@@ -66,7 +66,7 @@ DEFAULTS = {
     "share": "fixed",
     "shares": None,
     "bucket_mib": 25.0,
-    "prefetch": {"load": 2, "transfer": 2},
+    "prefetch": {"load": None, "transfer": 2},
     "precision": "fp32",
     "clip_norm": None,
     "recovery": "snapshot",

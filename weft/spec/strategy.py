@@ -42,6 +42,8 @@ MAX_BUCKET_MIB = 4096
 MAX_THREADS = 1024  # as of a daemon's workers
 MAX_LOADERS = 64  # each is a process; a machine with more cores for them is not in sight
 MAX_PREFETCH = 16  # whole batches, and slots of a device: they are memory
+LEAST_BATCHES, SMALL_BATCHES = 2, 8  # loaded ahead, where nothing is said
+SMALL_BATCH_BYTES = 1 << 20  # eight of them are no memory to speak of
 
 _CUT = ("stages", "split")  # of every replica where `replicas` is no list; a listed one has its own
 
@@ -66,8 +68,20 @@ def _known_preset(name: str) -> str:
 class Prefetch(Section):
     """How far ahead of the computation data is brought, in each of its two steps."""
 
-    load: int = Field(default=2, ge=1, le=MAX_PREFETCH, description="whole batches loaded ahead")
+    load: int | None = Field(
+        default=None, ge=1, le=MAX_PREFETCH, description="whole batches loaded ahead; by default 8 small ones, or 2"
+    )
     transfer: int = Field(default=2, ge=1, le=MAX_PREFETCH, description="microbatches brought to a device ahead")
+
+    def batches(self, batch_bytes: int) -> int:
+        """Loaded ahead, of batches of that size: of small ones so many that a loader has several to load each time it
+        wakes, which takes a core from a lane for a moment."""
+        return self.load or (SMALL_BATCHES if batch_bytes <= SMALL_BATCH_BYTES else LEAST_BATCHES)
+
+    @property
+    def most_batches(self) -> int:
+        """Loaded ahead, of batches of any size."""
+        return self.load or SMALL_BATCHES
 
 
 _NumReplicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]

@@ -182,7 +182,7 @@ def test_every_plan_checks_has_the_depth_of_its_schedule_and_can_be_sent(
     plan = plan_of(stages=stages, microbatches=microbatches, schedule=schedule, recompute=recompute, window=window)
     plan.graph.check()
     depths = {ring.name: ring.depth for ring in plan.rings}
-    assert depths.pop("input-0") == depths.pop("target-0") == 2 * microbatches
+    assert depths.pop("input-0") == depths.pop("target-0") == 8 * microbatches  # small batches
     made = planned_schedule(plan)
     expected = {
         name: depth
@@ -248,7 +248,7 @@ def test_any_strategy_has_a_plan_that_runs_within_its_limit_and_can_be_sent(
     plan = make_plan(spec, inspection, shared_bytes_free=1 << 40)
     assert plan.limit_seconds > 0
     if not strategy.steals:  # or the limit goes by what each gets on average, and few microbatches do not divide so
-        assert plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-9)
+        assert plan.limit_seconds <= plan.predicted_iteration_seconds * (1 + 1e-6)  # tasks of 1e-7 s may run ahead yet
     views = [WorkerView.of(plan, position) for position in range(len(plan.workers))]
     sent = [msgpack.unpackb(msgpack.packb(view.to_wire())) for view in views]
     assert [WorkerView.from_wire(data) for data in sent] == views
@@ -303,8 +303,20 @@ def test_fast_tasks_are_sent_further_ahead_within_bounds(
 
     longest = 4  # tasks of the compute lane: forward, backward, update, snapshot
     assert window(1.0) == 2 * longest
-    assert 2 * longest < window(0.001) < window(0.0001) <= 4096
+    assert 2 * longest < window(0.01) < window(0.002) <= 4096
     assert window(0.0) == 4096
+
+
+def test_a_job_that_is_adjusted_as_it_runs_is_sent_less_ahead(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    """Since an adjustment begins behind what was sent."""
+
+    def window(share: str) -> int:
+        fast = inspection_of([unit_of(0, forward=0.01, backward=0.01)])
+        return plan_of(fast, replicas=2, share=share, microbatches=2).window
+
+    assert 2 * window("stealing") < window("fixed") > 2 * window("adaptive")
 
 
 @pytest.mark.parametrize(

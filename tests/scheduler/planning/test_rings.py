@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts, ValueFacts
+from weft.plan.inspection import Inspection, ParameterFacts, TensorFacts, UnitFacts, ValueFacts
 from weft.plan.plan import Plan, Ring, Role
 from weft.scheduler.planning.rings import shared_bytes
+from weft.spec.strategy import LEAST_BATCHES, SMALL_BATCH_BYTES, SMALL_BATCHES
 
 PlanOf = Callable[..., Plan]
 InspectionOf = Callable[..., Inspection]
@@ -42,9 +43,29 @@ def test_each_replica_has_its_own_rings_as_deep_as_its_own_schedule_needs(
 
 
 def test_more_loaders_have_more_batches_under_way_where_a_batch_is_too_few_for_them(plan_of: PlanOf) -> None:
-    assert depths(plan_of(loaders=3))["input-0"] == 4
-    assert depths(plan_of(loaders=2, microbatches=2))["input-0"] == 4
-    assert depths(plan_of(loaders=2, microbatches=2, replicas=2))["input-1"] == 4
+    two = {"load": 2}
+    assert depths(plan_of(loaders=3, prefetch=two))["input-0"] == 4
+    assert depths(plan_of(loaders=2, microbatches=2, prefetch=two))["input-0"] == 4
+    assert depths(plan_of(loaders=2, microbatches=2, replicas=2, prefetch=two))["input-1"] == 4
+
+
+def test_small_batches_are_loaded_further_ahead_unless_the_job_says_how_far(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    """Both tensors of a batch count, and all its microbatches."""
+    numbers = SMALL_BATCH_BYTES // 4 // 8  # of each sample, in one of eight
+
+    def of_size(numbers: int) -> Inspection:
+        shapes = {1: (1, numbers)}
+        return inspection_of([unit_of(0)], input=TensorFacts(dtype="float32", itemsize=4, shapes=shapes))
+
+    def batches(inspection: Inspection, **settings: Any) -> float:
+        plan = plan_of(inspection, batch_size=8, microbatches=8, **settings)
+        assert depths(plan)["input-0"] == depths(plan)["target-0"]
+        return depths(plan)["input-0"] / 8
+
+    assert (batches(of_size(numbers - 32)), batches(of_size(numbers))) == (SMALL_BATCHES, LEAST_BATCHES)
+    assert batches(of_size(numbers), prefetch={"load": 3}) == batches(of_size(3), prefetch={"load": 3}) == 3
 
 
 def test_a_device_of_one_stage_has_no_ring_between_stages(plan_of: PlanOf) -> None:

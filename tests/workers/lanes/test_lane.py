@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ class Attempt:
         self.goes_on: dict[str, Callable[[], None]] = {}
         self.boards = {"compute": self.board}
         self.measured = {"compute": Measured()}
+        self.course = SimpleNamespace(begins=0)
         self._itinerary = Itinerary.of(num_train=1, num_validation=1, batch_size=1, epochs=10, steps=None)
 
     def iteration(self, index: int) -> Iteration:
@@ -67,6 +69,7 @@ class Stand:
         self.reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.ran: list[tuple[int, int]] = []
         self.error: BaseException | None = None
+        self.progress: Callable[[], dict[str, Any]]  # of the lane, once it has begun
         self._thread: threading.Thread | None = None
 
     def begin(self, *operations: Operation) -> None:
@@ -76,6 +79,7 @@ class Stand:
         if isinstance(self.device, Accelerator):
             launched = Launched(10, frozenset(own))
             lane = StreamLane("compute", attempt, own, self.reports.put, device=self.device, launched=launched)
+        self.progress = lane.progress
 
         def run() -> None:
             try:
@@ -96,6 +100,7 @@ class Stand:
         wakes: bool = True,
         run: Callable[[Iteration], None] | None = None,
         update_needed: Callable[[Iteration], int] | None = None,
+        rests: bool = False,
     ) -> Operation:
         def body(iteration: Iteration) -> None:
             self.ran.append((iteration.index, task))
@@ -110,6 +115,7 @@ class Stand:
             passes=passes,
             run=body,
             update_needed=update_needed,
+            rests=rests,
         )
 
     def report(self) -> dict[str, Any]:
@@ -181,6 +187,37 @@ def test_a_task_waits_for_its_inputs_from_other_lanes(stand: Stand) -> None:
     assert stand.ran == [(0, 1), (0, 2)]
     stalls = [(MODES[mode], task, iteration, waited) for mode, task, iteration, waited, *_ in rows if waited >= 0]
     assert stalls == [("stall_activation", 2, 0, ELSEWHERE)]
+
+
+@pytest.mark.parametrize("device", ["host"], indirect=True)
+def test_a_loader_that_has_to_wait_sleeps_until_it_has_several_batches_to_load(stand: Stand) -> None:
+    """With eight slots it sleeps once all are full, and wakes when four can be filled; others are being read then."""
+    asked = queue.SimpleQueue[int]()
+    board = stand.attempt.board
+    wait = board.wait
+
+    def told_wait(task: int, iteration: int) -> None:
+        asked.put(iteration)
+        wait(task, iteration)
+
+    board.wait = told_wait  # type: ignore[method-assign]
+    stand.begin(stand.operation(1, mode="load", waits=((ELSEWHERE, 8, "slot"),), rests=True))
+    stand.inbox.put([(iteration, [1]) for iteration in range(12)])
+    assert asked.get(timeout=SOON) == 3
+    assert stand.ran == [(iteration, 1) for iteration in range(8)]
+    assert stand.progress()["waits_for"] == ELSEWHERE
+    board.post(ELSEWHERE, 2)  # one that sleeps for the first free slot would go on
+    assert stand.progress()["waits_for"] == ELSEWHERE
+    board.post(ELSEWHERE, 3)
+    stand.count(12)
+    assert [number for number, _ in stand.ran] == list(range(12))
+    assert asked.empty()
+
+
+@pytest.mark.parametrize(("distance", "beyond"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 3), (9, 3)])
+def test_a_resting_wait_leaves_something_to_read(stand: Stand, distance: int, beyond: int) -> None:
+    assert stand.operation(1, rests=True).rested(distance) == beyond
+    assert stand.operation(1).rested(distance) == 0
 
 
 @pytest.mark.parametrize("device", RUN_WHERE_THEY_ARE_LAUNCHED, indirect=True)
@@ -289,8 +326,11 @@ def test_a_task_that_passes_does_and_waits_for_nothing_in_validation(stand: Stan
     assert [task for _, task, *_ in rows if task >= 0] == [1]
 
 
-def test_a_lane_reports_at_half_of_what_it_was_sent_and_when_it_runs_dry(stand: Stand) -> None:
+def test_a_lane_reports_at_half_of_what_it_was_sent_and_when_it_runs_dry(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before its queue is empty, so that the daemon's next tasks are there in time; and no more often."""
+    monkeypatch.setattr(account, "REPORT_SECONDS", 3600.0)
     stand.begin(stand.operation(1))
     stand.inbox.put([(0, [1] * 8)])
     assert [report["count"] for report in stand.count(8)][:2] == [4, 2]
@@ -309,6 +349,19 @@ def test_a_long_queue_is_reported_now_and_then(stand: Stand, monkeypatch: pytest
     stand.begin(stand.operation(1))
     stand.inbox.put([(0, [1] * 20)])
     assert [stand.report()["count"] for _ in range(5)] == [1] * 5
+
+
+def test_all_lanes_report_at_the_same_moment() -> None:
+    """So that the daemon wakes once for all of them."""
+    made = [account.Account("compute", Measured(), lambda report: None, stamps=True) for _ in range(2)]
+    while True:
+        for each in made:
+            each.begin()
+        first, second = made
+        if second.stamp < first.due_ns:  # else the moment was between the two
+            break
+    assert first.due_ns == second.due_ns
+    assert 0 < first.due_ns - first.stamp <= account.REPORT_SECONDS * 1e9
 
 
 def test_values_travel_with_the_report_after_their_iteration(stand: Stand) -> None:

@@ -157,7 +157,8 @@ def of_data(setup: Setup, *, from_device: bool, source_is_busy: bool) -> Remedy:
     if source_is_busy and not from_device:
         return _of_busy_loader(setup)
     step = "transfer" if from_device else "load"
-    ahead = getattr(setup.strategy.prefetch, step)
+    prefetch = setup.strategy.prefetch
+    ahead = prefetch.transfer if from_device else prefetch.most_batches
     cheaper = "Bring less to the device, in fewer bytes" if from_device else "Make the dataset's items cheaper to get"
     if source_is_busy or ahead >= MAX_PREFETCH:
         return Remedy(text=f"{cheaper}.")
@@ -282,7 +283,7 @@ def of_dispatch(setup: Setup, number: int) -> Remedy:
     window = setup.strategy.window
     if window is not None:
         more = (f"strategy.window={MORE_WINDOW * window}",)
-        text = f"Leave strategy.window unset: it is {window}, and unset it covers a quarter of a second."
+        text = f"Leave strategy.window unset: it is {window}, and unset it covers a second."
         return Remedy(text=text, alternatives=(more,))
     if (larger := fewer_microbatches(setup, number)) is not None:
         text = f"Give the daemon a core, or make tasks longer with larger microbatches: {_spoken(larger[1])}."

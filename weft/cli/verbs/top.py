@@ -13,7 +13,7 @@ from weft.cli.verbs.completion import complete_live_job
 from weft.client.client import Client
 from weft.client.result import to_json
 
-LEAST_SECONDS = 0.2  # lanes report ten times a second: less shows nothing more, and asks the daemon for more
+LEAST_SECONDS = 0.2  # lanes report twice a second: less shows nothing more, and asks the daemon for more
 MOST_SECONDS = 60.0
 
 

@@ -27,7 +27,7 @@ from weft.plan.rows import Row
 
 KINDS: Final = ("sync", "transfer", "update")
 SETTLE_ABOVE: Final = 512  # intervals of a worker: often enough that no report waits for long
-# Of a worker, and one report more: some 5 MB. Lanes that are a report apart (0.1 s) hold a tenth of it. Beyond it the
+# Of a worker, and one report more: some 5 MB. Lanes that are a report apart (0.5 s) hold half of it. Beyond it the
 # lanes that lag are not waited for, and what they would have hidden counts as exposed.
 MAX_INTERVALS: Final = 32_768
 

@@ -80,7 +80,7 @@ def _when(worker: str, job: Job) -> str:
 
 
 def _places(worker: str, job: Job) -> list[str]:
-    """How far each of its lanes had come when it last said so, which they do ten times a second."""
+    """How far each of its lanes had come when it last said so, which they do twice a second."""
     assert job.plan is not None
     places = []
     for lane in job.lanes.values():

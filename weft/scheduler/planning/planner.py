@@ -22,6 +22,7 @@ from weft.plan.plan import Border, Plan, Ring, StagePlan
 from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
+from weft.scheduler.core.dispatch import POLICIES
 from weft.scheduler.planning.choosing.measured_order import Schedules, fastest_order
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
@@ -42,7 +43,10 @@ from weft.spec.stopping import Rule, UnknownMetric, value_for_scheduler
 from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import threads_of
 
-WINDOW_SECONDS = 0.25  # tasks sent ahead to a lane cover this much work: far above a round trip to the daemon
+# Tasks sent ahead to a lane cover this much work. Each dispatch wakes a worker beside its lane, and what changes a job
+# (a pause, a snapshot) begins behind what is sent; where shares or ways are adjusted, that is to be soon.
+WINDOW_SECONDS = 1.0
+ADJUSTED_WINDOW_SECONDS = 0.25
 MIN_WINDOW_ITERATIONS = 2
 MAX_WINDOW_TASKS = 4096
 MAX_ITERATIONS = 2**31 - 1  # a board word is an int32
@@ -153,7 +157,8 @@ def _planned(
         parameters=inspection.parameters,
     )
     seconds = planned_seconds(PlannedJob(spec, plan), inspection)
-    window = strategy.window or _default_window(graph, seconds)
+    ahead = ADJUSTED_WINDOW_SECONDS if any(policy.applies(plan) for policy in POLICIES) else WINDOW_SECONDS
+    window = strategy.window or _default_window(graph, seconds, ahead)
     return dataclasses.replace(plan, task_seconds=seconds, window=window)
 
 
@@ -252,11 +257,11 @@ def _check_whole(strategy: Strategy, schedules: Schedules) -> None:
         raise PlanError(why_not_compiled(strategy.schedule))
 
 
-def _default_window(graph: Graph, seconds: Sequence[float]) -> int:
-    """Tasks to send ahead: WINDOW_SECONDS of work of the busiest lane, within bounds."""
+def _default_window(graph: Graph, seconds: Sequence[float], ahead: float) -> int:
+    """Tasks to send ahead: so many seconds of work of the busiest lane, within bounds."""
     longest = max(len(program) for program in graph.programs.values())
     busiest = max(sum(seconds[task] for task in program) for program in graph.programs.values())
-    iterations = max(MIN_WINDOW_ITERATIONS, round(WINDOW_SECONDS / max(busiest, 1e-6)))
+    iterations = max(MIN_WINDOW_ITERATIONS, round(ahead / max(busiest, 1e-6)))
     return max(MIN_WINDOW_ITERATIONS * longest, min(iterations * longest, MAX_WINDOW_TASKS))
 
 

@@ -52,10 +52,12 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
     replica = placement.replicas[r]
     count, num_stages = replica.microbatches, replica.num_stages
     depths = _Depths(count, placement.schedules[r])
-    for role, facts, stages in _data(inspection, num_stages):
+    data = list(_data(inspection, num_stages))
+    batch_bytes = count * sum(_slot_value(str(role), facts, stages).num_bytes for role, facts, stages in data)
+    ahead = Turns.of(strategy).batches_ahead(strategy.prefetch.batches(batch_bytes))
+    for role, facts, stages in data:
         if r == 0 or not strategy.steals:
-            ring = _data_ring(role, r, stages, Turns.of(strategy).batches_ahead(strategy.prefetch.load) * count, facts)
-            yield replace(ring, by_number=strategy.steals)
+            yield replace(_data_ring(role, r, stages, ahead * count, facts), by_number=strategy.steals)
         for stage in stages if replica.device == "gpu" else ():
             depth = depths.fetched(stage, stages) + strategy.prefetch.transfer
             yield replace(_data_ring(role, r, [stage], depth, facts), memory="device")

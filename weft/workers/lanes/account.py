@@ -14,7 +14,7 @@ from weft.plan.kinds import MODE_INDEX
 from weft.plan.rows import pack
 from weft.workers.compute.measured import Measured
 
-REPORT_SECONDS = 0.1  # what `weft top` and a follower can see; at most ten messages a second from a lane
+REPORT_SECONDS = 0.5  # what `weft top` and a follower can see; each report takes its core from a lane for a moment
 MIN_STALL_NS = 2_000  # a shorter wait is the cost of looking, and stays with the task
 DISPATCH = MODE_INDEX["stall_dispatch"]
 
@@ -37,7 +37,7 @@ class Account:
     def begin(self) -> None:
         """With the first work: the wait for it was for other workers' set-up."""
         self.stamp = time.monotonic_ns()
-        self.due_ns = self.stamp + int(REPORT_SECONDS * 1e9)
+        self.due_ns = _next_due(self.stamp)
 
     def row(self, mode: int, task: int, iteration: int, waited_for: int, end: int) -> None:
         if self._stamps:
@@ -54,4 +54,10 @@ class Account:
         records, values = pack(self._rows), self._measured.take()
         self._send({"type": "report", "lane": self._lane, "count": count, "records": records, "values": values})
         self._rows.clear()
-        self.due_ns = time.monotonic_ns() + int(REPORT_SECONDS * 1e9)
+        self.due_ns = _next_due(time.monotonic_ns())
+
+
+def _next_due(now: int) -> int:
+    """The same moment in all workers, so that the daemon wakes once for all lanes."""
+    every = int(REPORT_SECONDS * 1e9)
+    return (now // every + 1) * every if every else now

@@ -218,6 +218,7 @@ class Attempt:
                 is_milestone=KINDS[task.kind].is_milestone,
                 reads_on_host=updates is not None and (updates.reads_norm(task) or updates.sums_on_host(task)),
                 is_read_on_host=self._bounded and task.kind is Kind.SYNC,
+                rests=task.kind is Kind.LOAD,
             )
             for task in program
         }
@@ -391,5 +392,5 @@ def batches_under_way(strategy: Strategy) -> int:
     flight (at most a batch) before it computes with what is in them. A loader of one replica's microbatches alone goes
     ahead of that replica, which goes ahead of another one by no more than that one's loader has loaded.
     """
-    ahead = Turns.of(strategy).batches_ahead(strategy.prefetch.load)
+    ahead = Turns.of(strategy).batches_ahead(strategy.prefetch.most_batches)
     return (ahead if strategy.loaders == 1 else 2 * ahead) + 1 + strategy.prefetch.transfer + 1

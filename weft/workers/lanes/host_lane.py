@@ -29,7 +29,9 @@ class HostLane(LaneLoop):
             words = board.words
             for source, distance, stall in operation.waits_in(iteration):
                 if words[1 + source] < index - distance:
-                    board.wait(source, index - distance)
+                    self._awaited = source
+                    board.wait(source, index - distance + operation.rested(distance))
+                    self._awaited = None
                     account.row(stall, task, index, source, time.monotonic_ns())
         self._now = operation, index, runs
         return runs

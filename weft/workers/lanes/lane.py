@@ -66,6 +66,7 @@ class LaneLoop(ABC):
         self._program = tuple(operations)
         self._queue = TaskQueue()
         self._account = Account(name, attempt.measured[name], send, stamps=stamps)
+        self._awaited: int | None = None  # the task of another lane that it sleeps for
         self._inbox: Inbox  # set by run
         attempt.goes_on[name] = self.go_on
         self._reach = observer.reach if observer is not None and is_main else None
@@ -132,6 +133,8 @@ class LaneLoop(ABC):
         if self._arrivals is not None and self._arrivals.at is not None:
             return self._arrivals.at
         index, place = divmod(done, len(self._program))
+        if (awaited := self._awaited) is not None:
+            return self._program[place], awaited
         missing = self._first_missing(index, self._program[place])
         return self._program[place], None if missing is None else missing[0]
 

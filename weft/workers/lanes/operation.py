@@ -29,10 +29,16 @@ class Operation:
     is_milestone: bool = False  # a hook may end it from inside another task
     reads_on_host: bool = False  # what its inputs have computed: they are over before it is launched on a device
     is_read_on_host: bool = False  # by such a task, which may be of the same lane and then has no wait for it
+    rests: bool = False  # once it has to wait it waits for more than it needs, so that its lane wakes less often
 
     def runs(self, iteration: Iteration) -> bool:
         """Whether there is anything to do and to wait for."""
         return (iteration.learns or not self.passes) and (self.takes is None or self.takes(iteration))
+
+    def rested(self, distance: int) -> int:
+        """Iterations beyond the needed one that a wait of this distance waits for: they have all that they need of the
+        lane, so they come. What it has made for the others is read meanwhile."""
+        return max(0, distance - 2) // 2 if self.rests else 0
 
     def waits_in(self, iteration: Iteration) -> Sequence[Wait]:
         """Of the iteration's inputs."""

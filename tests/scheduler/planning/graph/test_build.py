@@ -571,7 +571,7 @@ def test_a_loader_waits_for_slots_once_a_batch_but_where_any_of_its_loads_may_be
         "LOAD(0,2)": [],
         "LOAD(1,3)": [],
     }
-    assert waits() == {"LOAD(0,0)": ["BACKWARD(0,0)"], "LOAD(1,0)": ["BACKWARD(0,0)"]}
+    assert waits(prefetch={"load": 2}) == {"LOAD(0,0)": ["BACKWARD(0,0)"], "LOAD(1,0)": ["BACKWARD(0,0)"]}
 
 
 def test_buffers_are_read_between_two_changes(plan_of: PlanOf) -> None:

@@ -40,7 +40,7 @@ from weft.version import __version__
 CHECK_SECONDS: Final = 60.0  # for the other Weft to say what it is: a second, and more on a busy machine
 ANSWER_SECONDS: Final = 5.0  # for requests that are being answered; those that take longer are cut
 SETTLE_SECONDS: Final = 20.0  # for what was begun for jobs; a job's end writes its recording, which takes a second
-AHEAD_WINDOWS: Final = 12  # of a quarter of a second: what follows takes a second, and three on a busy machine
+AHEAD_WINDOWS: Final = 4  # of a second, or a quarter of one: what follows takes a second, and three on a busy machine
 MAX_PATH_CHARS: Final = 4096
 LASTING: Final = frozenset({"follow", "wait", "replace"})  # verbs whose clients come back, or are answered after it
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
