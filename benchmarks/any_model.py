@@ -1,7 +1,7 @@
 """Models of any class: what cutting by the model's own forward costs, before a job and in it.
 
 elided_over_sequential     iteration of a GPT that is cut by its own forward ÷ the same network as an nn.Sequential,
-                           two stages, the same cut; jobs of both take turns on one daemon
+                           two stages, the same cut; both, and torch's, take turns in slices (slices.py)
 own_forward_vs_torch       torch.distributed.pipelining on the nn.Sequential ÷ ours on the class of its own
 resnet_…                   the same of a ResNet-18
 inspection_iterations      seconds of an inspection, with the proof of the cut ÷ those of an iteration
@@ -14,29 +14,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from job_steps import rows_of
 from measure import Result, main, ratio_result
-from pipeline import CASES, ENVIRONMENT, Case, ask, stages_of, torch_peers
+from pipeline import CASES, ENVIRONMENT, ROUNDS, STARTS, Case, ask, stages_of, torch_peers
+from slices import ENDLESS, SlicedParty, medians, sliced_job, take_turns
 
 import weft.client.embedded
-from weft.client.client import Client
 from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 WARM_ITERATIONS = 10
 SCHEDULE = "1f1b"
 GOALS = {"": "<= 1.02", "small_": "<= 1.06", "resnet_": None}
-LARGE = dataclasses.replace(CASES[0], args={**CASES[0].args, "layers": 12}, turns=5)
-RESNET = Case(prefix="resnet_", entry="resnet_job.py:workload", args={"samples": 64}, iterations=20, turns=5)
+LARGE = dataclasses.replace(CASES[0], args={**CASES[0].args, "layers": 12}, seconds=2.5)
+RESNET = Case(prefix="resnet_", entry="resnet_job.py:workload", args={"samples": 64}, seconds=0.8)
 OWN_FORWARD = {
     "gpt_job.py:workload": "any_model_job.py:workload",
     "resnet_job.py:workload": "resnet_job.py:own_forward",
@@ -45,26 +44,28 @@ OWN_FORWARD = {
 
 def collect(quick: bool) -> list[Result]:
     results = []
-    with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
-        for case in (LARGE, CASES[1], RESNET):
-            results += _iterations(client, case, 2 if quick else case.turns)
+    for case in (LARGE, CASES[1], RESNET):
+        results += _iterations(case, *((1, 4) if quick else (STARTS, ROUNDS)))
     results.append(_prepare_peak(1 if quick else 3))
     results.append(_inspection(2 if quick else 5))
     return results
 
 
-def _iterations(client: Client, case: Case, turns: int) -> list[Result]:
+def _iterations(case: Case, starts: int, rounds: int) -> list[Result]:
     stages = stages_of(case, SCHEDULE)
     numbers = [first for first, _ in stages[1:]]
     names = [f"blocks.{number - 1}" for number in numbers]  # of the class: what is before the blocks is one child
-    own, sequential, theirs = [], [], []
-    with torch_peers(case, SCHEDULE, stages) as peers:
-        ask(peers, 3)
-        for turn in range(turns):
-            parties = (OWN_FORWARD[case.entry], own, names), (case.entry, sequential, numbers)
-            for entry, seconds, split in parties[:: 1 if turn % 2 else -1]:
-                seconds.append(_iteration(client, _spec(case, entry, case.iterations + WARM_ITERATIONS, split)))
-            theirs.append(statistics.median(ask(peers, case.iterations)[0]))
+    specs = [_spec(case, OWN_FORWARD[case.entry], ENDLESS, names), _spec(case, case.entry, ENDLESS, numbers)]
+    own, sequential, theirs = list[float](), list[float](), list[float]()
+    for start in range(starts):
+        with ExitStack() as stack:
+            order = [0, 1] if start % 2 else [1, 0]
+            jobs = {which: stack.enter_context(sliced_job(specs[which], warm=WARM_ITERATIONS)) for which in order}
+            peers = SlicedParty(stack.enter_context(torch_peers(case, SCHEDULE, stages)), ask)
+            beside = take_turns([*jobs.values(), peers], rounds, case.seconds)
+            found = medians(jobs[0].slices(), jobs[1].slices(), peers.iterations())
+        for values, more in zip((own, sequential, theirs), found, strict=True):
+            values += more
     shape = ", ".join(f"{key} {value}" for key, value in case.args.items() if key != "samples")
     what = f"GPT {shape}" if shape else "ResNet-18, half as wide, images of 64 × 64"
     return [
@@ -73,7 +74,8 @@ def _iterations(client: Client, case: Case, turns: int) -> list[Result]:
             own,
             sequential,
             goal=GOALS[case.prefix],
-            how=f"iteration cut by the model's own forward ÷ as nn.Sequential, 2 stages, 8 microbatches; {what}",
+            how="iteration cut by the model's own forward ÷ as nn.Sequential, 2 stages, 8 microbatches; "
+            f"{what}; {beside}",
         ),
         ratio_result(
             f"{case.prefix}own_forward_vs_torch",
@@ -89,11 +91,6 @@ def _spec(case: Case, entry: str, steps: int, split: Sequence[int | str]) -> Job
     job = {"entry": entry, "args": case.args, "steps": steps, "batch_size": 16, "seed": 1}
     strategy = {"schedule": SCHEDULE, "stages": 2, "microbatches": 8, "split": split}
     return JobSpec.parse({"job": job, "strategy": strategy, "directory": str(HERE)})
-
-
-def _iteration(client: Client, spec: JobSpec) -> float:
-    rows = rows_of(client, client.submit(spec)["job"])
-    return statistics.median(row["seconds"] for row in rows[WARM_ITERATIONS:])
 
 
 def _prepare_peak(turns: int) -> Result:

@@ -1,8 +1,9 @@
 """Pipelines of two stages: against the graph's own limit, and against torch.distributed.pipelining.
 
-Three parties take turns, on the same two cores with one thread each, for the same model, cut and schedule:
+Three parties take turns in slices (slices.py), on the same two cores with one thread each, for the same model, cut and
+schedule; all processes are started anew several times, since where they lie in memory makes 3 % of difference:
 
-    weft    a job on a running daemon; an iteration is the time from the end of one step to the end of the next
+    weft    a running job; an iteration is the time from the end of one step to the end of the next
     torch   torch.distributed.pipelining over Gloo, a process for each stage; peers/torch_pipeline.py
     alone   each stage's tasks without ever waiting, both stages at once on their cores; peers/stage_tasks.py
 
@@ -34,6 +35,7 @@ from typing import Any
 from job_steps import rows_of
 from measure import Result, interleave, main, ratio_result
 from party import Party, party
+from slices import ENDLESS, SlicedParty, medians, sliced_job, take_turns
 
 import weft.client.embedded
 from weft.client.client import Client
@@ -54,13 +56,12 @@ ENVIRONMENT = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"}  # the peers g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """prefix of the results' names; args of the entry; iterations of one turn; turns; goals by schedule."""
+    """prefix of the results' names; args of the entry; slices of so many seconds; goals by schedule."""
 
     prefix: str
     entry: str = "gpt_job.py:workload"
     args: dict[str, int]
-    iterations: int
-    turns: int
+    seconds: float
     over_limit: dict[str, str] = field(default_factory=dict)
     over_no_bubble: dict[str, str] = field(default_factory=dict)
     vs_torch: dict[str, str] = field(default_factory=dict)
@@ -70,8 +71,7 @@ CASES = (
     Case(
         prefix="",
         args={"layers": 8, "dim": 256, "heads": 4, "context": 128, "vocabulary": 8192, "samples": 64},
-        iterations=6,
-        turns=7,
+        seconds=2.0,
         over_limit={
             "gpipe": "<= 1.03",
             "1f1b": "<= 1.03",
@@ -85,8 +85,7 @@ CASES = (
     Case(
         prefix="small_",
         args={"layers": 4, "dim": 64, "heads": 1, "context": 32, "vocabulary": 512, "samples": 256},
-        iterations=200,
-        turns=9,
+        seconds=0.4,
         over_limit={"1f1b": "<= 1.05"},
         vs_torch={"gpipe": ">= 1.6", "1f1b": ">= 1.2"},
     ),
@@ -94,6 +93,9 @@ CASES = (
 
 
 TORCH_SCHEDULES = {"1f1b": 2, "gpipe": 2, "interleaved-zero-bubble": 2, "zero-bubble-v": 4}  # and their stages
+
+
+STARTS, ROUNDS = 4, 8  # of all processes; of slices, from each start on
 
 
 UNEQUAL = [[24, 10], [14, 22], [8, 6]]  # forward and backward of each stage
@@ -105,12 +107,12 @@ def collect(quick: bool) -> list[Result]:
 
 
 def pipelines(quick: bool) -> list[Result]:
-    results = []
-    with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
-        for case in CASES:
-            for schedule in dict.fromkeys([*case.vs_torch, *case.over_limit]):
-                results += _measure(client, case, schedule, 2 if quick else case.turns)
-    return results
+    return [
+        result
+        for case in CASES
+        for schedule in dict.fromkeys([*case.vs_torch, *case.over_limit])
+        for result in _measure(case, schedule, *((1, 4) if quick else (STARTS, ROUNDS)))
+    ]
 
 
 def measured_order(quick: bool) -> list[Result]:
@@ -150,26 +152,30 @@ def _unequal(schedule: str, steps: int) -> JobSpec:
 PARTS = {"pipelines": pipelines, "measured-order": measured_order}
 
 
-def _measure(client: Client, case: Case, schedule: str, turns: int) -> list[Result]:
+def _measure(case: Case, schedule: str, starts: int, rounds: int) -> list[Result]:
     plan, stages = _plan(case, schedule)
     split = [first for first, _ in stages[1:]]
-    weft_seconds, limit_seconds, busy_seconds = [], [], []
+    weft_seconds: list[float] = []
+    limit_seconds: list[float] = []
+    busy_seconds: list[float] = []
     torch_seconds: dict[str, list[float]] = {name: [] for name in _peers_of(case, schedule)}
-    with ExitStack() as stack:
-        gloo = {
-            name: stack.enter_context(torch_peers(case, name, _chunks(stages, TORCH_SCHEDULES[name])))
-            for name in torch_seconds
-        }
-        alone = stack.enter_context(_stage_peers(case, schedule, plan, split))
-        for peers in (*gloo.values(), alone):
-            ask(peers, 3)
-        for _ in range(turns):
-            weft_seconds.append(_weft(client, _spec(case, schedule, case.iterations + WARM_ITERATIONS, split)))
-            for name, peers in gloo.items():
-                torch_seconds[name].append(statistics.median(ask(peers, case.iterations)[0]))
-            seconds = _task_seconds(plan, ask(alone, case.iterations))
-            limit_seconds.append(speed_limit(plan.graph, seconds).seconds)
-            busy_seconds.append(_busiest(plan, seconds))
+    for _ in range(starts):
+        with ExitStack() as stack:
+            ours = stack.enter_context(sliced_job(_spec(case, schedule, ENDLESS, split), warm=WARM_ITERATIONS))
+            gloo = [
+                SlicedParty(stack.enter_context(torch_peers(case, name, _chunks(stages, TORCH_SCHEDULES[name]))), ask)
+                for name in torch_seconds
+            ]
+            alone = SlicedParty(stack.enter_context(_stage_peers(case, schedule, plan, split)), ask)
+            beside = take_turns([ours, *gloo, alone], rounds, case.seconds)
+            tasks = [_task_seconds(plan, answers, alone.uncounted) for answers in alone.slices()]
+            limits = [speed_limit(plan.graph, seconds).seconds for seconds in tasks]
+            busiest = [_busiest(plan, seconds) for seconds in tasks]
+            rows = medians(ours.slices(), limits, busiest, *(peers.iterations() for peers in gloo))
+        for values, found in zip(
+            [weft_seconds, limit_seconds, busy_seconds, *torch_seconds.values()], rows, strict=True
+        ):
+            values += found
     name = f"{case.prefix}{schedule.replace('-', '_')}"
     shape = ", ".join(f"{key} {value}" for key, value in case.args.items() if key != "samples")
     results = [
@@ -178,7 +184,7 @@ def _measure(client: Client, case: Case, schedule: str, turns: int) -> list[Resu
             weft_seconds,
             limit_seconds,
             goal=case.over_limit.get(schedule),
-            how=f"iteration ÷ the graph's limit from task times alone, both cores loaded; GPT {shape}",
+            how=f"iteration ÷ the graph's limit from task times alone, both cores loaded; GPT {shape}; {beside}",
         )
     ]
     if goal := case.over_no_bubble.get(schedule):
@@ -254,8 +260,9 @@ def _weft(client: Client, spec: JobSpec) -> float:
     return statistics.median(row["seconds"] for row in rows[WARM_ITERATIONS:])
 
 
-def _task_seconds(plan: Plan, answers: list[dict[str, list[float]]]) -> list[float]:
-    seconds = {int(task): statistics.median(times) for answer in answers for task, times in answer.items()}
+def _task_seconds(plan: Plan, answers: list[dict[str, list[float]]], uncounted: int) -> list[float]:
+    """Of a slice, without so many of its first iterations."""
+    seconds = {int(task): statistics.median(times[uncounted:]) for answer in answers for task, times in answer.items()}
     return [seconds[task.id] for task in plan.graph.tasks]
 
 

@@ -14,7 +14,9 @@ What a slice begins with is not counted: caches are another's, and who was stopp
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import signal
 import statistics
@@ -32,9 +34,10 @@ import weft.client.embedded
 from weft.client.client import Client
 from weft.spec.job_spec import JobSpec
 
-UNCOUNTED = 3  # iterations at a slice's begin: lanes that were kept from their core do not spin in the next waits
-LEAST = 3  # iterations that count, of each slice
+UNCOUNTED_SECONDS = 0.06  # at a slice's begin, an iteration at least: lanes that were stopped do not spin for a while
+LEAST = 2  # iterations that count, of each slice
 ENDLESS = 100_000_000  # steps
+WARM_ITERATIONS = 3  # of peers
 PROBE_STEPS = 20_000  # about a millisecond
 
 
@@ -84,7 +87,7 @@ class SlicedJob:
         lines = Path(result["run_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         found = _between([row["seconds"] for row in map(json.loads, lines) if row["seconds"] is not None], pauses)
         found += [[] for _ in pauses]  # of the last slices the job may not have told before its end
-        return [each[UNCOUNTED:] for each in found[1 : len(pauses) + 1]]
+        return [list(_counted(each)) for each in found[1 : len(pauses) + 1]]
 
 
 @contextmanager
@@ -107,14 +110,15 @@ def sliced_job(spec: JobSpec, *, warm: int, workers: int = 2) -> Iterator[Sliced
 
 
 class SlicedParty:
-    """Peers that run iterations when they are asked: `ask` of weft's benchmarks."""
+    """Peers that run iterations when they are asked, and tell of each."""
 
     def __init__(self, peers: Party, ask: Callable[[Party, int], list[Any]]) -> None:
         self._peers, self._ask = peers, ask
-        ask(peers, UNCOUNTED)
+        ask(peers, WARM_ITERATIONS)
         started = time.perf_counter()
-        ask(peers, UNCOUNTED)
-        self._seconds = (time.perf_counter() - started) / UNCOUNTED  # of an iteration
+        ask(peers, WARM_ITERATIONS)
+        self._seconds = (time.perf_counter() - started) / WARM_ITERATIONS
+        self.uncounted = math.ceil(UNCOUNTED_SECONDS / self._seconds)  # iterations of a slice
         self._answers: list[list[Any]] = []
         self.stop()
 
@@ -129,13 +133,17 @@ class SlicedParty:
 
     def slice(self, seconds: float) -> None:
         self.go_on()
-        self._answers.append(self._ask(self._peers, max(UNCOUNTED + LEAST, round(seconds / self._seconds))))
+        self._answers.append(self._ask(self._peers, max(self.uncounted + LEAST, round(seconds / self._seconds))))
         self.stop()
 
     def slices(self) -> list[list[Any]]:
-        """By slice, what each peer answers."""
+        """By slice, what each peer answers, of all its iterations."""
         self.go_on()
         return self._answers
+
+    def iterations(self) -> list[list[float]]:
+        """By slice, where a peer tells the seconds of each: those of the first one."""
+        return [first[self.uncounted :] for first, *_ in self.slices()]
 
 
 def take_turns(parties: Sequence[Sliced], rounds: int, seconds: float) -> str:
@@ -152,11 +160,19 @@ def take_turns(parties: Sequence[Sliced], rounds: int, seconds: float) -> str:
     )
 
 
-def medians(*parties: Sequence[Sequence[float]]) -> list[list[float]]:
-    """By party, of each round in which every one of them came to LEAST iterations: others had the cores meanwhile."""
-    rounds = [each for each in zip(*parties, strict=True) if all(len(slice) >= LEAST for slice in each)]
+def medians(*parties: Sequence[Sequence[float] | float]) -> list[list[float]]:
+    """By party, of each round in which all came to LEAST iterations; in others somebody else had the cores. A party may
+    have one number for a slice."""
+    rounds = [each for each in zip(*parties, strict=True) if not any(map(_is_short, each))]
     assert 2 * len(rounds) > len(parties[0]), f"only {len(rounds)} of {len(parties[0])} rounds: the machine is too busy"
-    return [[statistics.median(slice) for slice in party] for party in zip(*rounds, strict=True)]
+    return [
+        [each if isinstance(each, float) else statistics.median(each) for each in row]
+        for row in zip(*rounds, strict=True)
+    ]
+
+
+def _is_short(measured: Sequence[float] | float) -> bool:
+    return not isinstance(measured, float) and len(measured) < LEAST
 
 
 def _between(seconds: Sequence[float], pauses: Sequence[float]) -> list[list[float]]:
@@ -171,6 +187,12 @@ def _between(seconds: Sequence[float], pauses: Sequence[float]) -> list[list[flo
             found.append([])
             number += 1
     return found
+
+
+def _counted(seconds: Sequence[float]) -> Iterator[float]:
+    """Of a slice's iterations."""
+    ends = itertools.accumulate(seconds, initial=0.0)
+    return (each for each, begins in zip(seconds, ends, strict=False) if begins >= UNCOUNTED_SECONDS)
 
 
 def _probe() -> float:

@@ -56,16 +56,23 @@ class Movements:
     """Of torch's default CPU generator in a run that nobody seeds: what it draws would be other numbers each time."""
 
     _num_restored = 0  # by whoever, in this process
+    _seen: torch.Tensor | None = None  # its state at the last look, in this process, unless it was seeded since
 
     def __init__(self) -> None:
-        """Once the process watches."""
-        self._before = torch.default_generator.get_state()
+        """Once the process watches. Who has drawn between two runs, and told nobody, is taken to draw in the second."""
+        self._before = torch.default_generator.get_state() if Movements._seen is None else Movements._seen
         self._restored_before = Movements._num_restored
 
     def are_there(self) -> bool:
         """Whether it has moved, or been put back (torch.random.fork_rng), perhaps to where it was."""
+        Movements._seen = torch.default_generator.get_state()
         was_restored = Movements._num_restored != self._restored_before
-        return was_restored or not torch.equal(self._before, torch.default_generator.get_state())
+        return was_restored or not torch.equal(self._before, Movements._seen)
+
+    @staticmethod
+    def forget() -> None:
+        """It has been seeded."""
+        Movements._seen = None
 
     @staticmethod
     def watch() -> None:

@@ -22,7 +22,7 @@ class Cache:
 def answers(tape: Tape, *questions: Any) -> list[Any]:
     """Of one run in which each of these is given to the same asker; what is computed is that question."""
     tape.rewind()
-    return [tape.answer("asker", given, lambda given=given: given) for given in questions]
+    return [tape.answer("asker", ((given,), {}), lambda given=given: given) for given in questions]
 
 
 def is_answered(first: Any, second: Any) -> bool:
@@ -30,7 +30,7 @@ def is_answered(first: Any, second: Any) -> bool:
     tape, computed = Tape(), []
     for given in (first, second):
         tape.rewind()
-        tape.answer("asker", given, lambda given=given: computed.append(given))
+        tape.answer("asker", ((given,), {}), lambda given=given: computed.append(given))
     return len(computed) == 1
 
 
@@ -73,7 +73,7 @@ def test_nothing_of_what_was_given_is_kept() -> None:
     """A cache of keys and values was, with what the stage's own modules had put into it later."""
     tape, given = Tape(), [Cache(), torch.zeros(3)]
     gone = [weakref.ref(each) for each in given]
-    tape.answer("asker", tuple(given), lambda: given[1])
+    tape.answer("asker", (tuple(given), {}), lambda: given[1])
     given.clear()
     gc.collect()
     assert [each() for each in gone] == [None, None]
@@ -83,6 +83,6 @@ def test_a_tensor_that_was_made_for_an_answer_is_made_again() -> None:
     tape, made = Tape(), []
     for _ in range(2):
         tape.rewind()
-        tape.answer("asker", (), lambda: made.append(torch.zeros(1)) or made[-1])
-        tape.answer("asker", (), lambda: None)
+        tape.answer("asker", ((), {}), lambda: made.append(torch.zeros(1)) or made[-1])
+        tape.answer("asker", ((), {}), lambda: None)
     assert len(made) == 2

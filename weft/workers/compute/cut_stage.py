@@ -38,7 +38,7 @@ class _Saved:
     step: int
     leaves: list[torch.Tensor | None]  # what was received
     given: list[torch.Tensor | None]  # the same as the step got it
-    versions: list[int]  # of these, before the step
+    versions: list[int]  # of these, before the step, where it may write to them
     batch: Any
     sent: Tensors | None  # with its graph, unless it is recomputed
     bound: Bound  # what stood for what
@@ -140,13 +140,13 @@ class CutStage(Stage):
                 saved.sent = self._run_saved(microbatch, saved)[0]
         self._again = partial(self._begin_backward, saved.bound, saved.calls, microbatch, saved.step)
         self._again()
-        written = [
-            self._copies_input and given is not None and given._version != version
-            for given, version in zip(saved.given, saved.versions, strict=True)
-        ]
+        if not self._copies_input:
+            return saved.given, saved.sent
         # A copy is where gradients are summed, but what was written to is another tensor since.
-        parts = zip(saved.leaves, saved.given, written, strict=True)
-        return [leaf if is_written else given for leaf, given, is_written in parts], saved.sent
+        parts = zip(saved.leaves, saved.given, saved.versions, strict=True)
+        return [
+            leaf if given is not None and given._version != now else given for leaf, given, now in parts
+        ], saved.sent
 
     def again(self) -> Callable[[], None]:
         return self._again
@@ -183,7 +183,8 @@ class CutStage(Stage):
 
     def _run_saved(self, microbatch: int, saved: _Saved) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
         saved.given = [None if leaf is None else self._apart(leaf) for leaf in saved.leaves]
-        saved.versions = [0 if each is None else each._version for each in saved.given]
+        if self._copies_input:
+            saved.versions = [0 if each is None else each._version for each in saved.given]
         result = self._run(microbatch, saved.step, saved.given, saved.batch, learns=True)
         saved.bound, saved.calls = self._cut.bound, self._cut.numbers.made
         if isinstance(result, Sent):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from weft.workers.devices.device import Act, Device, Result
+from weft.workload.randomness import Movements
 
 
 class HostDevice(Device):
@@ -29,6 +30,7 @@ class HostDevice(Device):
 
     def seed(self, key: int) -> None:
         torch.default_generator.manual_seed(key)
+        Movements.forget()
 
     def tell(self, value: torch.Tensor, use: Callable[[float], None]) -> None:
         use(float(value.item()))

@@ -68,10 +68,10 @@ class Tape:
         self._place = 0
 
     def recall(self, asker: object, given: Any) -> TapeEntry | None:
-        """The answer at this place, if this is the question that it had."""
+        """The answer at this place, if this is the question that it had. given: arguments, and those by keyword."""
         if self._place < len(self._entries):
             known = self._entries[self._place]
-            if known.asker == asker and _is_alike(known.given, given):
+            if known.asker == asker and (_is_one(known.given, given) or _is_alike(known.given, given)):
                 self._place += 1
                 return known
         return None
@@ -139,6 +139,12 @@ def _kept(value: Any) -> Any:
     if kind in _PLAIN or isinstance(value, (torch.Tensor, Enum)) or hasattr(value, "__array__"):
         return value
     return _OfClass(kind)
+
+
+def _is_one(known: Any, given: Any) -> bool:
+    """The very object that it was, alone, as most modules are given: looked at first, in a third of the time."""
+    (args, kwargs), (known_args, known_kwargs) = given, known
+    return len(args) == 1 == len(known_args) and args[0] is known_args[0] and not (kwargs or known_kwargs)
 
 
 def _is_alike(known: Any, value: Any) -> bool:
