@@ -269,7 +269,8 @@ async def test_the_page_follows_the_readers_theme_and_has_a_table_beside_the_pic
     await browser.evaluate("document.getElementById('rows').open = true")
     await browser.until("document.querySelectorAll('#rows-body tr').length", "rows")
     rows = await browser.evaluate("document.querySelectorAll('#rows-body tr').length")
-    assert rows == await browser.evaluate(f"(async () => {VIEW}.timeline.count(0))()")
+    lane = "Number(document.getElementById('rows-lane').value)"
+    assert rows == await browser.evaluate(f"(async () => {VIEW}.timeline.count({lane}))()")
     for width in (1024, 1920):
         await browser.resize(width, 900)
         await browser.until(f"document.documentElement.clientWidth > {width - 40}", "the width")

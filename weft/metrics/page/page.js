@@ -271,6 +271,7 @@ function showTimeline(told) {
   const lanes = part("rows-lane");
   if (lanes.options.length !== told.lanes.length || lanes.options[0].textContent !== told.lanes[0].lane) {
     lanes.replaceChildren(...told.lanes.map((lane, at) => element("option", { value: at }, lane.lane)));
+    lanes.value = Math.max(0, told.lanes.findIndex((lane) => lane.rows.length)); // a loader may be done with these iterations
   }
   showRows();
 }
