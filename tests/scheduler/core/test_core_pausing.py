@@ -25,6 +25,7 @@ from weft.scheduler.core.events import (
     ResumeRequested,
     SaveSnapshot,
     Snapshot,
+    SnapshotDue,
     SnapshotSaved,
     WorkerJoined,
     WorkerLost,
@@ -128,6 +129,29 @@ def test_one_that_loses_a_worker_on_the_way_is_paused_all_the_same(rehearsal: An
     assert states(rehearsal)[-2:] == ["recovering", "paused"]
     rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
     assert rehearsal.job.phase is Phase.PAUSED
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_it_had_come_to_when_it_lost_a_worker_is_what_it_goes_on_from(rehearsal: Any, waits: bool) -> None:
+    """It kept the plan that it was to recover with, or with which it waited in the queue, and its snapshot went to the
+    disk: resumed, it prepared that plan without any, and began again with the first step."""
+    rehearsal.tell(SnapshotDue(job="a", attempt=1))
+    rehearsal.run_to(8)
+    snapshot = rehearsal.job.snapshot
+    if not waits:
+        rehearsal.tell(PauseRequested(job="a"))
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    rehearsal.release()
+    if waits:
+        rehearsal.tell(PauseRequested(job="a"))
+        rehearsal.release()
+    assert rehearsal.job.phase is Phase.PAUSED
+    rehearsal.tell(SnapshotSaved(job="a", path="there"))
+    assert rehearsal.job.snapshot is None, "it is on the disk"
+    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(ResumeRequested(job="a"))
+    assert rehearsal.job.phase is Phase.PLANNING, "where it is looked for what is there"
+    assert snapshot is not None
 
 
 def test_it_says_why_it_stands_still(rehearsal: Any) -> None:

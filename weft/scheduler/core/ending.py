@@ -26,6 +26,7 @@ class Ending(State):
 
     def _pause(self, job: Job) -> list[Command]:
         self._move(job, Phase.PAUSED, "asked for")
+        job.plan = None  # resumed, it is planned anew: with the workers of then, from what is on the disk by then
         record = events.RecordState(job=job.name, state="paused", attempt=job.attempt)
         return [record, *dispatch.save(job), *self._let_go_of_copies(job)]
 
