@@ -9,6 +9,7 @@ from dataclasses import replace
 from weft.scheduler.core import dispatch, events, outcomes
 from weft.scheduler.core.events import Command
 from weft.scheduler.core.job import Job, Outcome, Phase
+from weft.scheduler.core.replanning import change
 from weft.scheduler.core.replaying import steps
 from weft.scheduler.core.state import State
 
@@ -21,6 +22,8 @@ class Ending(State):
         """At the end of an iteration, with a snapshot of what it has come to; at once where it has not begun."""
         if job.phase is not Phase.RUNNING:
             return self._release(job, outcome)
+        if outcome.reason != change.REPLANNED:
+            change.forget(job)
         job.stopping = outcome
         return [*dispatch.halt(job), *steps.drop(job)]
 
@@ -41,6 +44,8 @@ class Ending(State):
     def _release(self, job: Job, outcome: Outcome, *, keeps: Iterable[str] = ()) -> list[Command]:
         """keeps: the workers that stay the job's, with what they have, unless something comes between."""
         self._move(job, Phase.RELEASING, outcome.message or outcome.state)
+        if outcome is not job.stopping:
+            change.forget(job)
         job.outcome = outcome
         commands: list[Command] = []
         if outcome.state == "recovering":
@@ -77,7 +82,7 @@ class Ending(State):
         job.replay = None
         if job.outcome.is_end:
             return commands + self._end(job)
-        job.plan = dispatch.plan_to_go_on_with(job)
+        job.plan, job.improved = dispatch.plan_to_go_on_with(job), None
         if not job.is_mended:
             job.attempt += 1
         job.is_mended = False
