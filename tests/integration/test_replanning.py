@@ -55,7 +55,7 @@ class Tired(torch.nn.Module):
                 open(self.gate, "x").close()
         return x + self.dropout(torch.tanh(self.linear(x)))
 
-def workload(after=30, seconds=0.003, units=8, gate=""):
+def workload(after=20, seconds=0.006, units=8, gate=""):
     pass_gate(gate, "of preparing")
     torch.manual_seed(5)
     inputs = torch.linspace(-1, 1, 48).reshape(48, 1).expand(48, 8).contiguous()
@@ -65,15 +65,15 @@ def workload(after=30, seconds=0.003, units=8, gate=""):
                          optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
 """
 )
-PIPELINE = {"stages": 2, "microbatches": 3, "window": 24}
-STEPS = 240
+PIPELINE = {"stages": 2, "microbatches": 2, "window": 16}
+STEPS = 230
 
 
 def check_is_that_of_the_plain_loop(daemon: Any, result: dict[str, Any], spec: Any) -> None:
     assert result["state"] == "completed", daemon.log_of(result["job"])
     tables = spec.to_wire()
     awake = type(spec).parse(
-        tables | {"job": tables["job"] | {"args": {"seconds": 0.0}}, "strategy": {"microbatches": 3}}
+        tables | {"job": tables["job"] | {"args": {"seconds": 0.0}}, "strategy": {"microbatches": 2}}
     )
     expected = reference.train(awake)
     rows = metrics_rows(result["run_dir"])

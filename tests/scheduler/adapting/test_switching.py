@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from weft.scheduler.adapting.switching import FIRST, HYSTERESIS, MAX_CHANGES, Gain, Switching, gain_of
+from weft.scheduler.adapting.switching import FIRST, HYSTERESIS, MAX_CHANGES, Gain, Switching
 
 ITERATION = 0.1
 
@@ -54,17 +54,16 @@ def test_it_changes_a_few_times_and_less_and_less_often(switching: Switching) ->
     for _ in range(MAX_CHANGES):
         due.append(next(step for step in range(switching.due, 1 << 20) if switching.take_due(step, 10_000, ITERATION)))
         change(switching)
-        switching.judge(0.05)
         switching.begin(due[-1], may_change=True)
-    assert all(later - earlier >= 2 * FIRST for earlier, later in itertools.pairwise(due))
+        switching.judge(0.05)
+    assert [later - earlier for earlier, later in itertools.pairwise(due)] == [4 * FIRST, 16 * FIRST]
     assert not switching.is_due(1 << 30)
 
 
-def test_what_is_not_faster_by_enough_brings_nothing() -> None:
-    assert gain_of(0.1, 0.2, 0.2 / HYSTERESIS * 1.001) is None
-    gain = gain_of(1.0, 4.0, 2.0)
-    assert gain == Gain(before_seconds=1.0, expected_seconds=0.5)
-    assert gain is not None
+def test_a_gain_is_told_and_has_to_be_enough() -> None:
+    assert not Gain(before_seconds=0.1, expected_seconds=0.1 / HYSTERESIS * 1.001).is_enough
+    gain = Gain(before_seconds=1.0, expected_seconds=0.5)
+    assert gain.is_enough
     assert gain.told() == "500 ms an iteration expected instead of 1 s, 50 % less"
 
 

@@ -6,8 +6,8 @@
 
 A change costs time, and what it brings is a prediction. So a job changes
 
-- where the prediction for another plan is shorter by more than HYSTERESIS than that for its own, both made of the same
-  measured times: what two predictions are off by at the worst half of the time, so a job does not go to and fro;
+- where an iteration is expected to be shorter by more than HYSTERESIS: what two predictions are off by half of the
+  time, so a job does not go to and fro;
 - where what that saves over the steps that are left is more than what a change costs: letting go and preparing, as long
   as preparing took the last time, or, once the job has changed, as long as that took; a snapshot; and an iteration in
   which lanes run empty and fill again;
@@ -34,18 +34,14 @@ class Gain:
     before_seconds: float  # the median iteration that was measured
     expected_seconds: float  # of an iteration with the other plan
 
+    @property
+    def is_enough(self) -> bool:
+        return self.before_seconds >= HYSTERESIS * self.expected_seconds
+
     def told(self) -> str:
         share = 100 * (1 - self.expected_seconds / self.before_seconds)
         before, expected = _told(self.before_seconds), _told(self.expected_seconds)
         return f"{expected} an iteration expected instead of {before}, {share:.0f} % less"
-
-
-def gain_of(iteration_seconds: float, before: float, after: float) -> Gain | None:
-    """iteration_seconds: measured. before, after: predicted, with the same times. What a prediction does not know is
-    taken to be in the other plan in proportion. None where it is not enough."""
-    if before < HYSTERESIS * after:
-        return None
-    return Gain(before_seconds=iteration_seconds, expected_seconds=iteration_seconds * after / before)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +103,7 @@ class Switching:
     def begin(self, step: int, *, may_change: bool) -> None:
         """An attempt, which has no times yet. may_change: its plan is one to which there are others."""
         self.may_change = may_change
-        self.due = max(self.due, step + FIRST)
+        self.due = max(self.due, step + (FIRST if self.newest is None else self.interval))
 
     def is_due(self, step: int) -> bool:
         """Whether something is to be told, or looked for, as soon as there are enough steps."""

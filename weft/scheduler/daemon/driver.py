@@ -66,7 +66,7 @@ class Driver:
         self._settling: set[asyncio.Task[None]] = set()  # about a job, and no other daemon could do them
         self.guard = Guard()
         self.savers = Savers(pool.start_saver, spawn, self.guard, self._saved, self._drop, estate.writing)
-        self._plans = Plans(estate, self.savers, self.feed, self._fail)
+        self._plans = Plans(estate, self.savers, self.feed, self._fail, self.guard)
         self._failing: set[str] = set()  # jobs that are being failed for a bug of ours
         self._hangs = Hangs(self.core, self.runs, pool, exporter, self._begin_task, self.feed, estate.watches)
         self.hearing = Hearing(
@@ -327,7 +327,7 @@ class Driver:
         for event in run.take_due(time.monotonic()):
             self.feed(event)
         if self._plans.is_due(run):
-            self._spawn(self._guarded("another plan", run.job, self._plans.improve(run)), f"plan {run.job} again")
+            self._spawn(self._plans.improve(run), f"plan {run.job} again")
 
     def _record_state(self, command: events.RecordState) -> None:
         name, run, now = command.job, self.runs[command.job], time.time()

@@ -18,6 +18,7 @@ from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
 from weft.scheduler.adapting.switching import SAMPLE
 from weft.scheduler.core.events import CancelRequested, Event, JobPlanned, PlanImproved, Snapshot
+from weft.scheduler.daemon.guard import Guard
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Savers
 from weft.scheduler.planning.choosing.better import Running, better
@@ -42,11 +43,12 @@ class Fail(Protocol):
 class Plans:
     """feed: one event to the core. fail: an attempt of a job."""
 
-    def __init__(self, estate: Estate, savers: Savers, feed: Callable[[Event], None], fail: Fail) -> None:
+    def __init__(self, estate: Estate, savers: Savers, feed: Callable[[Event], None], fail: Fail, guard: Guard) -> None:
         self._estate = estate
         self._savers = savers
         self._feed = feed
         self._fail = fail
+        self._guard = guard
 
     async def make(self, message: Message) -> None:
         """message: by which the inspection has come. Nothing of what it is made from changes: it may be made anew."""
@@ -77,6 +79,7 @@ class Plans:
             self._feed(JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint))
 
     async def _choose(self, run: Run, inspection: Inspection, make: MakePlan) -> Plan:
+        run.given = None
         if not run.spec.strategy.is_auto:
             return await asyncio.to_thread(make, run.spec, inspection)
         choice = await asyncio.to_thread(choose, run.spec, inspection, make)
@@ -100,15 +103,18 @@ class Plans:
         return switching.take_due(attempt.progress.step, attempt.progress.steps_left, newest[1])
 
     async def improve(self, run: Run) -> None:
-        """Tells the core of a better plan, if there is one and it pays."""
+        """Tells the core of a better plan, if there is one and it pays. Whatever goes wrong, the job goes on."""
+        with self._guard.around(f"another plan for {run.job}"):
+            await self._improve(run)
+
+    async def _improve(self, run: Run) -> None:
         attempt, free = run.attempt, free_memory()
         if attempt is None or (newest := attempt.progress.pace.newest(SAMPLE)) is None:
             return
         own = attempt.plan.shared_bytes  # which it will have let go of
         make = partial(make_plan, shared_bytes_free=free.shared + own, host_bytes_free=free.host + own)
-        running = Running(
-            plan=attempt.plan, task_seconds=attempt.books.times.medians(newest[0]), iteration_seconds=newest[1]
-        )
+        times = attempt.books.times.medians(newest[0])
+        running = Running(plan=attempt.plan, task_seconds=times, iteration_seconds=newest[1])
         inspection = Inspection.from_wire(run.inspection)
         found = await asyncio.to_thread(better, run.spec, run.given or run.spec, running, inspection, make)
         left, copying = attempt.progress.steps_left, attempt.snapshots.newest_seconds

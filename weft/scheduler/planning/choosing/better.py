@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
-from weft.scheduler.adapting.switching import Gain, gain_of
+from weft.scheduler.adapting.switching import Gain
 from weft.scheduler.planning.choosing.choice import Considered, MakePlan, iteration_seconds, simulated
 from weft.scheduler.planning.choosing.corrected import corrected
 from weft.scheduler.planning.choosing.titles import title_of
 from weft.scheduler.planning.costs import PlannedJob
+from weft.scheduler.planning.outlook import is_beyond
 from weft.spec.candidates import candidates
 from weft.spec.job_spec import JobSpec
 from weft.spec.schedule_text import MEASURED
@@ -64,15 +65,9 @@ def may_improve(spec: JobSpec, plan: Plan, *, is_chosen: bool) -> bool:
     return is_chosen or replica.split is None or strategy.schedule == MEASURED
 
 
-def better(
-    spec: JobSpec,
-    given: JobSpec,
-    running: Running,
-    inspection: Inspection,
-    make: MakePlan,
-) -> Better | None:
+def better(spec: JobSpec, given: JobSpec, running: Running, inspection: Inspection, make: MakePlan) -> Better | None:
     """The fastest of those that are faster by enough. spec: with the strategy that the job has; given: with that from
-    which it was chosen, or the same. inspection: by which it was planned. Errors: SimulationError."""
+    which it was chosen, or the same. inspection: by which it was planned."""
     known = corrected(PlannedJob(spec, running.plan), inspection, running.task_seconds)
     host = inspection.host
     considered = [
@@ -89,6 +84,17 @@ def better(
     plan = replace(make(fastest.spec, known), predicted_iteration_seconds=gain.expected_seconds)
     told = f"another plan: {difference(running.plan, plan)}; {gain.told()}"
     return Better(spec=fastest.spec, plan=plan, inspection=known, gain=gain, told=told)
+
+
+def gain_of(measured: float, before: float, after: float) -> Gain | None:
+    """measured: an iteration. before, after: simulated, with the times of its tasks. What the simulation does not
+    explain stays as it is with the other plan; what it has too much is so in proportion. None where it is not enough,
+    or where nothing can be said."""
+    if is_beyond(before / measured):
+        return None
+    expected = measured - (before - after) if before < measured else measured * after / before
+    gain = Gain(before_seconds=measured, expected_seconds=expected)
+    return gain if gain.is_enough else None
 
 
 def alternatives(spec: JobSpec, given: JobSpec, host: Host) -> Iterator[JobSpec]:
