@@ -59,7 +59,7 @@ ITERATIONS = 4 * EVERY  # that are simulated
 GPT = {"layers": 4, "dim": 64, "heads": 1, "context": 32, "vocabulary": 512, "samples": 256}
 STRATEGY = {"preset": "hybrid-fine", "microbatches": 4}
 
-TIRING = {"sample_seconds": 5e-4, "units": 8, "after": 40}
+TIRING = {"sample_seconds": 2e-4, "units": 8, "after": 40}
 DIMS = {"": 256, "_large": 1024}  # of units: 0.5 and 8.4 million parameters
 SWITCHED = {"stages": 2, "microbatches": 2, "window": 16}
 SWITCHED_STEPS = 200

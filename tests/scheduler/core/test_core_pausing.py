@@ -14,6 +14,7 @@ from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import (
     CancelRequested,
     Dispatch,
+    DrainRequested,
     DropArenas,
     JobPlanned,
     JobSubmitted,
@@ -193,6 +194,23 @@ def test_where_all_places_are_taken_it_stops_behind_the_next_copy(rehearsal: Any
 def preempted(rehearsal: Any) -> Any:
     rehearsal.tell(JobSubmitted(job="b", needs=rehearsal.needs, priority=1))
     return rehearsal
+
+
+def test_what_it_had_come_to_is_saved_when_the_daemon_drains_meanwhile(preempted: Any) -> None:
+    """It was in memory alone. A daemon that was stopped waited for the more urgent job, and the next one began this one
+    again with the first step."""
+    preempted.run_to(16)
+    preempted.release()
+    assert preempted.found(SaveSnapshot) == []
+    assert preempted.tell(DrainRequested(now=False)) == [SaveSnapshot(job="a", snapshot=preempted.job.snapshot)]
+
+
+def test_one_that_makes_room_while_the_daemon_drains_is_saved_too(preempted: Any) -> None:
+    preempted.tell(DrainRequested(now=False))
+    preempted.run_to(16)
+    preempted.release()
+    assert preempted.job.phase is Phase.QUEUED
+    assert preempted.found(SaveSnapshot) == [SaveSnapshot(job="a", snapshot=preempted.job.snapshot)]
 
 
 def test_a_job_of_higher_priority_has_it_stop_and_it_goes_on_after_that_with_its_plan(preempted: Any) -> None:

@@ -231,6 +231,26 @@ def test_cancelled_while_it_lets_go_it_ends(rehearsal: Any, other: Plan) -> None
     assert rehearsal.found(RecordState)[-1].state == "cancelled"
 
 
+def test_a_daemon_that_drains_changes_no_plan(rehearsal: Any, other: Plan) -> None:
+    rehearsal.tell(DrainRequested(now=False))
+    assert improve(rehearsal, other) == []
+    rehearsal.run_to(STEPS)
+    assert rehearsal.job.phase is Phase.SAVING
+
+
+def test_one_that_stops_for_another_plan_while_the_daemon_drains_is_saved_for_the_next_one(
+    rehearsal: Any, other: Plan
+) -> None:
+    """Nothing runs then, so the daemon ends, and what the job has come to was in its memory alone."""
+    improve(rehearsal, other)
+    rehearsal.tell(DrainRequested(now=False))
+    to_its_stop(rehearsal)
+    rehearsal.release()
+    assert rehearsal.job.phase is Phase.QUEUED
+    (save,) = rehearsal.found(SaveSnapshot)
+    assert save.snapshot.iteration == made(rehearsal)[-1]
+
+
 def test_a_daemon_that_drains_keeps_it_for_the_next_one(rehearsal: Any, other: Plan) -> None:
     improve(rehearsal, other)
     rehearsal.run_to(1)

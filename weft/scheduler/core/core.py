@@ -70,7 +70,7 @@ class Core(Starting):
                 steps.note(job, event)
                 return []
             case events.PlanImproved():
-                outcome = change.take(job, event, self.queue())
+                outcome = None if self.draining else change.take(job, event, self.queue())
                 return [] if outcome is None else self._stop(job, outcome)
         assert_never(event)
 
@@ -328,8 +328,9 @@ class Core(Starting):
 
     def _drain_requested(self, event: events.DrainRequested) -> list[Command]:
         self.draining = True
-        if not event.now:
-            return []
+        if not event.now:  # what waits in the queue does so for the next daemon
+            waiting = [job for job in self.jobs.values() if job.phase is Phase.QUEUED]
+            return [command for job in waiting for command in dispatch.save(job)]
         saved = [command for job in self.jobs.values() for command in dispatch.save(job)]
         return [*saved, *(command for job in self._active() for command in self._release(job, outcomes.SHUTDOWN))]
 

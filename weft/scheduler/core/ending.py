@@ -91,7 +91,8 @@ class Ending(State):
             return commands + self._pause(job)
         self._move(job, Phase.QUEUED, f"attempt {job.attempt}")
         queued = events.RecordState(job=job.name, state="queued", attempt=job.attempt)
-        return [*commands, _with_reason(queued, outcome)]
+        saved = dispatch.save(job) if self.draining else []  # it goes on in the next daemon
+        return [*commands, _with_reason(queued, outcome), *saved]
 
     def _mend(self, job: Job) -> list[Command]:
         """The job holds its workers, and waits for one in the place of each lost one."""
