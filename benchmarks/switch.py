@@ -1,5 +1,11 @@
-"""What it costs to bring all lanes of a job to an iteration's end and to go on from there: the least of what another
-plan at that place would cost. Nothing is prepared and nobody is told of a plan; a switch does that besides.
+"""What another plan costs a job at an iteration's end: the least that it would be, and what it is.
+
+--only switch: jobs of two stages whose second half of units grows slow, so that they go on with another plan. From the
+end of the last iteration before to that of the first one behind, but for one iteration: letting go, preparing, lanes
+that run empty and fill again. The same job that stays as it is takes turns, for what the change gains.
+
+--only stop: what it costs to bring all lanes to an iteration's end and to go on from there, which is the least of it.
+Nothing is prepared, and nobody is told of a plan.
 
 A CPU replica beside a stand-in by `hybrid-fine`, on a daemon whose jobs stop at every 16th iteration. Twice:
 
@@ -23,6 +29,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from measure import Result, main, ratio_result, value_result
 
@@ -51,6 +58,11 @@ WINDOW = 4
 ITERATIONS = 4 * EVERY  # that are simulated
 GPT = {"layers": 4, "dim": 64, "heads": 1, "context": 32, "vocabulary": 512, "samples": 256}
 STRATEGY = {"preset": "hybrid-fine", "microbatches": 4}
+
+TIRING = {"sample_seconds": 2e-4, "units": 8, "after": 40}
+DIMS = {"": 256, "_large": 1024}  # of units: 0.5 and 8.4 million parameters
+SWITCHED = {"stages": 2, "microbatches": 4, "window": 32}
+SWITCHED_STEPS = 160
 
 
 class Stops(IterationPolicy[None]):
@@ -110,6 +122,54 @@ class _Figures:
 
 
 def collect(quick: bool) -> list[Result]:
+    return [*collect_switches(quick), *collect_stops(quick)]
+
+
+def collect_switches(quick: bool) -> list[Result]:
+    results = []
+    for size, dim in list(DIMS.items())[: 1 if quick else None]:
+        changed, seconds, without = [], [], []
+        for _ in range(1 if quick else 5):
+            shown = _run_tiring(dim, replan=True)
+            if changes := shown["plan"]["changes"]:  # none where the machine has so much else to do that nobody can say
+                changed += changes
+                seconds.append(shown["seconds"])
+                without.append(_run_tiring(dim, replan=False)["seconds"])
+        if not changed:
+            continue
+        costs, before, after, expected = (
+            [change[key] for change in changed]
+            for key in ("seconds", "before_seconds", "iteration_seconds", "expected_seconds")
+        )
+        how = f"2 stages, 4 microbatches; {TIRING['units']} units of {dim} × {dim}, AdamW"
+        results += [
+            value_result(f"switch_cost{size}", costs, "ms", scale=1e3, how=f"a whole change of the plan; {how}"),
+            ratio_result(f"switch_cost_in_iterations{size}", costs, before, how="÷ an iteration before it"),
+            ratio_result(f"switch_gain{size}", before, after, how="an iteration before it ÷ one behind it"),
+            ratio_result(f"switch_expected{size}", expected, after, how="what one was expected to take ÷ it"),
+            ratio_result(
+                f"switch_gain_of_job{size}",
+                without,
+                seconds,
+                how=f"a job of {SWITCHED_STEPS} steps that stays as it is ÷ one that changes",
+            ),
+        ]
+    return results
+
+
+def _run_tiring(dim: int, *, replan: bool) -> dict[str, Any]:
+    """What is shown of it."""
+    job = {"entry": "tiring_job.py:workload", "args": TIRING | {"dim": dim}, "batch_size": 32, "seed": 1}
+    tables = {"job": job | {"steps": SWITCHED_STEPS}, "strategy": SWITCHED | {"replan": replan}}
+    spec = JobSpec.parse(tables | {"directory": str(Path(__file__).parent)})
+    with weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
+        result = client.wait(client.submit(spec)["job"], timeout=600)
+        assert result["state"] == "completed", result
+        shown = client.show(result["job"])
+    return dict(shown)
+
+
+def collect_stops(quick: bool) -> list[Result]:
     simulated, measured, nothing = _Figures(), _Figures(), _Figures()
     with _Daemon(workers=1, stand_ins=1, threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")) as client:
         for _ in range(1 if quick else 5):
@@ -184,4 +244,4 @@ if __name__ == "__main__":
         dispatch.POLICIES = (Stops,)  # type: ignore[assignment]
         weft.cli.main.main()
     else:
-        main("switch", collect)
+        main("switch", collect, parts={"switch": collect_switches, "stop": collect_stops})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,25 @@ def test_a_job_of_higher_priority_takes_the_workers_and_the_other_one_goes_on_wi
         assert daemon.client.wait(urgent, SECONDS)["state"] == "completed"
         check_is_undisturbed(daemon, job, spec)
     assert f"preempted by {urgent}" in daemon.log_of(job)
+
+
+@pytest.mark.slow(seconds=8)
+def test_what_a_preempted_job_had_come_to_outlives_a_daemon_that_is_stopped(own_daemon: StartDaemon) -> None:
+    """Once the more urgent one was over nothing ran any more, so the daemon ended, with the snapshot in its memory."""
+    daemon = own_daemon()
+    hold = daemon.gate()
+    with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
+        urgent = daemon.spec(strategy=PIPELINE, args={"planning_gate": str(hold)}, steps=3)
+        urgent = daemon.client.submit(urgent, priority=1)["job"]
+        gate.open()
+        daemon.until_logged(urgent, "at the gate of planning")
+        daemon.signal(signal.SIGTERM)
+        hold.open()
+        assert daemon.process.wait(SECONDS) == 0
+        daemon.until_nothing_lives()
+        daemon.start()
+        check_is_undisturbed(daemon, job, spec)
+    assert "goes on from " in daemon.log_of(job)
 
 
 def test_a_job_that_keeps_no_snapshots_is_not_paused_and_says_why(daemon: Any) -> None:

@@ -271,6 +271,7 @@ TAKEN = {  # what a field takes of the pool
     "strategy.clip_norm": {"fraction", "huge"},
     "strategy.resident": {"true"},
     "strategy.compile": {"true"},
+    "strategy.replan": {"true"},
     "strategy.skip_nonfinite": {"true"},
     "profile.first": {"zero"},
     "stop.metric": {"text"},

@@ -43,6 +43,7 @@ clip_norm = 1
 recovery = "off"
 verify = "digest"
 compile = true
+replan = false
 skip_nonfinite = true
 """
 DEFAULTS = {
@@ -72,6 +73,7 @@ DEFAULTS = {
     "recovery": "snapshot",
     "verify": "off",
     "compile": False,
+    "replan": None,
     "skip_nonfinite": False,
 }
 

@@ -201,6 +201,11 @@ class Strategy(Section):
         description="digest: what each update has left is compared with what the next one finds, so that bits that "
         "memory has changed are found; replay: now and then others run an iteration again, and bits are compared",
     )
+    replan: bool | None = Field(
+        default=None,
+        description="a running job goes on with another cut or order of its stages, where what its tasks take says "
+        "that it is faster; unset: where the strategy was chosen (preset = 'auto')",
+    )
     skip_nonfinite: bool = Field(
         default=False, description="skip the update of an iteration whose gradients are not all finite"
     )

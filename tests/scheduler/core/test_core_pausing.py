@@ -14,6 +14,7 @@ from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import (
     CancelRequested,
     Dispatch,
+    DrainRequested,
     DropArenas,
     JobPlanned,
     JobSubmitted,
@@ -25,6 +26,7 @@ from weft.scheduler.core.events import (
     ResumeRequested,
     SaveSnapshot,
     Snapshot,
+    SnapshotDue,
     SnapshotSaved,
     WorkerJoined,
     WorkerLost,
@@ -130,6 +132,29 @@ def test_one_that_loses_a_worker_on_the_way_is_paused_all_the_same(rehearsal: An
     assert rehearsal.job.phase is Phase.PAUSED
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_it_had_come_to_when_it_lost_a_worker_is_what_it_goes_on_from(rehearsal: Any, waits: bool) -> None:
+    """It kept the plan that it was to recover with, or with which it waited in the queue, and its snapshot went to the
+    disk: resumed, it prepared that plan without any, and began again with the first step."""
+    rehearsal.tell(SnapshotDue(job="a", attempt=1))
+    rehearsal.run_to(8)
+    snapshot = rehearsal.job.snapshot
+    if not waits:
+        rehearsal.tell(PauseRequested(job="a"))
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    rehearsal.release()
+    if waits:
+        rehearsal.tell(PauseRequested(job="a"))
+        rehearsal.release()
+    assert rehearsal.job.phase is Phase.PAUSED
+    rehearsal.tell(SnapshotSaved(job="a", path="there"))
+    assert rehearsal.job.snapshot is None, "it is on the disk"
+    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.tell(ResumeRequested(job="a"))
+    assert rehearsal.job.phase is Phase.PLANNING, "where it is looked for what is there"
+    assert snapshot is not None
+
+
 def test_it_says_why_it_stands_still(rehearsal: Any) -> None:
     rehearsal.tell(PauseRequested(job="a"))
     assert why(rehearsal.core, "a") == "paused on request: it stops at the end of an iteration"
@@ -169,6 +194,23 @@ def test_where_all_places_are_taken_it_stops_behind_the_next_copy(rehearsal: Any
 def preempted(rehearsal: Any) -> Any:
     rehearsal.tell(JobSubmitted(job="b", needs=rehearsal.needs, priority=1))
     return rehearsal
+
+
+def test_what_it_had_come_to_is_saved_when_the_daemon_drains_meanwhile(preempted: Any) -> None:
+    """It was in memory alone. A daemon that was stopped waited for the more urgent job, and the next one began this one
+    again with the first step."""
+    preempted.run_to(16)
+    preempted.release()
+    assert preempted.found(SaveSnapshot) == []
+    assert preempted.tell(DrainRequested(now=False)) == [SaveSnapshot(job="a", snapshot=preempted.job.snapshot)]
+
+
+def test_one_that_makes_room_while_the_daemon_drains_is_saved_too(preempted: Any) -> None:
+    preempted.tell(DrainRequested(now=False))
+    preempted.run_to(16)
+    preempted.release()
+    assert preempted.job.phase is Phase.QUEUED
+    assert preempted.found(SaveSnapshot) == [SaveSnapshot(job="a", snapshot=preempted.job.snapshot)]
 
 
 def test_a_job_of_higher_priority_has_it_stop_and_it_goes_on_after_that_with_its_plan(preempted: Any) -> None:

@@ -42,6 +42,7 @@ from weft.scheduler.core.events import (
     JobSubmitted,
     KillWorker,
     PauseRequested,
+    PlanImproved,
     PlanJob,
     Prepare,
     RecordIteration,
@@ -129,6 +130,8 @@ class Model:
     paused: bool = False  # it has been, once at least
     begins: dict[int, int] = field(default_factory=dict)  # the first iteration of each attempt
     furthest: int = 0
+    better: Plan | None = None  # the last that the core was told of, while it runs with another
+    changes: bool = False  # it is on its way to go on with that
     losses: int = 0
     directory_losses: int = 0
 
@@ -182,6 +185,7 @@ class Play(RuleBasedStateMachine):
                 model = self.models[command.job]
                 assert self.core.workers[command.worker].kind == ("cpu" if model.kind == "cpu" else "gpu")
                 assert self.core.workers[command.worker].job == command.job
+                model.changes = False  # what it was to go on from was lost
                 assert model.snapshot is None or model.kind != "cpu" or model.paused, "it goes on with its plan"
                 plan = self._plans[model.stages, model.kind, 1 + 2 * (command.attempt % 2)]
                 planned = JobPlanned(job=command.job, attempt=command.attempt, plan=plan, checkpoint=model.on_disk)
@@ -189,6 +193,7 @@ class Play(RuleBasedStateMachine):
             case Prepare():
                 model = self.models[command.job]
                 assert command.snapshot == (model.snapshot or model.on_disk), "the newest that is whole, or none"
+                assert not model.changes or command.plan is model.better
                 model.begins[command.attempt] = 0 if command.snapshot is None else command.snapshot.iteration + 1
                 assert command.arenas == command.attempt or (command.job, command.arenas) in self.arenas, "kept"
                 self.arenas.add((command.job, command.arenas))
@@ -248,6 +253,7 @@ class Play(RuleBasedStateMachine):
         model.states.append((command.state, command.attempt))
         model.releasing &= command.state != "queued"
         model.recovers = command.state == "recovering"
+        model.changes = command.reason == "replanned" or (model.changes and command.state == "planning")
         if command.state in TERMINAL:
             assert command.state in model.possible, f"{command.job} {command.state}, and only {model.possible} could be"
             assert (command.reason is None) == (command.state == "completed")
@@ -426,6 +432,21 @@ class Play(RuleBasedStateMachine):
         running = [job.name for job in self.core.jobs.values() if job.phase is Phase.RUNNING]
         name = data.draw(st.sampled_from(running))
         self.tell(SnapshotDue(job=name, attempt=self.core.jobs[name].attempt))
+
+    @rule(steps=st.integers(0, 40), window=st.sampled_from([1, 3, 7]))
+    def find_better_plans(self, steps: int, window: int) -> None:
+        """For every job that runs, as often as it does; with many steps jobs get to stop for them, and to go on."""
+        for number in range(steps + 1):
+            for job in [job for job in self.core.jobs.values() if job.phase is Phase.RUNNING]:
+                model = self.models[job.name]
+                better = self._plans[model.stages, model.kind, window]
+                self.tell(PlanImproved(job=job.name, attempt=job.attempt, plan=better, message="it is faster"))
+                if job.improved is better:
+                    model.better = better
+            if number < steps:
+                self.join_all()
+                for name in self.busy():
+                    self.step(name, 1)
 
     @rule(data=st.data(), steps=st.integers(10, 100))
     def run_iterations_again(self, data: Any, steps: int) -> None:

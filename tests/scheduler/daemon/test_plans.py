@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.scheduler.daemon.plans import CHOSEN, with_chosen
+from weft.scheduler.daemon.plans import with_chosen
+from weft.scheduler.runs.run import CHOSEN
 from weft.spec.job_spec import JobSpec
 
 SpecOf = Callable[..., JobSpec]

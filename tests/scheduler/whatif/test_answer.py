@@ -16,12 +16,13 @@ from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import KINDS, MODES, Kind
 from weft.plan.rows import Row, packed_rows
 from weft.scheduler.planning.measured_costs import Line
+from weft.scheduler.planning.outlook import MOST_OFF
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.planning.simulator import simulate
 from weft.scheduler.runs.recording import lane_name, recorded_programs, recorded_tasks
 from weft.scheduler.whatif.answer import what_if
 from weft.scheduler.whatif.changes import parse_changes
-from weft.scheduler.whatif.doubt import EXPLAINED, MOST, predict
+from weft.scheduler.whatif.doubt import EXPLAINED, predict
 from weft.spec.job_spec import JobSpec, SpecError
 
 SCALE = 1_000_000_000
@@ -317,13 +318,13 @@ def test_a_job_that_the_simulation_does_not_explain_is_not_predicted(recording_o
 def test_a_number_is_told_as_far_as_it_can_be_trusted(measured: float, before: float, after: float) -> None:
     told = predict(measured, before, after, changed=True)
     off = max(before / measured, measured / before)
-    assert (told.seconds is None) == (told.ratio is None) == (off > MOST)
+    assert (told.seconds is None) == (told.ratio is None) == (off > MOST_OFF)
     assert (told.doubt is None) == (abs(before / measured - 1) <= EXPLAINED)
     if told.seconds is not None:
         assert told.low_seconds is not None
         assert told.high_seconds is not None
         assert told.low_seconds <= told.seconds <= told.high_seconds
-        assert told.high_seconds <= told.low_seconds * MOST * (1 + 1e-9)
+        assert told.high_seconds <= told.low_seconds * MOST_OFF * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

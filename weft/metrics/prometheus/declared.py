@@ -107,6 +107,13 @@ METRICS: Final = (
         help="Training iterations that the job has finished; goes back when a recovery replays some.",
     ),
     Metric(
+        name="weft_job_plan_changes",
+        kind=MetricKind.GAUGE,
+        unit="changes",
+        labels=("job",),
+        help="Times that the job has gone on with another plan, since what its tasks took said so.",
+    ),
+    Metric(
         name="weft_job_planned_steps",
         kind=MetricKind.GAUGE,
         unit="iterations",

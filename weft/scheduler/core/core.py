@@ -8,7 +8,7 @@ A job's phases, and what moves it on:
        ▲                        │                      │                          │                          │
        │                        └─────────── cancel, fault, worker lost, drain ───┴─────────────── saved ────┤
        │                                                                                                     ▼
-       └── lost worker, preempted: the next attempt ◀───────── all workers released or lost ◀───────── RELEASING
+       └── lost worker, preempted, another plan: the next attempt ◀── all workers released or lost ◀── RELEASING
        ▲                                                                │
        │              PREPARING ◀──another worker── MENDING ◀───────────┤
        └───────────────── resumed ◀── PAUSED ◀── asked for ─────────────┤
@@ -29,6 +29,7 @@ from weft.scheduler.core import dispatch, events, gates, losses, outcomes, queue
 from weft.scheduler.core.back_off import back_off
 from weft.scheduler.core.events import Command, Event
 from weft.scheduler.core.job import Job, Outcome, Phase
+from weft.scheduler.core.replanning import change
 from weft.scheduler.core.replaying import steps
 from weft.scheduler.core.starting import Starting
 from weft.scheduler.core.state import IllegalMove
@@ -52,12 +53,14 @@ class Core(Starting):
             case events.JobMeasured() | events.SnapshotDue() | events.CheckpointDue() | events.StopRequested():
                 job = self._current(event.job, event.attempt, Phase.RUNNING)
                 return [] if job is None else dispatch.asked(job, event)
-            case events.EpochJudged() | events.ReplayDue() | events.TaskDigested():
+            case events.EpochJudged() | events.ReplayDue() | events.TaskDigested() | events.PlanImproved():
                 job = self._current(event.job, event.attempt, Phase.RUNNING)
                 return [] if job is None else self._asked(job, event)
         return [*self._happened(event), *self._start_jobs()]
 
-    def _asked(self, job: Job, event: events.EpochJudged | events.ReplayDue | events.TaskDigested) -> list[Command]:
+    def _asked(
+        self, job: Job, event: events.EpochJudged | events.ReplayDue | events.TaskDigested | events.PlanImproved
+    ) -> list[Command]:
         match event:
             case events.EpochJudged():
                 return [*dispatch.judged(job, event), *self._saved_if_over(job)]
@@ -66,6 +69,9 @@ class Core(Starting):
             case events.TaskDigested():
                 steps.note(job, event)
                 return []
+            case events.PlanImproved():
+                outcome = None if self.draining else change.take(job, event, self.queue())
+                return [] if outcome is None else self._stop(job, outcome)
         assert_never(event)
 
     def _happened(self, event: events.Rare) -> list[Command]:
@@ -273,6 +279,7 @@ class Core(Starting):
         if job.phase is Phase.RELEASING:
             return commands + self._let_go(job, event.worker)
         losses.note(event, job)
+        change.forget(job)
         job.workers = tuple(w for w in job.workers if w != event.worker)
         outcome = outcomes.of_lost_worker(event, job)
         goes_on = outcome.state == "recovering" and dispatch.can_mend(job) and job.stopping is None
@@ -321,8 +328,9 @@ class Core(Starting):
 
     def _drain_requested(self, event: events.DrainRequested) -> list[Command]:
         self.draining = True
-        if not event.now:
-            return []
+        if not event.now:  # what waits in the queue does so for the next daemon
+            waiting = [job for job in self.jobs.values() if job.phase is Phase.QUEUED]
+            return [command for job in waiting for command in dispatch.save(job)]
         saved = [command for job in self.jobs.values() for command in dispatch.save(job)]
         return [*saved, *(command for job in self._active() for command in self._release(job, outcomes.SHUTDOWN))]
 

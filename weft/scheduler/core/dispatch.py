@@ -265,7 +265,7 @@ def _adjusted(plan: Plan, adjustments: Iterable[Adjustment]) -> Plan:
 def plan_to_go_on_with(job: Job) -> Plan | None:
     """Of the next attempt; None where there has to be another: it begins again, or other GPUs may be free by then."""
     goes_on = job.snapshot is not None and job.outcome is not None and job.outcome.is_another_try
-    return job.plan if goes_on and "gpu" not in job.needs else None
+    return (job.improved or job.plan) if goes_on and "gpu" not in job.needs else None
 
 
 def can_mend(job: Job) -> bool:

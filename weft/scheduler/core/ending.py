@@ -9,6 +9,7 @@ from dataclasses import replace
 from weft.scheduler.core import dispatch, events, outcomes
 from weft.scheduler.core.events import Command
 from weft.scheduler.core.job import Job, Outcome, Phase
+from weft.scheduler.core.replanning import change
 from weft.scheduler.core.replaying import steps
 from weft.scheduler.core.state import State
 
@@ -21,11 +22,14 @@ class Ending(State):
         """At the end of an iteration, with a snapshot of what it has come to; at once where it has not begun."""
         if job.phase is not Phase.RUNNING:
             return self._release(job, outcome)
+        if outcome.reason != change.REPLANNED:
+            change.forget(job)
         job.stopping = outcome
         return [*dispatch.halt(job), *steps.drop(job)]
 
     def _pause(self, job: Job) -> list[Command]:
         self._move(job, Phase.PAUSED, "asked for")
+        job.plan = None  # resumed, it is planned anew: with the workers of then, from what is on the disk by then
         record = events.RecordState(job=job.name, state="paused", attempt=job.attempt)
         return [record, *dispatch.save(job), *self._let_go_of_copies(job)]
 
@@ -40,6 +44,8 @@ class Ending(State):
     def _release(self, job: Job, outcome: Outcome, *, keeps: Iterable[str] = ()) -> list[Command]:
         """keeps: the workers that stay the job's, with what they have, unless something comes between."""
         self._move(job, Phase.RELEASING, outcome.message or outcome.state)
+        if outcome is not job.stopping:
+            change.forget(job)
         job.outcome = outcome
         commands: list[Command] = []
         if outcome.state == "recovering":
@@ -76,7 +82,7 @@ class Ending(State):
         job.replay = None
         if job.outcome.is_end:
             return commands + self._end(job)
-        job.plan = dispatch.plan_to_go_on_with(job)
+        job.plan, job.improved = dispatch.plan_to_go_on_with(job), None
         if not job.is_mended:
             job.attempt += 1
         job.is_mended = False
@@ -85,7 +91,8 @@ class Ending(State):
             return commands + self._pause(job)
         self._move(job, Phase.QUEUED, f"attempt {job.attempt}")
         queued = events.RecordState(job=job.name, state="queued", attempt=job.attempt)
-        return [*commands, _with_reason(queued, outcome)]
+        saved = dispatch.save(job) if self.draining else []  # it goes on in the next daemon
+        return [*commands, _with_reason(queued, outcome), *saved]
 
     def _mend(self, job: Job) -> list[Command]:
         """The job holds its workers, and waits for one in the place of each lost one."""

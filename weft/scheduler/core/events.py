@@ -19,6 +19,7 @@ from weft.scheduler.core.handover import DirectoryMissed as DirectoryMissed
 from weft.scheduler.core.handover import HandMemoryOn as HandMemoryOn
 from weft.scheduler.core.handover import HandoverBegun as HandoverBegun
 from weft.scheduler.core.job import Snapshot as Snapshot
+from weft.scheduler.core.replanning.improved import PlanImproved as PlanImproved
 from weft.scheduler.core.replaying.told import RecordReplay as RecordReplay
 from weft.scheduler.core.replaying.told import ReplayDue as ReplayDue
 from weft.scheduler.core.replaying.told import TaskDigested as TaskDigested
@@ -215,7 +216,9 @@ Rare = (  # after which a job may be able to start
     | HandoverBegun
     | Ticked
 )
-Asked = JobMeasured | SnapshotDue | CheckpointDue | StopRequested | EpochJudged | ReplayDue | TaskDigested
+Asked = (
+    JobMeasured | SnapshotDue | CheckpointDue | StopRequested | EpochJudged | ReplayDue | TaskDigested | PlanImproved
+)
 Event = Rare | TasksFinished | Asked
 
 # --- commands

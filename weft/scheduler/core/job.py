@@ -88,6 +88,7 @@ class Job:
     is_mended: bool = False  # from MENDING on, until it has all workers again: its attempt has not begun
     waiting_for: set[str] = field(default_factory=set)  # workers that have yet to answer in this phase
     plan: Plan | None = None
+    improved: Plan | None = None  # another one, from the moment when it is to stop for that until it goes on with it
     lanes: dict[tuple[str, str], LaneState] = field(default_factory=dict)
     num_behind: int = 0  # lanes that have not finished the first iteration that is not done
     policies: tuple[Policy[Any], ...] = ()  # what adjusts it as it runs, once it is planned

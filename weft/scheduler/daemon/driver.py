@@ -66,7 +66,7 @@ class Driver:
         self._settling: set[asyncio.Task[None]] = set()  # about a job, and no other daemon could do them
         self.guard = Guard()
         self.savers = Savers(pool.start_saver, spawn, self.guard, self._saved, self._drop, estate.writing)
-        self._plans = Plans(estate, self.savers, self.feed, self._fail)
+        self._plans = Plans(estate, self.savers, self.feed, self._fail, self.guard)
         self._failing: set[str] = set()  # jobs that are being failed for a bug of ours
         self._hangs = Hangs(self.core, self.runs, pool, exporter, self._begin_task, self.feed, estate.watches)
         self.hearing = Hearing(
@@ -131,8 +131,7 @@ class Driver:
             files.log(f"the daemon has restarted; the job runs again (attempt {attempt})")
         begin = partial(events.JobSubmitted, job=row.job, priority=row.priority, attempt=attempt, paused=paused)
         self.feed(begin(needs=(needs := workers_wanted(spec, self.crew.host)), inspector=inspecting_worker(needs)))
-        problem = self.crew.why_not(spec)
-        if problem is not None and not paused:  # of a job in the ledger: there were more workers when it was submitted
+        if not paused and (problem := self.crew.why_not(spec)) is not None:  # there were more when it was submitted
             self._fail(row.job, attempt, "invalid-plan", problem, exit_code=2)
 
     async def _make_directory(self, run: Run) -> None:
@@ -171,7 +170,7 @@ class Driver:
                 self._perform(events.StartWorker(worker=worker.name, kind=worker.kind, delay_seconds=delay))
         for run in self.runs.values():
             if run.attempt is not None:
-                self._metrics.begin(run.attempt)
+                self._metrics.begin(run.attempt, len(run.switching.changes))
                 self._exporter.set("weft_job_snapshot_step", run.attempt.snapshot_step or 0, job=run.job)
             job = self.core.jobs.get(run.job)
             if job is not None and job.phase is Phase.PLANNING and run.inspected_attempt == job.attempt:
@@ -273,10 +272,8 @@ class Driver:
                 if command.worker == self.core.jobs[command.job].workers[0]:
                     run.files.log("the directory process was lost; the workers hand the job's memory on to the next")
                 self._pool.send(command.worker, order_of(command, self.estate))
-            case events.DropArenas(attempt=None):
-                self.savers.drop_after(command)
             case events.DropArenas():
-                self._drop(command)
+                (self.savers.drop_after if command.attempt is None else self._drop)(command)
             case events.RecordState():
                 self._record_state(command)
             case _:
@@ -310,7 +307,7 @@ class Driver:
         if run.attempt is not None:
             self._metrics.publish(run.attempt)  # what the attempt before has left
         begins = 0 if command.snapshot is None else command.snapshot.iteration + 1
-        self._metrics.begin(run.begin(plan, job.workers, job.attempt, job.policies, begins))
+        self._metrics.begin(run.begin(plan, job.workers, job.attempt, job.policies, begins), len(run.switching.changes))
         for line in lines_of_plan(plan, job.workers) if begins == 0 else ():
             run.files.log(line)
 
@@ -329,6 +326,8 @@ class Driver:
         self._measure(command.job, ticked=False)
         for event in run.take_due(time.monotonic()):
             self.feed(event)
+        if self._plans.is_due(run):
+            self._spawn(self._plans.improve(run), f"plan {run.job} again")
 
     def _record_state(self, command: events.RecordState) -> None:
         name, run, now = command.job, self.runs[command.job], time.time()
@@ -342,7 +341,7 @@ class Driver:
         if command.message and state is not JobState.CANCELLED:
             run.files.log(command.message)
         if state is JobState.RUNNING:
-            run.training.start(time.monotonic())
+            run.start(time.monotonic())
         if state is JobState.COMPLETED:
             run.stopped = command.message
         if state is JobState.RECOVERING or command.reason == "preempted":

@@ -1,4 +1,5 @@
-"""Plans: from a worker's inspection of a job to the plan that the core goes on with; beside the loop, for seconds."""
+"""Plans: from a worker's inspection of a job to the plan that the core goes on with, and from what its tasks took to
+another one; beside the loop, for seconds."""
 
 from __future__ import annotations
 
@@ -15,21 +16,23 @@ from weft.machine.free_memory import free_memory
 from weft.machine.run_file import load
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
-from weft.scheduler.core.events import CancelRequested, Event, JobPlanned, Snapshot
+from weft.scheduler.adapting.switching import SAMPLE
+from weft.scheduler.core.events import CancelRequested, Event, JobPlanned, PlanImproved, Snapshot
+from weft.scheduler.daemon.guard import Guard
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Savers
+from weft.scheduler.planning.choosing.better import Running, better
 from weft.scheduler.planning.choosing.choice import MakePlan, choose
 from weft.scheduler.planning.choosing.roles import roles_of, with_roles
 from weft.scheduler.planning.choosing.told import told
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.runs.checkpoints import find_checkpoint
-from weft.scheduler.runs.run import Run
+from weft.scheduler.runs.run import CHOSEN, Run
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Strategy
 from weft.transport.wire.frames import Message
 
-CHOSEN: Final = "strategy.json"  # of a job whose strategy was chosen: which
 MAX_CHOSEN_BYTES: Final = 1 << 21  # a grid of a schedule may be in it
 
 
@@ -40,11 +43,12 @@ class Fail(Protocol):
 class Plans:
     """feed: one event to the core. fail: an attempt of a job."""
 
-    def __init__(self, estate: Estate, savers: Savers, feed: Callable[[Event], None], fail: Fail) -> None:
+    def __init__(self, estate: Estate, savers: Savers, feed: Callable[[Event], None], fail: Fail, guard: Guard) -> None:
         self._estate = estate
         self._savers = savers
         self._feed = feed
         self._fail = fail
+        self._guard = guard
 
     async def make(self, message: Message) -> None:
         """message: by which the inspection has come. Nothing of what it is made from changes: it may be made anew."""
@@ -75,13 +79,51 @@ class Plans:
             self._feed(JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint))
 
     async def _choose(self, run: Run, inspection: Inspection, make: MakePlan) -> Plan:
-        """From then on the job's strategy is the one that was chosen, in other attempts and daemons, too."""
+        run.given = None
         if not run.spec.strategy.is_auto:
             return await asyncio.to_thread(make, run.spec, inspection)
         choice = await asyncio.to_thread(choose, run.spec, inspection, make)
-        run.spec = choice.spec
-        run.files.keep(CHOSEN, json.dumps(choice.spec.strategy.model_dump(exclude_none=True), indent=2) + "\n")
+        run.given, strategy = run.spec, choice.spec.strategy
+        replan = strategy.replan is not False  # what was chosen by predictions may be chosen by what was measured, too
+        run.choose(choice.spec.model_copy(update={"strategy": strategy.model_copy(update={"replan": replan})}))
         return choice.plan
+
+    # --- another plan for a job that runs
+
+    def is_due(self, run: Run) -> bool:
+        """After an iteration: whether the job is to be planned again. Tells what the newest change has brought."""
+        attempt, switching = run.attempt, run.switching
+        assert attempt is not None
+        switching.note_end(attempt.progress.ended_ns)
+        newest = attempt.progress.pace.newest(SAMPLE) if switching.is_due(attempt.progress.step) else None
+        if newest is None:
+            return False
+        if switching.newest is not None:
+            run.files.log(switching.judge(newest[1]))
+        return switching.take_due(attempt.progress.step, attempt.progress.steps_left, newest[1])
+
+    async def improve(self, run: Run) -> None:
+        """Tells the core of a better plan, if there is one and it pays. Whatever goes wrong, the job goes on."""
+        with self._guard.around(f"another plan for {run.job}"):
+            await self._improve(run)
+
+    async def _improve(self, run: Run) -> None:
+        attempt, free = run.attempt, free_memory()
+        if attempt is None or (newest := attempt.progress.pace.newest(SAMPLE)) is None:
+            return
+        own = attempt.plan.shared_bytes  # which it will have let go of
+        make = partial(make_plan, shared_bytes_free=free.shared + own, host_bytes_free=free.host + own)
+        times = attempt.books.times.medians(newest[0])
+        running = Running(plan=attempt.plan, task_seconds=times, iteration_seconds=newest[1])
+        inspection = Inspection.from_wire(run.inspection)
+        found = await asyncio.to_thread(better, run.spec, run.given or run.spec, running, inspection, make)
+        left, copying = attempt.progress.steps_left, attempt.snapshots.newest_seconds
+        if run.attempt is not attempt or found is None or not run.switching.pays(found.gain, left, copying):
+            return
+        self._feed(PlanImproved(job=run.job, attempt=attempt.number, plan=found.plan, message=found.told))
+        job = self._estate.core.jobs.get(run.job)
+        if job is not None and job.improved is found.plan:  # the core stops it for that
+            run.better = found
 
     async def _checkpoint_of(self, run: Run, plan: Plan) -> Snapshot | None:
         """What the job goes on from, if there is anything on the disk, and nothing newer. Errors: PlanError."""

@@ -15,6 +15,7 @@ from weft.scheduler.planning.costs import mean_seconds
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Milestones, Simulation, simulate
 
+MOST_OFF: Final = 1.5  # times more, or less, than was measured; arbitrary, between what runs showed to be near and not
 MAX_TASKS: Final = 4096  # in an iteration: the critical cycle of more takes seconds to find
 
 
@@ -69,6 +70,12 @@ def outlook_of(
         workers=tuple(names),
     )
     return outlook, simulation
+
+
+def is_beyond(ratio: float) -> bool:
+    """Of simulated to measured, of a plan that ran: what the simulation leaves out is as large as what it knows, and
+    nothing can be said of another plan."""
+    return not 1 / MOST_OFF <= ratio <= MOST_OFF
 
 
 def gradient_milestones(plan: Plan, inspection: Inspection) -> Milestones:

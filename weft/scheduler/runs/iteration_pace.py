@@ -60,6 +60,13 @@ class IterationPace:
         """A training iteration, from the end of the one before it to its own."""
         self._steps.append(_Step(iteration, step, seconds))
 
+    def newest(self, count: int) -> tuple[list[int], float] | None:
+        """So many steps, and the median of what each of them took; None before there are as many."""
+        if len(self._steps) < count:
+            return None
+        steps = list(self._steps)[-count:]
+        return [each.step for each in steps], statistics.median(each.seconds for each in steps)
+
     def of(self, times: TaskTimes, local: Collection[int] = (), since: int = 0) -> Pace:
         """local: the buckets that devices update themselves, from iteration `since` on."""
         steps = [each for each in self._steps if each.iteration >= since and times.keeps(each.step)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,10 @@ class Progress:
         self._ends: dict[int, int] = {}
         self._validating: dict[str, float] = {}  # of the validation that is on its way, as the next
         self._weighed = 0.0
+
+    @property
+    def steps_left(self) -> int:
+        return self._itinerary.steps - self.step
 
     def add(self, packed: bytes, values: list[dict[str, Any]]) -> None:
         """What a lane stamped, as its report has it, and measured."""
@@ -127,3 +132,10 @@ class Progress:
             "eta_seconds": speed.eta_seconds,
             "validation": self.validation,
         }
+
+
+def finite(value: Any) -> Any:
+    """The same with None for nan and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

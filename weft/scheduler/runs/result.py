@@ -11,6 +11,7 @@ from typing import Any
 from weft.machine.checkpoint_files import best_of
 from weft.machine.run_file import is_regular
 from weft.metrics.views.time_report import path_report, time_report
+from weft.scheduler.adapting.switching import Switching
 from weft.scheduler.ledger.ledger import JobChanges, JobRow
 from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.recording import keep_recording, lane_name, make_recording
@@ -48,7 +49,7 @@ def details_of(run: Run, *, seconds: float | None = None, pace: Pace | None = No
         return about | dict.fromkeys(_NO_NUMBERS) | {name: {} for name in _NO_PARTS}
     plan, books, pace = run.attempt.plan, run.attempt.books, pace or run.attempt.pace()
     return about | {
-        "plan": _summary_of_plan(run.attempt, run.spec.strategy),
+        "plan": _summary_of_plan(run.attempt, run.spec.strategy, run.switching),
         "steps": plan.itinerary.steps,
         "lanes": books.account.lane_seconds(),
         "overlap": books.overlap.seconds(),
@@ -62,8 +63,9 @@ def details_of(run: Run, *, seconds: float | None = None, pace: Pace | None = No
     }
 
 
-def _summary_of_plan(attempt: PlannedAttempt, strategy: Strategy) -> dict[str, Any]:
-    """The parts of the plan that fit a screen, what it was made from, and what has become of the shares."""
+def _summary_of_plan(attempt: PlannedAttempt, strategy: Strategy, switching: Switching) -> dict[str, Any]:
+    """The parts of the plan that fit a screen, what it was made from, and what has become of the shares; and of the
+    plan, over all attempts."""
     plan, described = attempt.plan, attempt.plan.describe(attempt.workers)
     return {
         **{key: described[key] for key in _SHOWN_OF_PLAN},
@@ -73,7 +75,8 @@ def _summary_of_plan(attempt: PlannedAttempt, strategy: Strategy) -> dict[str, A
         "num_train": plan.itinerary.num_train,
         "streams": plan.streams,
         "shares": attempt.shares(),
-        "verdicts": list(attempt.verdicts),
+        "verdicts": [*switching.told(), *attempt.verdicts],
+        "changes": [change.numbers() for change in switching.changes],
         "updates": plan.updates(attempt.course.local.newest[1], attempt.workers),
     }
 

@@ -32,6 +32,7 @@ from weft.plan.rows import unpack
 from weft.plan.schedules.planned import planned_grid
 from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.policy import Policy, Verdict
+from weft.scheduler.adapting.switching import Switching
 from weft.scheduler.core.events import (
     CheckpointDue,
     EpochJudged,
@@ -43,9 +44,11 @@ from weft.scheduler.core.events import (
     SnapshotDue,
     StopRequested,
 )
+from weft.scheduler.planning.choosing.better import Better, may_improve
+from weft.scheduler.planning.choosing.corrected import told as corrected_times
 from weft.scheduler.runs.books import Books
 from weft.scheduler.runs.iteration_pace import Pace
-from weft.scheduler.runs.progress import Progress
+from weft.scheduler.runs.progress import Progress, finite
 from weft.scheduler.runs.run_directory import RunDirectory
 from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS, ReplayPace, SnapshotPace
 from weft.spec.job_spec import JobSpec
@@ -54,6 +57,7 @@ from weft.spec.schedule_text import GRID_FILE, MEASURED
 from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric, value_for_scheduler
 
 MODEL = "model.safetensors"
+CHOSEN = "strategy.json"  # of a job whose strategy was chosen: which
 MAX_LAST_LINES, MAX_LAST_CHARS = 3, 400  # of a worker's output, for the report of its loss; arbitrary: the log has all
 _SNAPSHOT = MODE_INDEX["snapshot"]
 
@@ -108,7 +112,8 @@ class PlannedAttempt:
         self.verdicts: list[str] = []  # in words, in the order in which they came
         self.planned: tuple[PlannedSpan, ...] | None = None  # simulated when somebody first looks
         self.unprofiled: set[str] | None = {workers[lane.worker] for lane in plan.graph.programs}  # None: all have been
-        self.snapshots = SnapshotPace(time.monotonic())
+        self.began = time.monotonic()  # to be prepared
+        self.snapshots = SnapshotPace(self.began)
         self.snapshot: Snapshot | None = None  # the newest
         self._checkpoint_due = math.inf
         self.note_checkpoint()
@@ -193,6 +198,9 @@ class Run:
     exception: str | None = None  # the name of the user's that has ended the job
     inspected_attempt: int = 0  # the newest of which an inspection has come
     inspection: dict[str, Any] = field(default_factory=dict)
+    given: JobSpec | None = None  # where its strategy was chosen, the spec from which
+    better: Better | None = None  # another plan, of which the core has been told
+    switching: Switching = field(default_factory=Switching)
     attempt: PlannedAttempt | None = None  # the newest that has a plan
     planned: dict[str, Any] | None = None  # what has come of it, where it is only planned
     news: dict[str, Any] | None = None  # of its progress, the newest
@@ -223,6 +231,7 @@ class Run:
         do; where it goes on, what is made again is in there. policies: those of the job."""
         self.training.begin(begins)
         self.asked = None
+        self._change_plan(plan)
         before = self.attempt.progress if begins and self.attempt is not None else None
         if begins == 0:
             self.files.start_over()
@@ -231,7 +240,30 @@ class Run:
         if self.spec.strategy.schedule == MEASURED and (grid := planned_grid(plan)) is not None:
             self.files.keep(GRID_FILE, grid)
         self.attempt = PlannedAttempt(self.job, number, plan, workers, policies, begins=begins, before=before)
+        may = may_improve(self.spec, plan, is_chosen=self.given is not None)
+        self.switching.begin(self.attempt.progress.step, may_change=may)
         return self.attempt
+
+    def _change_plan(self, plan: Plan) -> None:
+        """Where it is the better one; another one makes that an old thought."""
+        better, self.better = self.better, None
+        if better is not None and better.plan is plan:
+            assert self.attempt is not None
+            self.inspection |= corrected_times(better.inspection)
+            self.switching.change(better.told, better.gain, self.attempt.progress.ended_ns)
+            if self.given is not None:
+                self.choose(better.spec)
+
+    def choose(self, spec: JobSpec) -> None:
+        """From then on the job's strategy is the one that was chosen, in other attempts and daemons, too."""
+        self.spec = spec
+        self.files.keep(CHOSEN, json.dumps(spec.strategy.model_dump(exclude_none=True), indent=2) + "\n")
+
+    def start(self, now: float) -> None:
+        """All workers are prepared."""
+        assert self.attempt is not None
+        self.training.start(now)
+        self.switching.preparing_seconds = now - self.attempt.began
 
     def adjust(self, first: int, adjustment: Adjustment) -> None:
         """What workers are told of iteration `first` and those after it."""
@@ -263,7 +295,7 @@ class Run:
             return iteration
         self.recorded = index + 1
         if line:
-            self.files.step(json.dumps(_finite(line)) + "\n")
+            self.files.step(json.dumps(finite(line)) + "\n")
         if "validation" in line:
             means = "  ".join(f"{name} {value:.6g}" for name, value in line["validation"].items())
             self.files.log(f"epoch {iteration.epoch + 1}: step {line['step']}  validation {means}")
@@ -365,10 +397,3 @@ class Run:
             return False
         attempt.unprofiled = None
         return True
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for nan and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -32,12 +32,14 @@ class JobMetrics:
         self._limited: set[str] = set()  # jobs whose limit is known
         self._num_ticks = 0
 
-    def begin(self, attempt: PlannedAttempt) -> None:
+    def begin(self, attempt: PlannedAttempt, plan_changes: int = 0) -> None:
+        """plan_changes: of the job, by now."""
         job, plan = attempt.job, attempt.plan
         if job in self._ended:  # one that was removed had the same id
             self._drop([job])
         self._live.add(job)
         self._exporter.set("weft_job_attempt", attempt.number, job=job)
+        self._exporter.set("weft_job_plan_changes", plan_changes, job=job)
         self._exporter.set("weft_job_planned_steps", plan.itinerary.steps, job=job)
         self._exporter.set("weft_plan_predicted_iteration_seconds", plan.predicted_iteration_seconds, job=job)
         self._exporter.set("weft_shared_memory_bytes", plan.shared_bytes, job=job)

@@ -17,6 +17,7 @@ class SnapshotPace:
     def __init__(self, now: float) -> None:
         self._due = now + LEAST_SECONDS
         self._copied_ns = 0  # by the busiest lane, so far
+        self.newest_seconds = 0.0  # that the newest one took it
 
     def take_due(self, now: float) -> bool:
         """Whether one is to be made; again after a while, where none was."""
@@ -27,7 +28,7 @@ class SnapshotPace:
 
     def made(self, copied_ns: int, now: float) -> None:
         """copied_ns: what copying has taken the busiest lane since the attempt began."""
-        seconds = (copied_ns - self._copied_ns) / 1e9
+        seconds = self.newest_seconds = (copied_ns - self._copied_ns) / 1e9
         self._copied_ns = copied_ns
         self._due = now + max(LEAST_SECONDS, seconds / COST_SHARE)
 

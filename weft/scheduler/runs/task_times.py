@@ -7,8 +7,9 @@ way apart, and a validation runs through the same tasks but says nothing of a tr
 from __future__ import annotations
 
 import heapq
+import statistics
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from weft.plan.itinerary import Itinerary
 
@@ -41,6 +42,15 @@ class TaskTimes:
         """Nanoseconds of a task that has run, in each of these steps; 0 where it had nothing to do and passed."""
         of_steps, nanoseconds = self._rings[task]
         return [nanoseconds[step % STEPS] if of_steps[step % STEPS] == step else 0 for step in steps]
+
+    def medians(self, steps: Sequence[int]) -> dict[int, float]:
+        """Seconds of each task that had something to do in any of these steps."""
+        found = {}
+        for task in self._rings:
+            worked = [nanoseconds for nanoseconds in self.of(task, steps) if nanoseconds]
+            if worked:
+                found[task] = statistics.median(worked) / 1e9
+        return found
 
     def slowest(self, task: int) -> int | None:
         """Nanoseconds, but for the one time that was longer than all others: a first call builds what later ones use.

@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from weft.scheduler.planning.outlook import is_beyond
+
 EXPLAINED: Final = 0.1  # of the measured time: two runs of a job differ by as much
-MOST: Final = 1.5  # times more, or less, than was measured; arbitrary, between what runs showed to be near and not
 _WHY: Final = (
     "it may be other load on the machine, lanes that share cores, or tasks that are short beside what passes between "
     "them"
@@ -51,10 +52,6 @@ def predict(measured: float, before: float, after: float, *, changed: bool) -> P
 def is_explained(ratio: float) -> bool:
     """Of simulated to measured."""
     return abs(ratio - 1) <= EXPLAINED
-
-
-def is_beyond(ratio: float) -> bool:
-    return not 1 / MOST <= ratio <= MOST
 
 
 def _doubt(ratio: float, beyond: str) -> str | None:

@@ -119,6 +119,13 @@ def predicted_seconds(spec: JobSpec, plan: Plan, inspection: Inspection) -> tupl
     return MeasuredCosts(PlannedJob(spec, plan), known, {}).of(PlannedJob(spec, plan))
 
 
+def iteration_seconds(spec: JobSpec, plan: Plan, inspection: Inspection) -> float:
+    """Predicted. inspection: as above. Errors: SimulationError."""
+    seconds = [LOST_SECONDS + own for own in predicted_seconds(spec, plan, inspection)]
+    milestones = gradient_milestones(plan, inspection)
+    return simulate(plan, seconds, milestones=milestones, wake_seconds=WAKE_SECONDS).iteration_seconds
+
+
 def trains_alike(candidate: JobSpec, spec: JobSpec, inspection: Inspection) -> bool:
     """Where what a sample gives depends on the others of its microbatch, the batch is divided as the user has it."""
     depends = inspection.batch_modules or any(unit.carries_state for unit in inspection.units)
@@ -156,13 +163,10 @@ def _simulated(each: Considered, inspection: Inspection, make: MakePlan) -> Cons
     try:
         plan = make(each.spec, inspection, checked=False)
         plan.graph.check()
-        seconds = [LOST_SECONDS + own for own in predicted_seconds(each.spec, plan, inspection)]
-        milestones = gradient_milestones(plan, inspection)
-        simulation = simulate(plan, seconds, milestones=milestones, wake_seconds=WAKE_SECONDS)
+        seconds = iteration_seconds(each.spec, plan, inspection)
     except (PlanError, SimulationError, ValueError) as error:
         return dataclasses.replace(each, why_not=str(error))
-    most = max(memory_of(plan).values())
-    return dataclasses.replace(each, seconds=simulation.iteration_seconds, memory_bytes=most)
+    return dataclasses.replace(each, seconds=seconds, memory_bytes=max(memory_of(plan).values()))
 
 
 def _chosen(

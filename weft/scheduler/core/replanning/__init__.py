@@ -1,0 +1,1 @@
+"""A job that runs goes on with another plan."""
