@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -235,6 +236,28 @@ class Gated(nn.Module):
         return self.outlet(total.where(keep, x[:, :1]) + x.gather(1, strongest))
 
 
+class Tapped(nn.Module):
+    """Hooks that refer to this very model keep what its blocks return, a forward stands in the place of another, the
+    step refers to the model by itself; and it cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inlet, self.outlet = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2)) for _ in range(4))
+        self.lock, self.taps = threading.Lock(), dict[int, torch.Tensor]()
+        for number, block in enumerate(self.blocks):
+            block.register_forward_hook(lambda _, given, made, number=number: self.taps.update({number: made}))
+        plain = self.outlet.forward
+        self.outlet.forward = lambda x: 0.5 * plain(x)  # type: ignore[method-assign]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.lock:
+            x = self.inlet(x)
+            for block in self.blocks:
+                x = x + block(x)
+            return self.outlet(x)
+
+
 class _Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -356,6 +379,11 @@ def _classify_twice(model: nn.Module, batch: Batch) -> torch.Tensor:
     return loss + 0.3 * (one.softmax(1) - other.softmax(1)).square().sum()
 
 
+def _classify_calmly(model: nn.Module, batch: Batch) -> torch.Tensor:
+    loss = cross_entropy(model(batch["x"]), batch["y"])
+    return loss + 0.1 * sum(made.square().mean() for made in model.taps.values())  # type: ignore[operator, union-attr]
+
+
 def _paint_again(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
     output, mean, variance = model(batch["x"])
     loss, distance = mse_loss(output, batch["x"]), (variance.exp() + mean**2 - variance - 1).mean()
@@ -400,6 +428,7 @@ _OWN: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[int
     "vae": (Vae, _paint_again, _rows),
     "heads": (Heads, _decide, _rows),
     "gated": (Gated, _classify, _rows),
+    "tapped": (Tapped, _classify_calmly, _rows),
     "pixels": (Pixels, _classify_twice, _images),
     "transformer": (lambda: nn.Transformer(8, 2, 2, 2, 16, 0.1, batch_first=True), _translate, _pairs_of_sequences),
 }
@@ -439,7 +468,7 @@ def workload(name: str, double: bool = False) -> weft.Workload:
     return weft.Workload(
         model,
         Items(train),
-        step=step,
+        step=(lambda _, batch: step(model, batch)) if name == "tapped" else step,
         validation=Items(held_out),
         optimizer=_momentum if double else _adam,
     )

@@ -256,17 +256,6 @@ def test_a_step_that_cannot_be_run_or_cut_is_told_with_the_place_and_the_remedy(
 
 
 @pytest.mark.slow
-def test_a_model_that_cannot_be_copied_is_told_where_stages_share_a_gpu(own_daemon: Any) -> None:
-    daemon = own_daemon(workers=1, stand_ins=1)
-    broken = {"init": "import threading; self.lock = threading.Lock()"}
-    error = refused(daemon, broken, {"replicas": [{"device": "gpu", "stages": 2, "gpus": 1}]})
-    assert (
-        "Workload.model: Model cannot be copied (TypeError: cannot pickle '_thread.lock' object), and stages" in error
-    )
-    assert "or give each stage a GPU of its own" in error
-
-
-@pytest.mark.slow
 def test_a_module_that_a_batch_skips_within_one_stage_is_nobodys_business(daemon: RealDaemon) -> None:
     broken = flow("self.three(self.spare(self.two(self.one(x))))", "self.three(self.spare(self.one(x)))")
     source = SOURCE.format(**SOUND | broken, odd=ODD, count=NUM_SAMPLES)

@@ -71,9 +71,10 @@ class Attempt:
         snapshots: Directory | None = None,
         saved: Saved | None = None,
         tell: Tell | None = None,
+        again: Callable[[], Workload],
     ) -> None:
         """begins: the first iteration. snapshots: where they go. saved: what training goes on from. tell: what tasks
-        make, where that is compared."""
+        make, where that is compared. again: as of ModelParts."""
         self.device = device
         self.course = Course(view, begins)
         self.num_tasks, self.on_epoch = view.num_tasks, workload.on_epoch
@@ -113,6 +114,7 @@ class Attempt:
             self._post_gradient,
             lambda holder: self.goes_on[self._lane_of[holder]](),
             saved,
+            again,
         )
         is_compared = spec.strategy.verify == "replay"
         self._evidence = Evidence(self.course, self._loaded, self._parts, tell) if tell and is_compared else None
