@@ -27,6 +27,7 @@ from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import Sink, numbered
 from weft.workload.compiling.compiled import compile_units
 from weft.workload.model_memory import settle
+from weft.workload.optimizer import note_sparse
 from weft.workload.randomness import seed_all
 from weft.workload.start import begin
 from weft.workload.workload import Workload, WorkloadError, kind_of
@@ -56,6 +57,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
         result = function(**spec.job.args)
     workload = _checked(result, spec)
     settle(workload.model, sink)
+    note_sparse(workload.model)
     begin(workload, Path(spec.directory), sink)
     if spec.strategy.compile:
         compile_units(workload)

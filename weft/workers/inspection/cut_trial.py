@@ -61,6 +61,7 @@ class TrialOutcome:
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
+    one, other = one.to_dense(), other.to_dense()  # an embedding's gradient may be sparse
     return (
         one.shape == other.shape
         and one.dtype is other.dtype

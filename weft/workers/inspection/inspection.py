@@ -141,6 +141,9 @@ def _inspected(
     sample = GradientSample(optimizer)
     trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
+    if sample.has_sparse:  # its indices are the batch's own memory, and by the update that may have the next one
+        for unit in ran.units:
+            unit["in_place"] = True
     compiled_calls = noted_calls(workload.model)
     precision = partial(computing_in, spec.strategy.precision, device)
     compile_ahead(workload.model, compiled_calls, list(workload.model.parameters()), device.torch, precision)
