@@ -21,6 +21,7 @@ from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
+from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.skipped import SkippedCalls
 from weft.workload.data.tree import with_tensors
@@ -227,6 +228,8 @@ def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: 
     ]
     sends = [value for value in recorded.values if value.maker in own and value.readers[-1] >= last]
     names, later = (frozenset[str]().union(*recorded.uses[units]) for units in (slice(first, last), slice(last, None)))
+    if number == 0:  # it has what no unit was seen to use, as in a job: torch.vmap hides its parameters
+        names |= {name for name, _ in named_tensors(model)} - names - later
     return _Stage(
         first,
         CutStep(
