@@ -236,6 +236,29 @@ class Gated(nn.Module):
         return self.outlet(total.where(keep, x[:, :1]) + x.gather(1, strongest))
 
 
+class Filled(nn.Module):
+    """Tensors of zeros that are filled between modules: row by row, through views, by sums of rows of one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inlet, self.outlet = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2)) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        graph = torch.arange(len(x), device=x.device) % 2
+        rows, halves, pooled = x.new_zeros(4, len(x), 8), x.new_zeros(len(x), 8), x.new_zeros(2, 8)
+        total = torch.zeros_like(halves)
+        x = self.inlet(x)
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            rows[number] = x
+            halves[:, number % 2 :: 2].copy_(x[:, :4])
+            total += x
+            pooled.index_add_(0, graph, x.to(pooled.dtype))
+        rows.view(-1).mul_(0.5)
+        return self.outlet(rows.sum(0) + halves + total + pooled[graph])
+
+
 class Tapped(nn.Module):
     """Hooks that refer to this very model keep what its blocks return, a forward stands in the place of another, the
     step refers to the model by itself; and it cannot be copied."""
@@ -428,6 +451,7 @@ _OWN: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], Callable[[int
     "vae": (Vae, _paint_again, _rows),
     "heads": (Heads, _decide, _rows),
     "gated": (Gated, _classify, _rows),
+    "filled": (Filled, _classify, _rows),
     "tapped": (Tapped, _classify_calmly, _rows),
     "pixels": (Pixels, _classify_twice, _images),
     "transformer": (lambda: nn.Transformer(8, 2, 2, 2, 16, 0.1, batch_first=True), _translate, _pairs_of_sequences),

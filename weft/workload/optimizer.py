@@ -26,7 +26,7 @@ _FUSED_ON = {"cpu": _FUSED_ON_CUDA | {torch.optim.Adagrad}, "cuda": _FUSED_ON_CU
 # torch 2.13's fused SGD leaves most bfloat16 and float16 parameters untouched (pytorch issue 191763).
 _FUSED_DTYPES = frozenset({torch.float32, torch.float64})
 
-_sparse: MutableMapping[nn.Parameter, bool] = WeakIdKeyDictionary()  # whose gradients are, which no fused kernel takes
+_sparse: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()  # whose gradients are, which no fused kernel takes
 
 
 def note_sparse(model: nn.Module) -> None:

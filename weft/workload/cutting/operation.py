@@ -22,6 +22,7 @@ _WORDS = {
     "__int__": "int()",
     "__setitem__": "an index",
 }
+_NO_WRITES = {"__index__", "__int__", "__invert__"}
 
 
 def result_of(func: Callable[..., Any]) -> str:
@@ -39,6 +40,13 @@ def asks_for_numbers(func: Callable[..., Any], what: str) -> str:
 def name_of(func: Callable[..., Any]) -> str:
     name = getattr(func, "__name__", str(func))
     return _WORDS.get(name, name.strip("_"))
+
+
+def writes(name: str) -> bool:
+    """Whether an operation writes to its first argument, as torch names it."""
+    if name.startswith("__"):
+        return name in ("__set__", "__setitem__") or (name.startswith("__i") and name not in _NO_WRITES)
+    return name.endswith("_")
 
 
 def user_line() -> str:
