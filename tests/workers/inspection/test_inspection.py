@@ -327,6 +327,11 @@ def test_inputs_that_are_no_floats_go_through() -> None:
 @pytest.mark.parametrize(
     ("changes", "spec", "text"),
     [
+        (
+            {"validation": (torch.zeros(0, 3), torch.zeros(0, 2))},
+            spec_of(),
+            r"Workload\.validation has length 0; give at least one sample, or leave it out",
+        ),
         ({"train": (torch.zeros(0, 3), torch.zeros(0, 2))}, spec_of(), r"Workload\.train has length 0; give at least"),
         (
             {"loss": nn.MSELoss(reduction="none")},

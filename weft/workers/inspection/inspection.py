@@ -195,6 +195,8 @@ def _data_bytes(batches: Batches) -> int | None:
 def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
     if batches.num_train == 0:
         raise WorkloadError("Workload.train has length 0; give at least one sample")
+    if spec.job.mode == "train" and workload.validation is not None and batches.num_validation == 0:
+        raise WorkloadError("Workload.validation has length 0; give at least one sample, or leave it out")
     trains = any(parameter.requires_grad for parameter in workload.model.parameters())
     if spec.job.mode == "train" and not trains:
         raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")
