@@ -166,7 +166,8 @@ class Pixels(nn.Module):
 
 
 class Vae(nn.Module):
-    """Draws numbers between its modules, and has two losses of what is far apart."""
+    """Draws numbers between its modules, of a distribution that checks its arguments, and has two losses of what is far
+    apart."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,7 +177,8 @@ class Vae(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = self.encoder(x).relu()
         mean, variance = self.mean(x), self.variance(x).clamp(-4, 4)
-        return self.decoder(mean + torch.randn_like(mean) * (0.5 * variance).exp()), mean, variance
+        drawn = torch.distributions.Normal(mean, (0.5 * variance).exp()).rsample()
+        return self.decoder(drawn), mean, variance
 
 
 class Heads(nn.Module):

@@ -195,6 +195,24 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
             ") differs from that of the uncut step; keep in buffers what lasts from call to call",
         ],
     ),
+    "a number that a module keeps by itself": (  # another process read the one that the model was built with
+        {
+            "init": "one, self.two.kept = self.one.forward, 1.0; "
+            "self.one.forward = lambda x: setattr(self.two, 'kept', float(x.sum())) or one(x)",
+            "step": "return loss(model(batch['x'], odd), batch) * model.two.kept",
+        },
+        {"stages": 2, "split": ["two"]},
+        ["before 'two': cut there, the loss (", "let a module return what is read of it"],
+    ),
+    "what a module keeps by itself": (
+        {
+            "init": "one = self.one.forward; "
+            "self.one.forward = lambda x: setattr(self.two, 'kept', float(x.sum())) or one(x)",
+            "step": "return loss(model(batch['x'], odd), batch) * model.two.kept",
+        },
+        {"stages": 2, "split": ["two"]},
+        ["the step raises AttributeError: 'Linear' object has no attribute 'kept'; what a module keeps by itself"],
+    ),
     "a stage's first module is skipped": (
         flow("self.three(self.two(self.one(x)))", "self.one(x)[:, :1]"),
         {"stages": 2, "split": ["two"]},

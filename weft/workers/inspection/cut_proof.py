@@ -88,8 +88,8 @@ class CutProof:
             else:
                 problems[cut] = (
                     f"cut there, {differs} differs from that of the uncut step; keep in buffers what lasts from call "
-                    "to call, draw from torch's, numpy's or Python's own generator (and from no other), or cut "
-                    "elsewhere (strategy.split)"
+                    "to call, let a module return what is read of it, draw from torch's, numpy's or Python's own "
+                    "generator (and from no other), or cut elsewhere (strategy.split)"
                 )
         return kept
 
@@ -147,6 +147,12 @@ def _told(cause: BaseException | None) -> str:
     if isinstance(cause, WorkloadError):
         return str(cause)
     first = str(cause).partition("\n")[0].rstrip(".")
+    if isinstance(cause, (AttributeError, LookupError)):
+        return (
+            f"with a stage that begins there the step raises {type(cause).__name__}: {first:.200}; what a module keeps "
+            "by itself, in an attribute or a list, is in its own stage alone: let it return that, or cut elsewhere "
+            "(strategy.split)"
+        )
     return (
         f"with a stage that begins there the step raises {type(cause).__name__}: {first:.200}; if something in it "
         "needs the whole model (torch.autograd.grad does), cut elsewhere (strategy.split), or put that into one "

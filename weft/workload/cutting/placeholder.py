@@ -14,7 +14,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from weft.workload.cutting.leaves import replaced, tensors_in
-from weft.workload.cutting.operation import TWO_WAYS_OUT, asks_for_numbers, name_of, result_of, user_line, writes
+from weft.workload.cutting.operation import (
+    TWO_WAYS_OUT,
+    asks_for_numbers,
+    is_check,
+    name_of,
+    result_of,
+    user_line,
+    writes,
+)
 from weft.workload.cutting.tape import answered, playing
 from weft.workload.workload import WorkloadError
 
@@ -69,7 +77,9 @@ class Placeholder(torch.Tensor):
         if func in _TOLD:
             return f"<{unknown[0].what}, which another stage has>"
         if (target := _target(func, args, given[1])) is not None:
-            _lose(target, func)
+            unknown.append(_lost(target, func))
+        if is_check(func):
+            return True
         if playing.redraws and name_of(func) in playing.redraws:
             _draw(func, given)
         return answered(func, given, lambda: _on_fakes(func, given, unknown))
@@ -120,7 +130,7 @@ def _target(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     return first if "out" in kwargs or writes(func.__name__) else None
 
 
-def _lose(tensor: torch.Tensor, func: Callable[..., Any]) -> None:
+def _lost(tensor: torch.Tensor, func: Callable[..., Any]) -> Placeholder:
     """From now on nobody here has its numbers, nor those of which it is a view. It is the same object to the user's
     code, and what comes over takes its place as any placeholder's."""
     base = tensor._base
@@ -137,10 +147,11 @@ def _lose(tensor: torch.Tensor, func: Callable[..., Any]) -> None:
         each.__class__ = Placeholder
         assert isinstance(each, Placeholder)
         each.fake, each.came, each.what, each.base = fake, None, result_of(func), None
+    assert isinstance(tensor, Placeholder)
     if base is not None:
-        assert isinstance(tensor, Placeholder)
         assert isinstance(base, Placeholder)
         tensor.base = base
+    return tensor
 
 
 def _draw(func: Callable[..., Any], given: tuple[Any, ...]) -> None:

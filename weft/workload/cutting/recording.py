@@ -17,7 +17,7 @@ from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.loose import LooseNames, made_by
 from weft.workload.cutting.modes import aside
 from weft.workload.cutting.names import argument_name, call_name, named_tensors, output_name
-from weft.workload.cutting.operation import asks_for_numbers, name_of, result_of, user_line
+from weft.workload.cutting.operation import asks_for_numbers, is_check, name_of, result_of, user_line
 from weft.workload.cutting.placeholder import KNOWN
 from weft.workload.cutting.recorded import Recorded
 from weft.workload.cutting.regions import Fed, Read, Regions
@@ -190,7 +190,7 @@ class StepRecording(TorchFunctionMode):
                 )
                 for leaf, tensor in enumerate(made)
             ]
-            asks = "" if made else asks_for_numbers(func, sources[0].what)
+            asks = "" if made or is_check(func) else asks_for_numbers(func, sources[0].what)
             self._reads.append(Read(self._region, sources, found, asks=asks))
             for fed in found:
                 self._feed(fed)
