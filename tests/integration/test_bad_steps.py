@@ -195,6 +195,15 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
             ") differs from that of the uncut step; keep in buffers what lasts from call to call",
         ],
     ),
+    "a parameter that is changed in each forward, which runs twice": (  # it was, and nobody was told
+        {
+            "init": "self.spare.requires_grad_(False)",
+            "forward": "self.spare.weight.data.lerp_(self.two.weight.data, 0.1); "
+            "return self.three(self.two(self.one(x)) + self.spare(self.one(x)))",
+        },
+        {"recompute": True},
+        ["strategy.recompute = true runs each forward twice, and the step changes 'spare.weight', a parameter that is"],
+    ),
     "a number that a module keeps by itself": (  # another process read the one that the model was built with
         {
             "init": "one, self.two.kept = self.one.forward, 1.0; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -121,8 +120,7 @@ class Turns:
             if not view.programs:
                 continue
             device = make_device() if kind == "gpu" else HostDevice()
-            load = functools.partial(load_workload, planned.spec)
-            attempt = Attempt(planned.spec, view, load(), directory, 0.0, device, again=load)
+            attempt = Attempt(planned.spec, view, load_workload(planned.spec), directory, 0.0, device)
             self._attempts.append(attempt)
             for lane, program in view.programs.items():
                 operations = attempt.operations(lane, program)

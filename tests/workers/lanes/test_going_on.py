@@ -62,7 +62,6 @@ class Attempted(Turns):  # type: ignore[misc]  # a class that runpy has loaded
             begins=self.begins,
             snapshots=snapshots,
             saved=saved,
-            again=lambda: load_workload(planned.spec),
         )
         self._add_lanes(attempt, view)
         return attempt

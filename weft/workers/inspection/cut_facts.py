@@ -24,7 +24,7 @@ from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.cut_proof import CutProof, Whole, evaluating, told_of_a_draw
+from weft.workers.inspection.cut_proof import CutProof, Whole, check_made_twice, evaluating, told_of_a_draw
 from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of, run_as_it_is
 from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
@@ -187,6 +187,7 @@ class CutInspection:
         """The whole step as it is, and what came out; buffers are as before."""
         self._model.train(self._learns)
         recorded, recording = self._fullest()
+        check_made_twice(self._spec, recording.changed)
         if not self._learns:
             self._metrics = [name for name in self._results(recorded.result) if name != "loss"]
         return recorded, self._ran(recorded, recording)
