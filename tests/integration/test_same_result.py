@@ -389,6 +389,31 @@ def workload():
 """,
         {"stages": 3, "split": [1, 3], "microbatches": 4, "recompute": True},
     ),
+    "a stage without parameters that shares a worker": (  # it was taken for none, and the other had its model
+        """
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inlet, self.centred, self.inner, self.outlet = nn.Linear(6, 8), Centred(), nn.Linear(8, 8), nn.Linear(8, 1)
+    def forward(self, x):
+        return self.outlet(self.inner(self.centred(self.inlet(x))).tanh())
+
+def workload():
+    data = numbers(20, 6), numbers(20, 1)
+    return weft.Workload(Model(), data, loss=nn.functional.mse_loss, validation=data,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 4, "split": ["centred", "inner", "outlet"], "microbatches": 2, "schedule": "interleaved"},
+    ),
     "embeddings with sparse gradients": (
         """
 def workload():

@@ -57,7 +57,7 @@ def own_parts(
     for plan in view.stages:
         own, part = workload, part_of(workload, plan)
         held = {id(parameter) for parameter in part.parameters()}
-        if held & taken or (taken and isinstance(part, CallPart)):
+        if held & taken or (found and isinstance(part, CallPart)):
             own = again()
             check_built(own.model, view.first_stages)
             part = part_of(own, plan)
