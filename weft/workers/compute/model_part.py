@@ -52,7 +52,7 @@ def own_parts(
     then, and are added as the graph has it. A model that is cut by its own forward can be one stage's alone. A copy
     would not do: a step, or a hook of the model, may refer to that very model. Errors: WorkloadError.
     """
-    found = []
+    found: list[OwnPart] = []
     taken: set[int] = set()
     for plan in view.stages:
         own, part = workload, part_of(workload, plan)

@@ -75,10 +75,12 @@ def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def attributes_of(model: nn.Module) -> Attributes:
-    return {
-        module: {key: _apart(value) for key, value in vars(module).items() if key not in _TORCHS}
-        for module in model.modules()
-    }
+    return {module: {key: _apart(value) for key, value in _own_of(module).items()} for module in model.modules()}
+
+
+def _own_of(module: nn.Module) -> dict[str, Any]:
+    there = vars(module)
+    return {key: there[key] for key in there.keys() - _TORCHS}
 
 
 def _apart(value: Any) -> Any:
@@ -89,21 +91,19 @@ def _apart(value: Any) -> Any:
 def _with_attributes(own: Attributes) -> Iterator[None]:
     """A stage's modules have its own, as in a process that runs no other stage: nobody sees there what skipped modules
     would have kept."""
-    before = {module: {key: value for key, value in vars(module).items() if key not in _TORCHS} for module in own}
+    before = {module: _own_of(module) for module in own}
     _put(own)
     try:
         yield
     finally:
-        for module, kept in own.items():
-            kept.clear()
-            kept.update((key, value) for key, value in vars(module).items() if key not in _TORCHS)
+        own.update({module: _own_of(module) for module in own})
         _put(before)
 
 
 def _put(attributes: Attributes) -> None:
     for module, kept in attributes.items():
         now = vars(module)
-        for key in [key for key in now if key not in _TORCHS and key not in kept]:
+        for key in now.keys() - _TORCHS - kept.keys():
             del now[key]
         now.update(kept)
 
