@@ -30,6 +30,8 @@ from weft.workload.data.tree import with_tensors
 Gradients = dict[str, torch.Tensor | None]
 Attributes = dict[nn.Module, dict[str, Any]]  # what modules keep that is no parameter, buffer, module or setting
 _TORCHS = {*vars(nn.Module()), "forward"}  # names of what torch has there, or a step that is listened to
+# Of these, what a module may come to have while it runs, and an attribute says that it has.
+_HOOKS = [name for name in _TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
 _Root = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -80,7 +82,8 @@ def attributes_of(model: nn.Module) -> Attributes:
 
 def _own_of(module: nn.Module) -> dict[str, Any]:
     there = vars(module)
-    return {key: there[key] for key in there.keys() - _TORCHS}
+    hooks = {key: dict(there[key]) for key in _HOOKS if there[key]}
+    return {key: there[key] for key in there.keys() - _TORCHS} | hooks
 
 
 def _apart(value: Any) -> Any:
@@ -105,7 +108,11 @@ def _put(attributes: Attributes) -> None:
         now = vars(module)
         for key in now.keys() - _TORCHS - kept.keys():
             del now[key]
-        now.update(kept)
+        now.update((key, value) for key, value in kept.items() if key not in _TORCHS)
+        for key in _HOOKS:
+            if now[key] or key in kept:  # the same dict, which handles know
+                now[key].clear()
+                now[key].update(kept.get(key, ()))
 
 
 class StageError(Exception):
