@@ -24,7 +24,7 @@ IN_FLOAT64 = [name for name in MODELS["NAMES"] if name not in ("mixtral", "heads
 # Stages of mlp multiply with one parameter: rounded in each, and once in the whole model, so the proof refuses the cut.
 IN_BFLOAT16 = [name for name in MODELS["NAMES"] if name != "mlp"]
 
-SCHEDULED = [name for name in ("mlp", "gpt2", "resnet18", "unet") if name in MODELS["NAMES"]]
+SCHEDULED = [name for name in ("mlp", "gpt2", "resnet18", "unet", "tapped") if name in MODELS["NAMES"]]
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,16 @@ def test_two_replicas_of_it_clip_by_one_norm_though_one_is_cut(
     spec = any_spec(name, double=True, replicas=replicas, clip_norm=0.25, recompute=recompute)
     expected = agrees(machine, spec, least=1.0)
     assert max(expected.grad_norms) > 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["a worker", "a GPU"])
+def test_stages_that_share_a_worker_have_a_model_each(machine: RealDaemon, where: str) -> None:
+    """A copy's hooks wrote to the first stage's model: a term of the loss was missing, and nobody was told."""
+    how: dict[str, Any] = {"stages": 4, "microbatches": 4, "schedule": "interleaved"}
+    if where == "a GPU":
+        how = {"microbatches": 4, "replicas": [{"device": "gpu", "stages": 2, "gpus": 1}]}
+    assert same_as_the_plain_loop(machine, any_spec("tapped", **how))
 
 
 @pytest.mark.slow

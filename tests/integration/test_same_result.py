@@ -389,6 +389,106 @@ def workload():
 """,
         {"stages": 3, "split": [1, 3], "microbatches": 4, "recompute": True},
     ),
+    "a stage without parameters that shares a worker": (  # it was taken for none, and the other had its model
+        """
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inlet, self.centred, self.inner, self.outlet = nn.Linear(6, 8), Centred(), nn.Linear(8, 8), nn.Linear(8, 1)
+    def forward(self, x):
+        return self.outlet(self.inner(self.centred(self.inlet(x))).tanh())
+
+def workload():
+    data = numbers(20, 6), numbers(20, 1)
+    return weft.Workload(Model(), data, loss=nn.functional.mse_loss, validation=data,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 4, "split": ["centred", "inner", "outlet"], "microbatches": 2, "schedule": "interleaved"},
+    ),
+    "embeddings with sparse gradients": (
+        """
+def workload():
+    bags = nn.EmbeddingBag(50, 8, mode="mean", sparse=True)
+    model = nn.Sequential(nn.Identity(), bags, nn.Tanh(), nn.Linear(8, 1))
+    data = (numbers(20, 400).abs() * 15).long().clamp(max=49), numbers(20, 1)
+    return weft.Workload(model=model, loss=nn.functional.mse_loss, train=data, validation=data,
+                         optimizer=lambda params: torch.optim.SGD(params, lr=1.0))
+""",
+        {"stages": 1, "microbatches": 1},
+    ),
+    "embeddings with sparse gradients, in a step": (
+        """
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Embedding(50, 8, sparse=True), nn.Embedding(50, 8, sparse=True)
+        self.head = nn.Linear(8, 1)
+    def forward(self, words):
+        return self.head((self.first(words).tanh() + self.second(words)).mean(1))
+
+def workload():
+    data = {"words": (numbers(20, 400).abs() * 15).long().clamp(max=49), "y": numbers(20, 1)}
+    step = lambda model, batch: nn.functional.mse_loss(model(batch["words"]), batch["y"])
+    return weft.Workload(Words(), data, step=step, optimizer=lambda params: torch.optim.SGD(params, lr=1.0))
+""",
+        {"stages": 2, "split": ["second"], "microbatches": 1},
+    ),
+    "a module that differentiates by itself, recomputed": (
+        """
+class Force(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.energy, self.norm = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), nn.BatchNorm1d(6)
+    def forward(self, x):
+        x = self.norm(x)
+        with torch.enable_grad():
+            x = x if x.requires_grad else x.requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+class Slope(nn.Module):
+    def forward(self, x):
+        return torch.func.grad(lambda y: y.cos().sum())(x)
+
+def workload():
+    model = nn.Sequential(nn.Linear(6, 6), Force(), nn.Dropout(0.2), nn.Linear(6, 6), Slope(), nn.Linear(6, 1))
+    data = numbers(20, 6), numbers(20, 1)
+    return weft.Workload(model=model, loss=nn.functional.mse_loss, train=data, validation=data,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 2, "split": [3], "microbatches": 2, "recompute": True},
+    ),
+    "a step that differentiates by itself, recomputed": (
+        """
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner, self.outer = nn.BatchNorm1d(6), nn.Linear(6, 8), nn.Linear(8, 1)
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, x):
+        self.calls += 1
+        return self.outer(self.inner(self.norm(x)).tanh())
+
+def step(model, batch):
+    x = batch["x"].requires_grad_()
+    y = model(x)
+    slope, = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return y.mean() + (slope.norm(dim=1) - 1).square().mean()
+
+def workload():
+    return weft.Workload(Critic(), {"x": numbers(20, 6)}, step=step,
+                         optimizer=lambda params: torch.optim.Adam(params, lr=1e-2))
+""",
+        {"stages": 1, "microbatches": 2, "recompute": True},
+    ),
     "no batch but one, smaller than was asked for": (
         """
 def workload():

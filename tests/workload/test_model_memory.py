@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
-from weft.workload.model_memory import settle
+from weft.workload.model_memory import check_plain, check_values, settle
 from weft.workload.workload import WorkloadError
 
 
@@ -52,8 +54,20 @@ def test_what_the_saved_model_cannot_hold_is_refused_by_its_name() -> None:
         settle(holding(weight=torch.ones(2, dtype=torch.complex128)))
 
 
-def test_parameters_that_are_made_by_the_first_forward_have_no_memory_yet() -> None:
-    settle(nn.LazyLinear(3))
+@pytest.mark.parametrize(
+    ("check", "model", "text"),
+    [
+        (check_values, nn.LazyLinear(3), "'weight' has no shape yet; call the model once with a batch like yours"),
+        (check_values, nn.Linear(2, 3, device="meta"), "'weight' is on torch's meta device, and has no values; build"),
+        (check_plain, nn.Sequential(torch.jit.ScriptModule()), "'0' is of torch.jit; give the nn.Module that it was"),
+    ],
+    ids=["lazy", "meta", "script"],
+)
+def test_what_cannot_be_trained_as_it_is_built_is_refused_with_what_to_do(
+    check: Callable[[nn.Module], None], model: nn.Module, text: str
+) -> None:
+    with pytest.raises(WorkloadError, match=f"Workload.model: {text}"):
+        check(model)
 
 
 def test_a_name_that_no_file_and_no_message_takes_is_refused() -> None:

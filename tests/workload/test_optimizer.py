@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.workload.optimizer import can_skip_on_device, make_optimizer
+from weft.workload.optimizer import can_skip_on_device, make_optimizer, note_sparse
 from weft.workload.workload import WorkloadError
 
 FUSED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -78,7 +78,13 @@ ODD: dict[str, Callable[[], nn.Parameter]] = {
     "in channels-last order": lambda: nn.Parameter(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)),
     "of low precision": lambda: nn.Parameter(torch.ones(4, dtype=torch.bfloat16)),
     "complex": lambda: nn.Parameter(torch.ones(4, dtype=torch.complex64)),
+    "with sparse gradients": lambda: _sparse(nn.Embedding(4, 2, sparse=True)),
 }
+
+
+def _sparse(embedding: nn.Embedding) -> nn.Parameter:
+    note_sparse(embedding)
+    return embedding.weight
 
 
 @pytest.mark.parametrize("odd", ODD)

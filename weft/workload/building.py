@@ -25,6 +25,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from weft.workload.cutting.operation import writes
+
 _numbers: MutableMapping[nn.Parameter, int] = WeakIdKeyDictionary()  # of parameters that are built or being built
 
 LITTLE_BYTES = 32 << 20  # arbitrary: so much more than its own part a worker may have for a moment
@@ -41,7 +43,6 @@ _BLIND |= {"is_shared", "is_signed", "ndimension", "nelement", "numel", "size", 
 _BLIND |= {"register_hook", "register_post_accumulate_grad_hook"}
 _HANDING_OUT = {"__array__", "__dlpack__", "__reduce_ex__", "data_ptr", "numpy", "share_memory_", "storage"}
 _HANDING_OUT |= {"untyped_storage"}  # the memory itself, which may be read at any time
-_NO_WRITES = {"__index__", "__int__", "__invert__"}
 _LIKE = {"empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like"}
 _LIKE |= {"new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"}
 
@@ -128,7 +129,7 @@ class Sink:
         if name in _HANDING_OUT or (name == "__set__" and others):
             raise NeedsValuesError(name)
         fills = name in _FILLING
-        if not (fills or _writes(name)):
+        if not (fills or writes(name)):
             if not (made and all(map(self.has, made))):  # views are
                 self._check(name, [*filter(self.has, _leaves(target)), *others])
             return
@@ -169,13 +170,6 @@ def _leaves(value: object) -> Iterator[object]:
             yield from _leaves(part)
     else:
         yield value
-
-
-def _writes(name: str) -> bool:
-    """To its first argument, as torch names it."""
-    if name.startswith("__"):
-        return name in ("__set__", "__setitem__") or (name.startswith("__i") and name not in _NO_WRITES)
-    return name.endswith("_")
 
 
 def _mapped(num_bytes: int) -> mmap.mmap:

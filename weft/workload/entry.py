@@ -26,9 +26,11 @@ from weft.spec.job_spec import JobSpec, SpecError, is_unicode
 from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import Sink, numbered
 from weft.workload.compiling.compiled import compile_units
-from weft.workload.model_memory import settle
+from weft.workload.model_memory import check_plain, check_values, settle
+from weft.workload.optimizer import note_sparse
 from weft.workload.randomness import seed_all
 from weft.workload.start import begin
+from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError, kind_of
 
 MAX_NAMES = 8  # of functions, in a message: a line's worth
@@ -55,7 +57,11 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
         seed_all(spec.job.seed)
         result = function(**spec.job.args)
     workload = _checked(result, spec)
+    check_values(workload.model)
+    if is_cut_by_calls(workload):
+        check_plain(workload.model)
     settle(workload.model, sink)
+    note_sparse(workload.model)
     begin(workload, Path(spec.directory), sink)
     if spec.strategy.compile:
         compile_units(workload)

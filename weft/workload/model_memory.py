@@ -18,6 +18,31 @@ from weft.workload.building import Sink
 from weft.workload.workload import WorkloadError
 
 
+def check_values(model: nn.Module) -> None:
+    """Raises WorkloadError for a parameter or buffer that has none: nobody here would ever give it some."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise WorkloadError(
+                f"Workload.model: {name!r} has no shape yet; call the model once with a batch like yours where it is "
+                "built (under torch.no_grad(), in eval()), or say how many inputs its layer has"
+            )
+        if tensor.is_meta:
+            raise WorkloadError(
+                f"Workload.model: {name!r} is on torch's meta device, and has no values; build the model without that: "
+                "each worker has memory for its own stages alone anyway"
+            )
+
+
+def check_plain(model: nn.Module) -> None:
+    """Raises WorkloadError for what cannot be listened to, in a model that is cut by its own forward."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise WorkloadError(
+                f"Workload.model: {name or 'it'!r} is of torch.jit; give the nn.Module that it was made of (for speed "
+                "there is strategy.compile)"
+            )
+
+
 def settle(model: nn.Module, sink: Sink | None = None) -> None:
     """Gives each parameter that has gaps in its memory (a slice of a larger tensor) a dense place.
 

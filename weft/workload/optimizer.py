@@ -7,11 +7,12 @@ worker) builds it here: the choice depends on the model's parameters and on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.plan.error_places import within
 from weft.workload.workload import WorkloadError, kind_of
@@ -25,6 +26,15 @@ _FUSED_ON = {"cpu": _FUSED_ON_CUDA | {torch.optim.Adagrad}, "cuda": _FUSED_ON_CU
 # torch 2.13's fused SGD leaves most bfloat16 and float16 parameters untouched (pytorch issue 191763).
 _FUSED_DTYPES = frozenset({torch.float32, torch.float64})
 
+_sparse: MutableMapping[torch.Tensor, bool] = WeakIdKeyDictionary()  # whose gradients are, which no fused kernel takes
+
+
+def note_sparse(model: nn.Module) -> None:
+    """Before `make_optimizer` is called with its parameters."""
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            _sparse[module.weight] = True
+
 
 def make_optimizer(
     factory: OptimizerFactory, parameters: Iterable[nn.Parameter], *, model: Iterable[nn.Parameter] | None = None
@@ -32,8 +42,7 @@ def make_optimizer(
     """Builds the optimizer of one stage, or of the whole model; None where there are no parameters.
 
     Sets `fused=True` in each parameter group where torch has a fused kernel for their device and the user chose neither
-    `fused` nor `foreach` (either one given as False keeps torch's plain loop, as it does in torch itself). The fused
-    kernels take no sparse gradients: a model with `nn.Embedding(sparse=True)` needs `fused=False`.
+    `fused` nor `foreach` (either one given as False keeps torch's plain loop, as it does in torch itself).
 
     model: all parameters of the model, where only a stage's are given. The kernels round differently from the plain
     loop, so all that is trained must suit them, or nothing gets them: who is in a group with whom depends on the cut.
@@ -126,4 +135,5 @@ def _fits_fused_kernel(optimizer: torch.optim.Optimizer, parameter: torch.Tensor
         and type(optimizer) in _FUSED_ON.get(parameter.device.type, ())
         and parameter.dtype in _FUSED_DTYPES
         and parameter.is_contiguous()
+        and parameter not in _sparse
     )

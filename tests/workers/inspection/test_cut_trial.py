@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from weft.workers.devices.host import HostDevice
-from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome
+from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of
 from weft.workload.cutting.recording import StepRecording
 from weft.workload.cutting.skipped import SkippedCalls
 
@@ -62,6 +62,7 @@ def test_a_gradient_has_its_own_strides_and_not_those_of_the_value_that_crossed(
             HostDevice(),
             values_of=lambda loss: {"loss": loss},
             precision=contextlib.nullcontext,
+            attributes=attributes_of(model),
         )
         model.zero_grad(set_to_none=True)
         assert whole.difference(TrialOutcome.of(model, trial.run(batch, seed), learns=True)) is None

@@ -14,7 +14,7 @@ from torch import nn
 
 from weft.spec.job_spec import JobSpec
 from weft.workers.devices.host import HostDevice
-from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome
+from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of
 from weft.workers.inspection.draws import MAX_PROVEN, telling
 from weft.workers.inspection.inspection import inspect
 from weft.workload.cutting.calls import Seed
@@ -116,6 +116,7 @@ def test_blocks_before_a_module_that_gets_something_else_may_be_left_out(least: 
             HostDevice(),
             values_of=lambda loss: {"loss": loss},
             precision=contextlib.nullcontext,
+            attributes=attributes_of(model),
         )
         for microbatch, (run, whole) in enumerate(runs):
             assert differs(model, batch, trial, microbatch, whole) is None

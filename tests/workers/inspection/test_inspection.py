@@ -202,6 +202,18 @@ def test_units_that_work_in_place_are_inspected_like_any_other() -> None:
     assert [unit["in_place"] for unit in told["units"]] == [True, False, True]
 
 
+@pytest.mark.parametrize("has_step", [False, True])
+def test_a_sparse_gradient_needs_a_batch_of_its_own(has_step: bool) -> None:
+    """Its indices are those that the loader has put into the slot; an update that came late took the next batch's."""
+    model = nn.Sequential(nn.EmbeddingBag(9, 3, sparse=True), nn.Linear(3, 2))
+    data = torch.randint(9, (10, 4)), torch.randn(10, 2)
+    how: dict[str, Any] = {"train": data, "loss": nn.MSELoss()}
+    if has_step:
+        how |= {"loss": None, "step": lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1])}
+    how["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.1, fused=False)
+    assert [unit["in_place"] for unit in inspect(workload_of(model, **how), spec_of())["units"]] == [True, True]
+
+
 def test_units_of_a_model_that_is_no_sequential_are_the_calls_of_its_forward() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
@@ -315,6 +327,11 @@ def test_inputs_that_are_no_floats_go_through() -> None:
 @pytest.mark.parametrize(
     ("changes", "spec", "text"),
     [
+        (
+            {"validation": (torch.zeros(0, 3), torch.zeros(0, 2))},
+            spec_of(),
+            r"Workload\.validation has length 0; give at least one sample, or leave it out",
+        ),
         ({"train": (torch.zeros(0, 3), torch.zeros(0, 2))}, spec_of(), r"Workload\.train has length 0; give at least"),
         (
             {"loss": nn.MSELoss(reduction="none")},

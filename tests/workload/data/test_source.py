@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -65,13 +66,12 @@ def test_a_dataset_is_shuffled_for_training_and_taken_in_its_order_for_validatio
     [
         (DataLoader(ITEMS, batch_size=4, shuffle=True), shuffled(0)),  # type: ignore[arg-type]
         (DataLoader(ITEMS, batch_size=4), list(range(10))),  # type: ignore[arg-type]
-        (DataLoader(ITEMS, batch_size=None), list(range(10))),  # type: ignore[arg-type]
         (DataLoader(ITEMS, shuffle=True, num_workers=1), shuffled(0)),  # type: ignore[arg-type]
         (DataLoader(ITEMS, batch_size=4, shuffle=True, drop_last=True), shuffled(0)[:8]),  # type: ignore[arg-type]
         (DataLoader(ITEMS, batch_sampler=BatchSampler(SequentialSampler(ITEMS), 4, True)), list(range(8))),  # type: ignore[arg-type]
         (DataLoader(ITEMS, sampler=Halves()), [0, 2, 4, 6, 8]),  # type: ignore[arg-type]
     ],
-    ids=["shuffle", "in order", "no batches", "of one", "drop_last", "batch_sampler", "sampler"],
+    ids=["shuffle", "in order", "of one", "drop_last", "batch_sampler", "sampler"],
 )
 def test_a_loader_gives_its_dataset_its_order_and_what_it_drops(loader: DataLoader[Any], order: list[int]) -> None:
     made = source(loader)
@@ -111,7 +111,6 @@ def test_the_collate_of_a_loader_is_taken_over_unless_the_workload_has_one() -> 
     assert source(DataLoader(ITEMS, collate_fn=tuple)).collate is tuple  # type: ignore[arg-type]
     assert source(DataLoader(ITEMS, collate_fn=tuple), collate=list).collate is list  # type: ignore[arg-type]
     assert source(DataLoader(ITEMS)).collate is None  # type: ignore[arg-type]
-    assert source(DataLoader(ITEMS, batch_size=None)).collate is None  # type: ignore[arg-type]
     assert source(ITEMS, collate=list).collate is list
 
 
@@ -123,8 +122,10 @@ def test_the_collate_of_a_loader_is_taken_over_unless_the_workload_has_one() -> 
         (torch.arange(6),),
         (torch.arange(6), torch.zeros(6, 2), torch.zeros(6, 1)),
         {"ids": torch.arange(6), "labels": torch.zeros(6, 2)},
+        (np.arange(6), torch.zeros(6, 2)),
+        {"ids": np.arange(6), "labels": np.zeros((6, 2))},
     ],
-    ids=["pair", "list", "one", "three", "dict"],
+    ids=["pair", "list", "one", "three", "dict", "pair of arrays", "dict of arrays"],
 )
 def test_a_tree_of_tensors_has_its_samples_along_the_first_dimension(data: Any) -> None:
     made = source(data)
@@ -173,9 +174,15 @@ class OneWay(IterableDataset[int]):
         (DataLoader(ITEMS, sampler=Endless()), "its sampler, a Endless, has no length; give it a __len__"),  # type: ignore[arg-type]
         (DataLoader(ITEMS, sampler=Short()), "its sampler has length 3, and gave 2 samples for epoch 0; both must"),  # type: ignore[arg-type]
         (
-            DataLoader(ITEMS, sampler=Lists(), batch_size=None),
+            DataLoader(ITEMS, sampler=Lists()),
             "its sampler gives list; let it give the numbers of sing",
         ),  # type: ignore[arg-type]
+        (
+            DataLoader(ITEMS, batch_size=None),
+            "its DataLoader has batch_size = None, so its items are batches already",
+        ),  # type: ignore[arg-type]
+        ({"x": [1, 2], "y": [3, 4]}, "is a dict of list; give a dict of tensors or of arrays of numbers, or a list of"),
+        ("data/train", "Workload.train is str; give a map-style dataset"),
         ((torch.zeros(3), torch.zeros(4), torch.zeros(3)), r"tensors of shapes \(3,\), \(4,\), \(3,\); the first dim"),
         ({"a": torch.tensor(1.0)}, r"tensors of shapes \(\); the first dimensions must be equal"),
         (OneWay(), r"is an IterableDataset \(OneWay\) with neither a length nor a state; give it a __len__, or state"),

@@ -19,7 +19,7 @@ from torch import nn
 
 from weft.plan.error_places import within
 from weft.plan.plan import SlotValue
-from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
+from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
@@ -176,8 +176,7 @@ class CutStage(Stage):
             saved.sent, values = self._run_saved(microbatch, saved)
             return saved.sent, values
         self._buffers.begin()
-        with forgetting():
-            sent, values = self._run_saved(microbatch, saved)
+        sent, values = self._buffers.forgetting(lambda: self._run_saved(microbatch, saved))
         saved.began = self._buffers.end()
         return [None if each is None else each.detach() for each in sent], {n: v.detach() for n, v in values.items()}
 

@@ -17,8 +17,9 @@ host wait: there autograd's count decides, and a batch norm's buffers are taken 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from weft.workload.cutting.placeholder import Placeholder
 
+T = TypeVar("T")
 Slot = tuple[nn.Module, str]
 Began = list[tuple[Slot, torch.Tensor | None]]
 
@@ -40,10 +42,11 @@ class _Known:
     changes: bool  # forward does change it, or has at some time
 
 
-def forgetting() -> contextlib.AbstractContextManager[object]:
-    """A forward inside keeps nothing for a backward, and computes as one that does: some kernels (an LSTM's) give other
-    bits where no gradient is asked for."""
-    return torch.autograd.graph.saved_tensors_hooks(_forget, _remember)
+_NO_HOOKS = "saved tensor hooks"  # torch.func's transforms take none, and say so with these words
+
+
+class _ForgottenError(BaseException):
+    """A forward asks for what it has not kept. No Exception: a handler of the user's is not to see it."""
 
 
 def _forget(tensor: torch.Tensor) -> None:
@@ -51,7 +54,7 @@ def _forget(tensor: torch.Tensor) -> None:
 
 
 def _remember(forgotten: None) -> torch.Tensor:
-    raise AssertionError("a forward that was to be run again has been differentiated")
+    raise _ForgottenError
 
 
 class ForwardBuffers:
@@ -61,6 +64,7 @@ class ForwardBuffers:
         """can_compare: they are where a comparison makes nobody wait."""
         self._modules = list({id(each): each for module in modules for each in module.modules()}.values())
         self._can_compare = can_compare
+        self._forgets = True
         self._known: dict[tuple[int, str], _Known] = {}
 
     def begin(self) -> None:
@@ -73,6 +77,35 @@ class ForwardBuffers:
                 is_taken_to = not self._can_compare and isinstance(module, _NormBase)
                 changes = is_taken_to if known is None else known.changes
                 self._known[id(module), name] = _Known(buffer, _version(buffer), value, changes)
+
+    def forgetting(self, forward: Callable[[], T]) -> T:
+        """Of a forward that keeps nothing for a backward, and computes as one that does: some kernels (an LSTM's) give
+        other bits where no gradient is asked for.
+
+        One that differentiates by itself (torch.autograd.grad) is made once more, and keeps it for as long as it runs,
+        as do all after it.
+        """
+        if self._forgets:
+            try:
+                with torch.autograd.graph.saved_tensors_hooks(_forget, _remember):
+                    return forward()
+            except _ForgottenError:
+                pass
+            except RuntimeError as error:
+                if _NO_HOOKS not in str(error):
+                    raise
+            self._forgets = False
+            self._put_back()
+        return forward()
+
+    @torch.no_grad()
+    def _put_back(self) -> None:
+        for (module, name), buffer in self._slots():
+            known = self._known.get((id(module), name))
+            if known is not None and self._has_changed(known, buffer):
+                module._buffers[name] = known.buffer
+                if known.buffer is not None and known.value is not None:
+                    known.buffer.copy_(known.value)
 
     def end(self) -> Began:
         """After it: what it has changed, as it was."""

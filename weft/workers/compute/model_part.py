@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from weft.plan.plan import StagePlan
+from weft.plan.worker_view import WorkerView
 from weft.workers.devices.device import Memory
 from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.placeholder import Placeholder
+from weft.workload.cutting.skipped import SkippedCalls, unpickled
 from weft.workload.units import Unit, is_cut_by_calls, named_state, units
 from weft.workload.workload import Workload, WorkloadError
 
@@ -30,8 +32,40 @@ class ModelPart(Protocol):
     def adopt(self, device: Memory) -> None:
         """Brings it to the device."""
 
-    def copied(self, memo: dict[int, Any]) -> ModelPart:
-        """With parameters of its own; memo: as of `copy.deepcopy`. Errors: WorkloadError."""
+
+@dataclass(frozen=True, slots=True)
+class OwnPart:
+    """What a stage has, of the worker's workload, or of one that was made for it alone."""
+
+    workload: Workload
+    part: ModelPart
+    parameters: list[nn.Parameter]  # of the whole model, in its order
+    skipped: SkippedCalls | None  # of a model that is cut by its own forward
+
+
+def own_parts(
+    view: WorkerView, workload: Workload, again: Callable[[], Workload], device: torch.device
+) -> list[OwnPart]:
+    """Of each stage of a worker. again: makes another workload, with nothing in it that the first one has.
+
+    Stages of one worker that share a parameter have one each, as in workers of their own: both gradients are whole
+    then, and are added as the graph has it. A model that is cut by its own forward can be one stage's alone. A copy
+    would not do: a step, or a hook of the model, may refer to that very model. Errors: WorkloadError.
+    """
+    found: list[OwnPart] = []
+    taken: set[int] = set()
+    for plan in view.stages:
+        own, part = workload, part_of(workload, plan)
+        held = {id(parameter) for parameter in part.parameters()}
+        if held & taken or (found and isinstance(part, CallPart)):
+            own = again()
+            check_built(own.model, view.first_stages)
+            part = part_of(own, plan)
+        taken |= held
+        # Of the classes that the user's files have now.
+        skipped = unpickled(view.skipped_calls, device) if isinstance(part, CallPart) else None
+        found.append(OwnPart(own, part, list(own.model.parameters()), skipped))
+    return found
 
 
 def part_of(workload: Workload, stage: StagePlan) -> ModelPart:
@@ -75,9 +109,6 @@ class UnitPart(ModelPart):
         for unit in self.units:
             device.adopt(unit.module)
 
-    def copied(self, memo: dict[int, Any]) -> UnitPart:
-        return UnitPart([Unit(unit.index, unit.prefix, _copied(unit.module, memo)) for unit in self.units])
-
 
 class CallPart(ModelPart):
     """Parameters and buffers that are used by some calls of a model, in the whole of it: what is not the stage's own is
@@ -111,17 +142,3 @@ class CallPart(ModelPart):
             for key, buffer in module._buffers.items():
                 if buffer is not None and not isinstance(buffer, Placeholder):
                     module._buffers[key] = device.put(buffer)
-
-    def copied(self, memo: dict[int, Any]) -> CallPart:
-        return CallPart(_copied(self.model, memo), self.names)
-
-
-def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    try:
-        return copy.deepcopy(module, memo)
-    except Exception as error:  # whatever an object in it raises
-        raise WorkloadError(
-            f"Workload.model: {type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and stages "
-            "that share a GPU need a copy each; keep out of the model what copy.deepcopy does not take, or give each "
-            "stage a GPU of its own"
-        ) from error

@@ -17,7 +17,7 @@ from weft.plan.error_places import function_place, unit_place, within
 from weft.plan.plan import SlotValue
 from weft.plan.shapes import ShapeError, shape_of
 from weft.transport.memory.arena import dtype_of
-from weft.workers.compute.forward_buffers import Began, ForwardBuffers, forgetting
+from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.handover import can_have_gradient, check_fits, is_plain, scalar
 from weft.workers.compute.pairs import DataPair
@@ -154,8 +154,7 @@ class UnitStage(Stage):
             self._saved[microbatch] = _Saved(step, x, was_received, y, head, [])
             return y
         self._buffers.begin()
-        with forgetting():
-            y = self._run(x, step, microbatch, head).detach()
+        y = self._buffers.forgetting(lambda: self._run(x, step, microbatch, head)).detach()
         self._saved[microbatch] = _Saved(step, x, was_received, None, head, self._buffers.end())
         return y
 

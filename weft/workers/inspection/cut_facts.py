@@ -24,8 +24,8 @@ from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.cut_proof import CutProof, Whole, evaluating, told_of_a_draw
-from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, run_as_it_is
+from weft.workers.inspection.cut_proof import CutProof, Whole, check_made_twice, evaluating, told_of_a_draw
+from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of, run_as_it_is
 from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch
@@ -120,6 +120,7 @@ class CutInspection:
 
     def run(self, leave: Callable[[nn.Module], None], packed: dict[str, Any], load_seconds: float) -> Ran:
         self._device.adopt(self._model)
+        self._attributes = attributes_of(self._model)
         with torch.set_grad_enabled(self._learns):
             recorded, whole = self._whole()
             wholes = [whole]
@@ -186,6 +187,7 @@ class CutInspection:
         """The whole step as it is, and what came out; buffers are as before."""
         self._model.train(self._learns)
         recorded, recording = self._fullest()
+        check_made_twice(self._spec, recording.changed)
         if not self._learns:
             self._metrics = [name for name in self._results(recorded.result) if name != "loss"]
         return recorded, self._ran(recorded, recording)
@@ -228,11 +230,8 @@ class CutInspection:
 
     def _validated(self) -> Whole:
         """Validation's step, looked at by nobody: some modules compute in another way where somebody does."""
-        step, batch, calls = (
-            validation_step(self._workload),
-            self._held_out[max(self._held_out)],
-            SeededCalls(self._model),
-        )
+        step, batch = validation_step(self._workload), self._held_out[max(self._held_out)]
+        calls = SeededCalls(self._model)
         own = with_tensors(batch, torch.Tensor.clone)
         with (
             evaluating(self._model),
@@ -275,6 +274,7 @@ class CutInspection:
             self._device,
             values_of=self._results,
             precision=self._precision,
+            attributes=self._attributes,
         )
 
     # --- facts

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.spec.job_spec import JobSpec
 from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError, Step
@@ -88,8 +89,8 @@ class CutProof:
             else:
                 problems[cut] = (
                     f"cut there, {differs} differs from that of the uncut step; keep in buffers what lasts from call "
-                    "to call, draw from torch's, numpy's or Python's own generator (and from no other), or cut "
-                    "elsewhere (strategy.split)"
+                    "to call, let a module return what is read of it, draw from torch's, numpy's or Python's own "
+                    "generator (and from no other), or cut elsewhere (strategy.split)"
                 )
         return kept
 
@@ -113,6 +114,16 @@ class CutProof:
             self._restore()
             for parameter in self._model.parameters():
                 parameter.grad = None
+
+
+def check_made_twice(spec: JobSpec, changed: Sequence[str]) -> None:
+    """changed: parameters that nobody trains, and that a step changes. Raises WorkloadError."""
+    if changed and spec.strategy.recompute and spec.job.mode == "train":
+        raise WorkloadError(
+            f"strategy.recompute = true runs each forward twice, and the step changes {changed[0]!r:.80}, a parameter "
+            "that is not trained (a teacher's mean, most likely): it would be changed twice; make what a step changes "
+            "buffers (register_buffer), or leave recompute out"
+        )
 
 
 @contextlib.contextmanager
@@ -147,6 +158,12 @@ def _told(cause: BaseException | None) -> str:
     if isinstance(cause, WorkloadError):
         return str(cause)
     first = str(cause).partition("\n")[0].rstrip(".")
+    if isinstance(cause, (AttributeError, LookupError)):
+        return (
+            f"with a stage that begins there the step raises {type(cause).__name__}: {first:.200}; what a module keeps "
+            "by itself, in an attribute or a list, is in its own stage alone: let it return that, or cut elsewhere "
+            "(strategy.split)"
+        )
     return (
         f"with a stage that begins there the step raises {type(cause).__name__}: {first:.200}; if something in it "
         "needs the whole model (torch.autograd.grad does), cut elsewhere (strategy.split), or put that into one "

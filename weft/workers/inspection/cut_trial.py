@@ -7,6 +7,7 @@ validation reports, or the cut is not used. It also tells what each stage takes.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,11 +22,16 @@ from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
+from weft.workload.cutting.names import named_tensors
 from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.skipped import SkippedCalls
 from weft.workload.data.tree import with_tensors
 
 Gradients = dict[str, torch.Tensor | None]
+Attributes = dict[nn.Module, dict[str, Any]]  # what modules keep that is no parameter, buffer, module or setting
+_TORCHS = {*vars(nn.Module()), "forward"}  # names of what torch has there, or a step that is listened to
+# Of these, what a module may come to have while it runs, and an attribute says that it has.
+_HOOKS = [name for name in _TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
 _Root = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -61,12 +67,52 @@ class TrialOutcome:
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
+    one, other = one.to_dense(), other.to_dense()  # an embedding's gradient may be sparse
     return (
         one.shape == other.shape
         and one.dtype is other.dtype
         and torch.equal(one.isnan(), other.isnan())
         and (torch.equal(one.nan_to_num(), other.nan_to_num()))
     )
+
+
+def attributes_of(model: nn.Module) -> Attributes:
+    return {module: {key: _apart(value) for key, value in _own_of(module).items()} for module in model.modules()}
+
+
+def _own_of(module: nn.Module) -> dict[str, Any]:
+    there = vars(module)
+    hooks = {key: dict(there[key]) for key in _HOOKS if there[key]}
+    return {key: there[key] for key in there.keys() - _TORCHS} | hooks
+
+
+def _apart(value: Any) -> Any:
+    return copy.copy(value) if type(value) in (list, dict, set) else value
+
+
+@contextlib.contextmanager
+def _with_attributes(own: Attributes) -> Iterator[None]:
+    """A stage's modules have its own, as in a process that runs no other stage: nobody sees there what skipped modules
+    would have kept."""
+    before = {module: _own_of(module) for module in own}
+    _put(own)
+    try:
+        yield
+    finally:
+        own.update({module: _own_of(module) for module in own})
+        _put(before)
+
+
+def _put(attributes: Attributes) -> None:
+    for module, kept in attributes.items():
+        now = vars(module)
+        for key in now.keys() - _TORCHS - kept.keys():
+            del now[key]
+        now.update((key, value) for key, value in kept.items() if key not in _TORCHS)
+        for key in _HOOKS:
+            if now[key] or key in kept:  # the same dict, which handles know
+                now[key].clear()
+                now[key].update(kept.get(key, ()))
 
 
 class StageError(Exception):
@@ -84,6 +130,7 @@ class _Stage:
     receives: list[Value]
     sends: list[Value]
     tied: list[nn.Parameter]  # parameters that later stages use too
+    attributes: Attributes
     # What was received, as a backward comes to it; not what only validation has:
     leaves: list[torch.Tensor | None] = field(default_factory=list)
     given: list[torch.Tensor | None] = field(default_factory=list)  # copies, since a module may write to it
@@ -95,7 +142,8 @@ class CutTrial:
     """cuts: numbers of the units with which stages begin, the first not among them. values_of: what a step returns, by
     name; the loss is differentiated where gradients are enabled. forward_seconds, backward_seconds: of each stage, in
     the last run, without what it has skipped; of a run that has split backwards, split_seconds, of both parts. writing:
-    units; a stage that begins with one of them may write to what it receives."""
+    units; a stage that begins with one of them may write to what it receives. attributes: of the model as it was built.
+    """
 
     def __init__(
         self,
@@ -108,13 +156,16 @@ class CutTrial:
         *,
         values_of: Callable[[Any], Mapping[str, torch.Tensor]],
         precision: Callable[[], contextlib.AbstractContextManager[object]],
+        attributes: Attributes,
     ) -> None:
         self._device = device
         self._user_step = step
         self._values_of = values_of
         self._precision = precision
         bounds = [0, *cuts, len(recorded.units)]
-        self._stages = [_stage(model, recorded, bounds, number, skipped) for number in range(len(bounds) - 1)]
+        self._stages = [
+            _stage(model, recorded, bounds, number, skipped, attributes) for number in range(len(bounds) - 1)
+        ]
         self.forward_seconds = [0.0] * len(self._stages)
         self.backward_seconds = [0.0] * len(self._stages)
         self.split_seconds = [(0.0, 0.0)] * len(self._stages)
@@ -144,7 +195,7 @@ class CutTrial:
             ]
             stage.given = [None if leaf is None else leaf.clone() for leaf in stage.leaves]
             versions = _versions(stage.given)
-            with _blaming(number), stage.step.installed():
+            with _blaming(number), _with_attributes(stage.attributes), stage.step.installed():
                 seconds, result = self._device.timed(partial(self._run, stage, batch, stage.given, seed))
             self.forward_seconds[number] = max(1e-9, seconds - stage.step.skipping_seconds)
             for i, (value, before, after) in enumerate(
@@ -181,7 +232,12 @@ class CutTrial:
                     parameter.grad = None
             stage.step.rebind(stage.bound)
             differentiate = self._in_two_parts if self.splits else self._at_once
-            with _blaming(number), stage.step.installed(), stage.step.numbers.running_again(seed):
+            with (
+                _blaming(number),
+                _with_attributes(stage.attributes),
+                stage.step.installed(),
+                stage.step.numbers.running_again(seed),
+            ):
                 differentiate(number, stage, roots, gradients)
             stage.leaves, stage.given, stage.sent = [], [], []
 
@@ -218,7 +274,14 @@ def run_as_it_is(trial: CutTrial, batch: Any, seed: Seed) -> None:
         raise (error.__cause__ or error) from None
 
 
-def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: int, skipped: SkippedCalls) -> _Stage:
+def _stage(
+    model: nn.Module,
+    recorded: Recorded,
+    bounds: Sequence[int],
+    number: int,
+    skipped: SkippedCalls,
+    attributes: Attributes,
+) -> _Stage:
     first, last = bounds[number], bounds[number + 1]
     own = range(first, last)
     receives = [
@@ -226,6 +289,8 @@ def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: 
     ]
     sends = [value for value in recorded.values if value.maker in own and value.readers[-1] >= last]
     names, later = (frozenset[str]().union(*recorded.uses[units]) for units in (slice(first, last), slice(last, None)))
+    if number == 0:  # it has what no unit was seen to use, as in a job: torch.vmap hides its parameters
+        names |= {name for name, _ in named_tensors(model)} - names - later
     return _Stage(
         first,
         CutStep(
@@ -240,6 +305,7 @@ def _stage(model: nn.Module, recorded: Recorded, bounds: Sequence[int], number: 
         receives,
         sends,
         [parameter for name, parameter in model.named_parameters() if name in names & later],
+        {module: {key: _apart(value) for key, value in kept.items()} for module, kept in attributes.items()},
     )
 
 

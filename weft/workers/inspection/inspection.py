@@ -141,6 +141,9 @@ def _inspected(
     sample = GradientSample(optimizer)
     trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
+    if sample.has_sparse:  # its indices are the batch's own memory, and by the update that may have the next one
+        for unit in ran.units:
+            unit["in_place"] = True
     compiled_calls = noted_calls(workload.model)
     precision = partial(computing_in, spec.strategy.precision, device)
     compile_ahead(workload.model, compiled_calls, list(workload.model.parameters()), device.torch, precision)
@@ -192,6 +195,8 @@ def _data_bytes(batches: Batches) -> int | None:
 def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
     if batches.num_train == 0:
         raise WorkloadError("Workload.train has length 0; give at least one sample")
+    if spec.job.mode == "train" and workload.validation is not None and batches.num_validation == 0:
+        raise WorkloadError("Workload.validation has length 0; give at least one sample, or leave it out")
     trains = any(parameter.requires_grad for parameter in workload.model.parameters())
     if spec.job.mode == "train" and not trains:
         raise WorkloadError("Workload.model has no parameter that requires a gradient; there is nothing to train")

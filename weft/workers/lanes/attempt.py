@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -49,6 +50,7 @@ from weft.workers.snapshots.place import SnapshotPlaces
 from weft.workers.snapshots.saved import Saved
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import ResidentData
+from weft.workload.entry import load_workload
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload
 
@@ -71,9 +73,10 @@ class Attempt:
         snapshots: Directory | None = None,
         saved: Saved | None = None,
         tell: Tell | None = None,
+        again: Callable[[], Workload] | None = None,
     ) -> None:
         """begins: the first iteration. snapshots: where they go. saved: what training goes on from. tell: what tasks
-        make, where that is compared."""
+        make, where that is compared. again: as of ModelParts; unset, it loads the job once more."""
         self.device = device
         self.course = Course(view, begins)
         self.num_tasks, self.on_epoch = view.num_tasks, workload.on_epoch
@@ -113,6 +116,7 @@ class Attempt:
             self._post_gradient,
             lambda holder: self.goes_on[self._lane_of[holder]](),
             saved,
+            again or partial(load_workload, spec),
         )
         is_compared = spec.strategy.verify == "replay"
         self._evidence = Evidence(self.course, self._loaded, self._parts, tell) if tell and is_compared else None

@@ -26,7 +26,16 @@ from weft.transport.memory.directory import Directory
 from weft.workers.compute.cut_stage import CutStage
 from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.gradients import StageGradients
-from weft.workers.compute.model_part import CallPart, ModelPart, UnitPart, check_built, part_of, whole_state
+from weft.workers.compute.model_part import (
+    CallPart,
+    ModelPart,
+    OwnPart,
+    UnitPart,
+    check_built,
+    own_parts,
+    part_of,
+    whole_state,
+)
 from weft.workers.compute.stage import Stage, computing_in
 from weft.workers.compute.stage_parcels import StageParcels
 from weft.workers.compute.stage_tasks import StageTasks
@@ -48,7 +57,6 @@ from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.stage_update import StageUpdate
 from weft.workload.compiling.ahead import compile_ahead
 from weft.workload.cutting.cut_step import CutStep
-from weft.workload.cutting.skipped import unpickled
 from weft.workload.data.batches import sample_numbers
 from weft.workload.data.source import source_of
 from weft.workload.workload import Workload
@@ -72,8 +80,10 @@ class ModelParts:
         post_gradient: PostGradient,
         go_on: GoOn,
         saved: Saved | None,
+        again: Callable[[], Workload],
     ) -> None:
-        """go_on: as of ForwardParts. saved: what training goes on from; None where it begins."""
+        """go_on: as of ForwardParts. saved: what training goes on from; None where it begins. again: makes another
+        workload, with nothing in it that this one has."""
         self._spec, self._view, self._workload = spec, view, workload
         self._directory, self._device = directory, device
         self._course, self._weights = course, weights
@@ -81,7 +91,6 @@ class ModelParts:
         self._post_gradient, self._go_on = post_gradient, go_on
         check_built(workload.model, view.first_stages)
         self._state = whole_state(workload.model)
-        self._taken: set[int] = set()  # ids of parameters that a stage of this worker has
         named = dict(workload.model.named_parameters())
         self._parameters, self._names = list(named.values()), list(named)
         self._saved = saved
@@ -105,14 +114,18 @@ class ModelParts:
             moves = Moves(directory, self._memory, course, view.replicas, device)
             places = [place for bucket in self._memory.buckets for place in bucket.places]
             self._in_buckets = {id(self._parameters[place.parameter]) for place in places}
-        own = [self._own_part(stage) for stage in view.stages]  # before any of them moves
+        owned = own_parts(view, workload, again, device.torch)  # before any of them moves
+        for own in owned:
+            pairs = zip(own.parameters, self._parameters, strict=True)
+            self._in_buckets |= {id(its) for its, first in pairs if id(first) in self._in_buckets}
+        held = [parameter for own in owned for parameter in own.part.parameters()]
         precision = functools.partial(computing_in, spec.strategy.precision, device)
-        held = [parameter for part, _ in own for parameter in part.parameters()]
-        compile_ahead(workload.model, view.compiled_calls, held, device.torch, precision)
-        for stage, (part, parameters) in zip(view.stages, own, strict=True):
-            self._add_stage(stage, part, parameters)
+        for model in {own.workload.model: None for own in owned}:
+            compile_ahead(model, view.compiled_calls, held, device.torch, precision)
+        for stage, own in zip(view.stages, owned, strict=True):
+            self._add_stage(stage, own)
         if self._memory is not None:
-            self._share_the_rest({id(p) for part, _ in own for p in part.parameters()})
+            self._share_the_rest(set(map(id, held)))
             self.updates = self._updates_of(self._memory, moves)
         for cut in self._cuts:
             cut.install()
@@ -132,24 +145,24 @@ class ModelParts:
 
     # --- stages
 
-    def _add_stage(self, plan: StagePlan, own: ModelPart, parameters: list[nn.Parameter]) -> None:
-        holder = plan.holder
-        held = {id(p) for p in own.parameters()}
+    def _add_stage(self, plan: StagePlan, own: OwnPart) -> None:
+        holder, part, parameters = plan.holder, own.part, own.parameters
+        held = {id(p) for p in part.parameters()}
         named = {name: p for name, p in zip(self._names, parameters, strict=True) if id(p) in held}
-        self._parts[holder], self._named[holder], self._buffers[holder] = own, named, frozenset(own.buffers())
+        self._parts[holder], self._named[holder], self._buffers[holder] = part, named, frozenset(part.buffers())
         if self._saved is not None:
             self._restore(holder, self._saved)
-        own.adopt(self._device)
-        for module in self._functions_with_state():
+        part.adopt(self._device)
+        for module in _functions_with_state(own.workload):
             self._device.adopt(module)
         gradients = None
         if self._memory is not None:
             gradients = self._place_in_buckets(holder, parameters)
-        state = self._state_beside_buckets(own)
+        state = self._state_beside_buckets(part)
         arena = self._state_arena(holder, state)
         if not isinstance(self._device, Accelerator):
             move_state([(name, tensor) for name, tensor in state if isinstance(tensor, nn.Parameter)], arena)
-        publish = keep_state(own, dict(state), arena, self._device)
+        publish = keep_state(part, dict(state), arena, self._device)
         is_last = holder.stage == self._view.replicas[holder.replica].num_stages - 1
         parcels = StageParcels([pair for pair in self._parcels if pair[0].replica == holder[0]], holder[1], parameters)
         parts = ForwardParts.of(self._view, holder, parameters, self._go_on, self._device)
@@ -163,7 +176,7 @@ class ModelParts:
             parcels=parcels,
             read_batch=self._loaded.reader(holder),
             gradients=gradients,
-            before_evaluation=self._buffers_of_first(holder, own),
+            before_evaluation=self._buffers_of_first(holder, part),
             publish=publish if holder[0] == 0 else None,
             device=self._device,
             skips_nonfinite=self._spec.strategy.skip_nonfinite,
@@ -174,16 +187,16 @@ class ModelParts:
             names = dict(zip(map(id, parameters), self._names, strict=True))
             digests = Digests() if self._spec.strategy.verify == "digest" else None
             update = StageUpdate(
-                self._workload, own.parameters(), names, reports=is_last, value=self._course.measured, digests=digests
+                own.workload, part.parameters(), names, reports=is_last, value=self._course.measured, digests=digests
             )
             if self._saved is not None:
                 update.restore(self._saved)
             self.own_updates[holder[1]] = update
         if holder.replica == 0:
             own_update = self.own_updates.get(holder.stage)
-            self._show(holder.stage, own, parameters, self._in_buckets if own_update is None else own_update.trained())
+            self._show(holder.stage, part, parameters, self._in_buckets if own_update is None else own_update.trained())
 
-    def _stage(self, plan: StagePlan, own: ModelPart, parcels: StageParcels, parts: ForwardParts) -> Stage:
+    def _stage(self, plan: StagePlan, own: OwnPart, parcels: StageParcels, parts: ForwardParts) -> Stage:
         how: Any = {
             "seed": self._spec.job.seed,
             "recompute": self._view.recompute,
@@ -193,37 +206,23 @@ class ModelParts:
             "seeds_others": self._view.seeds_others,
             "parts": parts,
         }
-        if isinstance(own, UnitPart):
-            return UnitStage(own.units, functions=self._workload.functions, **how)
-        assert isinstance(own, CallPart)
+        part, skipped = own.part, own.skipped
+        if isinstance(part, UnitPart):
+            return UnitStage(part.units, functions=own.workload.functions, **how)
+        assert isinstance(part, CallPart)
+        assert skipped is not None
         cut = CutStep(
-            own.model,
+            part.model,
             begins=plan.begins,
             ends=plan.ends,
-            own=own.names,
+            own=part.names,
             receives=parcels.received,
             sends=[value.name for value in parcels.sent],
-            skipped=unpickled(self._view.skipped_calls, self._device.torch),
+            skipped=skipped,
         )
         self._cuts.append(cut)
         differentiable = [number in parcels.returned for number in range(len(parcels.received))]
-        return CutStage(self._workload, own.model, cut, differentiable=differentiable, **how)
-
-    def _own_part(self, plan: StagePlan) -> tuple[ModelPart, list[nn.Parameter]]:
-        """What the stage has, and the model's parameters with those that are the stage's.
-
-        Stages of one worker that share a parameter have one each, as in workers of their own: both gradients are whole
-        then, and are added as the graph has it. A model that is cut by its own forward can be one stage's alone.
-        """
-        own, parameters = part_of(self._workload, plan), self._parameters
-        held = {id(p) for p in own.parameters()}
-        if held & self._taken or (self._taken and isinstance(own, CallPart)):
-            memo: dict[int, Any] = {}
-            own = own.copied(memo)
-            parameters = [memo.get(id(parameter), parameter) for parameter in parameters]
-            self._in_buckets |= {id(memo[each]) for each in held if each in self._in_buckets}
-        self._taken |= held
-        return own, parameters
+        return CutStage(own.workload, part.model, cut, differentiable=differentiable, **how)
 
     def _share_the_rest(self, placed: set[int]) -> None:
         """What no stage of this worker has is kept as long as the optimizer that the user built on it: in the shared
@@ -325,10 +324,6 @@ class ModelParts:
         elif self.updates is None:
             self.own_updates[task.holder.stage].check()
 
-    def _functions_with_state(self) -> list[nn.Module]:
-        functions = self._workload.functions.values() if self._workload.step is None else ()
-        return [function for function in functions if isinstance(function, nn.Module)]
-
     def _place_in_buckets(self, holder: Holder, parameters: list[nn.Parameter]) -> StageGradients:
         assert self._memory is not None
         replica = self._view.replicas[holder[0]]
@@ -396,3 +391,8 @@ class ModelParts:
             return None
         memory, course = self.memories[task.holder], self._course
         return lambda iteration: course.update_of(memory.next_version(iteration))
+
+
+def _functions_with_state(workload: Workload) -> list[nn.Module]:
+    functions = workload.functions.values() if workload.step is None else ()
+    return [function for function in functions if isinstance(function, nn.Module)]

@@ -34,6 +34,13 @@ def built(spec: JobSpec, unneeded: Unneeded, before: Collection[str]) -> Iterato
             trim()
 
 
+def built_again(spec: JobSpec, before: Collection[str]) -> Workload:
+    """Another one, which shares nothing with those before it, the user's modules neither. Errors: as of
+    `load_workload`."""
+    unload(spec, before)
+    return load_workload(spec)
+
+
 def is_much(unneeded: Unneeded) -> bool:
     return unneeded.num_bytes + unneeded.copied_bytes > LITTLE_BYTES
 

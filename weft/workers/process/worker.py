@@ -45,7 +45,7 @@ from weft.workers.inspection.known import Known
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lanes import Progress, run_lanes
 from weft.workers.lanes.queue import Inbox
-from weft.workers.process.built import built, is_much
+from weft.workers.process.built import built, built_again, is_much
 from weft.workers.process.footprint import Footprint, peak_resident_bytes, reset_peak, trim
 from weft.workers.process.job_output import job_output
 from weft.workers.process.kept import Kept, begin_of
@@ -288,6 +288,7 @@ class _Worker:
                 snapshots=snapshots,
                 saved=saved,
                 tell=self._tell_digest,
+                again=partial(built_again, spec, self._baseline.modules),
             )
             del workload, saved  # the other stages' units go with it
         self._kept = Kept(message["arenas"], view, snapshots, self._attempt)

@@ -170,7 +170,7 @@ class CutStep:
         self._substitutes.begin()
         self._is_inside, self._has_passed = self._begins is None, False
         playing.tape = self._tape = self._tape_of(step, batch)
-        playing.redraws = self._skipped.redraws.get("", ())
+        playing.redraws, playing.keeps = self._skipped.redraws.get("", ()), self._has_in_model
         self._started, self.skipping_seconds = time.perf_counter(), 0.0
         try:
             self.numbers.begin(seed)
@@ -180,7 +180,7 @@ class CutStep:
             return Sent(self._sent.get(name) for name in self._sends)
         finally:
             self.numbers.end()
-            playing.tape, playing.redraws, self._tape = None, (), None
+            playing.tape, playing.redraws, playing.keeps, self._tape = None, (), None, None
             self.bound = [(each, each.came) for each in self._known.values() if each.came is not None]
             for placeholder, _ in self.bound:
                 placeholder.came = None
@@ -203,6 +203,10 @@ class CutStep:
             f"the step returns {unknown.what}, which needs what no other stage has sent: before {self._first} {why}, "
             f"unlike when the step was tried before training; {_SAME_CALLS}"
         )
+
+    def _has_in_model(self, tensor: torch.Tensor) -> bool:
+        """Whether it stands in the model, for good."""
+        return any(tensor is slots.get(key) for module, key in self._names for slots in slots_of(module))
 
     def rebind(self, bound: Bound) -> None:
         """As a run has left it: for a backward that calls modules again, with the arguments that they had."""

@@ -21,15 +21,19 @@ from torch.overrides import TorchFunctionMode
 
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.modes import aside
-from weft.workload.cutting.operation import name_of, user_line
+from weft.workload.cutting.operation import name_of, user_line, writes
+from weft.workload.cutting.placeholder import base_of
 
 _SETTERS = ("__setitem__", "__set__")
 Seen = Callable[[str, torch.Tensor], None]  # the name of a loose result, and it
 
 
 def made_by(func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> list[torch.Tensor]:
-    """The tensors that an operation has made, or written to."""
-    return tensors_in(result) or (tensors_in(args)[:1] if sets(func) else [])
+    """The tensors that an operation has made, or written to: through a view to what it is one of, too."""
+    made = tensors_in(result) or (tensors_in(args)[:1] if sets(func) else [])
+    if made and writes(func.__name__) and (base := base_of(made[0])) is not None:
+        return [made[0], base]
+    return made
 
 
 def sets(func: Callable[..., Any]) -> bool:

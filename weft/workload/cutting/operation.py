@@ -13,6 +13,7 @@ import torch
 TWO_WAYS_OUT = "cut elsewhere (strategy.split), or make what is computed there an nn.Module of its own"
 
 _TORCH, _HERE = os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep
+_DISTRIBUTIONS = os.path.join(_TORCH, "distributions", "")
 _WORDS = {
     "__bool__": "if, or bool(),",
     "__contains__": "in",
@@ -22,6 +23,7 @@ _WORDS = {
     "__int__": "int()",
     "__setitem__": "an index",
 }
+_NO_WRITES = {"__index__", "__int__", "__invert__"}
 
 
 def result_of(func: Callable[..., Any]) -> str:
@@ -39,6 +41,25 @@ def asks_for_numbers(func: Callable[..., Any], what: str) -> str:
 def name_of(func: Callable[..., Any]) -> str:
     name = getattr(func, "__name__", str(func))
     return _WORDS.get(name, name.strip("_"))
+
+
+def is_check(func: Callable[..., Any]) -> bool:
+    """Whether torch.distributions asks if its arguments are sound: of those with numbers another stage does."""
+    if func is not torch.Tensor.__bool__:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (file := frame.f_code.co_filename).startswith((_TORCH, _HERE)):
+        if file.startswith(_DISTRIBUTIONS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def writes(name: str) -> bool:
+    """Whether an operation writes to its first argument, as torch names it."""
+    if name.startswith("__"):
+        return name in ("__set__", "__setitem__") or (name.startswith("__i") and name not in _NO_WRITES)
+    return name.endswith("_")
 
 
 def user_line() -> str:

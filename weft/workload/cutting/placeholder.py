@@ -14,7 +14,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from weft.workload.cutting.leaves import replaced, tensors_in
-from weft.workload.cutting.operation import TWO_WAYS_OUT, asks_for_numbers, name_of, result_of
+from weft.workload.cutting.operation import (
+    TWO_WAYS_OUT,
+    asks_for_numbers,
+    is_check,
+    name_of,
+    result_of,
+    user_line,
+    writes,
+)
 from weft.workload.cutting.tape import answered, playing
 from weft.workload.workload import WorkloadError
 
@@ -40,13 +48,14 @@ class Placeholder(torch.Tensor):
     fake: torch.Tensor
     came: torch.Tensor | None
     what: str  # it stands for
+    base: Placeholder | None  # of which it is a view
 
     @staticmethod
     def __new__(cls, fake: torch.Tensor, what: str, *, requires_grad: bool) -> Placeholder:
         made: Placeholder = torch.Tensor._make_wrapper_subclass(
             cls, fake.shape, strides=fake.stride(), dtype=fake.dtype, device=fake.device, requires_grad=requires_grad
         )
-        made.fake, made.came, made.what = fake, None, what
+        made.fake, made.came, made.what, made.base = fake, None, what, None
         return made
 
     @classmethod
@@ -67,6 +76,10 @@ class Placeholder(torch.Tensor):
             return func(*args, **kwargs)
         if func in _TOLD:
             return f"<{unknown[0].what}, which another stage has>"
+        if (target := _target(func, args, given[1])) is not None:
+            unknown.append(_lost(target, func))
+        if is_check(func):
+            return True
         if playing.redraws and name_of(func) in playing.redraws:
             _draw(func, given)
         return answered(func, given, lambda: _on_fakes(func, given, unknown))
@@ -97,6 +110,50 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.came if isinstance(tensor, Placeholder) and tensor.came is not None else tensor
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """That of which it is a view."""
+    if isinstance(tensor, Placeholder):
+        return tensor.base
+    return tensor._base
+
+
+def _root(tensor: torch.Tensor) -> torch.Tensor:
+    base = tensor._base
+    return tensor if base is None else base
+
+
+def _target(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """A tensor with numbers to which is written what has none."""
+    first = kwargs.get("out", args[0] if args else None)
+    if not isinstance(first, torch.Tensor) or isinstance(first, Placeholder):
+        return None
+    return first if "out" in kwargs or writes(func.__name__) else None
+
+
+def _lost(tensor: torch.Tensor, func: Callable[..., Any]) -> Placeholder:
+    """From now on nobody here has its numbers, nor those of which it is a view. It is the same object to the user's
+    code, and what comes over takes its place as any placeholder's."""
+    base = tensor._base
+    for each in (tensor,) if base is None else (base, tensor):
+        if isinstance(each, Placeholder):
+            continue
+        if playing.keeps is not None and playing.keeps(each):
+            raise PlaceholderError(
+                f"{name_of(func)} at {user_line()} writes to what the model keeps numbers that another stage has; "
+                f"{TWO_WAYS_OUT}"
+            )
+        with _FAKES:
+            fake = torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device)
+        each.__class__ = Placeholder
+        assert isinstance(each, Placeholder)
+        each.fake, each.came, each.what, each.base = fake, None, result_of(func), None
+    assert isinstance(tensor, Placeholder)
+    if base is not None:
+        assert isinstance(base, Placeholder)
+        tensor.base = base
+    return tensor
+
+
 def _draw(func: Callable[..., Any], given: tuple[Any, ...]) -> None:
     """Of the generator what the operation takes that has the numbers, which is a matter of shapes alone."""
     args, kwargs = replaced(given, _without_meaning)
@@ -113,6 +170,8 @@ def _without_meaning(tensor: torch.Tensor) -> torch.Tensor:
 def _on_fakes(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequence[Placeholder]) -> Any:
     if name_of(func) in _BY_LENGTHS:
         return _by_lengths(func, given)
+    if func is torch.autograd.grad:
+        return _gradients(*given[0], **given[1])
     of_fake = {id(each.fake): each for each in unknown}
     args, kwargs = replaced(given, _fake)
     needs = torch.is_grad_enabled() and func not in _DETACHES and _any_requires(tensors_in(given))
@@ -124,15 +183,29 @@ def _on_fakes(func: Callable[..., Any], given: tuple[Any, ...], unknown: Sequenc
             raise
         _refuse(unknown[0], func)
     what = result_of(func)
+    bases = {id(_root(each.fake)): each if each.base is None else each.base for each in unknown}
 
     def wrapped(value: torch.Tensor) -> torch.Tensor:
         if not isinstance(value, FakeTensor):
             return value
         in_place = of_fake.get(id(value))
+        if in_place is not None:
+            return in_place
         differs = value.is_floating_point() or value.is_complex()
-        return in_place if in_place is not None else Placeholder(value, what, requires_grad=needs and differs)
+        made = Placeholder(value, what, requires_grad=needs and differs)
+        made.base = bases.get(id(value._base))
+        return made
 
     return replaced(result, wrapped)
+
+
+def _gradients(outputs: Any, inputs: Any, *args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
+    """Of what another stage has differentiated."""
+    made = [
+        placeholder_of(each, f"a gradient at {user_line()}", requires_grad=create_graph, device=each.device)
+        for each in tensors_in(inputs)
+    ]
+    return tuple(made)
 
 
 def _by_lengths(func: Callable[..., Any], given: tuple[Any, ...]) -> Any:

@@ -17,7 +17,7 @@ from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.loose import LooseNames, made_by
 from weft.workload.cutting.modes import aside
 from weft.workload.cutting.names import argument_name, call_name, named_tensors, output_name
-from weft.workload.cutting.operation import asks_for_numbers, name_of, result_of, user_line
+from weft.workload.cutting.operation import asks_for_numbers, is_check, name_of, result_of, user_line, writes
 from weft.workload.cutting.placeholder import KNOWN
 from weft.workload.cutting.recorded import Recorded
 from weft.workload.cutting.regions import Fed, Read, Regions
@@ -36,6 +36,9 @@ class StepRecording(TorchFunctionMode):
         }
         self._names = {id(each): name for name, each in named_tensors(model) if id(each) not in tables}
         self._state = dict(named_tensors(model))
+        self._frozen = {_storage(p): name for name, p in model.named_parameters() if not p.requires_grad}
+        self._versions = {name: self._state[name]._version for name in self._frozen.values()}
+        self._written: set[str] = set()  # of those, past the count of changes: through .data
         self.numbers = CallNumbers()
         self._depth = 0  # within an opaque call
         self._calls: list[Visible] = []  # by region, from 1
@@ -62,6 +65,12 @@ class StepRecording(TorchFunctionMode):
             refusing.remove()
         self._read(None, tensors_in(result))
         return self._recorded(result)
+
+    @property
+    def changed(self) -> list[str]:
+        """Parameters that nobody trains, and that a run changes."""
+        found = (name for name, version in self._versions.items() if self._state[name]._version != version)
+        return sorted({*found, *self._written})
 
     @contextlib.contextmanager
     def installed_again(self, seed: Seed) -> Iterator[None]:
@@ -170,14 +179,21 @@ class StepRecording(TorchFunctionMode):
         made = made_by(func, args, result)
         if not made and _is_quiet(func):
             return result
+        if (
+            made
+            and self._frozen
+            and writes(func.__name__)
+            and (name := self._frozen.get(_storage(made[0]))) is not None
+        ):
+            self._written.add(name)
         self._varies |= self._has_drawn and not made
         name = self._loose.next(func) if made else ""
         sources = [fed for tensor in tensors_in((args, kwargs)) if (fed := self._known(tensor)) is not None]
         if has_drawn:
             self._draws(name_of(func), is_fed=bool(sources))
         if sources:
-            writes = any(id(tensor) in self._names for tensor in made)  # to what the model keeps, so only once
-            is_of_state = not writes and all(fed.is_of_state for fed in sources)
+            is_kept = any(id(tensor) in self._names for tensor in made)  # by the model, so written to only once
+            is_of_state = not is_kept and all(fed.is_of_state for fed in sources)
             found = [
                 Fed(
                     tensor,
@@ -190,7 +206,7 @@ class StepRecording(TorchFunctionMode):
                 )
                 for leaf, tensor in enumerate(made)
             ]
-            asks = "" if made else asks_for_numbers(func, sources[0].what)
+            asks = "" if made or is_check(func) else asks_for_numbers(func, sources[0].what)
             self._reads.append(Read(self._region, sources, found, asks=asks))
             for fed in found:
                 self._feed(fed)
@@ -246,6 +262,10 @@ def _refuse_update(optimizer: Any, args: Any, kwargs: Any) -> NoReturn:
         f"the step calls the step() of {type(optimizer).__name__} at {user_line()}; leave it out, as zero_grad() and "
         "backward(): Weft updates all parameters by Workload.optimizer, and two that take turns (a GAN's) are no job"
     )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
 
 
 def _is_alike(given: torch.Tensor, made: torch.Tensor) -> bool:

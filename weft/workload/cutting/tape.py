@@ -93,6 +93,7 @@ class Tape:
 class _Playing(threading.local):
     tape: Tape | None = None
     redraws: Collection[str] = ()  # names of operations that draw their numbers though nobody has what they are of
+    keeps: Callable[[torch.Tensor], bool] | None = None  # whether the model keeps a tensor from run to run
 
 
 playing = _Playing()  # the tape of the run that this thread makes

@@ -17,7 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -130,16 +132,18 @@ def _of_loader(
     loader: DataLoader[Any], dataset: Dataset[Any], workload: Workload, field: Field, batch_size: int | None
 ) -> DataSource:
     batches = loader.batch_sampler
-    if batches is not None and type(batches) is not BatchSampler:
+    if batches is None:
+        raise WorkloadError(
+            f"Workload.{field}: its DataLoader has batch_size = None, so its items are batches already, and here "
+            "job.batch_size makes them of single samples; let the dataset give these, and leave batch_size out"
+        )
+    if type(batches) is not BatchSampler:
         raise WorkloadError(
             f"Workload.{field}: its DataLoader has a {kind_of(batches)} that makes the batches, and here "
             "job.batch_size does; give the DataLoader a sampler of single samples"
         )
-    sampler, drop_last = loader.sampler, loader.drop_last
-    its_size = loader.batch_size
-    if batches is not None:
-        sampler, drop_last, its_size = batches.sampler, batches.drop_last, batches.batch_size
-    if field == "train" and batch_size is not None and its_size not in (None, 1, batch_size):
+    sampler, drop_last, its_size = batches.sampler, batches.drop_last, batches.batch_size
+    if field == "train" and batch_size is not None and its_size not in (1, batch_size):
         raise WorkloadError(
             f"Workload.{field}: its DataLoader has batch_size = {its_size}, and job.batch_size is {batch_size}; make "
             "them equal, or leave the DataLoader's out"
@@ -199,6 +203,7 @@ def _checked(numbers: list[Any], field: Field, epoch: int, length: int) -> torch
 
 def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
     """A sized map-style dataset from what the user gave."""
+    data = _with_tensors(data)
     if isinstance(data, (tuple, list)) and len(data) == 2 and all(isinstance(part, torch.Tensor) for part in data):
         inputs, targets = data
         if inputs.shape[:1] != targets.shape[:1]:
@@ -209,13 +214,33 @@ def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
         return TensorDataset(inputs, targets) if workload.step is None else Tensors(data)
     if workload.step is not None and (tree := _tensors(data, field)) is not None:
         return tree
-    if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+    is_sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if not is_sized or isinstance(data, (str, bytes, nn.Module)):
         raise WorkloadError(
             f"Workload.{field} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "
             "or a pair of tensors (inputs, targets)"
         )
+    if type(data) is dict and data and not all(number in data for number in range(len(data))):
+        kinds = {kind_of(value) for value in data.values()}
+        raise WorkloadError(
+            f"Workload.{field} is a dict of {' and '.join(sorted(kinds))}; give a dict of tensors or "
+            "of arrays of numbers, or a list of items"
+        )
     dataset: Dataset[Any] = data
     return dataset
+
+
+def _with_tensors(data: Any) -> Any:
+    """A pair, a tuple or a dict of tensors and arrays, with tensors alone; anything else as it is."""
+    if type(data) is dict and all(map(_has_rows, data.values())):
+        return {name: torch.as_tensor(part) for name, part in data.items()}
+    if (type(data) is tuple or (type(data) is list and len(data) == 2)) and all(map(_has_rows, data)):
+        return type(data)(map(torch.as_tensor, data))
+    return data
+
+
+def _has_rows(part: object) -> bool:
+    return isinstance(part, torch.Tensor) or (isinstance(part, np.ndarray) and part.dtype.kind in "biufc")
 
 
 def _tensors(data: Any, field: Field) -> Tensors | None:
