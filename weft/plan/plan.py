@@ -223,6 +223,11 @@ class Plan:
         sync = self.synchronisation
         return sync is not None and any(bucket.route is Route.EITHER for bucket in sync.buckets)
 
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether shares, grants or ways may change as the job runs, by what its lanes report."""
+        return self.share != "fixed" or self.has_ways
+
     def arenas_to_save(self) -> list[str]:
         """Those that hold the trained model, by name."""
         states = [f"state-0-{stage.stage}" for stage in self.stages if stage.replica == 0]

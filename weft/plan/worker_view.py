@@ -70,6 +70,7 @@ class WorkerView:
     seeds_others: bool = False  # as in the inspection
     unneeded: Unneeded = Unneeded()
     judged: bool = False
+    is_adjusted: bool = False
 
     @classmethod
     def of(cls, plan: Plan, position: int) -> WorkerView:
@@ -111,6 +112,7 @@ class WorkerView:
             reporter=_reporter(plan),
             unneeded=Unneeded.of(plan, position),
             judged=plan.judged,
+            is_adjusted=plan.is_adjusted,
         )
 
     def to_wire(self) -> dict[str, Any]:

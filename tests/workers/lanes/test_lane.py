@@ -25,7 +25,7 @@ from weft.workers.compute.measured import Measured
 from weft.workers.devices.device import Accelerator, Act, Device, Event, Stream
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import HostEvent, StandIn
-from weft.workers.lanes import account
+from weft.workers.lanes import account, lane
 from weft.workers.lanes.host_lane import HostLane
 from weft.workers.lanes.lane import LaneLoop
 from weft.workers.lanes.launched import Launched
@@ -50,6 +50,7 @@ class Attempt:
         self.boards = {"compute": self.board}
         self.measured = {"compute": Measured()}
         self.course = SimpleNamespace(begins=0)
+        self.is_adjusted = False
         self._itinerary = Itinerary.of(num_train=1, num_validation=1, batch_size=1, epochs=10, steps=None)
 
     def iteration(self, index: int) -> Iteration:
@@ -75,15 +76,15 @@ class Stand:
     def begin(self, *operations: Operation) -> None:
         own = {op.task: op for op in operations}
         attempt: Any = self.attempt  # all that a lane asks of one
-        lane: LaneLoop = HostLane("compute", attempt, own, self.reports.put)
+        made: LaneLoop = HostLane("compute", attempt, own, self.reports.put)
         if isinstance(self.device, Accelerator):
             launched = Launched(10, frozenset(own))
-            lane = StreamLane("compute", attempt, own, self.reports.put, device=self.device, launched=launched)
-        self.progress = lane.progress
+            made = StreamLane("compute", attempt, own, self.reports.put, device=self.device, launched=launched)
+        self.progress = made.progress
 
         def run() -> None:
             try:
-                lane.run(self.inbox)
+                made.run(self.inbox)
             except BaseException as error:
                 self.error = error
 
@@ -330,7 +331,7 @@ def test_a_lane_reports_at_half_of_what_it_was_sent_and_when_it_runs_dry(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its queue is empty, so that the daemon's next tasks are there in time; and no more often."""
-    monkeypatch.setattr(account, "REPORT_SECONDS", 3600.0)
+    monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
     stand.begin(stand.operation(1))
     stand.inbox.put([(0, [1] * 8)])
     assert [report["count"] for report in stand.count(8)][:2] == [4, 2]
@@ -345,7 +346,7 @@ def test_a_lane_that_is_sent_one_task_reports_each(stand: Stand) -> None:
 
 
 def test_a_long_queue_is_reported_now_and_then(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(lane, "REPORT_SECONDS", 1e-9)
     stand.begin(stand.operation(1))
     stand.inbox.put([(0, [1] * 20)])
     assert [stand.report()["count"] for _ in range(5)] == [1] * 5
@@ -353,7 +354,7 @@ def test_a_long_queue_is_reported_now_and_then(stand: Stand, monkeypatch: pytest
 
 def test_all_lanes_report_at_the_same_moment() -> None:
     """So that the daemon wakes once for all of them."""
-    made = [account.Account("compute", Measured(), lambda report: None, stamps=True) for _ in range(2)]
+    made = [account.Account("compute", Measured(), lambda report: None) for _ in range(2)]
     while True:
         for each in made:
             each.begin()

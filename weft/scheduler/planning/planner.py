@@ -22,7 +22,6 @@ from weft.plan.plan import Border, Plan, Ring, StagePlan
 from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
-from weft.scheduler.core.dispatch import POLICIES
 from weft.scheduler.planning.choosing.measured_order import Schedules, fastest_order
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
@@ -157,7 +156,7 @@ def _planned(
         parameters=inspection.parameters,
     )
     seconds = planned_seconds(PlannedJob(spec, plan), inspection)
-    ahead = ADJUSTED_WINDOW_SECONDS if any(policy.applies(plan) for policy in POLICIES) else WINDOW_SECONDS
+    ahead = ADJUSTED_WINDOW_SECONDS if plan.is_adjusted else WINDOW_SECONDS
     window = strategy.window or _default_window(graph, seconds, ahead)
     return dataclasses.replace(plan, task_seconds=seconds, window=window)
 

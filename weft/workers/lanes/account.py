@@ -15,6 +15,7 @@ from weft.plan.rows import pack
 from weft.workers.compute.measured import Measured
 
 REPORT_SECONDS = 0.5  # what `weft top` and a follower can see; each report takes its core from a lane for a moment
+ADJUSTED_REPORT_SECONDS = 0.1  # of a job whose shares or ways follow from what is reported
 MIN_STALL_NS = 2_000  # a shorter wait is the cost of looking, and stays with the task
 DISPATCH = MODE_INDEX["stall_dispatch"]
 
@@ -22,12 +23,16 @@ Send = Callable[[dict[str, Any]], None]
 
 
 class Account:
-    """stamps: False makes no rows, so nobody knows where the time went: for measuring what rows cost."""
+    """seconds: between reports. stamps: False makes no rows, so nobody knows where the time went: for measuring what
+    rows cost."""
 
-    def __init__(self, lane: str, measured: Measured, send: Send, *, stamps: bool) -> None:
+    def __init__(
+        self, lane: str, measured: Measured, send: Send, *, seconds: float = REPORT_SECONDS, stamps: bool = True
+    ) -> None:
         self._lane = lane
         self._measured = measured
         self._send = send
+        self._every = int(seconds * 1e9)
         self._stamps = stamps
         self._rows: list[int] = []
         self._reported = 0  # tasks
@@ -37,7 +42,7 @@ class Account:
     def begin(self) -> None:
         """With the first work: the wait for it was for other workers' set-up."""
         self.stamp = time.monotonic_ns()
-        self.due_ns = _next_due(self.stamp)
+        self.due_ns = self._next_due(self.stamp)
 
     def row(self, mode: int, task: int, iteration: int, waited_for: int, end: int) -> None:
         if self._stamps:
@@ -54,10 +59,8 @@ class Account:
         records, values = pack(self._rows), self._measured.take()
         self._send({"type": "report", "lane": self._lane, "count": count, "records": records, "values": values})
         self._rows.clear()
-        self.due_ns = _next_due(time.monotonic_ns())
+        self.due_ns = self._next_due(time.monotonic_ns())
 
-
-def _next_due(now: int) -> int:
-    """The same moment in all workers, so that the daemon wakes once for all lanes."""
-    every = int(REPORT_SECONDS * 1e9)
-    return (now // every + 1) * every if every else now
+    def _next_due(self, now: int) -> int:
+        """The same moment in all workers, so that the daemon wakes once for all lanes."""
+        return (now // self._every + 1) * self._every

@@ -80,7 +80,7 @@ class Attempt:
         self.device = device
         self.course = Course(view, begins)
         self.num_tasks, self.on_epoch = view.num_tasks, workload.on_epoch
-        self._waits, self._wakes = view.waits, view.wakes
+        self._waits, self._wakes, self.is_adjusted = view.waits, view.wakes, view.is_adjusted
         self._turns = Turns.of(spec.strategy)
         self._directory = directory
         self.boards = _boards(directory, view, begins, spin_seconds)

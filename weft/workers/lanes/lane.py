@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from weft.plan.schedules.dynamic import PassOrder
 from weft.transport.memory.board import Aborted
-from weft.workers.lanes.account import Account, Send
+from weft.workers.lanes.account import ADJUSTED_REPORT_SECONDS, REPORT_SECONDS, Account, Send
 from weft.workers.lanes.arrivals import Arrivals
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.operation import Operation, Wait
@@ -65,7 +65,8 @@ class LaneLoop(ABC):
         self._operations = operations
         self._program = tuple(operations)
         self._queue = TaskQueue()
-        self._account = Account(name, attempt.measured[name], send, stamps=stamps)
+        seconds = ADJUSTED_REPORT_SECONDS if attempt.is_adjusted else REPORT_SECONDS
+        self._account = Account(name, attempt.measured[name], send, seconds=seconds, stamps=stamps)
         self._awaited: int | None = None  # the task of another lane that it sleeps for
         self._inbox: Inbox  # set by run
         attempt.goes_on[name] = self.go_on
