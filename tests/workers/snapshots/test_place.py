@@ -215,7 +215,24 @@ def test_one_that_is_not_as_it_was_written_is_gone(
         read_place(directory, 0, TASK, 4)
 
 
+def test_whichever_byte_of_it_is_another_it_is_gone_or_read(directory: Directory, places: SnapshotPlaces) -> None:
+    """What is no longer a name may be a number, a list that is too short, or a place that there is none of."""
+    places.write(0, 4, held_of(4, options={"weight": {"lr": 0.1}}, states={"weight": {"step": torch.tensor(3.0)}}))
+    facts = directory.find(arena_name(0, TASK))["facts"]
+    num_gone = 0
+    for number in range(int(facts[0]) + (int(facts[1]) << 8) + 8):
+        for byte in (0, 1, 255):
+            before, facts[number] = int(facts[number]), byte
+            try:
+                read_place(directory, 0, TASK, 4)
+            except SharedMemoryGone:
+                num_gone += 1
+            facts[number] = before
+    assert num_gone
+    assert values_of(read_place(directory, 0, TASK, 4)) == [0.0, 0.0]
+
+
 def test_nothing_has_to_be_held() -> None:
     """A stage of nothing but functions has neither parameters nor buffers."""
     assert Held().tensors() == []
-    assert Held.of(Held().facts(), []) == Held()
+    assert Held.of(Held().layout(), Held().plain(), []) == Held()

@@ -37,6 +37,7 @@ from weft.transport.memory.blocks import SHARED_MEMORY
 from weft.transport.memory.directory import DirectoryServer
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.process.saver import run_saver
+from weft.workers.process.warm_up import warm_up_server
 from weft.workers.process.worker import WorkerConfig, run_worker
 
 MAX_DESCRIPTORS_PER_MESSAGE = 16  # the daemon sends one with each fork; several may arrive together
@@ -199,6 +200,7 @@ def _run_directory(connection: socket.socket, config: dict[str, Any]) -> None:
 
 def serve(descriptor: int) -> None:
     """Until the daemon closes the socket at this descriptor, or dies."""
+    warm_up_server()
     gc.freeze()  # shared pages stay shared: the children's collector will not touch what is frozen
     daemon = socket.socket(fileno=descriptor)
     untie()  # the end of the socket is noticed at once from here on, and children leave files that a kill would not

@@ -275,7 +275,7 @@ class _Worker:
             self._enter(message)
         directory = self._directory(message["arenas"])
         snapshots = directory.of(message["snapshots"])
-        begins, saved = begin_of(message["snapshot"], snapshots)
+        begins, saved = begin_of(message["snapshot"], view, snapshots)
         with built(spec, view.unneeded, self._baseline.modules) as workload, self._device.computing():
             self._attempt = Attempt(
                 spec,
