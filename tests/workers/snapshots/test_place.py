@@ -59,6 +59,15 @@ def test_what_was_held_comes_back_whole(directory: Directory, places: SnapshotPl
     assert torch.equal(found.states["weight"]["rows"], torch.ones(2, 1))
 
 
+def test_options_of_a_group_are_there_once(directory: Directory, places: SnapshotPlaces) -> None:
+    """As often as there are parameters they were most of what each worker had to read before it could go on."""
+    own, other = {"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.2}
+    held = held_of(4, options={**dict.fromkeys(map(str, range(50)), own), "other": other})
+    assert held.plain()["options"] == [own, other]
+    places.write(0, 5, held)
+    assert read_place(directory, 0, TASK, 5).options == held.options
+
+
 def test_it_is_a_copy(directory: Directory, places: SnapshotPlaces) -> None:
     held = held_of(4, number=1.0)
     places.write(0, 5, held)

@@ -6,6 +6,8 @@ themselves: an optimizer's step asks the driver for GPUs, and no child of a proc
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.utils.serialization  # what the first torch.load of a process imports
 from torch import nn
@@ -24,10 +26,11 @@ def warm_up_server() -> None:
 def warm_up(device: Device) -> None:
     if not _is_inherited():
         _train(device)
+        gc.collect()
 
 
 def _is_inherited() -> bool:
-    return not torch.backends.cuda.is_built()
+    return not torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 
 
 def _train(device: Device) -> None:
