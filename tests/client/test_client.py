@@ -128,6 +128,14 @@ def test_wait_goes_on_after_a_lost_connection(path: Path, call: Any) -> None:
     assert len(daemon.requests) == 4
 
 
+def test_wait_and_follow_go_on_where_the_connection_was_lost_before_anything_was_said(path: Path, call: Any) -> None:
+    """A wait that had begun less than half a minute before the daemon was replaced ended there."""
+    for verb, delivered in (("wait", RESULT), ("follow", [{"result": RESULT}])):
+        with ScriptedDaemon(path, {verb: [[HANG_UP], [DONE]]}) as daemon:
+            assert call(path, verb, "digits-1") == delivered
+        assert len(daemon.requests) == 2
+
+
 def test_wait_with_a_timeout_is_refused_when_it_has_passed(path: Path, call: Any) -> None:
     timed_out = {"error": {"code": "timed-out", "message": "digits-1 is still running"}}
     with ScriptedDaemon(path, {"wait": [[timed_out]]}) as daemon, pytest.raises(RequestRefused) as refusal:

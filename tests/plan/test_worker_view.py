@@ -35,3 +35,11 @@ def test_the_last_update_of_the_first_stage_tells_the_learning_rate(plan_of: Pla
     reporters = {WorkerView.of(plan, position).reporter for position in range(len(plan.workers))}
     assert len(reporters) == 1
     assert WorkerView.of(plan_of(stages=2), 0).reporter is None, "each stage updates its own"
+
+
+def test_who_loads_data_has_nothing_of_the_model(plan_of: PlanOf) -> None:
+    """It read the whole snapshot, to no end, where a job went on after a lost worker."""
+    plan = plan_of(replicas=2, stages=2)
+    loading = [name for position, name in enumerate(plan.workers) if WorkerView.of(plan, position).loads_only]
+    assert loading
+    assert all(name.startswith("loader") for name in loading)

@@ -98,7 +98,7 @@ def _row(
 ROWS: Sequence[Row] = (
     _row("F3-cancel", "a cancel, whatever is stopped", f"{INTEGRATION}/test_processes.py", mark=SOAK, takes=600.0),
     _row("F7", "memory that runs out", "tests/machine/test_oom_kills.py", "tests/workload/test_faults.py", takes=90.0),
-    _row("F8-each", "each write fails", f"{INTEGRATION}/test_failing_disk.py", mark=SOAK, takes=3600.0),
+    _row("F8-each", "each write fails", f"{INTEGRATION}/test_failing_disk.py", mark=SOAK, takes=900.0),
     _row("F8-full", "full and failing disks", f"{INTEGRATION}/test_full_disk.py", f"{INTEGRATION}/test_runs_disk.py"),
     _row("F9", "a kill at every step of a checkpoint's commit", "tests/machine/test_checkpoint_files.py", takes=60.0),
     _row(

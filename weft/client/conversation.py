@@ -131,6 +131,10 @@ class _Outage:
         self._give_up_at: float | None = None  # None: the daemon has never answered
         self._pause = FIRST_PAUSE_SECONDS
 
+    def met(self) -> None:
+        """It has greeted, and is awaited from now on; to greet again and again gains it nothing."""
+        self._give_up_at = self._give_up_at or self._clock() + self._seconds
+
     def over(self) -> None:
         self._give_up_at = self._clock() + self._seconds
         self._pause = FIRST_PAUSE_SECONDS
@@ -216,14 +220,13 @@ class Conversation:
             while True:
                 left = max(0.0, min(WAIT_SLICE_SECONDS, deadline - self._clock()))
                 try:
-                    return (yield from self._call("wait", {"job": job, "timeout": left}, extra_seconds=left))
+                    return (yield from self._call("wait", {"job": job, "timeout": left}, left, outage))
                 except RequestRefused as refusal:
                     if refusal.code != ErrorCode.TIMED_OUT or self._clock() >= deadline:
                         raise
                 outage.over()
 
-        reply = yield from self._persist(attempt, outage)
-        yield Deliver(reply["result"])
+        yield Deliver((yield from self._persist(attempt, outage))["result"])
 
     def log(self, job: str) -> Script:
         """Delivers the text of the log so far, in parts. Refused with `nothing-recorded` where it cannot be read."""
@@ -241,7 +244,7 @@ class Conversation:
 
         def attempt() -> _Part:
             nonlocal offset, latest
-            connection = yield from self._open()
+            connection = yield from self._open(outage)
             yield from connection.send("follow", {"job": job, "offset": offset, "progress": progress})
             while True:
                 message = yield from _next_of_stream(connection, outage)
@@ -253,8 +256,7 @@ class Conversation:
                     yield Deliver(event)
                 latest = event if "progress" in event else latest
 
-        reply = yield from self._persist(attempt, outage)
-        yield Deliver({"result": reply["result"]})
+        yield Deliver({"result": (yield from self._persist(attempt, outage))["result"]})
 
     def _persist(self, attempt: Callable[[], _Part], outage: _Outage) -> _Part:
         while True:
@@ -265,16 +267,18 @@ class Conversation:
             yield Close()
             yield Pause(pause)
 
-    def _call(self, verb: str, fields: Message, extra_seconds: float = 0.0) -> _Part:
-        connection = yield from self._open()
+    def _call(self, verb: str, fields: Message, extra_seconds: float = 0.0, outage: _Outage | None = None) -> _Part:
+        connection = yield from self._open(outage)
         yield from connection.send(verb, fields)
         message = yield from connection.next(self._timeout + extra_seconds)
         yield Close()
         return _ok(message)
 
-    def _open(self) -> _Part:
+    def _open(self, outage: _Outage | None = None) -> _Part:
         connection = _Connection(self.socket_path, self._timeout, self._clock)
         yield from connection.open()
+        if outage is not None:
+            outage.met()
         return connection
 
 

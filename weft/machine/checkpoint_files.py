@@ -149,8 +149,7 @@ def write_checkpoint(
     place, partial = folder / name_of(step), folder / f".{name_of(step)}"
     make_directory(folder)
     if not (place / MANIFEST).exists():
-        for left in folder.glob(f".{_PREFIX}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        remove_unfinished(run)
         try:
             partial.mkdir(0o700)
             write(partial)
@@ -170,6 +169,12 @@ def write_checkpoint(
         if old != kept:
             shutil.rmtree(old, ignore_errors=True)
     return place
+
+
+def remove_unfinished(run: Path) -> None:
+    """Of a run directory, what nobody writes any more: who wrote it was killed."""
+    for left in (run / FOLDER).glob(f".{_PREFIX}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def best_of(run: Path) -> Path | None:

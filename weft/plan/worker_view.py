@@ -115,6 +115,11 @@ class WorkerView:
             is_adjusted=plan.is_adjusted,
         )
 
+    @property
+    def loads_only(self) -> bool:
+        """Whether nothing of the model is its own."""
+        return all(task.kind is Kind.LOAD for program in self.programs.values() for task in program)
+
     def to_wire(self) -> dict[str, Any]:
         data: dict[str, Any] = self.wire().dump_python(self, mode="json", exclude_defaults=True)
         return data

@@ -73,10 +73,10 @@ class Prefetch(Section):
     )
     transfer: int = Field(default=2, ge=1, le=MAX_PREFETCH, description="microbatches brought to a device ahead")
 
-    def batches(self, batch_bytes: int) -> int:
-        """Loaded ahead, of batches of that size: of small ones so many that a loader has several to load each time it
-        wakes, which takes a core from a lane for a moment."""
-        return self.load or (SMALL_BATCHES if batch_bytes <= SMALL_BATCH_BYTES else LEAST_BATCHES)
+    def batches(self, *, are_small: bool) -> int:
+        """Loaded ahead: of small ones so many that a loader has several to load each time it wakes, which takes a core
+        from a lane for a moment."""
+        return self.load or (SMALL_BATCHES if are_small else LEAST_BATCHES)
 
     @property
     def most_batches(self) -> int:

@@ -38,7 +38,7 @@ class Look:
         files = SimpleNamespace(log=self.log.append, keep=self.kept.__setitem__, path=directory)
         spec = SimpleNamespace(job=SimpleNamespace(on_hang=on_hang, hang_seconds=LEAST))
         changed = SimpleNamespace(notify=lambda: None)
-        self.run = SimpleNamespace(spec=spec, files=files, hang=None, attempt=None, changed=changed)
+        self.run = SimpleNamespace(spec=spec, files=files, hang=None, attempt=None, asked=None, changed=changed)
         self.asked: list[str] = []
         self.fed: list[Event] = []
         self.begun: list[Coroutine[Any, Any, None]] = []
@@ -127,6 +127,23 @@ async def test_the_worker_that_holds_up_the_others_is_replaced(begin: Callable[.
     (hung,) = look.fed
     assert isinstance(hung, WorkerHung)
     assert (hung.worker, hung.job, hung.attempt) == ("loader-0", "a", 1)
+
+
+async def test_a_worker_whose_on_epoch_does_not_return_is_replaced_in_the_time_of_a_first_task(
+    begin: Callable[..., Look],
+) -> None:
+    """It was only told, and the job stood for ever."""
+    look = begin()
+    look.job.gate, look.run.asked = look.job.iterations_done, "the job's own function"
+    look.look(FIRST * LEAST)
+    assert look.told == []
+    look.look(2)
+    (told,) = look.told
+    assert told.endswith("Workload.on_epoch has not returned on cpu-0 for 100 s")
+    await look.act()
+    (hung,) = look.fed
+    assert isinstance(hung, WorkerHung)
+    assert hung.worker == "cpu-0"
 
 
 async def test_a_job_that_only_tells_does_so_once_and_says_when_it_goes_on(begin: Callable[..., Look]) -> None:

@@ -180,6 +180,16 @@ async def test_a_writer_keeps_the_order_and_is_no_thread_of_the_callers(
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("run-writer")]
 
 
+async def test_a_job_that_is_taken_up_has_no_half_checkpoint_of_a_killed_daemon(tmp_path: Path) -> None:
+    half, whole = (tmp_path / "line-1" / "checkpoints" / name for name in (".step-00000080", "step-00000060"))
+    for each in (half, whole):
+        each.mkdir(parents=True)
+    writer = RunWriter()
+    assert await writer.make_directory(tmp_path / "line-1") is None
+    await writer.close()
+    assert list(whole.parent.iterdir()) == [whole]
+
+
 @pytest.mark.parametrize("write", ["log", "step", "keep"])
 def test_what_comes_after_the_end_is_dropped(tmp_path: Path, write: str) -> None:
     """The directory may be gone by then, and is not made again."""

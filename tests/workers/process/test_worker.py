@@ -16,6 +16,7 @@ from weft.transport.memory.directory import SharedMemoryGone
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.process import worker as process
+from weft.workers.process.footprint import Footprint
 from weft.workers.process.worker import WorkerConfig
 
 _ATTEMPT = runpy.run_path(str(Path(__file__).parents[1] / "lanes" / "test_attempt.py"))
@@ -75,7 +76,7 @@ def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
     for name in ("WEFT_JOB_ID", "WEFT_RUN_DIR"):  # which it sets
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(process._Worker, "_directory", lambda worker, job: directory)
-    worker = process._Worker(ends[1], CONFIG, device)
+    worker = process._Worker(ends[1], CONFIG, device, Footprint.now(frozenset()))
     inboxes: dict[str, queue.SimpleQueue[None]] = {lane: queue.SimpleQueue() for lane in view.programs}
     for inbox in inboxes.values():
         inbox.put(None)
@@ -108,7 +109,7 @@ def test_a_worker_that_misses_shared_memory_says_so_and_blames_nobody(
         print("half a line", end="")
         raise SharedMemoryGone("the directory process does not have board")
 
-    worker = process._Worker(ends[1], CONFIG, StandIn())
+    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()))
     worker._guarded(handle, {"job": "digits", "attempt": 2})
     told = FrameReader(MAX_WORKER_FRAME_BYTES).feed(ends[0].recv(1 << 16))
     of_job = {"job": "digits", "attempt": 2}

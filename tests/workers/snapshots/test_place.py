@@ -59,6 +59,15 @@ def test_what_was_held_comes_back_whole(directory: Directory, places: SnapshotPl
     assert torch.equal(found.states["weight"]["rows"], torch.ones(2, 1))
 
 
+def test_options_of_a_group_are_there_once(directory: Directory, places: SnapshotPlaces) -> None:
+    """As often as there are parameters they were most of what each worker had to read before it could go on."""
+    own, other = {"lr": 0.1, "betas": (0.9, 0.99)}, {"lr": 0.2}
+    held = held_of(4, options={**dict.fromkeys(map(str, range(50)), own), "other": other})
+    assert held.plain()["options"] == [own, other]
+    places.write(0, 5, held)
+    assert read_place(directory, 0, TASK, 5).options == held.options
+
+
 def test_it_is_a_copy(directory: Directory, places: SnapshotPlaces) -> None:
     held = held_of(4, number=1.0)
     places.write(0, 5, held)
@@ -215,7 +224,24 @@ def test_one_that_is_not_as_it_was_written_is_gone(
         read_place(directory, 0, TASK, 4)
 
 
+def test_whichever_byte_of_it_is_another_it_is_gone_or_read(directory: Directory, places: SnapshotPlaces) -> None:
+    """What is no longer a name may be a number, a list that is too short, or a place that there is none of."""
+    places.write(0, 4, held_of(4, options={"weight": {"lr": 0.1}}, states={"weight": {"step": torch.tensor(3.0)}}))
+    facts = directory.find(arena_name(0, TASK))["facts"]
+    num_gone = 0
+    for number in range(int(facts[0]) + (int(facts[1]) << 8) + 8):
+        for byte in (0, 1, 255):
+            before, facts[number] = int(facts[number]), byte
+            try:
+                read_place(directory, 0, TASK, 4)
+            except SharedMemoryGone:
+                num_gone += 1
+            facts[number] = before
+    assert num_gone
+    assert values_of(read_place(directory, 0, TASK, 4)) == [0.0, 0.0]
+
+
 def test_nothing_has_to_be_held() -> None:
     """A stage of nothing but functions has neither parameters nor buffers."""
     assert Held().tensors() == []
-    assert Held.of(Held().facts(), []) == Held()
+    assert Held.of(Held().layout(), Held().plain(), []) == Held()

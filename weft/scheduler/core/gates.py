@@ -28,8 +28,12 @@ def at_gate(job: Job) -> list[Command]:
     """Once every lane is there."""
     if job.iterations_done != job.gate:
         return []
-    worker = next(worker for worker, lane in job.lanes if is_compute_lane(lane))
-    return [JudgeEpoch(job=job.name, attempt=job.attempt, iteration=job.gate - 1, worker=worker)]
+    return [JudgeEpoch(job=job.name, attempt=job.attempt, iteration=job.gate - 1, worker=judging_worker(job))]
+
+
+def judging_worker(job: Job) -> str:
+    """Which runs the user's function."""
+    return next(worker for worker, lane in job.lanes if is_compute_lane(lane))
 
 
 def open_gate(job: Job, event: EpochJudged) -> None:

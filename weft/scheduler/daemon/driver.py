@@ -65,7 +65,7 @@ class Driver:
         self._starting: set[asyncio.Task[None]] = set()
         self._settling: set[asyncio.Task[None]] = set()  # about a job, and no other daemon could do them
         self.guard = Guard()
-        self.savers = Savers(pool.start_saver, spawn, self.guard, self._saved, self._drop, estate.writing)
+        self.savers = Savers(pool.start_saver, writer, spawn, self.guard, self._saved, self._drop, estate.writing)
         self._plans = Plans(estate, self.savers, self.feed, self._fail, self.guard)
         self._failing: set[str] = set()  # jobs that are being failed for a bug of ours
         self._hangs = Hangs(self.core, self.runs, pool, exporter, self._begin_task, self.feed, estate.watches)

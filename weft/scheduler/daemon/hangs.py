@@ -21,6 +21,7 @@ from weft.machine.proc import STOPPED, TRACED, state_of
 from weft.machine.stacks import stacks_of
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.adapting.lane_state import LaneState
+from weft.scheduler.core import gates
 from weft.scheduler.core.core import Core
 from weft.scheduler.core.events import Event, WorkerHung
 from weft.scheduler.core.hangs import FIRST, Hang, HangCause, SeenLane, SeenWorker, find_hang, stopped_worker, who_waits
@@ -148,7 +149,7 @@ class Hangs:
         if job.phase is not Phase.RUNNING:
             return self._hang_of_phase(job, watch, least)
         if job.gate == job.iterations_done:
-            return self._hang_at_gate(job, watch, least)
+            return self._hang_at_gate(job, run, watch, least)
         before, watch.seen = watch.seen, tuple(self._seen(job, watch, worker) for worker in job.workers)
         if any(worker.state == "answers" and worker.name not in watch.answers for worker in watch.seen):
             return None  # it has not been asked, or has only just been
@@ -178,9 +179,16 @@ class Hangs:
         waits = whom.get(job.phase, sorted(job.waiting_for))
         return self._stopped(waits) or _too_long(f"{job.phase}", waits, watch, least)
 
-    def _hang_at_gate(self, job: Job, watch: Watch, least: float) -> Hang | None:
-        """No lane has anything to do: a function of the user's may be looking at what the epoch has come to."""
-        return self._stopped(job.workers) or _too_long("the end of an epoch", job.workers, watch, least)
+    def _hang_at_gate(self, job: Job, run: Run, watch: Watch, least: float) -> Hang | None:
+        """No lane has anything to do: a function of the user's is looking at what the epoch has come to, or it is ours
+        to look."""
+        if (stopped := self._stopped(job.workers)) is not None or run.asked is None:
+            return stopped or _too_long("the end of an epoch", job.workers, watch, least)
+        worker = gates.judging_worker(job)
+        if watch.quiet < FIRST * least or state_of(self._pool.pid(worker) or 0) == TRACED:
+            return None
+        message = f"Workload.on_epoch has not returned on {worker} for {watch.quiet:.0f} s"
+        return Hang(cause="task", worker=worker, message=message)
 
     def _stopped(self, workers: Sequence[str]) -> Hang | None:
         stopped = [worker for worker in workers if state_of(self._pool.pid(worker) or 0) == STOPPED]

@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.machine.checkpoint_files import remove_unfinished
 from weft.scheduler.core.events import DropArenas
 from weft.scheduler.daemon.guard import Guard, Spawn
 from weft.scheduler.runs.run import Run
+from weft.scheduler.runs.run_writer import RunWriter
 from weft.transport.wire.frames import Message
 
 Start = Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, None]]
@@ -34,12 +37,13 @@ class Writing:
 
 
 class Savers:
-    """start: of a job's saver, see Pool.start_saver; what it answers comes to `answered`. saved: told of the
-    checkpoint's path, or of an error."""
+    """start: of a job's saver, see Pool.start_saver; what it answers comes to `answered`. writer: removes what one that
+    was killed has left. saved: told of the checkpoint's path, or of an error."""
 
     def __init__(
         self,
         start: Start,
+        writer: RunWriter,
         spawn: Spawn,
         guard: Guard,
         saved: Callable[[Run, Message], None],
@@ -47,6 +51,7 @@ class Savers:
         writing: Writing,
     ) -> None:
         self._start = start
+        self._writer = writer
         self._spawn = spawn
         self._guard = guard
         self._saved = saved
@@ -77,6 +82,18 @@ class Savers:
 
     def answered(self, job: str, answer: Message) -> None:
         """Its process has ended."""
+        if "error" in answer:
+            self._spawn(self._failed(job, answer), f"what is left of a checkpoint of {job}")
+        else:
+            self._ended(job, answer)
+
+    async def _failed(self, job: str, answer: Message) -> None:
+        """The next one is begun behind that: it has the same place."""
+        with self._guard.around(f"what is left of a checkpoint of {job}"):
+            await self._writer.run(partial(remove_unfinished, self._writing.now[job].run.files.path))
+        self._ended(job, answer)
+
+    def _ended(self, job: str, answer: Message) -> None:
         self._saved(self._writing.now.pop(job).run, answer)
         if waiting := self._writing.next.get(job):
             self.save(waiting.pop(0))

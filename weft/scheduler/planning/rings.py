@@ -13,7 +13,7 @@ from weft.plan.plan import Ring, Role, SlotValue
 from weft.plan.schedules.schedule import Schedule
 from weft.plan.shapes import ShapeError, check_affine
 from weft.scheduler.planning.crossing import TiedParameter, by_hop, crossing_values, tied_parameters
-from weft.spec.strategy import Strategy
+from weft.spec.strategy import SMALL_BATCH_BYTES, Strategy
 
 TIED_SPARE_SLOTS = 1  # beyond those that stages of one speed need, so that neither waits at each task for the other
 
@@ -54,7 +54,9 @@ def _of_replica(strategy: Strategy, inspection: Inspection, placement: Placement
     depths = _Depths(count, placement.schedules[r])
     data = list(_data(inspection, num_stages))
     batch_bytes = count * sum(_slot_value(str(role), facts, stages).num_bytes for role, facts, stages in data)
-    ahead = Turns.of(strategy).batches_ahead(strategy.prefetch.batches(batch_bytes))
+    # Where replicas steal, their first steps decide what they are given: no loader is to be beside them for long then.
+    small = not strategy.steals and batch_bytes <= SMALL_BATCH_BYTES
+    ahead = Turns.of(strategy).batches_ahead(strategy.prefetch.batches(are_small=small))
     for role, facts, stages in data:
         if r == 0 or not strategy.steals:
             yield replace(_data_ring(role, r, stages, ahead * count, facts), by_number=strategy.steals)

@@ -1,6 +1,6 @@
 """The fork server: imports torch once, then forks workers that are ready in milliseconds.
 
-A process of its own, started by the daemon as `python -m weft.workers`. It has one thread, runs no OpenMP region and
+A process of its own, started by the daemon as `python -m weft.workers`. It has one thread, computes with no other and
 makes no CUDA context, so its children are whole. Over the inherited socket:
 
     daemon → {"fork": name, "role": ROLE, "config": {...}}    with the child's socket as a descriptor
@@ -37,6 +37,7 @@ from weft.transport.memory.blocks import SHARED_MEMORY
 from weft.transport.memory.directory import DirectoryServer
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.process.saver import run_saver
+from weft.workers.process.warm_up import warm_up_server
 from weft.workers.process.worker import WorkerConfig, run_worker
 
 MAX_DESCRIPTORS_PER_MESSAGE = 16  # the daemon sends one with each fork; several may arrive together
@@ -51,10 +52,10 @@ class ForkServer:
         self._descriptors: list[int] = []
         self._selector = selectors.EpollSelector()
         self._children: dict[int, tuple[str, int]] = {}  # pidfd -> name, pid
+        self._modules = frozenset(sys.modules)
         self._changed, self._wakeup = socket.socketpair()  # a byte for each SIGCHLD
 
     def run(self) -> None:
-        WorkerView.wire()  # which children have then as well
         self._selector.register(self._daemon, selectors.EVENT_READ)
         self._selector.register(self._changed, selectors.EVENT_READ)
         self._wakeup.setblocking(False)
@@ -93,7 +94,7 @@ class ForkServer:
             self._send({"exited": message["fork"], "pid": 0, "code": 1})
             return
         if pid == 0:
-            _run_child(message, server, self._inherited(), descriptor)
+            _run_child(message, server, self._inherited(), descriptor, self._modules)
         os.close(descriptor)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (message["fork"], pid)
@@ -150,7 +151,7 @@ def _remove_counters(pid: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def _run_child(message: Message, server: int, inherited: list[int], descriptor: int) -> None:
+def _run_child(message: Message, server: int, inherited: list[int], descriptor: int, modules: frozenset[str]) -> None:
     """Never returns."""
     code = 1
     try:
@@ -169,7 +170,7 @@ def _run_child(message: Message, server: int, inherited: list[int], descriptor: 
         elif message["role"] == "saver":
             run_saver(connection, config)
         else:
-            run_worker(connection, WorkerConfig(**{**config, "cores": tuple(config["cores"])}))
+            run_worker(connection, WorkerConfig(**{**config, "cores": tuple(config["cores"])}), modules)
         code = 0
     finally:  # the last frame of the process: a traceback goes to the daemon's log
         if code:
@@ -199,6 +200,8 @@ def _run_directory(connection: socket.socket, config: dict[str, Any]) -> None:
 
 def serve(descriptor: int) -> None:
     """Until the daemon closes the socket at this descriptor, or dies."""
+    warm_up_server()
+    WorkerView.wire()  # which children have then as well
     gc.freeze()  # shared pages stay shared: the children's collector will not touch what is frozen
     daemon = socket.socket(fileno=descriptor)
     untie()  # the end of the socket is noticed at once from here on, and children leave files that a kill would not

@@ -34,7 +34,7 @@ class Kept:
         """Whether what a `prepare` asks for is this, which is rewound then. Errors: SharedMemoryGone."""
         if message["arenas"] != self.arenas or not _is_alike(message["plan"], self.view):
             return False
-        begins, saved = begin_of(message["snapshot"], self.snapshots)
+        begins, saved = begin_of(message["snapshot"], self.view, self.snapshots)
         return saved is not None and self.attempt.rewind(message["plan"], begins, saved)
 
 
@@ -50,12 +50,13 @@ def _without_adjustments(view: WorkerView) -> WorkerView:
     )
 
 
-def begin_of(snapshot: Any, directory: Directory) -> tuple[int, Saved | None]:
-    """(the first iteration of an attempt, what it goes on from). snapshot: as the daemon says, None for the beginning.
-    directory: of snapshots."""
+def begin_of(snapshot: Any, view: WorkerView, directory: Directory) -> tuple[int, Saved | None]:
+    """(the first iteration of an attempt, what it goes on from: nothing, where the worker loads data). snapshot: as the
+    daemon says, None for the beginning. directory: of snapshots."""
     if snapshot is None:
         return 0, None
     iteration, place, tasks, path = snapshot
     if path is not None:
         return iteration + 1, OpenCheckpoint(read_manifest(Path(path)))
-    return iteration + 1, Saved(read_place(directory, place, task, iteration) for task in tasks)
+    parts = () if view.loads_only else tasks
+    return iteration + 1, Saved(read_place(directory, place, task, iteration) for task in parts)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from weft.machine.checkpoint_files import copy_files, write_checkpoint
+from weft.machine.checkpoint_files import FOLDER, copy_files, write_checkpoint
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.transport.wire.frames import encode
 from weft.workers.snapshots.checkpoint import write_files
@@ -30,8 +30,11 @@ def run_saver(connection: socket.socket, config: Mapping[str, Any]) -> None:
     torch.set_num_threads(1)
     try:
         told = {"path": str(_save(config))}
-    except (OSError, SharedMemoryGone) as error:
+    except SharedMemoryGone as error:
         told = {"error": str(error)}
+    except OSError as error:  # of a write the system says no name
+        place = error.filename or Path(config["run_dir"], FOLDER)
+        told = {"error": f"{place} cannot be written: {error.strerror or error}"}
     except Exception as error:  # a fault of ours costs a checkpoint, and is told
         traceback.print_exc()
         told = {"error": f"{type(error).__name__}: {error}"}

@@ -76,8 +76,8 @@ class WorkerConfig:
     inspections: str | None = None  # the directory of what was found out about jobs; None where that is not kept
 
 
-def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
-    """The body of a worker process: never returns before the daemon closes the connection."""
+def run_worker(connection: socket.socket, config: WorkerConfig, modules: frozenset[str]) -> None:
+    """The body of a worker process: never returns before the daemon closes the connection. modules: as in Footprint."""
     if config.cores:
         os.sched_setaffinity(0, config.cores)
     torch.set_num_threads(config.threads)
@@ -85,15 +85,14 @@ def run_worker(connection: socket.socket, config: WorkerConfig) -> None:
     answer_with_stacks()
     device = open_device(config.device)
     warm_up(device)
-    gc.collect()
     gc.freeze()  # torch and all that it imported: 90 ms of every later collection that nothing would come of
-    worker = _Worker(connection, config, device)
+    worker = _Worker(connection, config, device, Footprint.now(modules))
     threading.Thread(target=worker.read_messages, name="control", daemon=True).start()
     worker.serve()
 
 
 class _Worker:
-    def __init__(self, connection: socket.socket, config: WorkerConfig, device: Device) -> None:
+    def __init__(self, connection: socket.socket, config: WorkerConfig, device: Device, baseline: Footprint) -> None:
         self._connection = connection
         self._device = device
         self._config = config
@@ -108,7 +107,7 @@ class _Worker:
         self._entry: Path | None = None  # of the job
         self._inspections = None if config.inspections is None else Path(config.inspections)
         self._threads = config.threads  # of torch, in each lane
-        self._baseline = Footprint.now()
+        self._baseline = baseline
         self._settings = TorchSettings.now()
 
     # --- control thread
@@ -275,7 +274,7 @@ class _Worker:
             self._enter(message)
         directory = self._directory(message["arenas"])
         snapshots = directory.of(message["snapshots"])
-        begins, saved = begin_of(message["snapshot"], snapshots)
+        begins, saved = begin_of(message["snapshot"], view, snapshots)
         with built(spec, view.unneeded, self._baseline.modules) as workload, self._device.computing():
             self._attempt = Attempt(
                 spec,

@@ -11,7 +11,7 @@ scheduler   its state, which is the same for every optimizer of the job
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -66,34 +66,43 @@ class Held:
         """Of the tensors, those before the fixed ones."""
         return len(self.pieces) + len(self.buffers)
 
-    def facts(self) -> dict[str, Any]:
-        """All but the tensors: plain data."""
+    def layout(self) -> dict[str, Any]:
+        """What the tensors are, in numbers and text."""
+        places = _places(self.options)
         return {
             "replica": self.replica,
             "pieces": [(piece.entry, [tuple(extent) for extent in piece.extents]) for piece in self.pieces],
             "buffers": list(self.buffers),
             "fixed": list(self.fixed),
             "names": [tuple(name) for name in self.names],
-            "states": self.states,
-            "options": self.options,
-            "scheduler": self.scheduler,
+            "options": {parameter: places[id(own)] for parameter, own in self.options.items()},
         }
 
+    def plain(self) -> dict[str, Any]:
+        """The rest: plain data. Options that are one object are there once, since they take the longest to read."""
+        own = {id(each): each for each in self.options.values()}
+        return {"states": self.states, "options": list(own.values()), "scheduler": self.scheduler}
+
     @classmethod
-    def of(cls, facts: dict[str, Any], tensors: Sequence[Tensor]) -> Held:
-        """As `facts` and `tensors` told."""
+    def of(cls, layout: dict[str, Any], plain: dict[str, Any], tensors: Sequence[Tensor]) -> Held:
+        """As `layout`, `plain` and `tensors` told."""
         pieces = [
             Piece(entry, [Extent(*extent) for extent in extents], tensor)
-            for (entry, extents), tensor in zip(facts["pieces"], tensors, strict=False)
+            for (entry, extents), tensor in zip(layout["pieces"], tensors, strict=False)
         ]
-        count = len(pieces) + len(facts["buffers"])
+        count = len(pieces) + len(layout["buffers"])
         return cls(
-            replica=facts["replica"],
+            replica=layout["replica"],
             pieces=pieces,
-            buffers=dict(zip(facts["buffers"], tensors[len(pieces) : count], strict=True)),
-            fixed=dict(zip(facts["fixed"], tensors[count:], strict=True)),
-            names=[Name(*name) for name in facts["names"]],
-            states=facts["states"],
-            options=facts["options"],
-            scheduler=facts["scheduler"],
+            buffers=dict(zip(layout["buffers"], tensors[len(pieces) : count], strict=True)),
+            fixed=dict(zip(layout["fixed"], tensors[count:], strict=True)),
+            names=[Name(name, first, tuple(shape), tuple(strides)) for name, first, shape, strides in layout["names"]],
+            states=plain["states"],
+            options={parameter: plain["options"][place] for parameter, place in layout["options"].items()},
+            scheduler=plain["scheduler"],
         )
+
+
+def _places(options: Mapping[str, Any]) -> dict[int, int]:
+    """Of each object, by its id, among those that there are."""
+    return {each: place for place, each in enumerate(dict.fromkeys(map(id, options.values())))}

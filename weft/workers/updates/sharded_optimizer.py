@@ -224,7 +224,7 @@ class _Bucket:
                 held.add_whole(names[part.segments[0].parameter], VALUES, part.parameter.data)
             self._hold_state(part, held, names)
             group = self._twin.param_groups[self._groups.index(part.group)]
-            held.options |= {names[segment.parameter]: options(group) for segment in part.segments}
+            held.options |= dict.fromkeys((names[segment.parameter] for segment in part.segments), options(group))
 
     def _hold_state(self, part: ShardPart, held: Held, names: Sequence[str]) -> None:
         elements, rest = parted_state(part.parameter, self._twin.state.get(part.parameter, {}))
