@@ -77,12 +77,10 @@ class Attempt:
     ) -> None:
         """begins: the first iteration. snapshots: where they go. saved: what training goes on from. tell: what tasks
         make, where that is compared. again: as of ModelParts; unset, it loads the job once more."""
-        self.device = device
-        self.course = Course(view, begins)
+        self.device, self.course = device, Course(view, begins)
         self.num_tasks, self.on_epoch = view.num_tasks, workload.on_epoch
         self._waits, self._wakes, self.is_adjusted = view.waits, view.wakes, view.is_adjusted
-        self._turns = Turns.of(spec.strategy)
-        self._directory = directory
+        self._turns, self._directory = Turns.of(spec.strategy), directory
         self.boards = _boards(directory, view, begins, spin_seconds)
         self.board = next(iter(self.boards.values()))
         places = _Places(directory, view, self.course, device)

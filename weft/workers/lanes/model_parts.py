@@ -86,21 +86,18 @@ class ModelParts:
         workload, with nothing in it that this one has."""
         self._spec, self._view, self._workload = spec, view, workload
         self._directory, self._device = directory, device
-        self._course, self._weights = course, weights
-        self._loaded, self._parcels = loaded, parcels
+        self._course, self._weights, self._loaded, self._parcels = course, weights, loaded, parcels
         self._post_gradient, self._go_on = post_gradient, go_on
         check_built(workload.model, view.first_stages)
-        self._state = whole_state(workload.model)
+        self._state, self._saved = whole_state(workload.model), saved
         named = dict(workload.model.named_parameters())
         self._parameters, self._names = list(named.values()), list(named)
-        self._saved = saved
         self._parts: dict[Holder, ModelPart] = {}
         self._named: dict[Holder, dict[str, nn.Parameter]] = {}  # those that a stage holds
         self._buffers: dict[Holder, frozenset[str]] = {}  # its buffers' names
         # By stage of the first replica, as in Held: what nobody trains, and the names of all.
         self._shown: dict[int, tuple[dict[str, torch.Tensor], list[Name]]] = {}
-        job = spec.job
-        self._train = source_of(workload, "train", batch_size=job.batch_size, steps=job.steps)
+        self._train = source_of(workload, "train", batch_size=spec.job.batch_size, steps=spec.job.steps)
         self.stages: dict[Holder, StageTasks] = {}
         self.memories: dict[Holder, ReplicaMemory] = {}
         self._windows: dict[int, LayerWindow] = {}
@@ -114,23 +111,28 @@ class ModelParts:
             moves = Moves(directory, self._memory, course, view.replicas, device)
             places = [place for bucket in self._memory.buckets for place in bucket.places]
             self._in_buckets = {id(self._parameters[place.parameter]) for place in places}
-        owned = own_parts(view, workload, again, device.torch)  # before any of them moves
-        for own in owned:
-            pairs = zip(own.parameters, self._parameters, strict=True)
-            self._in_buckets |= {id(its) for its, first in pairs if id(first) in self._in_buckets}
-        held = [parameter for own in owned for parameter in own.part.parameters()]
-        precision = functools.partial(computing_in, spec.strategy.precision, device)
-        for model in {own.workload.model: None for own in owned}:
-            compile_ahead(model, view.compiled_calls, held, device.torch, precision)
-        for stage, own in zip(view.stages, owned, strict=True):
-            self._add_stage(stage, own)
+        held = self._add_stages(again)
         if self._memory is not None:
-            self._share_the_rest(set(map(id, held)))
+            self._share_the_rest(held)
             self.updates = self._updates_of(self._memory, moves)
         for cut in self._cuts:
             cut.install()
         # the other stages' parts of the model go with them
         del self._parameters, self._state, self._workload, self._saved
+
+    def _add_stages(self, again: Callable[[], Workload]) -> set[int]:
+        """Ids of the parameters that they have."""
+        owned = own_parts(self._view, self._workload, again, self._device.torch)  # before any of them moves
+        for own in owned:
+            pairs = zip(own.parameters, self._parameters, strict=True)
+            self._in_buckets |= {id(its) for its, first in pairs if id(first) in self._in_buckets}
+        held = [parameter for own in owned for parameter in own.part.parameters()]
+        precision = functools.partial(computing_in, self._spec.strategy.precision, self._device)
+        for model in {own.workload.model: None for own in owned}:
+            compile_ahead(model, self._view.compiled_calls, held, self._device.torch, precision)
+        for stage, own in zip(self._view.stages, owned, strict=True):
+            self._add_stage(stage, own)
+        return set(map(id, held))
 
     def _updates_of(self, memory: BucketMemory, moves: Moves) -> BucketUpdates:
         spec, view, course, parameters = self._spec, self._view, self._course, self._parameters
