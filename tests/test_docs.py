@@ -117,7 +117,7 @@ def test_the_strategies_page_has_every_axis_with_its_default() -> None:
             case bool():
                 return str(default).lower()
             case Prefetch():
-                return f"load {default.load}, transfer {default.transfer}"
+                return f"load {written(default.load)}, transfer {default.transfer}"
             case _:
                 return str(default)
 

@@ -130,7 +130,7 @@ def recorded() -> Callable[..., tuple[Plan, Recording]]:
     """A plan of equal units and its recording; strategy by keyword, seconds of tasks that took another time."""
 
     def make(seconds: Mapping[int, float] | None = None, **strategy: Any) -> tuple[Plan, Recording]:
-        plan = make_pipeline(**strategy)
+        plan = make_pipeline(**{"prefetch": {"load": 2}, **strategy})  # as far as a simulation is ahead
         return plan, record(plan, seconds=seconds)
 
     return make

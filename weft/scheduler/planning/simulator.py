@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from weft.plan.course import Course
-from weft.plan.graph import Lane, Task
+from weft.plan.graph import Graph, Lane, Task
 from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan
 from weft.plan.rows import Row
@@ -40,6 +40,7 @@ from weft.scheduler.core.events import (
     WorkerPrepared,
     WorkerReleased,
 )
+from weft.spec.strategy import LEAST_BATCHES
 
 WARMUP_ITERATIONS = 4  # the first ones fill the pipeline and the input slots
 MEASURED_ITERATIONS = 4
@@ -84,10 +85,20 @@ def simulate(
     """
     count = iterations or WARMUP_ITERATIONS + MEASURED_ITERATIONS
     itinerary = replace(plan.itinerary, num_train=1, num_validation=0, batch_size=1, steps=count)
-    run = _Run(
-        replace(plan, itinerary=itinerary, judged=False), seconds or plan.task_seconds, milestones or {}, wake_seconds
-    )
-    return run.to_end()
+    simulated = replace(plan, graph=_with_near_loads(plan), itinerary=itinerary, judged=False)
+    return _Run(simulated, seconds or plan.task_seconds, milestones or {}, wake_seconds).to_end()
+
+
+def _with_near_loads(plan: Plan) -> Graph:
+    """Where batches are loaded so far ahead that all would be before the steady state, they are no further ahead than
+    by default: a loader that keeps up does so then, too."""
+    least = plan.turns.batches_ahead(LEAST_BATCHES)
+    graph = plan.graph
+    loads = {task.id for task in graph.tasks if task.kind is Kind.LOAD}
+    far = {edge for edge in graph.edges if edge.distance > max(WARMUP_ITERATIONS, least) and edge.target in loads}
+    if not far:
+        return graph
+    return replace(graph, edges=tuple(each._replace(distance=least) if each in far else each for each in graph.edges))
 
 
 def _rows(span: Span) -> list[Row]:
