@@ -61,7 +61,7 @@ def test_slots_of_a_real_job_are_never_more_than_their_rings_have(daemon: RealDa
     counters = events_of(json.loads((tmp_path / "trace.json").read_text()), "C")
     rings = [event for event in counters if event["name"].startswith("slots of ")]
     assert {event["name"] for event in rings} == {
-        *("slots of input-0 (of 8)", "slots of target-0 (of 8)"),
+        *("slots of input-0 (of 32)", "slots of target-0 (of 32)"),
         *("slots of activation-0-0 (of 2)", "slots of gradient-0-0 (of 2)"),
     }
     for event in rings:
