@@ -95,7 +95,7 @@ CASES = (
 TORCH_SCHEDULES = {"1f1b": 2, "gpipe": 2, "interleaved-zero-bubble": 2, "zero-bubble-v": 4}  # and their stages
 
 
-STARTS, ROUNDS = 4, 8  # of all processes; of slices, from each start on
+STARTS, ROUNDS = 3, 8  # of all processes; of slices, from each start on
 
 
 UNEQUAL = [[24, 10], [14, 22], [8, 6]]  # forward and backward of each stage

@@ -85,7 +85,7 @@ def test_a_running_jobs_timeline_is_made_of_rows_that_its_recording_has(daemon: 
     for lane in newer["lanes"]:
         flat = iter(lane["rows"])
         rows = [(m, t, i, w, begin + s, begin + s + d) for m, t, i, w, s, d in zip(*[flat] * 6, strict=True)]
-        assert rows
+        assert rows or lane["lane"].startswith("loader-"), "who rests stamps that once it is over"
         assert set(rows) <= set(recording.rows[lane["lane"]])
     assert newer["planned"]["seconds"] > 0
     assert asked(daemon, f"/api/jobs/{job}")["state"] == "cancelled"

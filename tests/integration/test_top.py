@@ -43,11 +43,10 @@ def frame_with(text: str) -> Callable[[list[str]], bool]:
 @pytest.mark.slow
 def test_top_shows_a_running_job_and_its_lanes_live(daemon: RealDaemon, running: str) -> None:
     with on_terminal(daemon, "top", "--interval", "0.2") as terminal:
-        lines = terminal.until(frame_with("lanes, the last"))
+        terminal.until(frame_with("lanes, the last"))
+        lines = terminal.until(lambda lines: lanes_shown(lines) == LANES)  # lanes report twice a second
         assert f"pid {daemon.process.pid}  workers busy: 2 of 3 cpu" in lines[0]
         assert any(line.startswith(f">  {running}") and "running" in line for line in lines)
-        shown = [line.split()[0] for line in lines if "│" in line]
-        assert sorted(shown) == LANES
         terminal.until("samples/s  ETA ")
 
         terminal.resize(80, 24)
@@ -57,6 +56,10 @@ def test_top_shows_a_running_job_and_its_lanes_live(daemon: RealDaemon, running:
         terminal.press("q")
         assert terminal.wait() == 0
         assert terminal.is_restored()
+
+
+def lanes_shown(lines: list[str]) -> list[str]:
+    return sorted(line.split()[0] for line in lines if "│" in line)
 
 
 def _step_of(line: str, job: str) -> int:
@@ -78,7 +81,7 @@ def test_top_follows_its_job_to_the_end(daemon: RealDaemon, running: str) -> Non
 
 @pytest.mark.slow
 def test_top_in_a_pipe_tells_an_interval_whose_modes_are_the_lanes_time(daemon: RealDaemon, running: str) -> None:
-    done = daemon.weft("top", "--json", "--interval", "0.5")
+    done = daemon.weft("top", "--json", "--interval", "1.5")  # lanes report twice a second
     told = json.loads(done.stdout)["job"]
     assert (done.returncode, told["job"]) == (0, running)
     assert told["window_seconds"] >= 0.5
