@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 WARM_ITERATIONS = 10
 SCHEDULE = "1f1b"
 GOALS = {"": "<= 1.02", "small_": "<= 1.06", "resnet_": None}
-LARGE = dataclasses.replace(CASES[0], args={**CASES[0].args, "layers": 12}, seconds=2.5)
+LARGE = dataclasses.replace(CASES[0], args={**CASES[0].args, "layers": 12}, seconds=5.0)
 RESNET = Case(prefix="resnet_", entry="resnet_job.py:workload", args={"samples": 64}, seconds=0.8)
 OWN_FORWARD = {
     "gpt_job.py:workload": "any_model_job.py:workload",

@@ -71,7 +71,7 @@ CASES = (
     Case(
         prefix="",
         args={"layers": 8, "dim": 256, "heads": 4, "context": 128, "vocabulary": 8192, "samples": 64},
-        seconds=2.0,
+        seconds=4.0,
         over_limit={
             "gpipe": "<= 1.03",
             "1f1b": "<= 1.03",
