@@ -34,7 +34,7 @@ import torch, weft
 
 calls = 0
 
-def workload(gates=("", "", "")):
+def workload(gates=("", "", ""), num_idle=1):
     pass_gate(gates[0], "of planning")
 
     def loss(output, target):
@@ -49,6 +49,7 @@ def workload(gates=("", "", "")):
     inputs = torch.linspace(-1, 1, 48).reshape(48, 1)
     model = torch.nn.Sequential(
         torch.nn.Linear(1, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1))
+    model[0].register_buffer("idle", torch.zeros(num_idle))
     return weft.Workload(model=model, loss=loss, train=(inputs, inputs.sin()), validation=(inputs, inputs.sin()),
                          optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
 """
@@ -210,10 +211,12 @@ def check_a_directory_that_dies_between_two_daemons(daemon: Any) -> None:
 
 def check_a_checkpoint_that_is_being_written(daemon: Any) -> None:
     """The same process finishes it. It is stopped while the daemon is replaced, so that it does not end before; after
-    ten seconds it would be told to go on, and then the next one is looked at."""
+    ten seconds it would be told to go on, and then the next one is looked at. On a machine with much else to do eight
+    savers of a small model had come and gone between two looks, so that here are thirty, of 8 MB each."""
     gate = daemon.gate()
-    spec = daemon.spec(SOURCE, strategy=STRATEGY, steps=60, args={"gates": ["", str(gate), ""]})
-    spec = JobSpec.parse(spec.to_wire() | {"checkpoint": {"every": "5 steps", "keep": 60}})
+    arguments = {"gates": ["", "", str(gate)], "num_idle": 2_000_000}
+    spec = daemon.spec(SOURCE, strategy=STRATEGY, steps=STEPS, args=arguments)
+    spec = JobSpec.parse(spec.to_wire() | {"checkpoint": {"every": "10 steps", "keep": STEPS}})
     ours = {daemon.directory().pid, *daemon.worker_pids().values()}
     job = daemon.submit(spec)
     folder = Path(daemon.client.show(job)["run_dir"], "checkpoints")
