@@ -3,6 +3,7 @@
 elided_over_sequential     iteration of a GPT that is cut by its own forward ÷ the same network as an nn.Sequential,
                            two stages, the same cut; both, and torch's, take turns in slices (slices.py)
 own_forward_vs_torch       torch.distributed.pipelining on the nn.Sequential ÷ ours on the class of its own
+own_forward_vs_plain_torch the same, but that torch's processes have the C library's allocator as it is installed
 resnet_…                   the same of a ResNet-18
 inspection_iterations      seconds of an inspection, with the proof of the cut ÷ those of an iteration
 prepare_peak_memory        the most that a worker has beyond an idle one, from the order to prepare on ÷ (the model's
@@ -28,6 +29,7 @@ from pipeline import CASES, ENVIRONMENT, ROUNDS, STARTS, Case, ask, stages_of, t
 from slices import ENDLESS, SlicedParty, medians, sliced_job, take_turns
 
 import weft.client.embedded
+from weft.scheduler.daemon.fork_server import ALLOCATOR
 from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
@@ -56,15 +58,18 @@ def _iterations(case: Case, starts: int, rounds: int) -> list[Result]:
     numbers = [first for first, _ in stages[1:]]
     names = [f"blocks.{number - 1}" for number in numbers]  # of the class: what is before the blocks is one child
     specs = [_spec(case, OWN_FORWARD[case.entry], ENDLESS, names), _spec(case, case.entry, ENDLESS, numbers)]
-    own, sequential, theirs = list[float](), list[float](), list[float]()
+    own, sequential, theirs, plain = list[float](), list[float](), list[float](), list[float]()
     for start in range(starts):
         with ExitStack() as stack:
             order = [0, 1] if start % 2 else [1, 0]
             jobs = {which: stack.enter_context(sliced_job(specs[which], warm=WARM_ITERATIONS)) for which in order}
-            peers = SlicedParty(stack.enter_context(torch_peers(case, SCHEDULE, stages)), ask)
-            beside = take_turns([*jobs.values(), peers], rounds, case.seconds)
-            found = medians(jobs[0].slices(), jobs[1].slices(), peers.iterations())
-        for values, more in zip((own, sequential, theirs), found, strict=True):
+            peers = [
+                SlicedParty(stack.enter_context(torch_peers(case, SCHEDULE, stages, allocator)), ask)
+                for allocator in (ALLOCATOR, {})
+            ]
+            beside = take_turns([*jobs.values(), *peers], rounds, case.seconds)
+            found = medians(jobs[0].slices(), jobs[1].slices(), *(each.iterations() for each in peers))
+        for values, more in zip((own, sequential, theirs, plain), found, strict=True):
             values += more
     shape = ", ".join(f"{key} {value}" for key, value in case.args.items() if key != "samples")
     what = f"GPT {shape}" if shape else "ResNet-18, half as wide, images of 64 × 64"
@@ -83,6 +88,13 @@ def _iterations(case: Case, starts: int, rounds: int) -> list[Result]:
             own,
             goal=">= 1.0",
             how="iteration of torch.distributed.pipelining, over Gloo, on the nn.Sequential ÷ ours on the class",
+        ),
+        ratio_result(
+            f"{case.prefix}own_forward_vs_plain_torch",
+            plain,
+            own,
+            goal=None,
+            how="the same; torch's processes have the C library's allocator as it is installed, not as ours set it",
         ),
     ]
 

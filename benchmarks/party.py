@@ -1,6 +1,7 @@
 """A party to a benchmark: processes of a script in peers/, one for each config, that do what their input says.
 
-They have the allocator that workers have. They end when their input does, by their own will within seconds or killed.
+They have the allocator that workers have, unless it is said. They end when their input does, by their own will within
+seconds or killed.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ def party(
     *,
     threads: int = 1,
     environment: Mapping[str, str] = MappingProxyType({}),
+    allocator: Mapping[str, str] = ALLOCATOR,
     descriptors: Sequence[int] = (),
 ) -> Iterator[Party]:
     """threads: of each process. environment: beside the allocator's. descriptors: that stay open in every process."""
     processes = [
         subprocess.Popen(
             [sys.executable, str(PEERS / script), json.dumps(config)],
-            env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(threads), **environment},
+            env={**os.environ, **allocator, "OMP_NUM_THREADS": str(threads), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=descriptors,

@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -272,7 +272,9 @@ def _busiest(plan: Plan, seconds: list[float]) -> float:
 
 
 @contextmanager
-def torch_peers(case: Case, schedule: str, stages: list[list[int]]) -> Iterator[Party]:
+def torch_peers(
+    case: Case, schedule: str, stages: list[list[int]], allocator: Mapping[str, str] = ALLOCATOR
+) -> Iterator[Party]:
     with tempfile.TemporaryDirectory() as directory:
         config = {
             "rendezvous": str(Path(directory, "rendezvous")),
@@ -281,7 +283,8 @@ def torch_peers(case: Case, schedule: str, stages: list[list[int]]) -> Iterator[
             "schedule": schedule,
             "microbatches": 8,
         }
-        with party("torch_pipeline.py", [config | {"rank": rank, "core": rank} for rank in range(2)]) as peers:
+        configs = [config | {"rank": rank, "core": rank} for rank in range(2)]
+        with party("torch_pipeline.py", configs, allocator=allocator) as peers:
             yield peers
 
 

@@ -135,6 +135,19 @@ def test_later_microbatches_are_added_in_the_bucket_itself(stand_of: Callable[..
     assert all(parameter.grad is None for parameter in stand.parameters), "nobody adds to the only one"
 
 
+def test_only_what_has_something_to_do_in_a_backward_is_called_from_it(stand_of: Callable[..., Stand]) -> None:
+    """A call for each parameter and microbatch was a hundredth of a small pipeline's iteration."""
+    stand = stand_of(Gated())
+    uses, leaves_out = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[-1.0, 0.0, 0.0]])
+    calls: list[list[int]] = []
+    stand.gradients.begin(0)
+    for number, x in enumerate((leaves_out, leaves_out, uses, uses, uses)):
+        stand.gradients.next_backward(is_last=number == 4, is_only=False)
+        calls.append([len(parameter._post_accumulate_grad_hooks or ()) for parameter in stand.parameters])
+        loss(stand.model, x).backward()
+    assert calls == [[1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]]
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_milestone_is_posted_from_inside_the_last_backward(stand_of: Callable[..., Stand], count: int) -> None:
     """The last layer's buckets are complete while the first layer's gradient is not even computed."""

@@ -1,8 +1,8 @@
 """Gradients of one stage in buckets: where autograd leaves them, and the milestones posted from inside backward.
 
-The first microbatch's gradient is copied into its place, and from then on `p.grad` is that place: later microbatches
-add to it. During the last microbatch's backward a hook counts each bucket's parameters, and the one that completes a
-bucket posts its milestone, while backward goes on.
+The first microbatch's gradient is copied into its place by a hook, and from then on `p.grad` is that place: later
+microbatches add to it, without a hook. During the last microbatch's backward the hooks count each bucket's parameters,
+and the one that completes a bucket posts its milestone, while backward goes on.
 
     backward of the last microbatch   ▕ layer 3 ▏▕ layer 2 ▏▕ layer 1 ▏
     milestones                                  ▲ bucket 0       ▲ bucket 1
@@ -59,10 +59,11 @@ class StageGradients:
         self._present: set[int] = set()
         self._counted: set[int] = set()  # in the last backward
         self._left: dict[int, int] = {}
-        for bucket in self._buckets.values():
-            for place in bucket.places:
-                hook = self._hook(place.parameter, bucket.index)
-                self._parameters[place.parameter].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        self._hooks = {
+            place.parameter: _Hook(self._parameters[place.parameter], self._hook(place.parameter, bucket.index))
+            for bucket in self._buckets.values()
+            for place in bucket.places
+        }
 
     def _places(self, own: Mapping[int, torch.Tensor] | None, step: int) -> dict[int, torch.Tensor]:
         places = {}
@@ -93,10 +94,17 @@ class StageGradients:
         self._left = {bucket.index: len(bucket.places) for bucket in self._buckets.values()}
         for parameter in self._parameters.values():
             parameter.grad = None
+        self._set_hooks()
 
     def next_backward(self, *, is_last: bool, is_only: bool) -> None:
         """Before each backward. is_last: no other of the iteration follows. is_only: none came before either."""
         self._is_last, self._is_only = is_last, is_only
+        if is_last and not is_only:
+            self._set_hooks()
+
+    def _set_hooks(self) -> None:
+        for hook in self._hooks.values():
+            hook.set()
 
     def _hook(self, index: int, bucket: int) -> Callable[[torch.Tensor], None]:
         # weak: Python's collector does not see what a tensor's hooks hold, and we hold the tensor
@@ -117,6 +125,8 @@ class StageGradients:
             place.copy_(dense(gradient))
             self._present.add(index)
             parameter.grad = None if self._is_only else place
+            if not self._is_last:
+                self._hooks[index].remove()
         if self._is_last:
             if index in self._counted:
                 raise WorkloadError(
@@ -137,6 +147,24 @@ class StageGradients:
             for index in absent:
                 self._now[index].zero_()
             self._memory.mark_missing(self._holder, view, absent, step)
+
+
+class _Hook:
+    """Of one parameter, which may have others: a call of Python from inside backward, so it is set only where it has
+    something to do."""
+
+    def __init__(self, parameter: nn.Parameter, call: Callable[[torch.Tensor], None]) -> None:
+        self._call = call
+        self._key = parameter.register_post_accumulate_grad_hook(call).id  # type: ignore[no-untyped-call]
+        hooks = parameter._post_accumulate_grad_hooks
+        assert hooks is not None
+        self._hooks = hooks
+
+    def set(self) -> None:
+        self._hooks[self._key] = self._call
+
+    def remove(self) -> None:
+        self._hooks.pop(self._key, None)
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:

@@ -150,5 +150,5 @@ def _accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
     else:
         parameter.grad += gradient
-    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+    for hook in list((parameter._post_accumulate_grad_hooks or {}).values()):  # one may remove itself
         hook(parameter)
