@@ -165,7 +165,8 @@ class Inspection:
     skipped_calls: str = ""  # what stages have to be told of calls that they skip, pickled, in base64
     compiled: tuple[str, ...] = ()  # names of units, of a job that compiles
     compiled_calls: str = ""  # calls of them that were seen, to be compiled ahead, in the same form
-    seeds_others: bool = False  # the model draws from Python's generator, or numpy's
+    draws: bool = True  # the model draws from torch's generator, as far as anybody knows
+    seeds_others: bool = False  # it draws from Python's generator, or numpy's
     streams: tuple[str, ...] = ()  # fields of the workload whose items are drawn one after another
     varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
     data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
@@ -233,6 +234,7 @@ class Inspection:
             skipped_calls=data.get("skipped_calls", ""),
             compiled=tuple(data.get("compiled", ())),
             compiled_calls=data.get("compiled_calls", ""),
+            draws=data.get("draws", True),
             seeds_others=data.get("seeds_others", False),
             varying_shapes=tuple(map(tuple, data.get("varying_shapes", ()))),
             metrics=tuple(data["metrics"]),

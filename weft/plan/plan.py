@@ -199,6 +199,7 @@ class Plan:
     limit_cycle: str = ""
     skipped_calls: str = ""  # as in the inspection
     compiled_calls: str = ""  # as in the inspection
+    draws: bool = True  # as in the inspection
     seeds_others: bool = False  # as in the inspection
     streams: bool = False  # one loader draws items one after another
     parameters: tuple[ParameterFacts, ...] = ()  # of the model, as they were inspected

@@ -67,6 +67,7 @@ class WorkerView:
     reporter: int | None  # the worker that tells the learning rate and the norm of each step, where there are buckets
     skipped_calls: str = ""  # as in the inspection
     compiled_calls: str = ""  # as in the inspection
+    draws: bool = True  # as in the inspection
     seeds_others: bool = False  # as in the inspection
     unneeded: Unneeded = Unneeded()
     judged: bool = False
@@ -108,6 +109,7 @@ class WorkerView:
             synchronisation=plan.synchronisation,
             skipped_calls=plan.skipped_calls,
             compiled_calls=plan.compiled_calls,
+            draws=plan.draws,
             seeds_others=plan.seeds_others,
             reporter=_reporter(plan),
             unneeded=Unneeded.of(plan, position),

@@ -90,6 +90,25 @@ class Movements:
         torch.set_rng_state = torch.random.set_rng_state = replacement
 
 
+class Draws:
+    """From torch's default CPU generator, between a seed and the next."""
+
+    def __init__(self) -> None:
+        self.were_there = False
+        self._since: Movements | None = None
+        Movements.watch()
+
+    def begin(self) -> None:
+        """Behind a seed."""
+        self._since = Movements()
+
+    def look(self) -> None:
+        """Before the next, or at the end."""
+        if self._since is not None:
+            self.were_there |= self._since.are_there()
+            self._since = None
+
+
 class OtherGenerators:
     """Python's and numpy's, seeded in such a way that one sees whether they have drawn since."""
 

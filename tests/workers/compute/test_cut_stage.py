@@ -35,10 +35,20 @@ class Shift(nn.Module):
         return x + self.by
 
 
+class Counting(Shift):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) / self.calls.clone()
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inlet, self.shift, self.middle, self.outlet = nn.Linear(4, 6), Shift(), nn.Linear(6, 6), nn.Linear(6, 1)
+        self.inlet, self.shift, self.middle, self.outlet = nn.Linear(4, 6), {shift}(), nn.Linear(6, 6), nn.Linear(6, 1)
 
     def forward(self, x):
         x = self.inlet(x)
@@ -70,7 +80,13 @@ def workload():
     return weft.Workload(model=Model(), step=step, validate=validate, train=items, validation=items[:6],
                          optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05))
 """
-SOUND = {"middle": "x = x + self.middle(self.shift(x).tanh())", "before": "pass", "after": "pass", "validate": "pass"}
+SOUND = {
+    "shift": "Shift",
+    "middle": "x = x + self.middle(self.shift(x).tanh())",
+    "before": "pass",
+    "after": "pass",
+    "validate": "pass",
+}
 WRITES = {
     "to what came from two stages before": {"middle": "h = self.shift(x).tanh(); x += self.middle(h)"},
     "to the batch before the model": {"before": "batch['mask'].mul_(-2)"},
@@ -107,6 +123,12 @@ BETWEEN = {
     },
     "numbers that are drawn for some batches alone": {
         "before": "model.odd = bool(batch['x'].sum() > 0)",
+        "validate": "model.odd = False",
+        "middle": "x = self.middle(self.shift(x).tanh() * (torch.rand(6) if self.odd else 0.5))",
+    },
+    "numbers that are drawn for none of the first batches, behind what changes a buffer": {
+        "before": "model.odd = bool(batch['x'].sum() < -2)",
+        "shift": "Counting",
         "validate": "model.odd = False",
         "middle": "x = self.middle(self.shift(x).tanh() * (torch.rand(6) if self.odd else 0.5))",
     },

@@ -145,6 +145,7 @@ def _planned(
         share=strategy.share if len(placement.replicas) > 1 else "fixed",
         skipped_calls=inspection.skipped_calls,
         compiled_calls=inspection.compiled_calls,
+        draws=inspection.draws,
         seeds_others=inspection.seeds_others,
         notes=tuple(plan_notes(spec, inspection, why_no_snapshots)),
         recovers=strategy.recovery == "snapshot",

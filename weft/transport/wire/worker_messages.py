@@ -143,6 +143,7 @@ class _Inspection(TypedDict):
     skipped_calls: NotRequired[str]
     compiled: NotRequired[list[str]]
     compiled_calls: NotRequired[str]
+    draws: NotRequired[bool]
     seeds_others: NotRequired[bool]
     varying_shapes: NotRequired[list[_Dimensions]]
     num_train: _Whole

@@ -39,7 +39,7 @@ from weft.workload.cutting.recording import StepRecording
 from weft.workload.cutting.skipped import SkippedCalls, pickled
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import Skeleton, build, flatten, with_tensors
-from weft.workload.randomness import OtherGenerators, seed_others, unit_key
+from weft.workload.randomness import Draws, OtherGenerators, seed_others, unit_key
 from weft.workload.step import step_source, step_values, training_step, validation_step
 from weft.workload.workload import Workload
 
@@ -116,6 +116,7 @@ class CutInspection:
         self._other_draws: list[int] = []  # numbers of microbatches that leave out other blocks
         self._metrics: list[str] = []
         self._others = OtherGenerators()
+        self._draws = Draws()
         self._writes_to_batch = False  # some run of a whole step has
 
     def run(self, leave: Callable[[nn.Module], None], packed: dict[str, Any], load_seconds: float) -> Ran:
@@ -150,6 +151,7 @@ class CutInspection:
             metrics=self._metrics or list(self._workload.metrics),
             users=self._users(recorded),
             skipped_calls=pickled(skipped.needed, recorded.redraws),
+            draws=self._draws.were_there,
             seeds_others=self._others.have_drawn,
         )
 
@@ -161,8 +163,11 @@ class CutInspection:
 
     def _seed(self, number: int, *, looks: bool = False) -> None:
         key = unit_key(self._spec.job.seed, 0, self._microbatch, number)
+        if looks:
+            self._draws.look()
         self._device.seed(key)
         if looks:
+            self._draws.begin()
             self._others.seed(key)
         elif self._others.have_drawn:
             seed_others(key)
@@ -173,6 +178,7 @@ class CutInspection:
         own = [tensor.clone() for tensor in tensors]
         with self._device.drawing, self._precision(), within(_PLACE, innermost=True):
             recorded = recording.run(step, build(skeleton, own), partial(self._seed, looks=True))
+        self._draws.look()
         if self._others.look():  # what it calls may depend on that
             recorded = dataclasses.replace(recorded, varies=True).with_spares()
         self._writes_to_batch |= any(tensor._version for tensor in own)

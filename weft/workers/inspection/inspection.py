@@ -163,6 +163,7 @@ def _inspected(
         "skipped_calls": ran.skipped_calls,
         "compiled": [name for name, _ in compiled_modules(workload)] if spec.strategy.compile else [],
         "compiled_calls": compiled_calls,
+        "draws": ran.draws,
         "seeds_others": ran.seeds_others,
         "varying_shapes": [list(shape) for shape in ran.varying_shapes],
         "num_train": batches.num_train,

@@ -25,6 +25,7 @@ class Ran:
     metrics: list[str]
     users: Mapping[int, Sequence[int]]  # numbers of units, by the id of each parameter
     skipped_calls: str = ""
+    draws: bool = True
     seeds_others: bool = False
     varying_shapes: Sequence[tuple[int, ...]] = ()
 

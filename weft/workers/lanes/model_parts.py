@@ -224,7 +224,7 @@ class ModelParts:
         )
         self._cuts.append(cut)
         differentiable = [number in parcels.returned for number in range(len(parcels.received))]
-        return CutStage(own.workload, part.model, cut, differentiable=differentiable, **how)
+        return CutStage(own.workload, part.model, cut, differentiable=differentiable, draws=self._view.draws, **how)
 
     def _share_the_rest(self, placed: set[int]) -> None:
         """What no stage of this worker has is kept as long as the optimizer that the user built on it: in the shared
