@@ -57,6 +57,11 @@ class Own(torch.Tensor):
     """A class of the user's."""
 
 
+def forked(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng(devices=[]):
+        return x * torch.rand(3)
+
+
 class Join(nn.Module):
     def forward(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return pair[0] + pair[1]
@@ -229,6 +234,30 @@ def test_units_of_a_model_that_is_no_sequential_are_the_calls_of_its_forward() -
 
     for model, names in ((Own(), ["inner", "outer"]), (OwnSequential(nn.Linear(3, 2)), ["0"])):
         assert [unit["name"] for unit in inspect(workload_of(model), spec_of())["units"]] == names
+
+
+@pytest.mark.parametrize(
+    ("between", "draws"),
+    [
+        (nn.functional.relu, False),
+        (lambda x: nn.functional.dropout(x, 0.5, training=False), False),
+        (nn.functional.dropout, True),
+        (lambda x: x * torch.rand(3), True),
+        (forked, True),
+    ],
+)
+def test_it_is_told_whether_a_step_draws(between: Callable[[torch.Tensor], torch.Tensor], draws: bool) -> None:
+    """A step that leaves torch's generator as it was may have drawn all the same."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.outer, self.inner = nn.Linear(3, 2), nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.outer(between(self.inner(x)))
+
+    assert inspect(workload_of(Own()), spec_of())["draws"] is draws
 
 
 def test_a_model_may_be_cut_between_units_that_each_use_a_parameter_several_times() -> None:
