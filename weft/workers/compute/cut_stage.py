@@ -3,9 +3,9 @@
 What belongs to other stages is skipped (weft.workload.cutting); this keeps, from a microbatch's forward to its
 backward, what autograd needs.
 
-To seed at each call takes longer than to skip one, and many models draw nothing. So a stage of a step that has not
-drawn when it was inspected runs unseeded until a run has moved the generator; that one is made again with its seeds, on
-buffers as they were, and all others are seeded.
+To seed at each call takes longer than to skip one, and many models draw nothing. So a stage without buffers, of a step
+that has not drawn when it was inspected, runs unseeded until a run has moved the generator; that one is made again with
+its seeds, and all others are seeded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from weft.plan.error_places import within
 from weft.plan.plan import SlotValue
 from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.forward_parts import ForwardParts
-from weft.workers.compute.kept_buffers import KeptBuffers
 from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in, leaf_of, no_leaf
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.cutting.calls import Made, Seed
@@ -84,9 +83,7 @@ class CutStage(Stage):
         self._buffers = ForwardBuffers([model], can_compare=is_host)
         self._modes = GivenModes([model])
         self._seeds_others = seeds_others
-        self._draws = draws or seeds_others or not is_host or copies_input  # or a run has drawn
-        self._draws |= recompute and cut.has_buffers  # its second forward has copies of them
-        self._kept = KeptBuffers(model)
+        self._draws = draws or seeds_others or not is_host or copies_input or cut.has_buffers  # or a run has drawn
         Movements.watch()
         self._saved: dict[int, _Saved] = {}
         self._again = super().again()
@@ -204,13 +201,12 @@ class CutStage(Stage):
         with self._device.drawing, self._precision(), self._places[learns]:
             self._device.launching()
             self._parts.reach(self._needed_first)
-            if not self._draws and self._kept.keep():
+            if not self._draws:
                 movements = Movements()
                 result = self._run_once(batch, received, _unseeded, learns=learns)
                 if not movements.are_there():
                     return result
-                self._kept.put_back()
-            self._draws = True
+                self._draws = True
             return self._run_once(batch, received, self._seeder(microbatch, step), learns=learns)
 
     def _run_once(self, batch: Any, received: Tensors, seed: Seed, *, learns: bool) -> Any:

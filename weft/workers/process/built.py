@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from weft.plan.worker_view import Unneeded
 from weft.spec.job_spec import JobSpec
-from weft.workers.process.footprint import trim
+from weft.workers.process.footprint import small_pages, trim
 from weft.workload.building import LITTLE_BYTES, NeedsValuesError, Sink, digest_of
 from weft.workload.entry import load_workload, unload
 from weft.workload.workload import Workload
@@ -24,6 +24,8 @@ def built(spec: JobSpec, unneeded: Unneeded, before: Collection[str]) -> Iterato
     """
     copies = unneeded.copied_bytes > LITTLE_BYTES
     with contextlib.ExitStack() as stack:
+        if is_much(unneeded):
+            stack.enter_context(small_pages())
         if copies:
             stack.enter_context(_turn(spec))
         made = _without(spec, unneeded, before) if unneeded.num_bytes > LITTLE_BYTES else []

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import psutil
 import torch
 
 GROWTH_BYTES = 1 << 30  # a worker this much above its size when new is replaced: its heap is a job's leftovers
+_PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,19 @@ class Footprint:
 def trim() -> None:
     """Gives the system back what is free; workers keep it otherwise, for the next large tensor."""
     ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextlib.contextmanager
+def small_pages() -> Iterator[None]:
+    """Of a process that makes what it will not keep, which would leave its huge pages half empty (prctl(2),
+    PR_SET_THP_DISABLE)."""
+    libc = ctypes.CDLL(None)
+    before = libc.prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0)
+    libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(_PR_SET_THP_DISABLE, before, 0, 0, 0)
 
 
 def reset_peak() -> None:
