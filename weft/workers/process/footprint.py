@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -53,13 +54,25 @@ def trim() -> None:
 def small_pages() -> Iterator[None]:
     """Of a process that makes what it will not keep, which would leave its huge pages half empty (prctl(2),
     PR_SET_THP_DISABLE)."""
-    libc = ctypes.CDLL(None)
-    before = libc.prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0)
-    libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    as_it_was = _small_pages_given()
+    _prctl(_PR_SET_THP_DISABLE, 1)
     try:
         yield
     finally:
-        libc.prctl(_PR_SET_THP_DISABLE, before, 0, 0, 0)
+        _prctl(_PR_SET_THP_DISABLE, as_it_was)
+
+
+@functools.cache
+def _small_pages_given() -> int:
+    """By whoever has started this process: 1 where it is to have no huge pages at all."""
+    return _prctl(_PR_GET_THP_DISABLE, 0)
+
+
+def _prctl(option: int, argument: int) -> int:
+    """The kernel looks at all bits of each, of which ctypes leaves half undefined where they are Python's numbers."""
+    rest = [ctypes.c_ulong(each) for each in (argument, 0, 0, 0)]
+    answer: int = ctypes.CDLL(None).prctl(ctypes.c_int(option), *rest)
+    return answer
 
 
 def reset_peak() -> None:
