@@ -58,7 +58,7 @@ exhaustive: $(READY)  ## all tests, with the whole products of axes where make t
 soak: $(READY)  ## what Weft promises, tried for as long as it is given: make soak HOURS=2 SEED=7 ONLY=F1,F4 WRITE=1
 	$(BIN)/python tests/soak/soak.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(HOURS),--hours $(HOURS)) \
 	  $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) \
-	  $(if $(DAEMONS),--daemons $(DAEMONS)) $(if $(WRITE),--write docs/reliability.md)
+	  $(if $(DAEMONS),--daemons $(DAEMONS)) $(if $(WRITE),--write docs/reliability.md) $(if $(ADD),--add)
 
 bench: $(READY)  ## the benchmarks, or one: make bench ONLY=pipeline
 	$(BIN)/python benchmarks/run.py $(ONLY)

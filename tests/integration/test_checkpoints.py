@@ -242,6 +242,30 @@ def test_by_the_clock_too(daemon: Any) -> None:
     assert manifest["step"] > 0
 
 
+@pytest.mark.slow(seconds=10)
+def test_what_a_killed_daemon_has_left_half_of_a_job_that_had_ended_goes_with_the_next_one(
+    own_daemon: StartDaemon,
+) -> None:
+    """The last checkpoint of a job is written when that has ended. Its half stayed for good: the next daemon looked at
+    the directories of jobs that it took up, and at no others."""
+    daemon = own_daemon()
+    with held_behind_a_snapshot(daemon, PIPELINE) as (job, _, _):
+        assert daemon.client.cancel(job) == "cancelled"
+    run = Path(daemon.client.show(job)["run_dir"])
+    until(lambda: not daemon.savers(), "its checkpoint")
+    (whole,) = checkpoints(run)
+    daemon.kill()
+    daemon.until_nothing_lives()
+    left = run / "checkpoints" / ".step-00099999.1"  # as test_checkpoint_files finds it behind a saver that is killed
+    shutil.copytree(whole, left)
+    (left / "manifest.json").unlink()
+    daemon.start()
+    until(lambda: not left.exists(), "the end of what was left")
+    assert checkpoints(run) == [whole]
+    result = daemon.client.wait(daemon.client.resume(job)["job"], SECONDS)
+    assert result["state"] == "completed", result["error"]
+
+
 @pytest.mark.slow(seconds=11)
 def test_a_saver_that_is_killed_costs_its_checkpoint_alone(own_daemon: StartDaemon) -> None:
     daemon = own_daemon()

@@ -21,6 +21,7 @@ from weft.machine.checkpoint_files import (
     checkpoints,
     newest_whole,
     read_manifest,
+    remove_unfinished,
     resolved,
     write_checkpoint,
 )
@@ -30,9 +31,10 @@ CALLS = ((os, "rename"), (os, "fsync"), (os, "symlink"), (os, "mkdir"), (os, "un
 
 
 def write(run: Path, step: int, *, keep: int = 2, best: bool = False) -> Path:
-    def files(directory: Path) -> None:
+    def files(directory: Path) -> tuple[str, ...]:
         (directory / "model.safetensors").write_bytes(bytes([step]) * 1000)
         (directory / "training.pt").write_bytes(b"plain")
+        return "model.safetensors", "training.pt"
 
     return write_checkpoint(run, step, TRAINING, files, keep=keep, best=best)
 
@@ -72,6 +74,46 @@ def test_the_newest_stay_and_latest_leads_to_the_last(tmp_path: Path) -> None:
     assert resolved(checkpoints(tmp_path)[0]) == checkpoints(tmp_path)[0]
 
 
+@pytest.mark.parametrize("moment", ["while it writes", "behind its last file"])
+def test_one_whose_files_somebody_takes_away_is_none(tmp_path: Path, moment: str) -> None:
+    """Where a daemon was killed the next one removes what its saver has left. A saver that did not know yet sealed what
+    files there still were: a checkpoint without a model was the newest one, and every digest in it was right."""
+    write(tmp_path, 1)
+
+    def files(directory: Path) -> list[str]:
+        (directory / "model.safetensors").write_bytes(b"model")
+        if moment == "while it writes":
+            (directory / "model.safetensors").unlink()
+        (directory / "training.pt").write_bytes(b"plain")
+        if moment != "while it writes":
+            remove_unfinished(tmp_path)
+        return ["model.safetensors", "training.pt"]
+
+    with pytest.raises(FileNotFoundError):
+        write_checkpoint(tmp_path, 2, TRAINING, files, keep=2)
+    check_is_whole(tmp_path, (1,))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000001"]
+
+
+def test_one_takes_the_place_of_what_is_no_checkpoint(tmp_path: Path) -> None:
+    """Of a run directory that somebody has copied in part."""
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    (tmp_path / "checkpoints" / "step-00000002" / "manifest.json").unlink()
+    write(tmp_path, 2)
+    check_is_whole(tmp_path, (2,))
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_what_a_jobs_code_has_put_in_the_place_of_its_checkpoints_is_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / ".step-of-a-dance").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(theirs)
+    remove_unfinished(tmp_path / "run")
+    assert (theirs / ".step-of-a-dance").is_dir()
+
+
 def test_one_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     path = write(tmp_path, 5)
     before = (path / "manifest.json").stat().st_mtime_ns
@@ -103,6 +145,12 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_the_one_before(tmp_path: P
         check_is_whole(run, (2, 3))
         if os.waitstatus_to_exitcode(status) == 0:
             return
+        left = shutil.copytree(run, tmp_path / f"{moment}-is-over", symlinks=True)
+        remove_unfinished(left)
+        check_is_whole(left, (2, 3))
+        names = {path.name for path in (left / "checkpoints").iterdir()}
+        assert names == {"latest", *(path.name for path in checkpoints(left))}, "where no next one comes"
+        assert all(read_manifest(path) for path in checkpoints(left))
         write(run, 4)
         check_is_whole(run, (4,))
         assert not list((run / "checkpoints").glob(".step-*")), "what it left goes with the next"

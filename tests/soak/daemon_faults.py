@@ -101,6 +101,15 @@ def begin(daemon: Any) -> None:
         )
 
 
+def go_on_after_a_kill(stage: Stage) -> None:
+    """Of the daemon."""
+    stage.daemon.kill()
+    stage.daemon.until_nothing_lives(ORPHAN_SECONDS)
+    begin(stage.daemon)
+    until(partial(answers, stage.daemon), "its answer")
+    stage.is_another()
+
+
 def answers(daemon: Any) -> bool:
     assert daemon.process.poll() is None, f"the daemon died:\n{daemon.log()}"
     try:
@@ -139,11 +148,7 @@ def balance(stage: Stage, chance: random.Random) -> Counter[str]:
             kill_a_worker(daemon, chance, hit)
         if number in daemon_kills:
             time.sleep(chance.uniform(0.0, 0.5))
-            daemon.kill()
-            daemon.until_nothing_lives(ORPHAN_SECONDS)
-            begin(daemon)
-            until(partial(answers, daemon), "its answer")
-            stage.is_another()
+            go_on_after_a_kill(stage)
     daemon.until_idle()
     ends = {job: state for job, state in all_jobs(stage).items() if job not in before}
     expected = {job: cancelled.get(job, kind) for job, kind in wanted.items()}

@@ -16,6 +16,7 @@ from weft.spec.presets import PRESETS
 
 TESTS = Path(__file__).resolve().parents[1]
 _RECOVERY = runpy.run_path(str(TESTS / "integration" / "test_recovery.py"))
+_REPLANNING = runpy.run_path(str(TESTS / "integration" / "test_replanning.py"))
 PAUSE_SECONDS = 0.004  # in each call of the loss
 STEPS = 160
 EPOCHS = 40  # of models of any class, which have three steps in each
@@ -40,13 +41,15 @@ for _old, _new in _CHANGES.items():
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakJob:
     strategy: Mapping[str, Any]
-    model: str | None = None  # a name of tests/any_models.py; None: the paced line
+    model: str | None = None  # a name of tests/any_models.py; None: the source's
+    source: str = PACED
+    steps: int = STEPS
+    arguments: Mapping[str, Any] = field(default_factory=lambda: {"pause": PAUSE_SECONDS})  # of the source
     tables: Mapping[str, Any] = field(default_factory=dict)  # others of the spec
 
     def spec(self, daemon: Any) -> JobSpec:
         if self.model is None:
-            arguments = {"pause": PAUSE_SECONDS}
-            spec: JobSpec = daemon.spec(PACED, strategy=self.strategy, steps=STEPS, args=arguments)
+            spec: JobSpec = daemon.spec(self.source, strategy=self.strategy, steps=self.steps, args=self.arguments)
             return JobSpec.parse(spec.to_wire() | dict(self.tables))
         job = {"entry": "any_models.py:workload", "args": {"name": self.model}, "batch_size": 8, "epochs": EPOCHS}
         tables = {"job": job | {"seed": 11}, "strategy": dict(self.strategy), "directory": str(TESTS)}
@@ -90,6 +93,17 @@ _OTHERS = {
     "model gated, offloaded": SoakJob(strategy={"preset": "zero-offload", "microbatches": 2}, model="gated"),
 }
 JOBS: Mapping[str, SoakJob] = _OF_PRESETS | _OTHERS
+
+# Half of their units grow slow after some steps, as no inspection can know, so they go on with another plan.
+_TIRED = {"source": _REPLANNING["TIRED"], "steps": _REPLANNING["STEPS"], "arguments": {}}
+_REPLANS = TWO_STAGES | {"window": 16, "replan": True}
+REPLANNED: Mapping[str, SoakJob] = {
+    "tired": SoakJob(strategy=_REPLANS, **_TIRED),
+    "tired, measured order": SoakJob(strategy=_REPLANS | {"schedule": "measured"}, **_TIRED),
+    "tired, checkpoints": SoakJob(strategy=_REPLANS, tables=EVERY_40, **_TIRED),
+    "tired, verified": SoakJob(strategy=_REPLANS | {"verify": "digest"}, **_TIRED),
+}
+KNOWN: Mapping[str, SoakJob] = JOBS | REPLANNED
 WITH_CHECKPOINTS = [name for name, job in JOBS.items() if "checkpoint" in job.tables]
 VERIFIED = [name for name, job in JOBS.items() if job.strategy.get("verify") == "digest"]
 REPLAYED = [name for name, job in JOBS.items() if job.strategy.get("verify") == "replay"]

@@ -3,6 +3,7 @@
 make soak SECONDS=600                       with a seed of its own, which it prints
 make soak HOURS=8 SEED=7 ONLY=F1,F4         the same tries in the same order, of these rows
 make soak HOURS=8 WRITE=1                   its rows go into docs/reliability.md, the others stay
+make soak HOURS=8 WRITE=1 ADD=1             its counts are added to those that stand there of the same rows
 python tests/soak/soak.py --card F1:123     one try once more
 
 It ends with a table, and with exit code 1 where anything missed. Ctrl-C ends it earlier, with the table. Of a try that
@@ -29,6 +30,7 @@ import client_faults
 import daemon_faults
 import hang_faults
 import memory_faults
+import plan_faults
 import replace_faults
 import share_faults
 import stop_faults
@@ -43,6 +45,7 @@ ROWS: Sequence[Row] = sorted(
         *worker_faults.ROWS,
         *share_faults.ROWS,
         *stop_faults.ROWS,
+        *plan_faults.ROWS,
         *replace_faults.ROWS,
         *daemon_faults.ROWS,
         *client_faults.ROWS,
@@ -51,7 +54,7 @@ ROWS: Sequence[Row] = sorted(
         *checkpoint_faults.ROWS,
         *suite_rows.ROWS,
     ),
-    key=lambda row: ("FBbsr".index(row.id[0]), int(row.id[1:]) if row.id[1:].isdigit() else 0),
+    key=lambda row: ("FBbpsr".index(row.id[0]), int(row.id[1:]) if row.id[1:].isdigit() else 0),
 )
 DEFAULT_SECONDS = 1800.0
 DEFAULT_DAEMONS = 4  # on two cores: a try mostly waits, for its job's pauses and for the moment of its fault
@@ -79,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tallies = soaked(shown, cards, options.daemons)
     print(f"\n{table.as_text(tallies)}\n\nseed {options.seed}, {time.monotonic() - began:.0f} s. {table.pace(tallies)}")
     if options.write:
-        table.write(options.write, tallies, table.Run.of(tallies, options.seed, time.monotonic() - began))
+        run = table.Run.of(tallies, options.seed, time.monotonic() - began)
+        table.write(options.write, tallies, run, adds=options.add)
     return 1 if tallies.num_missed else 0
 
 
@@ -196,6 +200,7 @@ def _parser() -> argparse.ArgumentParser:
         "--daemons", type=int, default=DEFAULT_DAEMONS, help="so many tries are played beside each other"
     )
     parser.add_argument("--write", type=Path, help="a page that has the markers for a table")
+    parser.add_argument("--add", action="store_true", help="to the counts that the page has, instead of in their place")
     return parser
 
 

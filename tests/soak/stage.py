@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jobs import JOBS
+from jobs import KNOWN
 from safetensors.torch import load_file
 
 from weft.client.client import Client
@@ -151,7 +151,7 @@ class Stage:
         return self._results.of(name, self._run_undisturbed)
 
     def _run_undisturbed(self, name: str) -> Undisturbed:
-        result = self.daemon.run(JOBS[name].spec(self.daemon))
+        result = self.daemon.run(KNOWN[name].spec(self.daemon))
         assert result["state"] == "completed", self.daemon.log_of(result["job"])
         shown = self.daemon.client.show(result["job"])
         self.daemon.until_idle()
@@ -163,7 +163,7 @@ class Stage:
         return Undisturbed(load_file(result["model"]), lines_of(Path(result["run_dir"])), seconds, kept)
 
     def submit(self, name: str, **options: Any) -> str:
-        spec: JobSpec = JOBS[name].spec(self.daemon)
+        spec: JobSpec = KNOWN[name].spec(self.daemon)
         job: str = self.daemon.submit(spec, **options)
         return job
 

@@ -7,12 +7,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 
-from daemon_faults import answers, begin
+from daemon_faults import go_on_after_a_kill
 from deck import Row
 from jobs import JOBS
-from stage import AT_REST, ORPHAN_SECONDS, SECONDS, Stage, until
+from stage import AT_REST, SECONDS, Stage
 from worker_faults import kill_one
 
 from weft.client.client import RequestRefused
@@ -59,14 +58,9 @@ def pause_and_kill_worker(stage: Stage, job: str, chance: random.Random) -> str:
 def pause_and_kill_daemon(stage: Stage, job: str, chance: random.Random) -> str:
     if not paused(stage, job):
         return "too late"
-    daemon = stage.daemon
-    daemon.kill()
-    daemon.until_nothing_lives(ORPHAN_SECONDS)
-    begin(daemon)
-    until(partial(answers, daemon), "its answer")
-    stage.is_another()
+    go_on_after_a_kill(stage)
     assert stage.state_of(job) == "paused"
-    daemon.client.resume(job)
+    stage.daemon.client.resume(job)
     return "paused over a kill of the daemon"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ BEGIN, END = "<!-- written by tests/soak/soak.py -->", "<!-- end of what the run
 HEADINGS = ("row", "what", "asked for", "done", "tries", "passed", "missed")
 NUM_NAMING = 3  # headings that say which row it is
 MAX_KINDS = 10  # of faults that are told apart in a row; more are a sum
+AND = " + "  # between the runs of a row whose counts are of several
+_KIND = re.compile(r"(.+?) ([\d,]*\d)(?:, |$)")  # a kind may have commas and numbers of its own
 
 
 @dataclass(slots=True)
@@ -107,21 +110,52 @@ class Run:
         return cls(f"{_commit()}, seed {seed}", told)
 
 
-def section(tallies: Tallies, run: Run, before: str = "") -> str:
+def section(tallies: Tallies, run: Run, before: str = "", *, adds: bool = False) -> str:
     """What a page has of runs, and the table. before: what it had: a row that this run has not played stays as it was,
-    with the run that it is from."""
+    with the run that it is from. adds: one that it has played is of both, and names both."""
     stood = {tuple(cells[:NUM_NAMING]): tuple(cells) for cells in map(_cells, before.splitlines())}
     lines = []
     for row, line in zip(tallies.rows, tallies.lines(), strict=True):
         tally = tallies.of[id(row)]
-        is_played = tally.passed or tally.missed
-        lines.append((*line, run.name) if is_played else stood.get(line[:NUM_NAMING], (*line, "")))
+        there = stood.get(line[:NUM_NAMING], (*line, ""))
+        if not (tally.passed or tally.missed):
+            lines.append(there)
+        elif adds and there[-1]:
+            lines.append(_added(there, (*line, run.name)))
+        else:
+            lines.append((*line, run.name))
     runs = dict(line[2:].split(": ", 1) for line in before.splitlines() if line.startswith("- ")) | {run.name: run.told}
-    named = {line[-1] for line in lines}
+    named = {name for line in lines for name in line[-1].split(AND)}
     told = "\n".join(f"- {name}: {of}" for name, of in runs.items() if name in named)
     headings = (*HEADINGS, "run")
     table = "\n".join(f"| {' | '.join(line)} |" for line in [headings, ("---",) * len(headings), *lines])
     return f"{told}\n\n{table}"
+
+
+def _added(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """Two lines of one row. Errors: ValueError where they are of the same tries."""
+    if other[-1] in one[-1].split(AND):
+        raise ValueError(f"the tries of {other[-1]} are counted already; give another SEED, or leave out ADD")
+    done = _done(_counted(one[3]) + _counted(other[3]))
+    tries, passed = (f"{int(one[column]) + int(other[column])}" for column in (4, 5))
+    missed = [each.partition(" ") for each in (one[6], other[6])]
+    cards = ", ".join(cards[1:-1] for _, _, cards in missed if cards)
+    count = sum(int(number) for number, _, _ in missed)
+    return (
+        *one[:NUM_NAMING],
+        done,
+        tries,
+        passed,
+        f"{count}" + (f" ({cards})" if cards else ""),
+        one[-1] + AND + other[-1],
+    )
+
+
+def _counted(done: str) -> Counter[str]:
+    """What `_done` has told."""
+    total, _, kinds = done.partition(": ")
+    told = {kind: int(count.replace(",", "")) for kind, count in _KIND.findall(kinds)}
+    return Counter(told or {"": int(total.replace(",", ""))})
 
 
 def _cells(line: str) -> list[str]:
@@ -135,13 +169,13 @@ def pace(tallies: Tallies) -> str:
     return f"At its pace all that is asked for of the rows that it has played takes {hours}."
 
 
-def write(page: Path, tallies: Tallies, run: Run) -> None:
-    """Into what runs before it wrote there. Errors: ValueError where the page has no place for it."""
+def write(page: Path, tallies: Tallies, run: Run, *, adds: bool = False) -> None:
+    """Into what runs before it wrote there. Errors: ValueError where the page has no place for it, or has it."""
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     old, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} has no place for a table; write the lines {BEGIN} and {END} where it is to stand")
-    page.write_text(f"{before}{BEGIN}\n\n{section(tallies, run, old)}\n\n{END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{BEGIN}\n\n{section(tallies, run, old, adds=adds)}\n\n{END}{after}", encoding="utf-8")
 
 
 def _commit() -> str:

@@ -218,6 +218,35 @@ def test_a_row_that_a_run_has_not_played_stays_with_the_run_that_it_is_from(tall
     assert "seed 5" not in table.section(third, second, after), "it is asked for in another number now"
 
 
+def test_runs_of_one_row_add_up_and_each_is_named(tallies: table.Tallies) -> None:
+    """Ten million frames take longer than anybody had: a run of some took the place of those that were there."""
+    kinds = {"a worker, for 5 s": 1_200, "_exit(17)": 3}
+    first, second = table.Tallies(tallies.rows), table.Tallies(tallies.rows)
+    first.passed(Card(first.rows[0], 1), Counter(kinds))
+    first.missed(Card(first.rows[0], 2))
+    second.passed(Card(second.rows[0], 3), Counter(kinds | {"the daemon": 5}))
+    second.missed(Card(second.rows[0], 4))
+    before = table.section(first, table.Run("abc, seed 5", "a day"))
+    added = table.section(second, table.Run("def, seed 6", "another"), before, adds=True)
+    assert added.splitlines()[:2] == ["- abc, seed 5: a day", "- def, seed 6: another"]
+    assert added.splitlines()[-2].split(" | ")[3:] == [
+        "2,411: _exit(17) 6, a worker, for 5 s 2,400, the daemon 5",
+        "4",
+        "2",
+        "2 (F1:2, F1:4)",
+        "abc, seed 5 + def, seed 6 |",
+    ]
+    with pytest.raises(ValueError, match="the tries of def, seed 6 are counted already"):
+        table.section(second, table.Run("def, seed 6", "another"), added, adds=True)
+    sums = table.section(
+        tallies, table.Run("def, seed 6", "another"), table.section(tallies, table.Run("abc", "")), adds=True
+    )
+    assert "| 6 | 2 | 2 | 0 | abc + def, seed 6 |" in sums
+    assert "| 3 | 1 | 1 | 0 | ghi |" in table.section(tallies, table.Run("ghi", ""), added), (
+        "without it, in their place"
+    )
+
+
 def test_how_long_a_whole_soak_takes_follows_from_what_was_done_and_by_how_many() -> None:
     rows = [row("F1", asked=8), row("F2", asked=1), row("F3", asked=9)]
     tallies = table.Tallies(rows, num_stages=2)

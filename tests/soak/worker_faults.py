@@ -83,12 +83,17 @@ def kill_directories(stage: Stage, chance: random.Random) -> Counter[str]:
     fired: Counter[str] = Counter()
     for phase in phases_of(chance, chance.choice(NUM_KILLS)):
         reach(stage, job, phase, chance)
-        directory, hit = until(partial(known_directory, stage), "a directory"), phase_of(stage.daemon.client.show(job))
-        directory.kill()
-        until(lambda gone=directory: not gone.is_running(), "the end of the directory")
+        hit = phase_of(stage.daemon.client.show(job))
+        kill_directory(stage)
         fired[phase if hit == "running" else hit if hit in PHASES else "too late"] += 1
     stage.check(job, name)
     return without_misfires(fired)
+
+
+def kill_directory(stage: Stage) -> None:
+    directory = until(partial(known_directory, stage), "a directory")
+    directory.kill()
+    until(lambda: not directory.is_running(), "the end of the directory")
 
 
 def known_directory(stage: Stage) -> psutil.Process | None:

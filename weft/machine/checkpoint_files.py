@@ -3,10 +3,11 @@
     RUN/checkpoints/step-00000500/    manifest.json, and the files that it names with their sizes and SHA-256
     RUN/checkpoints/latest            a link to the newest
     RUN/checkpoints/best              a link to the best, which stays, of a job that keeps it
-    RUN/checkpoints/.step-…           one that is being written
+    RUN/checkpoints/.step-…           one that is being written, or removed
 
 A checkpoint is written beside its place, every file brought to the disk, and renamed; then the link is replaced by a
-rename as well. So whoever is killed at whatever moment leaves the one before, and nothing that looks like another.
+rename as well. So whoever is killed at whatever moment leaves the one before, and nothing that looks like another. What
+he leaves beside is the next one's to remove, or the next daemon's: `remove_unfinished`.
 Nothing here knows what is in the files.
 """
 
@@ -16,7 +17,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,29 +134,29 @@ def write_checkpoint(
     run: Path,
     step: int,
     training: Mapping[str, Any],
-    write: Callable[[Path], None],
+    write: Callable[[Path], Iterable[str]],
     *,
     keep: int,
     best: bool = False,
     standing: Mapping[str, Any] = MappingProxyType({}),
     adjusted: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Makes the checkpoint of a step whose files `write` puts into the directory that it is given; nothing where there
-    is one already. keep: how many stay, the newest; the best one does, too. best: it is that from now on.
+    """Makes the checkpoint of a step whose files `write` puts into the directory that it is given, and names; nothing
+    where there is one already. keep: how many stay, the newest; the best one does, too. best: it is that from now on.
 
-    Errors: OSError, after which all is as it was before.
+    Errors: OSError, also where somebody has taken a file away; after which all is as it was before.
     """
     folder = run / FOLDER
-    place, partial = folder / name_of(step), folder / f".{name_of(step)}"
+    place, partial = folder / name_of(step), _hidden(folder / name_of(step))
     make_directory(folder)
     if not (place / MANIFEST).exists():
         remove_unfinished(run)
         try:
             partial.mkdir(0o700)
-            write(partial)
+            names = write(partial)
             about = {"training": dict(training), "standing": dict(standing), "adjusted": dict(adjusted)}
-            _seal(partial, {"step": step, **about})
-            shutil.rmtree(place, ignore_errors=True)
+            _seal(partial, sorted(names), {"step": step, **about})
+            _remove(place)
             os.rename(partial, place)
             sync(folder)
         except BaseException:
@@ -167,14 +168,20 @@ def write_checkpoint(
     kept = best_of(run)
     for old in checkpoints(run)[:-keep]:
         if old != kept:
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
     return place
 
 
 def remove_unfinished(run: Path) -> None:
-    """Of a run directory, what nobody writes any more: who wrote it was killed."""
-    for left in (run / FOLDER).glob(f".{_PREFIX}*"):
+    """Of a run directory, what nobody writes any more: who wrote it, or removed it, was killed."""
+    folder = run / FOLDER
+    if folder.is_symlink():  # the job's own code may have put it there
+        return
+    for left in folder.glob(f".{_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
+    for link in (LATEST, BEST):
+        with suppress(OSError):
+            (folder / f".{link}").unlink()
 
 
 def best_of(run: Path) -> Path | None:
@@ -186,21 +193,38 @@ def best_of(run: Path) -> Path | None:
     return None
 
 
-def copy_files(checkpoint: Path, place: Path) -> None:
-    """Of a checkpoint, all but its manifest. Errors: OSError, CheckpointError."""
-    for name in read_manifest(checkpoint).files:
+def copy_files(checkpoint: Path, place: Path) -> Iterable[str]:
+    """Of a checkpoint, all but its manifest; their names. Errors: OSError, CheckpointError."""
+    names = read_manifest(checkpoint).files
+    for name in names:
         shutil.copyfile(checkpoint / name, place / name, follow_symlinks=False)
+    return names
 
 
-def _seal(partial: Path, about: Mapping[str, Any]) -> None:
-    """The manifest comes last: what has none is no checkpoint."""
-    files = {path.name: (path.stat().st_size, _digest(path)) for path in sorted(partial.iterdir())}
+def _seal(partial: Path, names: Iterable[str], about: Mapping[str, Any]) -> None:
+    """The manifest comes last: what has none is no checkpoint. It has all that was written, not all that is there: who
+    takes away what a killed one has left may meet a writer that is not dead yet."""
+    files = {name: ((partial / name).stat().st_size, _digest(partial / name)) for name in names}
     for name in files:
         sync(partial / name)
     manifest = {"format": FORMAT, **about, "files": files}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     sync(partial / MANIFEST)
     sync(partial)
+
+
+def _remove(place: Path) -> None:
+    """Half of it never looks like a checkpoint."""
+    hidden = _hidden(place, "-removed")
+    with suppress(OSError):
+        os.rename(place, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _hidden(place: Path, ends: str = "") -> Path:
+    """Beside it, and this process's alone: a daemon that was killed may have left a writer of the same step, which dies
+    in a moment."""
+    return place.with_name(f".{place.name}.{os.getpid()}{ends}")
 
 
 def _point(link: Path, target: str) -> None:

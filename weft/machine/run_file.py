@@ -25,6 +25,7 @@ ROOM_BYTES: Final = 1 << 16  # for spec, plan and the first lines of a job
 PROBE: Final = ".room"  # no job's id begins with a dot
 _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_PARTIAL: Final = ".partial"  # what a file's name ends with while it is written
 _SHORTAGES: Final = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE),
@@ -109,7 +110,7 @@ def cut(path: Path, num_bytes: int) -> None:
 
 def replace(path: Path, data: bytes) -> None:
     """Whole or not at all. The directory is made where it is gone. Errors: RunFileError."""
-    partial = f".{path.name}.partial"
+    partial = f".{path.name}{_PARTIAL}"
     with _explained(path, "written"), _directory_of(path, make=True) as directory:
         _remove_partial(path.with_name(partial))
         file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o666, dir_fd=directory)
@@ -130,7 +131,7 @@ def replace_by(path: Path, write: Callable[[Path], None]) -> None:
 
     Errors: RunFileError, also for an OSError of the library's.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}{_PARTIAL}")
     with _explained(path, "written"):
         make_directory(path.parent)
         _remove_partial(partial)
@@ -143,6 +144,12 @@ def replace_by(path: Path, write: Callable[[Path], None]) -> None:
             with suppress(OSError):
                 os.unlink(partial)
             raise
+
+
+def remove_partial(path: Path) -> None:
+    """What `replace` or `replace_by` has left of a file: who wrote it was killed, and nobody writes there now."""
+    with suppress(OSError), _directory_of(path, make=False) as directory:
+        os.unlink(f".{path.name}{_PARTIAL}", dir_fd=directory)
 
 
 def make_directory(path: Path) -> None:

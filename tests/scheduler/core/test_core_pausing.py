@@ -27,6 +27,7 @@ from weft.scheduler.core.events import (
     SaveSnapshot,
     Snapshot,
     SnapshotDue,
+    SnapshotMissed,
     SnapshotSaved,
     WorkerJoined,
     WorkerLost,
@@ -153,6 +154,23 @@ def test_what_it_had_come_to_when_it_lost_a_worker_is_what_it_goes_on_from(rehea
     rehearsal.tell(ResumeRequested(job="a"))
     assert rehearsal.job.phase is Phase.PLANNING, "where it is looked for what is there"
     assert snapshot is not None
+
+
+def test_where_a_part_of_its_copy_is_missing_it_is_paused_with_the_one_before(rehearsal: Any) -> None:
+    rehearsal.tell(SnapshotDue(job="a", attempt=1))
+    (before,) = rehearsal.job.copying
+    rehearsal.run_to(before.iteration + 1)
+    rehearsal.tell(PauseRequested(job="a"))
+    (copied,) = rehearsal.job.copying
+    rehearsal.tell(SnapshotMissed(job="a", attempt=1, iteration=copied.iteration))
+    rehearsal.run_to(16)
+    assert rehearsal.job.iterations_done == copied.iteration + 1, "it stops there all the same"
+    rehearsal.release()
+    assert rehearsal.job.phase is Phase.PAUSED
+    assert [each.snapshot for each in rehearsal.found(SaveSnapshot)] == [before]
+    rehearsal.tell(ResumeRequested(job="a"))
+    rehearsal.prepare()
+    assert rehearsal.job.iterations_done == before.iteration + 1
 
 
 def test_it_says_why_it_stands_still(rehearsal: Any) -> None:

@@ -57,6 +57,7 @@ from weft.scheduler.core.events import (
     SaveSnapshot,
     Snapshot,
     SnapshotDue,
+    SnapshotMissed,
     SnapshotSaved,
     StartWorker,
     TaskDigested,
@@ -432,6 +433,14 @@ class Play(RuleBasedStateMachine):
         running = [job.name for job in self.core.jobs.values() if job.phase is Phase.RUNNING]
         name = data.draw(st.sampled_from(running))
         self.tell(SnapshotDue(job=name, attempt=self.core.jobs[name].attempt))
+
+    @precondition(lambda self: any(job.copying for job in self.core.jobs.values()))
+    @rule(data=st.data())
+    def miss_a_part_of_a_snapshot(self, data: Any) -> None:
+        name = data.draw(st.sampled_from([job.name for job in self.core.jobs.values() if job.copying]))
+        job = self.core.jobs[name]
+        missed = data.draw(st.sampled_from([each.iteration for each in job.copying]))
+        self.tell(SnapshotMissed(job=name, attempt=job.attempt, iteration=missed))
 
     @rule(steps=st.integers(0, 40), window=st.sampled_from([1, 3, 7]))
     def find_better_plans(self, steps: int, window: int) -> None:

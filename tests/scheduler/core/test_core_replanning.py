@@ -29,6 +29,7 @@ from weft.scheduler.core.events import (
     ResumeRequested,
     SaveSnapshot,
     SnapshotDue,
+    SnapshotMissed,
     SnapshotSaved,
     WorkerJoined,
     WorkerLost,
@@ -159,6 +160,29 @@ def test_one_that_is_about_to_end_ends_as_it_is(rehearsal: Any, other: Plan) -> 
 
 
 # --- what comes between
+
+
+def test_where_a_part_of_its_copy_is_missing_it_goes_on_with_the_plan_that_it_has(
+    rehearsal: Any, plan: Plan, other: Plan
+) -> None:
+    (adjust,) = improve(rehearsal, other)
+    for _ in plan.workers:  # each may say so
+        rehearsal.tell(SnapshotMissed(job="a", attempt=1, iteration=adjust.first_iteration))
+    rehearsal.run_to(STEPS)
+    assert rehearsal.job.phase is Phase.SAVING
+    assert (made(rehearsal), rehearsal.job.attempt) == (list(range(STEPS)), 1)
+    assert rehearsal.job.plan == plan
+
+
+def test_who_has_come_before_it_meanwhile_gets_its_workers_where_a_part_of_its_copy_is_missing(
+    rehearsal: Any, other: Plan
+) -> None:
+    """It was about to let go of them for its other plan, so nobody had it stop."""
+    (adjust,) = improve(rehearsal, other)
+    rehearsal.tell(JobSubmitted(job="b", needs=rehearsal.needs, priority=1))
+    rehearsal.tell(SnapshotMissed(job="a", attempt=1, iteration=adjust.first_iteration))
+    assert rehearsal.job.stopping is not None
+    assert rehearsal.job.stopping.reason == "preempted"
 
 
 def test_a_worker_that_is_lost_on_the_way_is_mended_with_the_old_plan(rehearsal: Any, plan: Plan, other: Plan) -> None:

@@ -23,6 +23,7 @@ from weft.scheduler.core.events import (
     ReplayDue,
     SaveResult,
     SnapshotDue,
+    SnapshotMissed,
     TaskDigested,
     WorkerJoined,
     WorkerLost,
@@ -154,6 +155,14 @@ def test_what_interrupts_a_replay_ends_it(pipeline: Any) -> None:
     pipeline.run_to(30)
     pipeline.release()
     assert pipeline.job.phase is Phase.PAUSED
+
+
+def test_a_snapshot_of_which_a_part_is_missing_ends_it(pipeline: Any) -> None:
+    pipeline.run_again()
+    pipeline.tell(SnapshotMissed(job="a", attempt=1, iteration=pipeline.job.replay.after))
+    assert pipeline.job.replay is None
+    pipeline.run_to(30)
+    assert (pipeline.job.phase, pipeline.job.attempt) == (Phase.SAVING, 1)
 
 
 def test_a_worker_that_is_lost_ends_it_too(pipeline: Any) -> None:

@@ -40,6 +40,7 @@ from weft.scheduler.core.events import (
     SaveResult,
     Snapshot,
     SnapshotDue,
+    SnapshotMissed,
     TasksFinished,
     WorkerJoined,
     WorkerLost,
@@ -259,6 +260,20 @@ def test_one_that_was_still_being_copied_is_not_gone_on_from(rehearsal: Rehearsa
     assert rehearsal.job.copying
     rehearsal.lose()
     assert rehearsal.job.copying == []
+    assert rehearsal.found(Prepare, attempt=2)[0].snapshot == whole
+
+
+def test_one_of_which_a_part_is_missing_is_none(rehearsal: Rehearsal) -> None:
+    """One worker found no shared memory for its part. It counted as whole all the same, since every lane was through
+    its iteration: the one before was given up, and a job that went on did not find what it was to go on from."""
+    whole = taken(rehearsal)
+    rehearsal.due()
+    missed = rehearsal.job.copying[-1].iteration
+    assert rehearsal.tell(SnapshotMissed(job="a", attempt=1, iteration=missed)) == []
+    rehearsal.run_to(missed + 1)
+    assert [each.snapshot for each in rehearsal.found(RecordSnapshot)] == [whole]
+    assert rehearsal.due(), "the next one has its place"
+    rehearsal.lose()
     assert rehearsal.found(Prepare, attempt=2)[0].snapshot == whole
 
 

@@ -112,6 +112,7 @@ SAID: dict[str, tuple[Phase, Message]] = {  # the phase of the job in which its 
     "fault": (Phase.RUNNING, {"reason": "user-error", "message": "no", "exit_code": 1, "exception": "ValueError"}),
     "directory-missed": (Phase.PREPARING, {"message": "gone"}),
     "epoch": (Phase.RUNNING, {"stop": True}),
+    "uncopied": (Phase.RUNNING, {"iteration": 0}),
     "output": (Phase.RUNNING, {"text": "hello\n"}),
     "profiled": (Phase.RUNNING, {"text": "done"}),
     "joined": (Phase.RUNNING, {}),

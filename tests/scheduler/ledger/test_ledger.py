@@ -86,6 +86,14 @@ def test_the_jobs_that_ended_before_a_moment_come_oldest_first(ledger: Ledger) -
     assert ledger.ended_before(float("nan"), limit=9) == []
 
 
+def test_the_directories_of_jobs_that_have_ended_are_known(ledger: Ledger, tmp_path: Path) -> None:
+    done, _ = add(ledger), add(ledger)
+    ledger.record(done, state=JobState.CANCELLED, ended_at=5.0)
+    assert [path.name for path in ledger.ended_directories()] == [done]
+    ledger._connection.execute("UPDATE jobs SET run_dir = ? WHERE job = ?", (str(tmp_path), done))
+    assert ledger.ended_directories() == [], "a row that somebody has garbled names no directory of ours"
+
+
 def test_generated_ids_count_up_for_each_entry_file(ledger: Ledger) -> None:
     tiny = {"job": {"entry": "models/tiny.gpt.py:main"}}
     assert [add(ledger), add(ledger), add(ledger, spec=tiny), add(ledger)] == [

@@ -29,7 +29,7 @@ def run_in(home: Path, **job: Any) -> Run:
 
 def save(run: Path, plan: Plan, adjusted: dict[str, Any], **job: Any) -> None:
     training = training_of(run_in(run, **job).spec, plan)
-    write_checkpoint(run, STEP, training, lambda path: None, keep=1, adjusted=adjusted)
+    write_checkpoint(run, STEP, training, lambda path: (), keep=1, adjusted=adjusted)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from weft.machine import run_file
 from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.runs import run_directory
-from weft.scheduler.runs.run_directory import RunDirectory, read_log
+from weft.scheduler.runs.run_directory import RunDirectory, read_log, tidy
 from weft.scheduler.runs.run_writer import RunWriter
 
 WriteAtOnce = runpy.run_path(str(Path(__file__).parents[2] / "write_at_once.py"))["WriteAtOnce"]
@@ -180,14 +180,28 @@ async def test_a_writer_keeps_the_order_and_is_no_thread_of_the_callers(
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("run-writer")]
 
 
-async def test_a_job_that_is_taken_up_has_no_half_checkpoint_of_a_killed_daemon(tmp_path: Path) -> None:
+def test_a_job_that_is_taken_up_has_no_half_checkpoint_of_a_killed_daemon(tmp_path: Path) -> None:
     half, whole = (tmp_path / "line-1" / "checkpoints" / name for name in (".step-00000080", "step-00000060"))
     for each in (half, whole):
         each.mkdir(parents=True)
-    writer = RunWriter()
-    assert await writer.make_directory(tmp_path / "line-1") is None
-    await writer.close()
+    (tmp_path / "line-1" / ".model.safetensors.partial").touch()
+    theirs = tmp_path / "line-1" / ".download.partial"
+    theirs.touch()
+    tidy([tmp_path / "line-1", tmp_path / "line-2"])
     assert list(whole.parent.iterdir()) == [whole]
+    assert set((tmp_path / "line-1").iterdir()) == {whole.parent, theirs}, "what the job's code has there stays"
+
+
+async def test_a_job_that_ends_leaves_no_half_model_of_a_killed_worker(tmp_path: Path) -> None:
+    """It was cancelled while it was saved, and its worker did not let go in time."""
+    writer = RunWriter()
+    files = RunDirectory("line-1", tmp_path / "line-1", writer)
+    files.log("cancelled")
+    await files.written()
+    (tmp_path / "line-1" / ".model.safetensors.partial").touch()
+    files.close()
+    await writer.close()
+    assert [path.name for path in (tmp_path / "line-1").iterdir()] == ["job.log"]
 
 
 @pytest.mark.parametrize("write", ["log", "step", "keep"])

@@ -102,6 +102,9 @@ class Core(Starting):
                 return self._directory_lost()
             case events.DirectoryMissed():
                 return self._directory_missed(event)
+            case events.SnapshotMissed():
+                job = self._current(event.job, event.attempt, Phase.RUNNING)
+                return [] if job is None else self._snapshot_missed(job, event.iteration)
             case events.SnapshotSaved():
                 return self._snapshot_saved(event)
             case events.PauseRequested():
@@ -160,7 +163,7 @@ class Core(Starting):
         if outcome is not None:
             return commands + self._release(job, outcome, keeps=self._exchanged(job, outcome))
         if job.stopping is not None:
-            if job.snapshot is not None and job.snapshot.iteration + 1 == done:
+            if dispatch.has_halted(job):
                 return commands + self._release(job, job.stopping)
             commands += dispatch.halt(job)
         return [*commands, *gates.at_gate(job), *self._saved_if_over(job)]

@@ -287,6 +287,13 @@ def halt(job: Job) -> list[Command]:
     return commands
 
 
+def has_halted(job: Job) -> bool:
+    """Behind a copy of what it has come to, or where there was to be one."""
+    assert job.plan is not None
+    is_copied = job.snapshot is not None and job.snapshot.iteration + 1 == job.iterations_done
+    return is_copied or (job.stopped is None and job.iterations_done == job.ends < job.plan.itinerary.num_iterations)
+
+
 def begin_snapshot(job: Job) -> list[Command]:
     """For an attempt after a lost worker: of the first iteration that can have one; nothing where none can."""
     assert job.plan is not None

@@ -27,6 +27,15 @@ class Ending(State):
         job.stopping = outcome
         return [*dispatch.halt(job), *steps.drop(job)]
 
+    def _snapshot_missed(self, job: Job, iteration: int) -> list[Command]:
+        """A part of it is missing, so it is none, and the one before stays what another attempt goes on from. Who was
+        to come to another plan with it, or to make an iteration again, goes on as it is; who stops for anything else
+        does so all the same."""
+        job.copying = [each for each in job.copying if each.iteration != iteration]
+        if job.replay is not None and job.replay.after == iteration:
+            return steps.drop(job)
+        return change.missed(job, iteration)
+
     def _pause(self, job: Job) -> list[Command]:
         self._move(job, Phase.PAUSED, "asked for")
         job.plan = None  # resumed, it is planned anew: with the workers of then, from what is on the disk by then

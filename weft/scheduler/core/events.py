@@ -18,6 +18,7 @@ from weft.scheduler.core.handover import DirectoryLost as DirectoryLost
 from weft.scheduler.core.handover import DirectoryMissed as DirectoryMissed
 from weft.scheduler.core.handover import HandMemoryOn as HandMemoryOn
 from weft.scheduler.core.handover import HandoverBegun as HandoverBegun
+from weft.scheduler.core.handover import SnapshotMissed as SnapshotMissed
 from weft.scheduler.core.job import Snapshot as Snapshot
 from weft.scheduler.core.replanning.improved import PlanImproved as PlanImproved
 from weft.scheduler.core.replaying.told import RecordReplay as RecordReplay
@@ -208,6 +209,7 @@ Rare = (  # after which a job may be able to start
     | WorkerReleased
     | DirectoryLost
     | DirectoryMissed
+    | SnapshotMissed
     | SnapshotSaved
     | PauseRequested
     | ResumeRequested

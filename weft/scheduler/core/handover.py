@@ -1,4 +1,4 @@
-"""Handovers: what goes on with another process of ours in the place of one. Values."""
+"""Handovers: what goes on with another process of ours in the place of one, and what cannot. Values."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ class DirectoryMissed:
     job: str
     attempt: int
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotMissed:
+    """A worker of the attempt found no memory for its part of a snapshot. It says so before it has finished the
+    iteration."""
+
+    job: str
+    attempt: int
+    iteration: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

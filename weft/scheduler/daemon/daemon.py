@@ -19,6 +19,7 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from weft.scheduler.daemon.replacing.succession import SIGNALS, Succession
 from weft.scheduler.daemon.service import Service
 from weft.scheduler.ledger.ledger import AsyncLedger, Ledger, LedgerError
 from weft.scheduler.ledger.series import publish
+from weft.scheduler.runs.run_directory import tidy
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.spec.settings import Settings
 from weft.transport.wire.runtime_directory import DIRECTORY_SOCKETS, RuntimeDirectory, RuntimeDirectoryError
@@ -166,6 +168,7 @@ class _Daemon:
             if handed is None:
                 await pool.start(self._settings.state_dir / "workers.log")
                 driver.start()
+                writer.put(partial(tidy, await ledger.run(Ledger.ended_directories)))  # others when they are taken up
             else:
                 await pool.take_over(handed[1])
                 driver.go_on()

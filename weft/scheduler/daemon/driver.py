@@ -35,7 +35,7 @@ from weft.scheduler.planning.plan_notes import lines_of_plan
 from weft.scheduler.runs.recording import keep_profiled
 from weft.scheduler.runs.result import conclude, could_not_begin, details_of
 from weft.scheduler.runs.run import Changed, Run
-from weft.scheduler.runs.run_directory import RunDirectory
+from weft.scheduler.runs.run_directory import RunDirectory, tidy
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.scheduler.runs.series import JobMetrics
 from weft.spec.candidates import workers_wanted
@@ -136,6 +136,7 @@ class Driver:
 
     async def _make_directory(self, run: Run) -> None:
         error = await self.writer.make_directory(run.files.path)
+        self.writer.put(partial(tidy, [run.files.path]))
         if error is not None and not error.is_shortage and (job := self.core.jobs.get(run.job)) is not None:
             self._fail(run.job, job.attempt, "run-directory", error, exit_code=1)
 

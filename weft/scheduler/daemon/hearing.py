@@ -26,6 +26,7 @@ from weft.scheduler.core.events import (
     Event,
     JobFaulted,
     ResultSaved,
+    SnapshotMissed,
     TaskDigested,
     TasksFinished,
     WorkerGarbled,
@@ -164,6 +165,8 @@ class Hearing:
                 self._feed(DirectoryMissed(job=name, attempt=attempt, message=message["message"]))
             case "digest":
                 self._digest(worker, message, job)
+            case "uncopied":
+                self._feed(SnapshotMissed(job=name, attempt=attempt, iteration=message["iteration"]))
             case "output":
                 run.log_output(worker, message["text"])
             case "profiled":

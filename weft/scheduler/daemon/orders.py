@@ -9,7 +9,8 @@ from weft.plan.worker_view import WorkerView
 from weft.scheduler.core.events import HandMemoryOn, JudgeEpoch, PlanJob, Prepare, Release, SaveResult, Snapshot
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.runs.checkpoints import adjusted_behind, training_of
-from weft.scheduler.runs.run import MODEL, Run
+from weft.scheduler.runs.run import Run
+from weft.scheduler.runs.run_directory import MODEL
 from weft.spec.candidates import all_threads
 from weft.spec.workers_needed import cores_lent, threads_of
 from weft.transport.wire.frames import Message

@@ -191,6 +191,14 @@ class Ledger:
         rows = self._select(f"WHERE state IN ({_marks(states)}) ORDER BY priority DESC, seq", *states)
         return [row for row in rows if row.state in states]
 
+    def ended_directories(self) -> list[Path]:
+        """The run directories of all jobs that have ended."""
+        states = sorted(TERMINAL_STATES)
+        with explained(self._path):
+            found = self._connection.execute(f"SELECT job, run_dir FROM jobs WHERE state IN ({_marks(states)})", states)
+            told = [(job, Path(run_dir)) for job, run_dir in found if isinstance(run_dir, str)]
+        return [run_dir for job, run_dir in told if run_dir.name == job]  # of a row that makes sense
+
     def counts_by_state(self) -> dict[JobState, int]:
         """Of the jobs that are served. Every state is a key."""
         changed, left_out = tuple(self._unwritten), tuple(self._unreadable)

@@ -15,7 +15,8 @@ from weft.scheduler.adapting.switching import Switching
 from weft.scheduler.ledger.ledger import JobChanges, JobRow
 from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.recording import keep_recording, lane_name, make_recording
-from weft.scheduler.runs.run import MODEL, PlannedAttempt, Run
+from weft.scheduler.runs.run import PlannedAttempt, Run
+from weft.scheduler.runs.run_directory import MODEL
 from weft.spec.job_spec import SpecError
 from weft.spec.job_state import JobState
 from weft.spec.strategy import Strategy

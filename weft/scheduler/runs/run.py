@@ -56,7 +56,6 @@ from weft.spec.job_state import JobState
 from weft.spec.schedule_text import GRID_FILE, MEASURED
 from weft.spec.stopping import ON_EPOCH, Rule, Training, UnknownMetric, value_for_scheduler
 
-MODEL = "model.safetensors"
 CHOSEN = "strategy.json"  # of a job whose strategy was chosen: which
 MAX_LAST_LINES, MAX_LAST_CHARS = 3, 400  # of a worker's output, for the report of its loss; arbitrary: the log has all
 _SNAPSHOT = MODE_INDEX["snapshot"]

@@ -14,17 +14,22 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from weft.machine.run_file import FileFull, append, read, replace
+from weft.machine.checkpoint_files import remove_unfinished
+from weft.machine.run_file import FileFull, append, read, remove_partial, replace
+from weft.metrics.recording.recording import FILE as RECORDING
+from weft.metrics.recording.recording import PROFILED_FILE
 from weft.metrics.recording.step_log import FILE as METRICS
 from weft.metrics.recording.step_log import MAX_BYTES as MAX_METRICS_BYTES
 from weft.scheduler.runs.run_writer import RunWriter
 
 LOG: Final = "job.log"
+MODEL: Final = "model.safetensors"  # that a worker writes
+_LARGE: Final = (MODEL, RECORDING, PROFILED_FILE)  # it takes a while to write them
 MAX_LOG_BYTES: Final = 64 << 20  # of a job's log: a print in an inner loop must not fill the disk
 MAX_WAITING_BYTES: Final = 8 << 20  # of lines of one file that no disk takes, or none in time on a busy machine
 LOG_CHUNK_BYTES: Final = 1 << 16  # of a log in one event: hundreds of clients may each be sent one
@@ -189,6 +194,7 @@ class RunDirectory:
 
     def _write_last(self) -> None:
         self._write()
+        remove_partial(self.path / MODEL)  # of a worker that was killed for a cancel
         for lines in (self._metrics, self._log):
             with self._lock:
                 lines.give_up()
@@ -240,6 +246,14 @@ class _Lines:
         self.num_lost += self.waiting.count(b"\n")
         self.waiting.clear()
         self.anew = False
+
+
+def tidy(directories: Iterable[Path]) -> None:
+    """Run directories in which nobody writes yet, or any more: what a killed writer has left half there goes."""
+    for directory in directories:
+        remove_unfinished(directory)
+        for name in _LARGE:
+            remove_partial(directory / name)
 
 
 def read_log(directory: Path, offset: int) -> bytes:

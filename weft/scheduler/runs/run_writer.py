@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from weft.machine.checkpoint_files import remove_unfinished
 from weft.machine.run_file import ForeignFile, RunFileError, check_room, make_directory
 from weft.metrics.prometheus.exporter import Exporter
 
@@ -95,11 +94,8 @@ class RunWriter:
             raise error
 
     async def make_directory(self, path: Path) -> RunFileError | None:
-        """Why it cannot be made: for good, or for a shortage of which the job need not know. What a daemon that was
-        killed has left half written there goes."""
-        error = await self.run(partial(self._error_of, make_directory, path))
-        await self.run(partial(remove_unfinished, path))
-        return error
+        """Why it cannot be made: for good, or for a shortage of which the job need not know."""
+        return await self.run(partial(self._error_of, make_directory, path))
 
     async def close(self) -> None:
         """Returns when everything is written and the thread has ended."""

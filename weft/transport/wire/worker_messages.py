@@ -225,6 +225,12 @@ class _Digest(_OfJob):
     digest: Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
 
+class _Uncopied(_OfJob):
+    """Its part of the snapshot of an iteration is not there."""
+
+    iteration: _Whole
+
+
 @with_config(_MESSAGE)
 class _Lane(TypedDict):
     lane: str
@@ -251,6 +257,7 @@ _MESSAGES: Final[Mapping[str, type]] = {
     "directory-missed": _DirectoryMissed,
     "epoch": _Epoch,
     "digest": _Digest,
+    "uncopied": _Uncopied,
     "output": _Text,
     "profiled": _Text,
 }

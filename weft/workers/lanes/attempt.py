@@ -75,8 +75,8 @@ class Attempt:
         tell: Tell | None = None,
         again: Callable[[], Workload] | None = None,
     ) -> None:
-        """begins: the first iteration. snapshots: where they go. saved: what training goes on from. tell: what tasks
-        make, where that is compared. again: as of ModelParts; unset, it loads the job once more."""
+        """begins: the first iteration. snapshots: where they go. saved: what training goes on from. tell: which of them
+        lacks a part, and what tasks make that is compared. again: as of ModelParts; unset, it loads the job again."""
         self.device, self.course = device, Course(view, begins)
         self.num_tasks, self.on_epoch = view.num_tasks, workload.on_epoch
         self._waits, self._wakes, self.is_adjusted = view.waits, view.wakes, view.is_adjusted
@@ -116,7 +116,7 @@ class Attempt:
             saved,
             again or partial(load_workload, spec),
         )
-        is_compared = spec.strategy.verify == "replay"
+        self._tell, is_compared = tell, spec.strategy.verify == "replay"
         self._evidence = Evidence(self.course, self._loaded, self._parts, tell) if tell and is_compared else None
         copying = [task for task in tasks if task.kind is Kind.SNAPSHOT]
         self._snapshots = {t.id: SnapshotPlaces(snapshots or directory, snapshot_name(t), device) for t in copying}
@@ -306,8 +306,10 @@ class Attempt:
             elif (lacking := self._lacking(task, iteration)) is not None:
                 copies.expect(lacking, self._parts.hold(task, iteration))
             self._parts.check(task, iteration)
-        except SharedMemoryFull as error:  # whoever would go on from it finds another iteration there
+        except SharedMemoryFull as error:
             self._uncopied = str(error)
+            if self._tell is not None:
+                self._tell("uncopied", iteration=iteration.index)
 
     def _backward(self, task: Task, run: Callable[[Iteration, int], None]) -> Run:
         holder, microbatch = task.holder, _given(task.microbatch)

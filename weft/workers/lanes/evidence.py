@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -29,7 +29,9 @@ Tensors = Iterable[torch.Tensor | None]
 
 
 class Tell(Protocol):
-    def __call__(self, *, iteration: int, task: int, replica: int | None, digest: bytes) -> None: ...
+    """what: the message's type, as weft.transport.wire.worker_messages has it."""
+
+    def __call__(self, what: str, /, **about: Any) -> None: ...
 
 
 class Evidence:
@@ -60,7 +62,7 @@ class Evidence:
         run(iteration)
 
     def _add(self, task: Task, iteration: Iteration, replica: int | None, made: Tensors) -> None:
-        self._tell(iteration=iteration.index, task=task.id, replica=replica, digest=digest_of(made))
+        self._tell("digest", iteration=iteration.index, task=task.id, replica=replica, digest=digest_of(made))
 
     def _made(self, task: Task) -> Callable[[Iteration], Tensors] | None:
         match task.kind, task.microbatch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,10 @@ def _save(config: Mapping[str, Any]) -> Path:
     directory = Directory(Path(config["directory"]), config["authkey"], config["arenas"])
     iteration, place, tasks = config["snapshot"]
 
-    def write(path: Path) -> None:
+    def write(path: Path) -> Iterable[str]:
         if config["path"] is not None:  # it is a checkpoint, and may be another run's
-            copy_files(Path(config["path"]), path)
-            return
-        write_files(Saved(read_place(directory, place, task, iteration) for task in tasks), path)
+            return copy_files(Path(config["path"]), path)
+        return write_files(Saved(read_place(directory, place, task, iteration) for task in tasks), path)
 
     return write_checkpoint(
         Path(config["run_dir"]),

@@ -286,7 +286,7 @@ class _Worker:
                 begins=begins,
                 snapshots=snapshots,
                 saved=saved,
-                tell=self._tell_digest,
+                tell=self._tell,
                 again=partial(built_again, spec, self._baseline.modules),
             )
             del workload, saved  # the other stages' units go with it
@@ -313,9 +313,9 @@ class _Worker:
         self._threads = threads or self._config.threads
         torch.set_num_threads(self._threads)
 
-    def _tell_digest(self, **digest: Any) -> None:
+    def _tell(self, what: str, /, **about: Any) -> None:
         """Ahead of the report of the task that it is of."""
-        self._send({"type": "digest", **self._job, **digest})
+        self._send({"type": what, **self._job, **about})
 
     def _main_of(self, lanes: Collection[str]) -> str:
         """The one that runs in the main thread."""

@@ -30,8 +30,8 @@ PLAIN = "training.pt"
 SUFFIX = ".safetensors"
 
 
-def write_files(saved: Saved, directory: Path) -> None:
-    """saved: of snapshots. Errors: OSError."""
+def write_files(saved: Saved, directory: Path) -> list[str]:
+    """Their names. saved: of snapshots. Errors: OSError."""
     shapes = {name.first: torch.empty_strided(name.shape, name.strides, device="meta") for name in saved.names}
 
     def model() -> Iterator[tuple[str, Tensor]]:
@@ -53,13 +53,15 @@ def write_files(saved: Saved, directory: Path) -> None:
         for name, value in own.items()
         if replica or name not in shown
     }
+    written = [PLAIN]
     for stem, tensors in ((MODEL, model()), (OPTIMIZER, optimizer()), (BUFFERS, iter(buffers.items()))):
-        _write_shards(directory, stem, tensors)
+        written += _write_shards(directory, stem, tensors)
     (directory / PLAIN).write_bytes(encoded(saved.plain(), numbers=False))
+    return written
 
 
-def _write_shards(directory: Path, stem: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """A tensor is put together when its file's turn comes."""
+def _write_shards(directory: Path, stem: str, tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """A tensor is put together when its file's turn comes. The files' names."""
     shard: dict[str, Tensor] = {}
     count = num_bytes = 0
     for name, tensor in tensors:
@@ -70,6 +72,8 @@ def _write_shards(directory: Path, stem: str, tensors: Iterable[tuple[str, Tenso
         num_bytes += tensor.nbytes
     if shard or not count:
         write_tensors(as_saved(shard), directory / _file(stem, count))
+        count += 1
+    return [_file(stem, number) for number in range(count)]
 
 
 def _file(stem: str, number: int) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from weft.scheduler.core import queue
+from weft.scheduler.core import dispatch, queue
+from weft.scheduler.core.events import Command
 from weft.scheduler.core.job import Job, Outcome
 from weft.scheduler.core.replanning.improved import PlanImproved
 
@@ -35,3 +36,15 @@ def forget(job: Job) -> None:
     """Something has come between."""
     if job.improved is not None:
         job.improved = job.stopping = None
+
+
+def missed(job: Job, iteration: int) -> list[Command]:
+    """Nothing is there of the iteration behind which it was to stop: it goes on as if it had not been told to."""
+    assert job.plan is not None
+    if job.improved is None or job.stopped is not None or job.ends != iteration + 1:
+        return []
+    forget(job)
+    job.ends = job.plan.itinerary.num_iterations
+    for lane in job.lanes.values():
+        lane.total = job.ends * len(lane.program)
+    return [command for lane in job.lanes.values() for command in dispatch.top_up(job, lane)]
