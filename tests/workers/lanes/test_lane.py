@@ -187,9 +187,13 @@ def test_tasks_run_in_the_order_in_which_they_were_sent_and_are_posted(stand: St
 
 
 def test_a_task_waits_for_its_inputs_from_other_lanes(stand: Stand) -> None:
-    waits = stand.tell_waits()
-    stand.begin(stand.operation(1), stand.operation(2, waits=((ELSEWHERE, 0, "activation"), (8, 1, "slot"))))
+    reached, waits = threading.Event(), stand.tell_waits()
+    stand.begin(
+        stand.operation(1, run=lambda iteration: reached.set()),
+        stand.operation(2, waits=((ELSEWHERE, 0, "activation"), (8, 1, "slot"))),
+    )
     stand.inbox.put([(0, [1, 2])])
+    assert reached.wait(SOON)
     assert waits.get(timeout=SOON) == (ELSEWHERE, 0)
     assert stand.ran == [(0, 1)], "task 8 has nothing to say for iteration -1, and task 9 has"
     stand.attempt.board.post(ELSEWHERE, 0)
@@ -281,14 +285,15 @@ def test_a_task_may_wait_for_an_update_that_is_no_fixed_distance_away(stand: Sta
 
     Beside busy loops the update was there before the lane had looked, once, and no stall: it is posted to who waits.
     """
-    waits = stand.tell_waits()
+    reached, waits = threading.Event(), stand.tell_waits()
     stand.attempt.board.post(8, 4)
     stand.begin(
-        stand.operation(1),
+        stand.operation(1, run=lambda iteration: reached.set()),
         stand.operation(2, waits=((ELSEWHERE, 2, "update"), (8, 0, "slot")), update_needed=lambda iteration: 3),
     )
     stand.attempt.board.post(ELSEWHERE, 2)
     stand.inbox.put([(4, [1, 2])])
+    assert reached.wait(SOON)
     assert waits.get(timeout=SOON) == (ELSEWHERE, 3)
     assert stand.ran == [(4, 1)], "iteration 4 less the distance is there, and iteration 3 is asked for"
     stand.attempt.board.post(ELSEWHERE, 3)
