@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import signal
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +40,7 @@ pytest_generate_tests = _PAIRS["pytest_generate_tests"]
 pytest_report_collectionfinish = _PAIRS["pytest_report_collectionfinish"]
 
 NOT_QUICK = {"integration", "examples", "gpu", "benchmarks"}
+UNMARKED_SECONDS = 0.2  # of a test that is neither quick nor slow: most jobs of a running daemon take no longer
 TESTS = Path(__file__).parent
 
 
@@ -67,15 +68,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _half(items: Sequence[pytest.Item], half: int, *, quick: bool) -> set[Path]:
     """Whole files, and as long in one half as in the other, of those that are quick or of those that are not."""
-    sizes: Counter[Path] = Counter()
-    name_of_size, unit = ("weighs", "tests") if quick else ("slow", "seconds")
+    sizes: defaultdict[Path, float] = defaultdict(float)
+    name_of_size, unit, unmarked = ("weighs", "tests", 1) if quick else ("slow", "seconds", UNMARKED_SECONDS)
     for item in items:
         is_run = not any(item.get_closest_marker(name) for name in ("gpu", "soak"))
         if is_run and (item.get_closest_marker("quick") is not None) is quick:
             mark = item.get_closest_marker(name_of_size)
-            sizes[item.path] += mark.kwargs.get(unit, 1) if mark is not None else 1
+            sizes[item.path] += mark.kwargs.get(unit, 1) if mark is not None else unmarked
     halves: tuple[set[Path], set[Path]] = set(), {item.path for item in items}.difference(sizes)
-    sums = [0, 0]
+    sums = [0.0, 0.0]
     for path, size in sorted(sizes.items(), key=lambda each: (-each[1], each[0])):
         number = sums.index(min(sums))
         halves[number].add(path)

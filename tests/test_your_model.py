@@ -84,14 +84,14 @@ def test_the_options_of_the_page_are_taken_and_one_line_of_them_is_its_toml(dire
     assert specs[1] == JobSpec.load(directory / "circle.toml")
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.slow(seconds=2)
 @pytest.mark.timeout(900)
 def test_the_script_that_the_job_is_made_of_learns(directory: Path) -> None:
     last = run(directory, "script.py").splitlines()[-1]
     assert float(last.partition("accuracy ")[2]) > 0.9
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.slow(seconds=7)
 @pytest.mark.timeout(900)
 def test_the_job_trains_from_python_and_its_weights_load_into_plain_pytorch(directory: Path) -> None:
     *_, ended, model = run(directory, "embedded.py").splitlines()
@@ -106,7 +106,7 @@ def test_the_job_trains_from_python_and_its_weights_load_into_plain_pytorch(dire
     assert (told["state"], told["loss"] < 0.3) == ("completed", True), "it goes on from there"
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.slow(seconds=3)
 @pytest.mark.timeout(900)
 def test_a_job_file_is_written_for_the_function_of_the_page(directory: Path) -> None:
     lines = re.findall(r"^weft (init circle\.py\S* --.*?)(?: +#.*)?$", PAGE, flags=re.MULTILINE)
@@ -117,7 +117,7 @@ def test_a_job_file_is_written_for_the_function_of_the_page(directory: Path) -> 
     assert tomllib.loads(printed[1])["job"]["entry"] == "circle.py:workload"
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.slow(seconds=6)
 @pytest.mark.timeout(900)
 def test_the_job_trains_as_a_call_from_a_script(directory: Path) -> None:
     numbers, model = run(directory, "call.py").splitlines()
@@ -128,7 +128,7 @@ def test_the_job_trains_as_a_call_from_a_script(directory: Path) -> None:
     assert run(directory, "load.py", model) == "the centre is inside: True\n"
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.slow(seconds=3)
 @pytest.mark.timeout(900)
 def test_the_job_trains_as_the_page_has_it_on_the_command_line(directory: Path) -> None:
     assert "--reference" in PAGE
@@ -136,7 +136,7 @@ def test_the_job_trains_as_the_page_has_it_on_the_command_line(directory: Path) 
     assert float(told.partition("accuracy ")[2].split()[0].rstrip(",")) > 0.9
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.slow(seconds=7)
 @pytest.mark.timeout(900)
 def test_the_step_of_the_page_learns_in_one_process_and_in_stages(directory: Path) -> None:
     lines = re.findall(r"^weft (run words\.py.*)$", PAGE, flags=re.MULTILINE)
@@ -149,7 +149,7 @@ def test_the_step_of_the_page_learns_in_one_process_and_in_stages(directory: Pat
 WALKS = {name.removesuffix("_script.py") for name in files() if name.endswith("_script.py")}
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.slow(seconds=11)
 @pytest.mark.timeout(900)
 @pytest.mark.pairs(walk=tuple(sorted(WALKS)))  # one a day
 def test_a_script_of_the_page_runs_and_its_job_trains_in_stages_what_the_plain_loop_trains(

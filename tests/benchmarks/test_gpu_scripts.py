@@ -34,7 +34,7 @@ ROWS = {
 }
 
 
-@pytest.mark.slow(seconds=14)
+@pytest.mark.slow(seconds=7)
 @pytest.mark.timeout(600)  # five processes and more: ten times as long beside eight busy loops
 @pytest.mark.pairs(script=tuple(ROWS))  # one a day
 def test_a_stand_in_goes_through_all_steps_and_says_what_it_is(script: str) -> None:

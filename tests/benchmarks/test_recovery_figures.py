@@ -55,7 +55,7 @@ ROWS = {
 }
 
 
-@pytest.mark.slow(seconds=40)
+@pytest.mark.slow(seconds=20)
 @pytest.mark.timeout(600)  # ten times as long beside eight busy loops
 @pytest.mark.pairs(part=tuple(ROWS))  # one a day
 def test_a_part_goes_through_all_steps(part: str) -> None:

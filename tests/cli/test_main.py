@@ -471,7 +471,7 @@ def test_a_terminal_gets_a_progress_bar_with_the_log_above_it(runtime: Path, dae
     assert "[bold]no newline" in written
 
 
-@pytest.mark.slow(seconds=14)
+@pytest.mark.slow(seconds=3)
 def test_reference_is_the_plain_loop_with_the_same_kind_of_result(runtime: Path, tmp_path: Path) -> None:
     pytest.importorskip("weft.reference.loop")
     (tmp_path / "line.py").write_text(WORKLOAD)
@@ -488,7 +488,7 @@ def test_reference_is_the_plain_loop_with_the_same_kind_of_result(runtime: Path,
     assert records[-1]["loss"] == result["loss"]
 
 
-@pytest.mark.slow(seconds=14)
+@pytest.mark.slow(seconds=2)
 def test_reference_of_a_workload_that_raises_is_a_failed_result(runtime: Path, spec: Path, tmp_path: Path) -> None:
     pytest.importorskip("weft.reference.loop")
     (tmp_path / "digits.py").write_text("def workload():\n    raise RuntimeError('no data here')\n")
@@ -499,7 +499,7 @@ def test_reference_of_a_workload_that_raises_is_a_failed_result(runtime: Path, s
     assert "no data here" in done.stderr
 
 
-@pytest.mark.slow(seconds=14)
+@pytest.mark.slow(seconds=2)
 def test_reference_of_a_workload_that_exits_is_a_failed_result(runtime: Path, spec: Path, tmp_path: Path) -> None:
     """`sys.exit(3)` in the job's code ended the command without a word."""
     pytest.importorskip("weft.reference.loop")

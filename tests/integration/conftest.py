@@ -1,4 +1,4 @@
-"""Fixtures of the tests with a real daemon: one that all share, others for the tests that kill theirs.
+"""Fixtures of the tests with a real daemon: three that all share, one of them for tests that end it, and others.
 
 After every test nothing of it is left: see `nothing_is_left`.
 """
@@ -10,7 +10,7 @@ import re
 import runpy
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,26 @@ RealDaemon, until = _REAL["RealDaemon"], _REAL["until"]
 
 @pytest.fixture(scope="session")
 def shared_daemon() -> Iterator[RealDaemon]:
-    """The daemon that `daemon` lends to one test after another. Its first job of each kind is behind it."""
-    running = RealDaemon()
+    """The daemon that `daemon` lends to one test after another."""
+    with shared({"stages": 3}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shared_machine() -> Iterator[RealDaemon]:
+    """The daemon with four CPU workers and two devices that `machine` lends."""
+    pipelines = [{"device": "gpu", "stages": 2}, {"stages": 4}]
+    with shared({"replicas": pipelines}, workers=4, stand_ins=2) as running:
+        yield running
+
+
+@contextmanager
+def shared(strategy: dict[str, Any], **options: object) -> Iterator[RealDaemon]:
+    """Its first job of each kind is behind it."""
+    running = RealDaemon(**options)
     try:
         running.start()
-        running.run(running.spec(strategy={"stages": 3}))
+        running.run(running.spec(strategy=strategy))
         running.until_idle()
         yield running
         assert running.stop() == 0
@@ -40,16 +55,55 @@ def shared_daemon() -> Iterator[RealDaemon]:
 
 @pytest.fixture
 def daemon(shared_daemon: RealDaemon) -> Iterator[RealDaemon]:
-    """The shared daemon. After the test it is as it was: no job, every worker free, nothing more open or mapped
-    (less, where the job of the test before had not quite gone)."""
-    before = shared_daemon.footprint()
-    yield shared_daemon
-    shared_daemon.cancel_all()
-    shared_daemon.until_idle()
+    """The shared daemon, with CPU workers alone."""
+    with lent(shared_daemon):
+        yield shared_daemon
+
+
+@pytest.fixture
+def machine(shared_machine: RealDaemon) -> Iterator[RealDaemon]:
+    """The shared daemon with devices."""
+    with lent(shared_machine):
+        yield shared_machine
+
+
+@contextmanager
+def lent(running: RealDaemon) -> Iterator[None]:
+    """After the test it is as it was: no job, every worker free, nothing more open or mapped (less, where the job of
+    the test before had not quite gone)."""
+    before = running.footprint()
+    yield
+    running.cancel_all()
+    running.until_idle()
     try:
-        until(lambda: not shared_daemon.footprint() - before, "the daemon's descriptors and mappings", 10.0)
+        until(lambda: not running.footprint() - before, "the daemon's descriptors and mappings", 10.0)
     except AssertionError:
-        assert shared_daemon.footprint() == before  # tells which
+        assert running.footprint() == before  # tells which
+
+
+@pytest.fixture(scope="session")
+def shared_restarting() -> Iterator[RealDaemon]:
+    """The daemon that `restarting` lends. After all its ends nothing of it is left."""
+    running = RealDaemon(workers=2)
+    try:
+        running.start()
+        yield running
+        running.stop()
+        running.until_nothing_lives(5.0)
+        assert list(running.runtime.iterdir()) == []
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def restarting(shared_restarting: RealDaemon) -> Iterator[RealDaemon]:
+    """A daemon that a test ends, and starts again where it needs it. It leaves no job to the next test."""
+    if shared_restarting.process.poll() is not None:
+        shared_restarting.start()
+    yield shared_restarting
+    if shared_restarting.process.poll() is None:
+        shared_restarting.cancel_all()
+        shared_restarting.until_idle()
 
 
 @pytest.fixture

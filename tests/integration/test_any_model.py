@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,6 @@ IN_BFLOAT16 = [name for name in MODELS["NAMES"] if name != "mlp"]
 SCHEDULED = [name for name in ("mlp", "gpt2", "resnet18", "unet", "tapped") if name in MODELS["NAMES"]]
 
 
-@pytest.fixture(scope="module")
-def machine() -> Iterator[RealDaemon]:
-    with RealDaemon(workers=4, stand_ins=2).serving() as running:
-        yield running
-
-
 def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:
     """Of 20 samples: batches of 8, 8 and 4, in microbatches of other sizes."""
     args = {"name": name, "double": double}
@@ -40,7 +33,7 @@ def any_spec(name: str, double: bool = False, **strategy: Any) -> JobSpec:
     return JobSpec.parse({"job": job, "strategy": strategy, "directory": str(TESTS)})
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=1.5)
 @pytest.mark.pairs(
     5,
     name=MODELS["NAMES"],
@@ -56,7 +49,7 @@ def test_a_model_of_any_class_gives_the_result_of_the_plain_loop(
     assert same_as_the_plain_loop(daemon, spec)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=1.5)
 @pytest.mark.pairs(5, name=SCHEDULED, schedule=SCHEDULE_NAMES, recompute=(False, True))
 def test_so_it_does_under_every_schedule(daemon: RealDaemon, name: str, schedule: str, recompute: bool) -> None:
     """Of six microbatches two have no sample in an epoch's last batch, and the others have one. The mlp cannot be cut
@@ -78,7 +71,7 @@ def test_so_it_does_in_bfloat16_and_with_several_loaders(daemon: RealDaemon, nam
     assert same_as_the_plain_loop(daemon, spec)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=1.5)
 @pytest.mark.pairs(5, name=IN_FLOAT64, how=STRATEGIES)
 def test_replicas_of_it_compute_what_the_plain_loop_computes(machine: RealDaemon, name: str, how: str) -> None:
     strategy = {key: value for key, value in STRATEGIES[how].items() if key != "bucket_mib"}

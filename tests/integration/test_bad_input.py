@@ -291,7 +291,7 @@ def test_a_job_that_can_never_run_here_is_refused_before_it_is_acknowledged(daem
         daemon.client.show(f"refused-{len(name)}")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_a_job_that_the_daemon_knows_is_submitted_again_although_it_has_fewer_workers_now(own_daemon: Any) -> None:
     daemon = own_daemon(workers=2)
     spec = daemon.spec(strategy={"stages": 2})
@@ -377,7 +377,7 @@ def test_text_that_is_no_unicode_reaches_the_log_with_replacements(serving: Real
     assert "odd-" in serving.log_of(job)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_a_run_directory_that_cannot_be_made_fails_the_job_and_not_the_daemon(own_daemon: Any) -> None:
     daemon = own_daemon(workers=1)
     (daemon.state / "runs").rmdir()

@@ -8,7 +8,6 @@ import os
 import re
 import runpy
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,15 @@ from safetensors.torch import load_file
 from torch import nn
 
 from weft.client.client import RequestRefused
-from weft.machine.checkpoint_files import checkpoints, newest_whole
+from weft.machine.checkpoint_files import FOLDER, checkpoints, newest_whole
 
 _RECOVERY = runpy.run_path(str(Path(__file__).with_name("test_recovery.py")))
 SOURCE, STEPS, SECONDS, PIPELINE = (_RECOVERY[name] for name in ("SOURCE", "STEPS", "SECONDS", "PIPELINE"))
 held_behind_a_snapshot, lines_of, check_is_undisturbed, until = (
     _RECOVERY[name] for name in ("held_behind_a_snapshot", "lines_of", "check_is_undisturbed", "until")
 )
+_REPLACING = runpy.run_path(str(Path(__file__).with_name("test_replacing.py")))
+OFTEN_SAVED, saver_in_the_midst = _REPLACING["SOURCE"], _REPLACING["saver_in_the_midst"]
 StartDaemon = Callable[..., Any]
 LONG_LOSS = 0.005  # seconds; a job of such is still there when its first checkpoint is
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
@@ -61,7 +62,7 @@ def differing(ours: str, theirs: str) -> list[str]:
     return [name for name in one if not torch.equal(one[name], other[name])]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -109,7 +110,7 @@ def test_plain_torch_goes_on_from_a_checkpoint_as_the_page_has_it(daemon: Any) -
     assert {float(state["step"]) for state in optimizer.state.values()} == {step + 1.0}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_a_cancelled_job_leaves_what_it_had_come_to_and_is_resumed(daemon: Any) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, _):
         assert daemon.client.cancel(job) == "cancelled"
@@ -124,7 +125,7 @@ def test_a_cancelled_job_leaves_what_it_had_come_to_and_is_resumed(daemon: Any) 
     assert "goes on from" in daemon.log_of(resumed)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 def test_a_discarded_job_leaves_nothing(daemon: Any) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE) as (job, _, _):
         assert daemon.client.cancel(job, discard=True) == "cancelled"
@@ -133,13 +134,14 @@ def test_a_discarded_job_leaves_nothing(daemon: Any) -> None:
         daemon.client.resume(job)
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.slow(seconds=9)
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_a_job_goes_on_after_a_restart_of_the_daemon(own_daemon: StartDaemon, end: str) -> None:
+def test_a_job_goes_on_after_a_restart_of_the_daemon(
+    own_daemon: StartDaemon, request: pytest.FixtureRequest, end: str
+) -> None:
     """Stopped, the daemon writes what it had come to; killed, there is what was written before."""
-    daemon = own_daemon(drain_seconds=0.1)
-    strategy = PIPELINE
-    with held_behind_a_snapshot(daemon, strategy) as (job, spec, gate):
+    daemon = own_daemon(drain_seconds=0.1) if end == "stop" else request.getfixturevalue("restarting")
+    with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
         if end == "kill":
             assert daemon.client.show(job)["checkpoint"] is None
             daemon.kill()
@@ -154,19 +156,18 @@ def test_a_job_goes_on_after_a_restart_of_the_daemon(own_daemon: StartDaemon, en
     check_is_undisturbed(daemon, job, spec)
 
 
-@pytest.mark.slow(seconds=23)
-def test_a_job_with_checkpoints_goes_on_after_the_daemon_was_killed(own_daemon: StartDaemon) -> None:
-    daemon = own_daemon()
-    spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2}, loss_seconds=LONG_LOSS)
-    job = daemon.submit(spec)
-    until(lambda: daemon.client.show(job)["checkpoint"], "a checkpoint")
-    daemon.kill()
-    daemon.until_nothing_lives()
-    daemon.start()
-    result = daemon.client.wait(job, SECONDS)
+@pytest.mark.slow(seconds=10)
+def test_a_job_with_checkpoints_goes_on_after_the_daemon_was_killed(restarting: Any) -> None:
+    spec = with_checkpoints(restarting, "20 steps", {"microbatches": 2}, loss_seconds=LONG_LOSS)
+    job = restarting.submit(spec)
+    until(lambda: restarting.client.show(job)["checkpoint"], "a checkpoint")
+    restarting.kill()
+    restarting.until_nothing_lives()
+    restarting.start()
+    result = restarting.client.wait(job, SECONDS)
     assert result["state"] == "completed", result["error"]
-    assert "goes on from" in daemon.log_of(job)
-    check_is_undisturbed(daemon, job, spec)
+    assert "goes on from" in restarting.log_of(job)
+    check_is_undisturbed(restarting, job, with_checkpoints(restarting, "20 steps", {"microbatches": 2}))
 
 
 def damage(path: Path, how: str) -> None:
@@ -266,14 +267,20 @@ def test_what_a_killed_daemon_has_left_half_of_a_job_that_had_ended_goes_with_th
     assert result["state"] == "completed", result["error"]
 
 
-@pytest.mark.slow(seconds=11)
-def test_a_saver_that_is_killed_costs_its_checkpoint_alone(own_daemon: StartDaemon) -> None:
-    daemon = own_daemon()
-    spec = with_checkpoints(daemon, "20 steps", {"microbatches": 2}, loss_seconds=LONG_LOSS)
+@pytest.mark.slow(seconds=5)
+def test_a_saver_that_is_killed_costs_its_checkpoint_alone(daemon: Any) -> None:
+    """That of a small model was over before it was killed, or between two looks: here it is stopped as it writes."""
+    spec = daemon.spec(OFTEN_SAVED, strategy={"microbatches": 2}, steps=STEPS, args={"num_idle": 2_000_000})
+    spec = type(spec).parse(spec.to_wire() | {"checkpoint": {"every": "10 steps", "keep": STEPS}})
+    others = {daemon.directory().pid, *daemon.worker_pids().values()}
     job = daemon.submit(spec)
-    os.kill(until(daemon.savers, "a saver")[0].pid, signal.SIGKILL)
+    run = Path(daemon.client.show(job)["run_dir"])
+    saver, _ = until(lambda: saver_in_the_midst(daemon, others, run / FOLDER), "a saver")
+    saver.kill()
     result = daemon.client.wait(job, SECONDS)
     assert result["state"] == "completed", result["error"]
-    found, refused = newest_whole(Path(result["run_dir"]))
+    (lost,) = (line for line in daemon.log_of(job).splitlines() if "no checkpoint: " in line)
+    assert lost.endswith("the process that wrote it ended with exit code -9")
+    found, refused = newest_whole(run)
     assert found is not None
     assert refused == []

@@ -42,7 +42,7 @@ def graphs_in(directory: Path) -> set[str]:
     return {path.name for path in directory.glob("fxgraph/*/*")}
 
 
-@pytest.mark.slow(seconds=19)
+@pytest.mark.slow(seconds=45)
 @pytest.mark.filterwarnings("ignore")  # torch's own, where it compiles
 @pytest.mark.pairs(4, name=("rows", "attends"), recompute=(False, True))
 def test_compiled_units_give_the_result_of_the_plain_loop_that_compiles_them_and_are_compiled_once(
@@ -69,7 +69,7 @@ def test_compiled_units_give_the_result_of_the_plain_loop_that_compiles_them_and
         assert all(torch.equal(state[name], tensor) for name, tensor in expected.state.items())
 
 
-@pytest.mark.slow(seconds=8)
+@pytest.mark.slow(seconds=7)
 def test_a_compiler_that_is_missing_or_fails_is_told_with_the_unit_and_a_remedy(
     own_daemon: Callable[..., RealDaemon], tmp_path: Path
 ) -> None:

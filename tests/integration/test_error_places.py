@@ -174,23 +174,22 @@ def test_an_error_of_the_jobs_code_says_where_it_was(daemon: Any, name: str, loa
 
 
 @pytest.mark.slow
-def test_an_error_on_a_device_says_where_it_was_and_of_which_replica(own_daemon: Any) -> None:
-    daemon = own_daemon(workers=1, stand_ins=1)
+def test_an_error_on_a_device_says_where_it_was_and_of_which_replica(machine: Any) -> None:
     strategy = {"replicas": [{"device": "gpu"}, {"device": "cpu"}], "microbatches": 2}
     broken = {"forward": "late() if 'gpu' in __import__('os').environ['WEFT_WORKER'] else None"}
-    spec = daemon.spec(source_of(broken), batch_size=BATCH, epochs=20, seed=SEED, strategy=strategy)
-    error = daemon.run(spec)["error"]
+    spec = machine.spec(source_of(broken), batch_size=BATCH, epochs=20, seed=SEED, strategy=strategy)
+    error = machine.run(spec)["error"]
     for part in ("in unit 2 (Breaks)", "in forward of stage 0, replica 0, microbatch ", "(iteration "):
         assert part in error, error
-    spec = daemon.spec(
+    spec = machine.spec(
         source_of(CASES["a loss that is nan"][0]), batch_size=BATCH, epochs=20, seed=SEED, strategy=strategy
     )
-    result = daemon.run(spec)
+    result = machine.run(spec)
     assert result["reason"] == "non-finite-loss"
     assert f"{ODD}" in result["error"].partition("samples ")[2].partition(" of Workload.train")[0].split(", ")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_a_traceback_is_printed_once_and_a_failed_run_has_no_empty_rows(daemon: Any) -> None:
     spec = daemon.spec("def workload():\n    raise ZeroDivisionError('by nobody')\n")
     for arguments in (["submit", "-f"], ["run", "--workers", "1", "--runs-dir", "runs"], ["run", "--reference"]):

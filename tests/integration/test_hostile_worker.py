@@ -121,7 +121,7 @@ def besieged() -> Iterator[RealDaemon]:
         running.close()
 
 
-@pytest.mark.slow(seconds=7)
+@pytest.mark.slow(seconds=10)
 @pytest.mark.pairs(moment=tuple(MOMENTS))  # one a day
 def test_what_a_job_writes_to_its_workers_descriptors_costs_that_job_alone(besieged: RealDaemon, moment: str) -> None:
     """An exception in a link's callback was only logged: the worker looked alive, its job ran for ever."""

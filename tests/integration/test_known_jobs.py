@@ -36,13 +36,14 @@ def workload(width=8):
 """
 
 
-@pytest.fixture
-def keeping(tmp_path: Path) -> Iterator[Any]:
-    environment = {"WEFT_KEEP_INSPECTIONS": "true", "WEFT_CACHE_DIR": str(tmp_path / "cache")}
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    environment = {"WEFT_KEEP_INSPECTIONS": "true", "WEFT_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
     with RealDaemon(environment, workers=2).serving() as daemon:
         yield daemon
 
 
+@pytest.mark.slow(seconds=5)
 def test_a_job_that_comes_again_is_not_inspected_and_trains_the_same(keeping: Any) -> None:
     spec = keeping.spec(SOURCE, strategy={"stages": 2, "microbatches": 3})
     results = [keeping.run(spec) for _ in range(3)]
@@ -58,8 +59,9 @@ def test_a_job_that_comes_again_is_not_inspected_and_trains_the_same(keeping: An
     assert [STANDS in log for log in logs] == [False, True]
 
 
+@pytest.mark.slow
 def test_a_job_that_has_failed_is_inspected_anew(keeping: Any) -> None:
-    spec = keeping.spec(SOURCE, strategy={"stages": 2})
+    spec = keeping.spec(SOURCE, strategy={"stages": 2}, args={"width": 4})  # which no other test has run
     keeping.run(spec)
     marker = Path(spec.directory, "broken")
     marker.touch()

@@ -210,6 +210,7 @@ def test_what_a_job_switches_in_torch_is_not_the_next_jobs(daemon: RealDaemon) -
     assert daemon.worker_pids() == before
 
 
+@pytest.mark.slow(seconds=5)
 def test_a_full_queue_is_told_with_75_and_takes_jobs_again_when_one_has_ended(own_daemon: StartDaemon) -> None:
     daemon = own_daemon(workers=1, environment={"WEFT_MAX_QUEUED": "1"})
     with held(daemon, strategy={"microbatches": 4}) as (job, _, gate):
@@ -328,44 +329,42 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(daemon: RealDaemon) 
     assert {name for name in before if before[name] != after[name]} == {"cpu-1", "loader-2"}
 
 
-@pytest.mark.slow
-def test_a_killed_daemon_leaves_no_process_and_followers_outlive_it_to_the_same_result(own_daemon: StartDaemon) -> None:
-    daemon = own_daemon()
-    with held(daemon) as (job, spec, gate), daemon.weft_running("logs", "-f", job) as follower:
+@pytest.mark.slow(seconds=6)
+def test_a_killed_daemon_leaves_no_process_and_followers_outlive_it_to_the_same_result(restarting: RealDaemon) -> None:
+    with held(restarting) as (job, spec, gate), restarting.weft_running("logs", "-f", job) as follower:
         assert follower.stdout is not None
         assert any("at the gate" in line for line in iter(follower.stdout.readline, ""))
-        daemon.kill()
-        daemon.until_nothing_lives(5.0)
+        restarting.kill()
+        restarting.until_nothing_lives(5.0)
         gate.open()
-        daemon.start()
+        restarting.start()
         rest, errors = follower.communicate(timeout=SECONDS)
         assert follower.returncode == 0, errors
         assert "the daemon has restarted; the job runs again (attempt 2)" in rest
         assert rest.count("completed") == 1
-    assert has_the_plain_loops_result(daemon.client.wait(job), spec)
+    assert has_the_plain_loops_result(restarting.client.wait(job), spec)
 
 
-@pytest.mark.slow
-def test_sigterm_lets_running_jobs_end_and_keeps_the_others_for_the_next_daemon(own_daemon: StartDaemon) -> None:
-    daemon = own_daemon()
-    with held(daemon) as (job, spec, gate):
-        waiting_spec = daemon.spec()
-        waiting = daemon.submit(waiting_spec)
-        daemon.signal(signal.SIGTERM)
-        until(lambda: "shutting down" in (daemon.client.show(waiting)["why"] or ""), "the drain")
+@pytest.mark.slow(seconds=7)
+def test_sigterm_lets_running_jobs_end_and_keeps_the_others_for_the_next_daemon(restarting: RealDaemon) -> None:
+    with held(restarting) as (job, spec, gate):
+        waiting_spec = restarting.spec()
+        waiting = restarting.submit(waiting_spec)
+        restarting.signal(signal.SIGTERM)
+        until(lambda: "shutting down" in (restarting.client.show(waiting)["why"] or ""), "the drain")
         with pytest.raises(RequestRefused, match="shutting down"):
-            daemon.submit(waiting_spec)
+            restarting.submit(waiting_spec)
         gate.open()
-        assert daemon.process.wait(SECONDS) == 0
-    daemon.until_nothing_lives(5.0)
-    assert list(daemon.runtime.iterdir()) == []
-    daemon.start()
-    assert has_the_plain_loops_result(daemon.client.wait(job), spec)
-    assert daemon.client.show(job)["exit_code"] == 0
-    assert has_the_plain_loops_result(daemon.client.wait(waiting, SECONDS), waiting_spec)
+        assert restarting.process.wait(SECONDS) == 0
+    restarting.until_nothing_lives(5.0)
+    assert list(restarting.runtime.iterdir()) == []
+    restarting.start()
+    assert has_the_plain_loops_result(restarting.client.wait(job), spec)
+    assert restarting.client.show(job)["exit_code"] == 0
+    assert has_the_plain_loops_result(restarting.client.wait(waiting, SECONDS), waiting_spec)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=7)
 def test_a_second_sigterm_stops_running_jobs_which_run_again_after_a_restart(own_daemon: StartDaemon) -> None:
     daemon = own_daemon(drain_seconds=600)
     job = daemon.submit(daemon.spec(strategy={"stages": 2}, **ENDLESS))
@@ -390,30 +389,28 @@ def answers(client: Client) -> bool:
     return False
 
 
-@pytest.mark.slow
-def test_a_daemon_whose_fork_server_is_killed_ends_with_an_error_and_leaves_nothing(own_daemon: StartDaemon) -> None:
-    daemon = own_daemon()
-    with held(daemon):
-        daemon.processes()
-        daemon.fork_server().kill()
-        assert daemon.process.wait(SECONDS) == 1
-        assert "weft: the fork server died" in daemon.log()
-        daemon.until_nothing_lives(5.0)
-        assert list(daemon.runtime.iterdir()) == []
+@pytest.mark.slow(seconds=3)
+def test_a_daemon_whose_fork_server_is_killed_ends_with_an_error_and_leaves_nothing(restarting: RealDaemon) -> None:
+    with held(restarting):
+        restarting.processes()
+        restarting.fork_server().kill()
+        assert restarting.process.wait(SECONDS) == 1
+        assert "weft: the fork server died" in restarting.log()
+        restarting.until_nothing_lives(5.0)
+        assert list(restarting.runtime.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_everything_killed_at_once_leaves_nothing_in_shared_memory_and_a_restart_is_clean(
-    own_daemon: StartDaemon,
+    restarting: RealDaemon,
 ) -> None:
-    daemon = own_daemon()
-    with held(daemon) as (job, spec, gate):
-        for process in daemon.processes():
+    with held(restarting) as (job, spec, gate):
+        for process in restarting.processes():
             with contextlib.suppress(psutil.NoSuchProcess):  # the kernel was faster
                 process.kill()
-        daemon.process.wait(SECONDS)
-        daemon.until_nothing_lives(5.0)
-        assert not daemon.names_in_shared_memory()
+        restarting.process.wait(SECONDS)
+        restarting.until_nothing_lives(5.0)
+        assert not restarting.names_in_shared_memory()
         gate.open()
-    daemon.start()
-    assert has_the_plain_loops_result(daemon.client.wait(job, SECONDS), spec)
+    restarting.start()
+    assert has_the_plain_loops_result(restarting.client.wait(job, SECONDS), spec)

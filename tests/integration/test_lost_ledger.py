@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 
 def started(daemon: Any, *options: str) -> None:
     with (daemon.home / "daemon.log").open("ab") as log:
@@ -15,6 +17,7 @@ def started(daemon: Any, *options: str) -> None:
     daemon.until_idle()
 
 
+@pytest.mark.slow(seconds=8)
 def test_a_lost_ledger_is_refused_until_its_loss_is_accepted(own_daemon: Callable[..., Any]) -> None:
     # One without the log of a killed daemon was opened as it was, and the job was forgotten without a word.
     daemon = own_daemon(workers=1)
@@ -37,6 +40,7 @@ def test_a_lost_ledger_is_refused_until_its_loss_is_accepted(own_daemon: Callabl
     assert [each["job"] for each in daemon.client.jobs()] == ["line-2"]
 
 
+@pytest.mark.slow(seconds=8)
 def test_a_row_that_makes_no_sense_is_named_and_the_others_run(own_daemon: Callable[..., Any]) -> None:
     daemon = own_daemon(workers=1)
     for job in ("spoilt", "sound"):

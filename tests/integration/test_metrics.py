@@ -58,7 +58,7 @@ def modes_of(samples: Samples, job: str) -> dict[tuple[str, str], float]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_the_seconds_of_a_running_jobs_lanes_add_up_to_its_wall_time_and_stand_after_its_end(
     daemon: RealDaemon,
 ) -> None:
@@ -126,7 +126,7 @@ def test_hidden_and_exposed_seconds_of_an_ended_job_add_up_to_the_busy_seconds_o
             assert seconds["hidden"] + seconds["exposed"] == pytest.approx(busy), (worker, kind)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_a_killed_worker_is_counted_as_a_restart_and_a_recovery_of_its_job(
     own_daemon: Callable[..., RealDaemon],
 ) -> None:

@@ -30,7 +30,7 @@ def pause(daemon: Any, job: str, gate: Any) -> None:
     assert states == ["paused"], daemon.log_of(job)
 
 
-@pytest.mark.slow(seconds=6)
+@pytest.mark.slow(seconds=9)
 @pytest.mark.pairs(2, strategy=("pipeline", "clipped replicas"), restarts=(True, False))
 def test_a_paused_job_frees_its_workers_and_memory_and_goes_on_with_the_same_bits(
     own_daemon: StartDaemon, strategy: str, restarts: bool
@@ -55,7 +55,7 @@ def test_a_paused_job_frees_its_workers_and_memory_and_goes_on_with_the_same_bit
     assert "starts again" not in daemon.log_of(job)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_a_job_of_higher_priority_takes_the_workers_and_the_other_one_goes_on_with_the_same_bits(daemon: Any) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
         urgent = daemon.client.submit(daemon.spec(strategy=PIPELINE, steps=3), priority=1)["job"]
@@ -65,23 +65,22 @@ def test_a_job_of_higher_priority_takes_the_workers_and_the_other_one_goes_on_wi
     assert f"preempted by {urgent}" in daemon.log_of(job)
 
 
-@pytest.mark.slow(seconds=8)
-def test_what_a_preempted_job_had_come_to_outlives_a_daemon_that_is_stopped(own_daemon: StartDaemon) -> None:
+@pytest.mark.slow(seconds=10)
+def test_what_a_preempted_job_had_come_to_outlives_a_daemon_that_is_stopped(restarting: Any) -> None:
     """Once the more urgent one was over nothing ran any more, so the daemon ended, with the snapshot in its memory."""
-    daemon = own_daemon()
-    hold = daemon.gate()
-    with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
-        urgent = daemon.spec(strategy=PIPELINE, args={"planning_gate": str(hold)}, steps=3)
-        urgent = daemon.client.submit(urgent, priority=1)["job"]
+    hold = restarting.gate()
+    with held_behind_a_snapshot(restarting, PIPELINE) as (job, spec, gate):
+        urgent = restarting.spec(strategy=PIPELINE, args={"planning_gate": str(hold)}, steps=3)
+        urgent = restarting.client.submit(urgent, priority=1)["job"]
         gate.open()
-        daemon.until_logged(urgent, "at the gate of planning")
-        daemon.signal(signal.SIGTERM)
+        restarting.until_logged(urgent, "at the gate of planning")
+        restarting.signal(signal.SIGTERM)
         hold.open()
-        assert daemon.process.wait(SECONDS) == 0
-        daemon.until_nothing_lives()
-        daemon.start()
-        check_is_undisturbed(daemon, job, spec)
-    assert "goes on from " in daemon.log_of(job)
+        assert restarting.process.wait(SECONDS) == 0
+        restarting.until_nothing_lives()
+        restarting.start()
+        check_is_undisturbed(restarting, job, spec)
+    assert "goes on from " in restarting.log_of(job)
 
 
 def test_a_job_that_keeps_no_snapshots_is_not_paused_and_says_why(daemon: Any) -> None:

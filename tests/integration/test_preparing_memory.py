@@ -55,7 +55,7 @@ def memory(pid: int, kind: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_holds_nothing_of_other_stages(daemon: Any, kind: str) -> None:
     """Each had the whole model in free memory, until the job's end."""
@@ -73,7 +73,7 @@ def test_a_worker_holds_nothing_of_other_stages(daemon: Any, kind: str) -> None:
     assert max(megabytes.values()) < 96, f"kernels keep up to 64 MiB to themselves, the model has 96: {megabytes}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=9)
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel keeps the high-water mark")
 def test_a_worker_has_given_back_what_it_has_inspected_before_it_is_told_to_prepare(own_daemon: Any) -> None:
     """It had the whole model in free memory, beside what it was preparing."""
@@ -88,7 +88,7 @@ def test_a_worker_has_given_back_what_it_has_inspected_before_it_is_told_to_prep
     assert max(peaks.values()) < 256, f"a layer has 4 MiB, a stage 128, the model 384: {peaks}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_stages_that_are_built_alone_train_as_the_plain_loop(daemon: Any, kind: str) -> None:
     spec = spec_of(daemon, kind, steps=2, seed=5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +79,9 @@ def test_a_profiled_job_trains_what_it_trains_without(daemon: RealDaemon) -> Non
     assert list(Path(plain["run_dir"]).glob("profile*")) == []
 
 
-def test_copies_and_updates_of_a_device_job_are_in_the_rows_of_their_lanes(
-    own_daemon: Callable[..., RealDaemon],
-) -> None:
-    running = own_daemon(workers=1, stand_ins=1)
-    result = running.run(with_profile(running.spec(strategy=OFFLOAD, steps=16)))
-    assert result["state"] == "completed", running.log_of(result["job"])
+def test_copies_and_updates_of_a_device_job_are_in_the_rows_of_their_lanes(machine: RealDaemon) -> None:
+    result = machine.run(with_profile(machine.spec(strategy=OFFLOAD, steps=16)))
+    assert result["state"] == "completed", machine.log_of(result["job"])
     run_dir, job = Path(result["run_dir"]), result["job"]
     check_profiles(run_dir, job, {"forward": "aten::", "transfer": "aten::copy_", "update": "aten::"})
     (device,) = (profile for profile in profiles_in(run_dir, job, 1) if profile.worker == "gpu-0")

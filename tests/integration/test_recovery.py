@@ -166,7 +166,7 @@ def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(daemon: Any, stra
     assert "starts again" not in daemon.log_of(job)
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.slow(seconds=7)
 @pytest.mark.pairs(strategy=tuple(ON_STAND_INS))  # one a day; a soak has them all
 def test_so_does_a_job_on_devices(own_daemon: StartDaemon, strategy: str) -> None:
     daemon = own_daemon(workers=2, stand_ins=2)
@@ -178,7 +178,7 @@ def test_so_does_a_job_on_devices(own_daemon: StartDaemon, strategy: str) -> Non
     assert "starts again" not in daemon.log_of(job)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_one_that_is_killed_again_and_again_goes_on_each_time(daemon: Any) -> None:
     """Each time from where it was: only a job that comes no further is given up."""
     with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
@@ -208,7 +208,7 @@ def test_one_whose_own_code_kills_its_worker_each_time_is_given_up_with_a_report
     assert failed["error"].count("\n     | its last words") == len(reports)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_without_recovery_nothing_is_copied_and_a_job_begins_again(daemon: Any) -> None:
     gate = daemon.gate()
     arguments = {"gates": [str(gate), ""], "calls_at": [SECOND_CALL, 0]}
@@ -225,26 +225,43 @@ def test_without_recovery_nothing_is_copied_and_a_job_begins_again(daemon: Any) 
 HANDED_ON = "the workers hand the job's memory on"
 
 
-@pytest.mark.slow
-def test_a_directory_that_is_killed_costs_no_step_and_no_snapshot() -> None:
+@pytest.fixture(scope="module")
+def known() -> Iterator[Any]:
+    """A daemon whose directory is asked here, too. Each test leaves it without a job, and with what it held before."""
+    with KnownKeyDaemon(workers=2).serving() as running:
+        yield running
+
+
+@pytest.mark.slow(seconds=3)
+def test_snapshots_leave_no_memory_behind(known: Any) -> None:
+    before = held_blocks(known)
+    with held_behind_a_snapshot(known, PIPELINE) as (job, _, gate):
+        assert held_blocks(known) > before
+        gate.open()
+        known.client.wait(job, SECONDS)
+    known.until_idle()
+    assert held_blocks(known) == before
+
+
+@pytest.mark.slow(seconds=6)
+def test_a_directory_that_is_killed_costs_no_step_and_no_snapshot(known: Any) -> None:
     """One after another; then a worker, which is replaced from what the first one of them held."""
-    with KnownKeyDaemon(workers=2).serving() as daemon:
-        before = held_blocks(daemon)
-        with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
-            blocks = blocks_of(daemon, job)
-            for losses in range(1, 3):
-                RealDaemon.directory(daemon).kill()
-                until(lambda times=losses: daemon.log_of(job).count(HANDED_ON) == times, "the workers are told")
-                until(lambda: blocks_of(daemon, job) == blocks, "the next one has what the first had")
-            assert "(attempt " not in daemon.log_of(job)
-            kill_worker(daemon, job, "cpu")
-            daemon.until_logged(job, "goes on after step")
-            until(lambda: daemon.client.show(job)["state"] == "running", "the next attempt")
-            RealDaemon.directory(daemon).kill()
-            gate.open()
-            check_is_undisturbed(daemon, job, spec)
-        daemon.until_idle()
-        assert held_blocks(daemon) == before
+    before = held_blocks(known)
+    with held_behind_a_snapshot(known, PIPELINE) as (job, spec, gate):
+        blocks = blocks_of(known, job)
+        for losses in range(1, 3):
+            RealDaemon.directory(known).kill()
+            until(lambda times=losses: known.log_of(job).count(HANDED_ON) == times, "the workers are told")
+            until(lambda: blocks_of(known, job) == blocks, "the next one has what the first had")
+        assert "(attempt " not in known.log_of(job)
+        kill_worker(known, job, "cpu")
+        known.until_logged(job, "goes on after step")
+        until(lambda: known.client.show(job)["state"] == "running", "the next attempt")
+        RealDaemon.directory(known).kill()
+        gate.open()
+        check_is_undisturbed(known, job, spec)
+    known.until_idle()
+    assert held_blocks(known) == before
 
 
 def held_blocks(daemon: Any) -> int:
@@ -259,32 +276,19 @@ def blocks_of(daemon: Any, job: str) -> dict[str, int]:
 
 
 @pytest.mark.slow(seconds=12)
-def test_a_bit_that_changes_in_a_parameter_is_found_before_it_is_used_and_the_result_is_the_same() -> None:
+def test_a_bit_that_changes_in_a_parameter_is_found_before_it_is_used_and_the_result_is_the_same(known: Any) -> None:
     """By the worker that is to update it next: of the stage that stands at the gate, or of the replicas' owner."""
     in_memory = {"state-0-1": PIPELINE, "parameters": STRATEGIES["replicas"]}
-    with KnownKeyDaemon(workers=2).serving() as daemon:
-        for arena, strategy in in_memory.items():
-            with held_behind_a_snapshot(daemon, strategy | {"verify": "digest"}) as (job, spec, gate):
-                tensors = daemon.directory().of(f"{job}@1").find(arena).items().values()
-                numbers = next(tensor for tensor in tensors if tensor.dtype == torch.float32)
-                numbers.view(torch.int32).view(-1)[3] ^= 1  # the last bit of its mantissa
-                gate.open()
-                daemon.until_logged(job, "recovering (corrupted)")
-                check_is_undisturbed(daemon, job, spec)
-            log = daemon.log_of(job)
-            assert re.search(r"cpu-\d: bits of the values of .+ have changed since their last update", log)
-            assert "the job goes on after step" in log
-        with urllib.request.urlopen(f"{daemon.client.status()['metrics']}/metrics", timeout=SECONDS) as answer:
-            assert 'weft_recoveries_total{cause="corrupted"} 2.0' in answer.read().decode()
-
-
-@pytest.mark.slow
-def test_snapshots_leave_no_memory_behind(own_daemon: StartDaemon) -> None:
-    daemon = own_daemon()
-    before = held_blocks(daemon)
-    with held_behind_a_snapshot(daemon, PIPELINE) as (job, _, gate):
-        assert held_blocks(daemon) > before
-        gate.open()
-        daemon.client.wait(job, SECONDS)
-    daemon.until_idle()
-    assert held_blocks(daemon) == before
+    for arena, strategy in in_memory.items():
+        with held_behind_a_snapshot(known, strategy | {"verify": "digest"}) as (job, spec, gate):
+            tensors = known.directory().of(f"{job}@1").find(arena).items().values()
+            numbers = next(tensor for tensor in tensors if tensor.dtype == torch.float32)
+            numbers.view(torch.int32).view(-1)[3] ^= 1  # the last bit of its mantissa
+            gate.open()
+            known.until_logged(job, "recovering (corrupted)")
+            check_is_undisturbed(known, job, spec)
+        log = known.log_of(job)
+        assert re.search(r"cpu-\d: bits of the values of .+ have changed since their last update", log)
+        assert "the job goes on after step" in log
+    with urllib.request.urlopen(f"{known.client.status()['metrics']}/metrics", timeout=SECONDS) as answer:
+        assert 'weft_recoveries_total{cause="corrupted"} 2.0' in answer.read().decode()

@@ -71,7 +71,7 @@ def replayed(
     yield job, spec
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 @pytest.mark.pairs(strategy=tuple(STRATEGIES))
 def test_an_iteration_that_others_run_again_has_the_same_bits_and_so_has_the_result(daemon: Any, strategy: str) -> None:
     with replayed(daemon, STRATEGIES[strategy]) as (job, spec):
@@ -82,7 +82,7 @@ def test_an_iteration_that_others_run_again_has_the_same_bits_and_so_has_the_res
     assert "other bits" not in log
 
 
-@pytest.mark.slow(seconds=7)
+@pytest.mark.slow(seconds=14)
 @pytest.mark.pairs(strategy=("pipeline", "replicas"))  # one a day
 def test_a_worker_that_has_computed_wrong_once_is_named_and_the_result_is_that_of_a_sound_one(
     own_daemon: Any, strategy: str
@@ -98,7 +98,7 @@ def test_a_worker_that_has_computed_wrong_once_is_named_and_the_result_is_that_o
         assert 'weft_replays_total{result="different"} 1.0' in answer.read().decode()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_where_one_of_two_is_wrong_each_time_the_job_fails_rather_than_guess(own_daemon: Any) -> None:
     daemon = own_daemon(workers=2)
     with replayed(daemon, STRATEGIES["pipeline"], WRONG, worker="cpu-1", times=1000) as (job, _):

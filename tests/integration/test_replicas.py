@@ -11,9 +11,7 @@ import math
 import os
 import runpy
 import signal
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,30 +138,6 @@ STALE: dict[str, Strategy] = {
 }
 
 CLIP_NORM = {"mlp": 1.0, "gpt": 3.3, "cnn": 2.5}  # in the middle of the norms that occur
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[RealDaemon]:
-    """Four CPU workers and two devices. At the end they map no more shared memory than after the first job."""
-    running = RealDaemon(workers=4, stand_ins=2)
-    try:
-        running.start()
-        running.run(spec_of({}, {"replicas": [TWO_GPU, {"stages": 4}]}))
-        running.until_idle()
-        before = mappings(running)
-        yield running
-        running.until_idle()
-        with suppress(AssertionError):
-            until(lambda: mappings(running) <= before, "the jobs' last mappings", 10.0)
-        assert mappings(running) - before == Counter()
-        assert running.stop() == 0
-        assert "Traceback" not in running.log()
-    finally:
-        running.close()
-
-
-def mappings(daemon: RealDaemon) -> Counter[str]:
-    return Counter({name: count for name, count in daemon.footprint().items() if name.startswith("shared mappings")})
 
 
 def spec_of(args: dict[str, Any], strategy: Strategy, **job: Any) -> JobSpec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).parent
 agrees = runpy.run_path(str(HERE / "test_replicas.py"))["agrees"]
-RealDaemon = runpy.run_path(str(HERE / "real_daemon.py"))["RealDaemon"]
 
 GPU, TWO_GPU, CPU = {"device": "gpu"}, {"device": "gpu", "stages": 2}, {"device": "cpu"}
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -30,12 +28,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     },
     "two loaders, by the host": {"replicas": [GPU], "loaders": 2, "update": "cpu"},
 }
-
-
-@pytest.fixture(scope="module")
-def machine() -> Iterator[Any]:
-    with RealDaemon(workers=3, stand_ins=2).serving() as running:
-        yield running
 
 
 def spec_of(kind: str, **strategy: Any) -> JobSpec:

@@ -86,7 +86,7 @@ def counters(daemon: Any, name: str) -> dict[str, float]:
     return {next(iter(s.labels.values())): s.value for f in families for s in f.samples if s.name == name}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_a_disk_that_fails_now_and_then_costs_no_job_and_no_line(faulty_daemon: Any) -> None:
     daemon = faulty_daemon
     faults = daemon.home / "faults"
@@ -159,7 +159,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_on_a_full_disk_training_goes_on_and_submits_are_refused_by_name(
     own_daemon: Callable[..., Any], small_disk: Path
 ) -> None:
@@ -191,7 +191,7 @@ def test_on_a_full_disk_training_goes_on_and_submits_are_refused_by_name(
     assert daemon.run(daemon.spec())["state"] == "completed"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_a_model_that_has_no_room_fails_its_job_with_a_sentence(
     own_daemon: Callable[..., Any], small_disk: Path
 ) -> None:

@@ -142,7 +142,7 @@ def test_a_worker_with_the_cores_of_others_gives_that_of_as_many_threads(
     assert same_as_the_plain_loop(daemon, JobSpec.parse(spec.to_wire() | {"strategy": {}}))
 
 
-@pytest.mark.slow(seconds=12)
+@pytest.mark.slow
 @pytest.mark.pairs(2, job=JOBS, schedule=("measured", "dynamic"), recompute=(False, True))
 def test_an_order_that_was_made_gives_it_too_and_so_does_its_grid(
     daemon: RealDaemon, job: str, schedule: str, recompute: bool

@@ -102,6 +102,7 @@ def queued_jobs_are_kept(daemon: Any, num_jobs: int) -> None:
     daemon.until_idle()
 
 
+@pytest.mark.slow(seconds=6)
 def test_queued_jobs_hold_no_descriptors_over_a_restart(limited: Callable[[int], Any]) -> None:
     # 120 queued jobs under `ulimit -n 200` failed 33 acknowledged jobs, and then the daemon.
     queued_jobs_are_kept(limited(200), 120)
@@ -113,6 +114,7 @@ def test_a_thousand_queued_jobs_under_a_limit_of_1024(limited: Callable[[int], A
     queued_jobs_are_kept(limited(1024), 1000)
 
 
+@pytest.mark.slow(seconds=3)
 def test_when_descriptors_are_short_clients_and_submits_are_refused_and_what_runs_goes_on(
     limited: Callable[[int], Any],
 ) -> None:
@@ -164,6 +166,7 @@ def port_of(daemon: Any) -> int:
     return int(daemon.client.status()["metrics"].rpartition(":")[2])
 
 
+@pytest.mark.slow(seconds=2)
 def test_connections_that_a_stranger_holds_cost_a_bounded_number_of_descriptors(daemon: Any) -> None:
     held = psutil.Process(daemon.process.pid).num_fds()
     with strangers(port_of(daemon), 300):

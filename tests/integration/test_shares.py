@@ -71,7 +71,7 @@ def shares_of_a_run_like_the_reference(daemon: RealDaemon, spec: JobSpec) -> lis
     return shares
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=6)
 def test_shares_that_follow_the_measured_speed_give_the_result_of_the_reference(daemon: RealDaemon) -> None:
     spec = spec_of(daemon, {"share": "adaptive", "microbatches": 2}, {"steps": 200}, extra=20)
     shares = shares_of_a_run_like_the_reference(daemon, spec)
@@ -115,11 +115,10 @@ def test_stolen_microbatches_that_weigh_differently_give_the_result_of_one_repli
 
 
 @pytest.mark.slow
-def test_devices_and_pipelines_steal_too(own_daemon: Any) -> None:
-    daemon = own_daemon(workers=2, stand_ins=2)
+def test_devices_and_pipelines_steal_too(machine: Any) -> None:
     replicas = [{"device": "gpu", "stages": 2}, {"stages": 2}]
-    spec = spec_of(daemon, {"share": "stealing", "microbatches": 5, "replicas": replicas}, {"epochs": 3}, extra=1)
-    shares_of_a_run_like_the_reference(daemon, spec)
+    spec = spec_of(machine, {"share": "stealing", "microbatches": 5, "replicas": replicas}, {"epochs": 3}, extra=1)
+    shares_of_a_run_like_the_reference(machine, spec)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ SOURCE, STEPS, SECONDS, PIPELINE = (_RECOVERY[name] for name in ("SOURCE", "STEP
 held_behind_a_snapshot, lines_of, kill_worker, until = (
     _RECOVERY[name] for name in ("held_behind_a_snapshot", "lines_of", "kill_worker", "until")
 )
-StartDaemon = Callable[..., Any]
 
 # After the first epoch nothing counts as an improvement; 2 steps in an epoch.
 PATIENCE, STOPPED = 3, 8
@@ -66,15 +64,14 @@ def test_a_job_stops_after_the_step_and_with_the_bits_of_the_plain_loop(daemon: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["zero-offload", "cotrain"])
-def test_what_devices_update_is_saved_where_a_job_stops(own_daemon: StartDaemon, preset: str) -> None:
-    daemon = own_daemon(workers=2, stand_ins=2)
-    spec = stopping(daemon, STOP, {"preset": preset, "microbatches": 2})
-    result = daemon.run(spec)
+def test_what_devices_update_is_saved_where_a_job_stops(machine: Any, preset: str) -> None:
+    spec = stopping(machine, STOP, {"preset": preset, "microbatches": 2})
+    result = machine.run(spec)
     assert result["state"] == "completed", result["error"]
     check_is_the_plain_loops(spec, result, exact=False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_a_job_that_has_had_its_time_is_completed_and_says_so(daemon: Any) -> None:
     """It would train for hours; a microsecond is over with its first step."""
     spec = stopping(daemon, {"stop": {"max_time": "0.000001 s"}}, {"microbatches": 2}, steps=10**8)
@@ -87,7 +84,7 @@ def test_a_job_that_has_had_its_time_is_completed_and_says_so(daemon: Any) -> No
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_a_job_that_was_killed_on_the_way_comes_to_the_same_decision(daemon: Any) -> None:
     """It remembers what came before its snapshot, and so does one that goes on from its checkpoint."""
     with held_behind_a_snapshot(daemon, PIPELINE, LATE) as (job, spec, gate):

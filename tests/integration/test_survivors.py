@@ -40,7 +40,7 @@ def holding(daemon: Any, job: str) -> dict[str, int]:
     return {each["worker"]: each["pid"] for each in daemon.client.status()["workers"] if each["job"] == job}
 
 
-@pytest.mark.slow(seconds=5)
+@pytest.mark.slow(seconds=7)
 @pytest.mark.pairs(
     4, strategy=("pipeline", "recompute", "replicas", "clipped pipeline", "clipped replicas"), victim=("cpu", "loader")
 )
@@ -59,7 +59,7 @@ def test_the_function_runs_in_the_new_worker_alone(daemon: Any, strategy: str, v
     assert set(after).isdisjoint(before.values())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_another_that_is_killed_while_the_first_is_prepared_costs_no_more(daemon: Any) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, spec, gate):
         wait, ran = Path(spec.directory, "wait"), processes_of(spec)
@@ -80,7 +80,7 @@ def test_another_that_is_killed_while_the_first_is_prepared_costs_no_more(daemon
     assert "starts again" not in daemon.log_of(job)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 def test_a_cancel_while_they_wait_frees_them_all(daemon: Any) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, spec, _):
         wait, ran = Path(spec.directory, "wait"), processes_of(spec)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +98,19 @@ def counts_of(daemon: Any, strategy: dict[str, Any], steps: int) -> tuple[int, l
     return calls[f"{job}@1"], re.findall(r"(\w+(?: stage)?) has pickled (\d+ and allocated \d+)", log)
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def known() -> Iterator[Any]:
+    with KnownKeyDaemon(workers=2, stand_ins=2).serving() as running:
+        yield running
+
+
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
-def test_a_task_calls_no_directory_pickles_nothing_and_allocates_no_shared_memory(strategy: dict[str, Any]) -> None:
-    with KnownKeyDaemon(workers=2, stand_ins=2).serving() as daemon:
-        few_calls, few = counts_of(daemon, strategy, steps=10)
-        many_calls, many = counts_of(daemon, strategy, steps=50)
+def test_a_task_calls_no_directory_pickles_nothing_and_allocates_no_shared_memory(
+    known: Any, strategy: dict[str, Any]
+) -> None:
+    few_calls, few = counts_of(known, strategy, steps=10)
+    many_calls, many = counts_of(known, strategy, steps=50)
     assert few_calls == many_calls > 0
     for said in (few, many):
         assert sorted(where for where, _ in said) == ["first stage"] * 2 + ["last stage"] * 2 + ["loader"] * 2

@@ -45,7 +45,7 @@ def weft(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False)
 
 
-@pytest.mark.slow(seconds=5)
+@pytest.mark.slow(seconds=4)
 def test_the_file_is_written_beside_the_source_and_runs(home: Path) -> None:
     done = weft(home, "init", "jobs/train.py", "--arg", "slope=3.0")
     assert (done.returncode, done.stdout) == (0, "jobs/train.toml\n"), done.stderr
@@ -56,7 +56,7 @@ def test_the_file_is_written_beside_the_source_and_runs(home: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.slow(seconds=5)
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize(
     ("arguments", "path", "entry"),
     [
@@ -74,7 +74,7 @@ def test_the_entry_is_relative_to_the_file_wherever_that_is(
     spec.check_files()
 
 
-@pytest.mark.slow(seconds=5)
+@pytest.mark.slow(seconds=4)
 def test_a_file_that_is_there_is_written_over_only_by_force(home: Path) -> None:
     file = home / "jobs" / "train.toml"
     file.write_text("mine")
@@ -89,7 +89,7 @@ def test_a_file_that_is_there_is_written_over_only_by_force(home: Path) -> None:
     assert file.read_text() == printed.stdout
 
 
-@pytest.mark.slow(seconds=5)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [

@@ -605,7 +605,7 @@ class Play(RuleBasedStateMachine):
             assert sum(state in TERMINAL for state, _ in model.states) == model.ended
 
 
-@pytest.mark.slow(seconds=17)
+@pytest.mark.slow(seconds=6)
 def test_whatever_happens_the_invariants_hold_and_every_job_ends(
     plan_of: Callable[..., Plan], spec_of: Callable[..., JobSpec]
 ) -> None:

@@ -165,7 +165,7 @@ def test_a_forward_that_waits_for_each_layer_trains_what_one_does_that_waits_for
     assert all(torch.equal(by_layer[name], tensor) for name, tensor in by_stage.items())
 
 
-@pytest.mark.slow(seconds=12)
+@pytest.mark.slow(seconds=0.7)
 @pytest.mark.pairs(name=STRATEGIES, source=SOURCES)
 def test_whatever_the_strategy_and_the_model_it_does(
     inside_of: Callable[..., tuple[Inside, JobSpec]], name: str, source: str
@@ -178,7 +178,7 @@ def test_whatever_the_strategy_and_the_model_it_does(
         torch.testing.assert_close(first[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow(seconds=4)
+@pytest.mark.slow
 def test_a_step_that_calls_its_blocks_in_another_order_now_and_then_waits_for_each_where_it_is_called(
     inside_of: Callable[..., tuple[Inside, JobSpec]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,18 @@ class Stand:
             rests=rests,
         )
 
+    def tell_waits(self) -> queue.SimpleQueue[tuple[int, int]]:
+        """(task, iteration) of each wait of the lane at the board, which has been found to be needed and now begins."""
+        told: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        wait = self.attempt.board.wait
+
+        def told_wait(task: int, iteration: int) -> None:
+            told.put((task, iteration))
+            wait(task, iteration)
+
+        self.attempt.board.wait = told_wait  # type: ignore[method-assign]
+        return told
+
     def report(self) -> dict[str, Any]:
         return self.reports.get(timeout=SOON)
 
@@ -175,13 +187,14 @@ def test_tasks_run_in_the_order_in_which_they_were_sent_and_are_posted(stand: St
 
 
 def test_a_task_waits_for_its_inputs_from_other_lanes(stand: Stand) -> None:
-    reached = threading.Event()
+    reached, waits = threading.Event(), stand.tell_waits()
     stand.begin(
         stand.operation(1, run=lambda iteration: reached.set()),
         stand.operation(2, waits=((ELSEWHERE, 0, "activation"), (8, 1, "slot"))),
     )
     stand.inbox.put([(0, [1, 2])])
     assert reached.wait(SOON)
+    assert waits.get(timeout=SOON) == (ELSEWHERE, 0)
     assert stand.ran == [(0, 1)], "task 8 has nothing to say for iteration -1, and task 9 has"
     stand.attempt.board.post(ELSEWHERE, 0)
     rows = rows_of(stand.count(2))
@@ -193,18 +206,10 @@ def test_a_task_waits_for_its_inputs_from_other_lanes(stand: Stand) -> None:
 @pytest.mark.parametrize("device", ["host"], indirect=True)
 def test_a_loader_that_has_to_wait_sleeps_until_it_has_several_batches_to_load(stand: Stand) -> None:
     """With eight slots it sleeps once all are full, and wakes when four can be filled; others are being read then."""
-    asked = queue.SimpleQueue[int]()
-    board = stand.attempt.board
-    wait = board.wait
-
-    def told_wait(task: int, iteration: int) -> None:
-        asked.put(iteration)
-        wait(task, iteration)
-
-    board.wait = told_wait  # type: ignore[method-assign]
+    waits, board = stand.tell_waits(), stand.attempt.board
     stand.begin(stand.operation(1, mode="load", waits=((ELSEWHERE, 8, "slot"),), rests=True))
     stand.inbox.put([(iteration, [1]) for iteration in range(12)])
-    assert asked.get(timeout=SOON) == 3
+    assert waits.get(timeout=SOON) == (ELSEWHERE, 3)
     assert stand.ran == [(iteration, 1) for iteration in range(8)]
     assert stand.progress()["waits_for"] == ELSEWHERE
     board.post(ELSEWHERE, 2)  # one that sleeps for the first free slot would go on
@@ -212,7 +217,7 @@ def test_a_loader_that_has_to_wait_sleeps_until_it_has_several_batches_to_load(s
     board.post(ELSEWHERE, 3)
     stand.count(12)
     assert [number for number, _ in stand.ran] == list(range(12))
-    assert asked.empty()
+    assert waits.empty()
 
 
 @pytest.mark.parametrize(("distance", "beyond"), [(1, 0), (2, 0), (3, 0), (4, 1), (8, 3), (9, 3)])
@@ -276,8 +281,11 @@ def test_an_input_that_is_there_is_no_stall(stand: Stand) -> None:
 
 
 def test_a_task_may_wait_for_an_update_that_is_no_fixed_distance_away(stand: Stand) -> None:
-    """A stale replica's UP, whose version depends on warm-up and on the validations in between."""
-    reached = threading.Event()
+    """A stale replica's UP, whose version depends on warm-up and on the validations in between.
+
+    Beside busy loops the update was there before the lane had looked, once, and no stall: it is posted to who waits.
+    """
+    reached, waits = threading.Event(), stand.tell_waits()
     stand.attempt.board.post(8, 4)
     stand.begin(
         stand.operation(1, run=lambda iteration: reached.set()),
@@ -286,6 +294,7 @@ def test_a_task_may_wait_for_an_update_that_is_no_fixed_distance_away(stand: Sta
     stand.attempt.board.post(ELSEWHERE, 2)
     stand.inbox.put([(4, [1, 2])])
     assert reached.wait(SOON)
+    assert waits.get(timeout=SOON) == (ELSEWHERE, 3)
     assert stand.ran == [(4, 1)], "iteration 4 less the distance is there, and iteration 3 is asked for"
     stand.attempt.board.post(ELSEWHERE, 3)
     rows = rows_of(stand.count(2))

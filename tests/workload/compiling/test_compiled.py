@@ -57,7 +57,7 @@ def test_units_of_more_than_one_layer_are_compiled(model: nn.Module, names: list
     assert [name for name, _ in compiled_modules(workload(model))] == names
 
 
-@pytest.mark.slow(seconds=2)
+@pytest.mark.slow
 def test_a_unit_that_its_user_has_compiled_stays_as_it_is() -> None:
     own = Twice()
     own.compile(backend="eager")
@@ -74,7 +74,7 @@ def forward() -> Callable[..., CompiledForward]:
     return make
 
 
-@pytest.mark.slow(seconds=2)
+@pytest.mark.slow
 def test_a_copy_of_a_unit_is_a_unit_of_its_own(forward: Callable[..., CompiledForward]) -> None:
     own = Twice()
     made = forward(own)
@@ -87,7 +87,7 @@ def test_a_copy_of_a_unit_is_a_unit_of_its_own(forward: Callable[..., CompiledFo
     assert uncompiled(made)(torch.ones(1, 3)).abs().sum() > 0
 
 
-@pytest.mark.slow(seconds=15)
+@pytest.mark.slow(seconds=2)
 @pytest.mark.filterwarnings("ignore")  # torch's own, where it compiles
 def test_shapes_are_compiled_ahead_as_they_were_noted_and_too_many_are_refused(
     forward: Callable[..., CompiledForward], tmp_path: Any

@@ -193,7 +193,7 @@ def itineraries(draw: st.DrawFn, num_microbatches: int) -> Itinerary:
     )
 
 
-@pytest.mark.slow(seconds=11)
+@pytest.mark.slow(seconds=5)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_every_reader_finds_what_it_should_however_the_lanes_race(
@@ -231,7 +231,7 @@ def test_every_reader_finds_what_it_should_however_the_lanes_race(
     Race(case, rng).to_end()
 
 
-@pytest.mark.slow(seconds=6)
+@pytest.mark.slow(seconds=2)
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_parts_of_a_forward_find_what_they_read_however_the_lanes_race(
@@ -276,7 +276,7 @@ def test_the_model_notices_when_a_later_part_does_not_wait(
             ).to_end()
 
 
-@pytest.mark.slow(seconds=11)
+@pytest.mark.slow(seconds=7)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_a_bucket_may_go_either_way_in_each_iteration(
@@ -307,7 +307,7 @@ def test_a_bucket_may_go_either_way_in_each_iteration(
     Race(case, rng).to_end()
 
 
-@pytest.mark.slow(seconds=11)
+@pytest.mark.slow(seconds=5)
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_layers_of_a_working_window_take_turns_however_the_lanes_race(
