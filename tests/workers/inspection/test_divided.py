@@ -113,6 +113,10 @@ def test_a_mean_over_what_is_weighed_may_be_divided(workload: Callable[[], Workl
             lambda: stepping(lambda model, batch: model(batch[0][: BATCH - 2].view(BATCH - 2, 6)).mean()),
             "in parts they raise RuntimeError: shape '[6, 6]' is invalid",
         ),
+        (
+            lambda: workload_of(collate=torch.utils.data.default_collate),
+            "collate may give parts of a batch other shapes than slots have",
+        ),
         (lambda: workload_of(optimizer=torch.optim.Adafactor), "Adafactor may look at several parameters at once"),
     ],
 )

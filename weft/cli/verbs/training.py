@@ -47,7 +47,7 @@ def run(
     """Train one job here and now: start a daemon, run the job, stop the daemon.
 
     Of FILE.py the function `workload` is trained, and needs no TOML: weft run train.py --batch-size 100 --epochs 10.
-    Without a [strategy] one is chosen, if the job is long enough; an empty table is one worker's.
+    Where the spec has no [strategy] one is chosen, if the job is long enough for that; an empty table is one worker.
     Run directories are made in ./runs unless --runs-dir says otherwise.
     """
     job_spec = told.load(spec)

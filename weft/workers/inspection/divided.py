@@ -1,6 +1,6 @@
 """Divided: whether a batch comes to the same whole and in parts, as replicas have it, which only running it tells.
 
-    the first batch of an epoch, and the last, of training and of validation
+    four batches of an epoch of training, the first and the last among them, and as many of validation
         whole      values, gradients   ┐  equal but for rounding; no random numbers drawn, of which parts have others;
         in parts   values, gradients   ┘  nothing kept from one forward to the next, which parts would change twice
 
@@ -30,10 +30,9 @@ from weft.workload.step import step_source, step_values, training_step, validati
 from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, kind_of, weight_of
 
+BATCHES: Final = 4  # arbitrary: each takes as long as two steps, and one alone may have no padding
 PART: Final = 3  # of a batch the first has a third: in halves a weight that is not the samples' might not show
-ROUNDING: Final = (
-    3e-4  # of the largest element; sums of float32 differ by 1e-6 to 1e-5 of it, another loss by 1e-2 or more
-)
+ROUNDING: Final = 3e-4  # of the largest element: sums of float32 differ by 1e-6 to 1e-5 of it, another loss by 1e-2
 
 _Outcome = dict[str, torch.Tensor | None]
 
@@ -45,6 +44,8 @@ def why_undivided(workload: Workload, spec: JobSpec) -> str | None:
     batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
     if batches.streams:
         return f"the items of Workload.{batches.streams[0]} are drawn one after another"
+    if not is_cut_by_calls(workload) and any(each.collate is not None for each in batches.sources().values()):
+        return "collate may give parts of a batch other shapes than slots have"  # padded to their own longest sample
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters())
     if optimizer is not None and not is_elementwise(optimizer):
         return f"{kind_of(optimizer)} may look at several parameters at once"
@@ -57,7 +58,8 @@ def why_undivided(workload: Workload, spec: JobSpec) -> str | None:
 
 def _looked_at(batches: Batches, batch_size: int) -> Iterator[Iteration]:
     for training, num_samples in ((True, batches.num_train), (False, batches.num_validation)):
-        for start in sorted({0, max(0, num_samples - 1) // batch_size * batch_size}):
+        last = max(0, num_samples - 1) // batch_size
+        for start in sorted({last * part // (BATCHES - 1) * batch_size for part in range(BATCHES)}):
             size = min(batch_size, num_samples - start)
             if size > 1:
                 yield Iteration(index=0, training=training, epoch=0, step=0, start=start, size=size, learns=training)

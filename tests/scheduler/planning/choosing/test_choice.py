@@ -216,6 +216,10 @@ def test_where_nobody_gives_a_strategy_whole_models_on_cpu_workers_are_the_choic
 ) -> None:
     chosen = choose(nobodys, measured([0.01, 0.01], workers=4, gpus=1), make)
     assert chosen.lines[0].startswith("no [strategy]: auto chose 4 replicas, ")
+    assert (
+        chosen.lines[-1] == "no [strategy]: GPUs are left alone; strategy.preset = 'auto' has them among its candidates"
+    )
+    assert set(chosen.lines) <= set(chosen.plan.notes)
     strategies = [each.spec.strategy for each in chosen.considered]
     assert all(replica.device == "cpu" for each in strategies for replica in each.replica_list)
     assert {replica.num_stages for each in strategies for replica in each.replica_list} == {1}
@@ -243,6 +247,21 @@ def test_where_none_is_chosen_the_plan_is_that_of_one_worker_and_says_why(
     line, *notes = chosen.plan.notes
     assert line == "no [strategy]: one worker, since some 0.2 s are too few"
     assert replace(chosen.plan, notes=tuple(notes)) == choose(alone, inspection, make).plan
+
+
+def test_on_cores_that_others_use_nothing_is_chosen_that_waits_for_all_of_them(
+    measured: Callable[..., Inspection], nobodys: JobSpec, auto: Callable[..., JobSpec]
+) -> None:
+    """With another program on one of two cores digits took 1 ms a step on one worker, and 31 ms on the two replicas
+    that were predicted to take 0.6 ms; all threads had been measured to take 98 ms."""
+    busy = measured([0.01, 0.01], speedup=0.01)
+    asked_for = choose(auto(), busy, make).spec.strategy
+    assert workers_needed(asked_for)["cpu"] == 2, "who asks for a choice is told what cores can do"
+    chosen = choose(nobodys, busy, make)
+    assert chosen.spec.strategy == on_one_worker(nobodys).strategy
+    assert chosen.lines[0].startswith(
+        "no [strategy]: one worker, since other programs seem to have some of its cores: "
+    )
 
 
 def test_where_no_candidate_can_be_planned_the_job_is_one_workers_and_not_refused(

@@ -32,6 +32,7 @@ from weft.spec.workers_needed import threads_of
 
 AS_GOOD: Final = 1.02  # times the shortest prediction: closer is beyond what the measured times are good for
 WORTH_IT: Final = 1.1  # in its place where nobody has asked for a choice: half of all predictions are 5 % off or less
+TAKEN: Final = 3.0  # times; arbitrary: on two free cores 0.9 to 1.1 were measured, with others there 16 to 250
 WAKE_SECONDS: Final = 25e-6  # from a post to the start of who waits for it; half of a round trip, see Board
 LOST_SECONDS: Final = 5e-6  # of a lane for each task, to reports and dispatches; found on one machine
 MAX_TOLD: Final = 3  # runners-up, in a sentence
@@ -72,28 +73,54 @@ def choose(spec: JobSpec, inspection: Inspection, make: MakePlan) -> Choice:
     if not spec.strategy.is_auto:
         only = Considered(spec=spec, title=title_of(spec.strategy, inspection.host), least_seconds=0.0)
         return _chosen(only, inspection, make, [only], chooses=False)
-    if inspection.unchosen is not None:
-        return _on_one_worker(spec, inspection, make, inspection.unchosen)
+    if not is_undecided(spec):
+        return _best(spec, inspection, make, AS_GOOD)
+    return _choose_by_default(spec, inspection, make)
+
+
+def _choose_by_default(spec: JobSpec, inspection: Inspection, make: MakePlan) -> Choice:
+    """Nobody has asked for it, so it does not refuse what one worker could do."""
+    why = inspection.unchosen or _why_cores_are_taken(inspection)
+    if why is None:
+        try:
+            return _telling(_best(spec, inspection, make, WORTH_IT), *_of_gpus(inspection))
+        except PlanError as error:
+            why = str(error)
+    alone = choose(on_one_worker(spec), inspection, make)
+    return _telling(alone, f"{_BY_DEFAULT}: one worker, since {why}", *_of_gpus(inspection))
+
+
+def _telling(choice: Choice, *lines: str) -> Choice:
+    plan = dataclasses.replace(choice.plan, notes=(*lines, *choice.plan.notes))
+    return dataclasses.replace(choice, plan=plan, lines=(*choice.lines, *lines))
+
+
+def _of_gpus(inspection: Inspection) -> Iterator[str]:
+    if inspection.host.gpus:
+        yield f"{_BY_DEFAULT}: GPUs are left alone; strategy.preset = 'auto' has them among its candidates"
+
+
+def _best(spec: JobSpec, inspection: Inspection, make: MakePlan, as_good: float) -> Choice:
     for_memory = spec.plan_for == "memory"
     considered = consider(spec, inspection, make, prunes=not for_memory)
-    as_good = WORTH_IT if is_undecided(spec) else AS_GOOD
     best = least_memory_of(considered) if for_memory else best_of(considered, as_good)
-    try:
-        if best is None:
-            raise PlanError(next((each.why_not for each in considered if each.why_not), _NONE_FITS))
-        return _chosen(best, inspection, make, considered, chooses=True)
-    except PlanError as error:
-        if not is_undecided(spec):
-            raise
-        return _on_one_worker(spec, inspection, make, str(error))
+    if best is None:
+        raise PlanError(next((each.why_not for each in considered if each.why_not), _NONE_FITS))
+    return _chosen(best, inspection, make, considered, chooses=True)
 
 
-def _on_one_worker(spec: JobSpec, inspection: Inspection, make: MakePlan, why: str) -> Choice:
-    """Errors: PlanError, where that cannot be either."""
-    choice = choose(on_one_worker(spec), inspection, make)
-    line = f"{_BY_DEFAULT}: one worker, since {why}"
-    plan = dataclasses.replace(choice.plan, notes=(line, *choice.plan.notes))
-    return dataclasses.replace(choice, plan=plan, lines=(line,))
+def _why_cores_are_taken(inspection: Inspection) -> str | None:
+    """As a reason; None where they seem to be the job's own. Threads wait for each other at the end of each operation,
+    and one of them for whoever else is on its core; so would replicas, which no prediction knows."""
+    known = inspection.threaded
+    own = sum(unit.forward_seconds + unit.backward_seconds for unit in inspection.units)
+    together = 0.0 if known is None else sum(forward + backward for forward, backward, *_ in known.seconds)
+    if known is None or together <= TAKEN * own:
+        return None
+    return (
+        f"other programs seem to have some of its cores: a batch takes {together * 1e3:.3g} ms with {known.threads} "
+        f"threads and {own * 1e3:.3g} ms with one worker's"
+    )
 
 
 def consider(spec: JobSpec, inspection: Inspection, make: MakePlan, *, prunes: bool = True) -> list[Considered]:
