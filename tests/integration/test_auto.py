@@ -124,7 +124,7 @@ def test_weft_run_without_a_strategy_trains_what_the_plain_loop_does(daemon: Rea
     short, (told,) = run("--checkpoint", "4 steps")
     assert told.startswith("one worker, since some ")
     long, (told,) = run("--steps", "2000000", "--set", "stop.max_time=0.2 s", "--resume", short["run_dir"])
-    assert told.startswith("auto chose ")
+    assert told.startswith(("auto chose ", "one worker, since other programs seem to have some of its cores"))
     assert long["steps"] > short["steps"]
     assert json.loads(Path(long["run_dir"], "strategy.json").read_text())["microbatches"] == 1
     with path.open("a") as file:
