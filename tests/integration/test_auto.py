@@ -99,3 +99,48 @@ def test_what_cannot_be_planned_is_refused_with_a_sentence(daemon: RealDaemon) -
     told = daemon.weft("plan", path, "--for", "money")
     assert (told.returncode, told.stdout) == (2, "")
     assert "--for: 'money' is nothing to plan for; write time or memory" in told.stderr
+
+
+@pytest.mark.slow(seconds=9)
+def test_weft_run_without_a_strategy_trains_what_the_plain_loop_does(daemon: RealDaemon, tmp_path: Path) -> None:
+    """A short job is one worker's. A long one is chosen for, also where it goes on from the short one's checkpoint; it
+    ends when its time is up. An empty table is an answer. The log of a job that went on from a checkpoint once had
+    nothing of its plan."""
+    path = daemon.spec_file(daemon.spec(DOUBLE, batch_size=24, steps=8))
+    path.write_text(path.read_text().partition("[strategy]")[0])
+
+    def run(*more: str) -> tuple[dict[str, Any], list[str]]:
+        """The result, and what is told of the choice."""
+        done = daemon.weft("run", path, "--json", "--workers", "2", "--runs-dir", tmp_path / "runs", *more)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        expected = reference.train(JobSpec.load(path, [f"job.steps={result['steps']}"]))
+        losses = [row["loss"] for row in metrics_rows(result["run_dir"]) if "loss" in row]
+        assert losses == pytest.approx(expected.losses[-len(losses) :], rel=1e-9)
+        for name, tensor in load_file(result["model"]).items():
+            torch.testing.assert_close(tensor, expected.state[name], rtol=1e-9, atol=1e-9)
+        return result, [line.partition("no [strategy]: ")[2] for line in done.stderr.splitlines() if "no [st" in line]
+
+    short, (told,) = run("--checkpoint", "4 steps")
+    assert told.startswith("one worker, since some ")
+    long, (told,) = run("--steps", "2000000", "--set", "stop.max_time=0.2 s", "--resume", short["run_dir"])
+    assert told.startswith(("auto chose ", "one worker, since other programs seem to have some of its cores"))
+    assert long["steps"] > short["steps"]
+    assert json.loads(Path(long["run_dir"], "strategy.json").read_text())["microbatches"] == 1
+    with path.open("a") as file:
+        file.write("[strategy]\n")
+    given, told_of = run()
+    assert (told_of, Path(given["run_dir"], "strategy.json").exists()) == ([], False)
+
+
+@pytest.mark.slow(seconds=3)
+def test_weft_plan_says_what_weft_run_would_do_without_a_strategy_and_submit_chooses_none(daemon: RealDaemon) -> None:
+    path = daemon.spec_file(daemon.spec(DOUBLE, batch_size=24, steps=8))
+    path.write_text(path.read_text().partition("[strategy]")[0])
+    plan = json.loads(daemon.weft("plan", path, "--json").stdout)
+    assert plan["lines"][0].startswith("no [strategy]: one worker, since some ")
+    job = daemon.weft("submit", path).stdout.strip()
+    assert daemon.client.wait(job)["state"] == "completed"
+    shown = daemon.client.show(job)
+    assert "by_default" not in shown["spec"]
+    assert not [note for note in shown["plan"]["notes"] if "[strategy]" in note]

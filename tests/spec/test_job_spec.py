@@ -381,7 +381,7 @@ def test_a_key_with_a_typing_error_is_refused_with_the_one_that_was_meant(path: 
 
 
 def test_a_key_like_no_other_is_refused_with_those_that_are_known() -> None:
-    known = "checkpoint, directory, job, plan_for, profile, stop, strategy"
+    known = "by_default, checkpoint, directory, job, plan_for, profile, stop, strategy"
     with pytest.raises(SpecError, match=f"zzz: unknown key; known here: {known}"):
         JobSpec.parse(changed("zzz", {}))
     with pytest.raises(SpecError, match=r"strategi: unknown key; did you mean strategy\?"):

@@ -173,6 +173,8 @@ class Inspection:
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
     on_epoch: bool = False  # the workload has a function that is asked after each epoch
     scheduler_metric: str | None = None  # that the scheduler takes of each validation; None of one that takes none
+    unchosen: str | None = None  # why no strategy is chosen for a job that gives none, as a reason
+    undivided: str | None = None  # why the batches of such a job stay whole, in the same form
     unsaved: str | None = None  # what of the optimizer's or the scheduler's state could not be put back, as a reason
 
     @property
@@ -243,6 +245,8 @@ class Inspection:
             streams=tuple(data.get("streams", ())),
             batch_modules=tuple(data.get("batch_modules", ())),  # as the one before and the next two
             data_bytes=data.get("data_bytes"),
+            unchosen=data.get("unchosen"),
+            undivided=data.get("undivided"),
             unsaved=data.get("unsaved"),
             on_epoch=data.get("on_epoch", False),
             scheduler_metric=data.get("scheduler_metric"),

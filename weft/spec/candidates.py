@@ -8,6 +8,13 @@ has to know them, too.
     with GPUs            one, updated there, by the CPU or by both; one that streams its layers; several, as replicas or
                          as a pipeline; all, or one, beside a CPU replica
 
+Of a job that nobody has given a strategy (`weft run`, without [strategy]) there are few, on CPU workers that each have
+the whole model: what shows only after hours there cannot go wrong.
+
+    one worker           as without a choice
+    one process          all threads
+    replicas             r of them, where a batch may be divided
+
 No GPU has several stages in a candidate: a prediction takes each stream to be as fast as a GPU of its own.
 
 All of them are synchronous: they train what the plain loop trains, to rounding. They differ in how a batch is divided,
@@ -26,7 +33,7 @@ from typing import Any, Final
 
 from weft.spec.admission import problem_of_spec
 from weft.spec.job_spec import JobSpec
-from weft.spec.presets import PRESETS
+from weft.spec.presets import AUTO, PRESETS
 from weft.spec.replica import Replica
 from weft.spec.schedule_text import DYNAMIC, MEASURED, SCHEDULE_NAMES, STAGES_PER_WORKER
 from weft.spec.strategy import Strategy
@@ -56,7 +63,7 @@ def candidates(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:
     given = spec.strategy.model_dump(exclude_none=True)
     del given["preset"]
     found: list[JobSpec] = []
-    for row in _rows(host):
+    for row in _rows_by_default(host) if is_undecided(spec) else _rows(host):
         candidate = _with(spec, row | given)
         if (
             candidate is not None
@@ -65,6 +72,23 @@ def candidates(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:
         ):
             found.append(candidate)
     return tuple(found)
+
+
+def or_auto(spec: JobSpec) -> JobSpec:
+    """With the strategy that it gives, be it an empty table; with one that is to be chosen, where it gives none."""
+    if "strategy" in spec.model_fields_set:
+        return spec
+    return spec.model_copy(update={"strategy": Strategy(preset=AUTO), "by_default": True})
+
+
+def is_undecided(spec: JobSpec) -> bool:
+    """Whether a strategy is to be chosen that nobody has asked for."""
+    return bool(spec.by_default) and spec.strategy.is_auto
+
+
+def on_one_worker(spec: JobSpec) -> JobSpec:
+    """As it is where no strategy is given, and none is chosen."""
+    return spec.model_copy(update={"strategy": Strategy(), "by_default": None})
 
 
 def looked_at(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:
@@ -155,6 +179,13 @@ def _fits(strategy: Strategy, host: Host, *, is_chosen: bool) -> bool:
             return False
     needed = workers_needed(strategy, host)
     return needed.get("cpu", 0) <= host.workers and needed.get("gpu", 0) <= host.gpus
+
+
+def _rows_by_default(host: Host) -> Iterator[dict[str, Any]]:
+    yield {}
+    if host.workers > 1:
+        yield {"threads": "all"}
+    yield from ({"replicas": count} for count in _counts(host.workers))
 
 
 def _rows(host: Host) -> Iterator[dict[str, Any]]:

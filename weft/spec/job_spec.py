@@ -228,6 +228,9 @@ class JobSpec(Section):
     plan_for: Literal["time", "memory"] | None = Field(
         default=None, description="of weft plan: the job is planned for one of both, and ends; unset: it is trained"
     )
+    by_default: bool | None = Field(
+        default=None, description="of weft run: the spec has no [strategy], so preset = 'auto' is nobody's wish"
+    )
     directory: str = Field(default_factory=lambda: str(Path.cwd()), description="absolute; set by load")
 
     @field_validator("directory")

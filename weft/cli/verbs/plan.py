@@ -53,6 +53,7 @@ def plan(
     The daemon that runs is asked; without one, or with any of --workers, --threads, --stand-ins and --gpus, one of its
     own, as `weft run` has it.
     """
+    from weft.spec.candidates import or_auto
     from weft.spec.field_errors import SpecError
 
     if json and svg == STDOUT:
@@ -60,7 +61,7 @@ def plan(
     if for_ not in ("time", "memory"):
         raise SpecError(f"--for: {for_!r:.80} is nothing to plan for; write time or memory")
     asked: Literal["time", "memory"] = "memory" if for_ == "memory" else "time"
-    job_spec = told.load(spec).model_copy(update={"plan_for": asked})
+    job_spec = or_auto(told.load(spec)).model_copy(update={"plan_for": asked})
     shown = _planned(job_spec, _Crew(workers=workers, threads=threads, stand_ins=stand_ins, gpus=gpus))
     planned = shown["planned"]
     if planned is None:

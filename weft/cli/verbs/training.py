@@ -47,6 +47,7 @@ def run(
     """Train one job here and now: start a daemon, run the job, stop the daemon.
 
     Of FILE.py the function `workload` is trained, and needs no TOML: weft run train.py --batch-size 100 --epochs 10.
+    Where the spec has no [strategy] one is chosen, if the job is long enough for that; an empty table is one worker.
     Run directories are made in ./runs unless --runs-dir says otherwise.
     """
     job_spec = told.load(spec)
@@ -61,7 +62,9 @@ def run(
     else:
         from weft.client.embedded import Daemon
         from weft.client.foreground import run_in_foreground
+        from weft.spec.candidates import or_auto
 
+        job_spec = or_auto(job_spec)
         daemon = Daemon(
             workers=workers,
             threads=threads,

@@ -309,7 +309,7 @@ class Driver:
             self._metrics.publish(run.attempt)  # what the attempt before has left
         begins = 0 if command.snapshot is None else command.snapshot.iteration + 1
         self._metrics.begin(run.begin(plan, job.workers, job.attempt, job.policies, begins), len(run.switching.changes))
-        for line in lines_of_plan(plan, job.workers) if begins == 0 else ():
+        for line in lines_of_plan(plan, job.workers) if begins == 0 or job.attempt == 1 else ():
             run.files.log(line)
 
     async def _start_worker(self, command: events.StartWorker) -> None:

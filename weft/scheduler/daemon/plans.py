@@ -29,6 +29,7 @@ from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
 from weft.scheduler.runs.checkpoints import find_checkpoint
 from weft.scheduler.runs.run import CHOSEN, Run
+from weft.spec.candidates import is_undecided
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Strategy
 from weft.transport.wire.frames import Message
@@ -83,9 +84,11 @@ class Plans:
         if not run.spec.strategy.is_auto:
             return await asyncio.to_thread(make, run.spec, inspection)
         choice = await asyncio.to_thread(choose, run.spec, inspection, make)
-        run.given, strategy = run.spec, choice.spec.strategy
-        replan = strategy.replan is not False  # what was chosen by predictions may be chosen by what was measured, too
-        run.choose(choice.spec.model_copy(update={"strategy": strategy.model_copy(update={"replan": replan})}))
+        strategy = choice.spec.strategy
+        if not is_undecided(run.spec):  # what was chosen by predictions may be chosen by what was measured, too
+            strategy = strategy.model_copy(update={"replan": strategy.replan is not False})
+        run.given = run.spec
+        run.choose(choice.spec.model_copy(update={"strategy": strategy}))
         return choice.plan
 
     # --- another plan for a job that runs

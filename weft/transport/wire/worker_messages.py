@@ -158,6 +158,8 @@ class _Inspection(TypedDict):
     streams: list[str]
     data_bytes: _Whole | None
     batch_modules: list[str]
+    unchosen: NotRequired[str | None]
+    undivided: NotRequired[str | None]
     unsaved: str | None
     on_epoch: bool
     scheduler_metric: str | None

@@ -20,14 +20,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from weft.machine.free_memory import free_memory
 from weft.plan.division import sizes_that_occur
 from weft.plan.itinerary import Itinerary
-from weft.spec.candidates import candidates, looked_at
+from weft.spec.candidates import candidates, is_undecided, looked_at, on_one_worker
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import ONE_CORE, Host
 from weft.transport.memory.arena import dtype_name
@@ -35,6 +37,7 @@ from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.cut_facts import inspect_batches
+from weft.workers.inspection.divided import why_undivided
 from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.state_facts import state_facts
@@ -54,6 +57,12 @@ from weft.workload.workload import Workload, WorkloadError, make_scheduler, metr
 _SECONDS = ("forward_seconds", "backward_seconds", "small_forward_seconds", "small_backward_seconds")
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
+# Of a job that gives no strategy, which is only looked at twice where that is little beside its training:
+WORTH_SECONDS = 10.0  # of training on one worker
+WORTH_TIMES = 10  # what the look is thought to take
+ROOM = 0.5  # of the free memory, which replicas may have between them with what the job's function makes in each
+LOADS, LOOKS = 3, 40  # it takes as long as so many calls of the job's function and so many steps
+
 
 def inspect_job(
     load: Callable[[], Workload], spec: JobSpec, device: Device, host: Host = ONE_CORE, known: Known = NOTHING
@@ -64,6 +73,8 @@ def inspect_job(
     load: makes the workload anew: a module may keep what it has computed on one device. device: the worker's own. host:
     the daemon's workers. known: what was found out before. Errors: WorkloadError, and whatever the user's code raises.
     """
+    if is_undecided(spec):
+        return _by_default(load, spec, host, known)
     own, specs = candidates(spec, host), looked_at(spec, host)
     if len(specs) > len(own):
         with contextlib.suppress(Exception):  # a model may be for devices alone: what its own strategy raises is told
@@ -79,9 +90,75 @@ def _of_many(
     return facts | {"timed_size": max(size for size, _ in facts["input"]["shapes"])}
 
 
-def inspect_threaded(load: Callable[[], Workload], spec: JobSpec, host: Host, known: Known = NOTHING) -> dict[str, Any]:
-    """The wire form of weft.plan.inspection.Threaded: what the host takes with the threads that torch has now."""
-    facts = inspect(load(), spec, HostDevice(), looked_at(spec, host), known)
+def _by_default(load: Callable[[], Workload], spec: JobSpec, host: Host, known: Known) -> dict[str, Any]:
+    """Of a job that gives no strategy: what it needs on one worker; and where it is long enough for a second look, what
+    others need, too. Whatever goes wrong in that look, the job goes on without it."""
+    alone, specs = on_one_worker(spec), candidates(spec, host)
+    began, before = time.perf_counter(), psutil.Process().memory_info().rss
+    workload = load()
+    load_seconds, loaded = time.perf_counter() - began, psutil.Process().memory_info().rss - before
+    facts = inspect(workload, alone, HostDevice(), known=known)
+    why = _why_not_worth_it(alone, facts, load_seconds) if len(specs) > 1 else "there is no other"
+    if why is None:
+        try:
+            room = None if loaded * host.workers <= free_memory().host * ROOM else _no_room(loaded)
+            return _of_choices(load, alone, specs, room, known.quiet())
+        except Exception as error:  # of a size of microbatch that the job itself need never have
+            why = f"a look at others raised {type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
+    return facts | {"unchosen": why}
+
+
+def _why_not_worth_it(alone: JobSpec, facts: Mapping[str, Any], load_seconds: float) -> str | None:
+    step_seconds = facts["update_seconds"] + sum(u["forward_seconds"] + u["backward_seconds"] for u in facts["units"])
+    seconds = step_seconds * Itinerary.of_job(alone.job, facts["num_train"], facts["num_validation"]).steps
+    least = max(WORTH_SECONDS, WORTH_TIMES * (LOADS * load_seconds + LOOKS * step_seconds))
+    if seconds >= least:
+        return None
+    return f"some {seconds:.2g} s of training are too few to look for another (from {least:.2g} s on)"
+
+
+def _of_choices(
+    load: Callable[[], Workload], alone: JobSpec, specs: Sequence[JobSpec], no_room: str | None, known: Known
+) -> dict[str, Any]:
+    """specs: what there is to choose among. no_room: for several replicas, as a reason."""
+    workload = load()
+    batches = Batches(workload, seed=alone.job.seed, batch_size=alone.job.batch_size, steps=alone.job.steps)
+    sizes = _sizes([alone], batches)
+    told = known.facts(
+        workload,
+        batches,
+        alone,
+        (),
+        sizes,
+        _digests(workload.model),
+        HostDevice(),
+        lambda: {"undivided": why_undivided(workload, alone)},
+    )
+    undivided = no_room or told["undivided"]
+    whole = [each for each in specs if each.strategy.division == alone.strategy.division]
+    facts = _of_many(load, alone, whole if undivided else specs, HostDevice(), known)
+    return facts | {"undivided": undivided}
+
+
+def _no_room(loaded: int) -> str:
+    return f"each replica would have data and a model of its own, {loaded / 2**20:.3g} MiB, and memory is short"
+
+
+def inspect_threaded(
+    load: Callable[[], Workload], spec: JobSpec, host: Host, known: Known = NOTHING
+) -> dict[str, Any] | None:
+    """The wire form of weft.plan.inspection.Threaded: what the host takes with the threads that torch has now. None
+    where the job can go on without."""
+    if not is_undecided(spec):
+        return _threaded(load, spec, looked_at(spec, host), known)
+    threaded = [each for each in candidates(spec, host) if each.strategy.threads is not None]
+    with contextlib.suppress(Exception):  # as of all that nobody has asked for
+        return _threaded(load, on_one_worker(spec), threaded, known.quiet())
+    return None
+
+
+def _threaded(load: Callable[[], Workload], spec: JobSpec, specs: Sequence[JobSpec], known: Known) -> dict[str, Any]:
+    facts = inspect(load(), spec, HostDevice(), specs, known)
     return {
         "threads": torch.get_num_threads(),
         "seconds": [[unit[name] for name in _SECONDS] for unit in facts["units"]],

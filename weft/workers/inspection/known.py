@@ -9,6 +9,7 @@ job that fails is inspected anew when it comes again. Times are only kept that w
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -44,6 +45,10 @@ class Known:
     directory: Path | None = None  # None where nothing is kept
     modules: Collection[str] = ()  # names of those that were there before the job's
     tell: Callable[[str], None] = lambda text: None  # what people should know
+
+    def quiet(self) -> Known:
+        """For what is found out beside something else."""
+        return dataclasses.replace(self, tell=lambda text: None)
 
     def facts(
         self,

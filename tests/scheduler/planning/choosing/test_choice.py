@@ -16,7 +16,7 @@ from weft.plan.plan import Plan
 from weft.scheduler.planning.choosing.choice import AS_GOOD, best_of, choose, consider
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
-from weft.spec.candidates import workers_wanted
+from weft.spec.candidates import is_undecided, on_one_worker, or_auto, workers_wanted
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import Host, workers_needed
 
@@ -201,3 +201,94 @@ def test_for_memory_the_plan_is_chosen_whose_largest_worker_is_smallest(
     assert choice.considered[0].memory_bytes == min(known)
     assert choice.plan.stages[0].worker != choice.plan.stages[-1].worker
     assert "MiB in its fullest worker" in choice.lines[0]
+
+
+@pytest.fixture(scope="session")
+def nobodys(spec_of: SpecOf) -> JobSpec:
+    """That gives no strategy, as `weft run` has it."""
+    job = spec_of(batch_size=BATCH).to_wire()
+    del job["strategy"]
+    return or_auto(JobSpec.parse(job))
+
+
+def test_where_nobody_gives_a_strategy_whole_models_on_cpu_workers_are_the_choice(
+    measured: Callable[..., Inspection], nobodys: JobSpec
+) -> None:
+    chosen = choose(nobodys, measured([0.01, 0.01], workers=4, gpus=1), make)
+    assert chosen.lines[0].startswith("no [strategy]: auto chose 4 replicas, ")
+    assert (
+        chosen.lines[-1] == "no [strategy]: GPUs are left alone; strategy.preset = 'auto' has them among its candidates"
+    )
+    assert set(chosen.lines) <= set(chosen.plan.notes)
+    strategies = [each.spec.strategy for each in chosen.considered]
+    assert all(replica.device == "cpu" for each in strategies for replica in each.replica_list)
+    assert {replica.num_stages for each in strategies for replica in each.replica_list} == {1}
+    assert {count for each in strategies for count in each.microbatch_counts} == {1}
+
+
+def test_what_is_little_faster_than_one_worker_is_not_worth_it(
+    measured: Callable[..., Inspection], nobodys: JobSpec
+) -> None:
+    for speedup, threads in ((1.05, None), (1.5, "all")):
+        found = measured([0.01, 0.01], speedup=speedup, undivided="the loss is another in parts")
+        chosen = choose(nobodys, found, make)
+        assert chosen.spec.strategy.threads == threads
+        assert chosen.spec.strategy.division == nobodys.strategy.division
+        assert chosen.lines[-1] == "auto: batches stay whole, since the loss is another in parts"
+
+
+def test_where_none_is_chosen_the_plan_is_that_of_one_worker_and_says_why(
+    measured: Callable[..., Inspection], nobodys: JobSpec, spec_of: SpecOf
+) -> None:
+    inspection = measured([0.01, 0.01], unchosen="some 0.2 s are too few")
+    chosen = choose(nobodys, inspection, make)
+    alone = spec_of(batch_size=BATCH)
+    assert chosen.spec.strategy == alone.strategy
+    line, *notes = chosen.plan.notes
+    assert line == "no [strategy]: one worker, since some 0.2 s are too few"
+    assert replace(chosen.plan, notes=tuple(notes)) == choose(alone, inspection, make).plan
+
+
+def test_on_cores_that_others_use_nothing_is_chosen_that_waits_for_all_of_them(
+    measured: Callable[..., Inspection], nobodys: JobSpec, auto: Callable[..., JobSpec]
+) -> None:
+    """With another program on one of two cores digits took 1 ms a step on one worker, and 31 ms on the two replicas
+    that were predicted to take 0.6 ms; all threads had been measured to take 98 ms."""
+    busy = measured([0.01, 0.01], speedup=0.01)
+    asked_for = choose(auto(), busy, make).spec.strategy
+    assert workers_needed(asked_for)["cpu"] == 2, "who asks for a choice is told what cores can do"
+    chosen = choose(nobodys, busy, make)
+    assert chosen.spec.strategy == on_one_worker(nobodys).strategy
+    assert chosen.lines[0].startswith(
+        "no [strategy]: one worker, since other programs seem to have some of its cores: "
+    )
+
+
+def test_where_no_candidate_can_be_planned_the_job_is_one_workers_and_not_refused(
+    measured: Callable[..., Inspection], nobodys: JobSpec
+) -> None:
+    """Nobody has asked for the choice, so nothing that comes of it may refuse a job that would have run without."""
+    asked = 0
+
+    def picky(spec: JobSpec, inspection: Inspection, **options: Any) -> Plan:
+        nonlocal asked
+        asked += 1
+        if spec.by_default:
+            raise PlanError("no room")
+        return make(spec, inspection, **options)
+
+    chosen = choose(nobodys, measured([0.01, 0.01]), picky)
+    assert chosen.lines == ("no [strategy]: one worker, since no room",)
+    assert asked > 1
+
+
+def test_only_a_spec_without_a_strategy_is_one_that_nobody_gives(spec_of: SpecOf) -> None:
+    tables = spec_of(batch_size=BATCH).to_wire()
+    for table in ({}, {"precision": "bf16"}, {"preset": "auto"}):
+        spec = JobSpec.parse(tables | {"strategy": table})
+        assert or_auto(spec) is spec
+    del tables["strategy"]
+    nobodys = or_auto(JobSpec.parse(tables))
+    assert is_undecided(nobodys)
+    assert is_undecided(JobSpec.parse(nobodys.to_wire())), "on the other side, and in the ledger, too"
+    assert on_one_worker(nobodys) == JobSpec.parse(tables)

@@ -26,15 +26,18 @@ from weft.scheduler.planning.measured_costs import MeasuredCosts
 from weft.scheduler.planning.outlook import Outlook, gradient_milestones, outlook_of
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.simulator import Simulation, SimulationError, simulate
-from weft.spec.candidates import candidates
+from weft.spec.candidates import candidates, is_undecided, on_one_worker
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import threads_of
 
 AS_GOOD: Final = 1.02  # times the shortest prediction: closer is beyond what the measured times are good for
+WORTH_IT: Final = 1.1  # in its place where nobody has asked for a choice: half of all predictions are 5 % off or less
+TAKEN: Final = 3.0  # times; arbitrary: on two free cores 0.9 to 1.1 were measured, with others there 16 to 250
 WAKE_SECONDS: Final = 25e-6  # from a post to the start of who waits for it; half of a round trip, see Board
 LOST_SECONDS: Final = 5e-6  # of a lane for each task, to reports and dispatches; found on one machine
 MAX_TOLD: Final = 3  # runners-up, in a sentence
 
+_BY_DEFAULT: Final = "no [strategy]"
 _NONE_FITS: Final = (
     "strategy.preset = 'auto': no candidate has the axes that are given and fits this daemon's workers; give fewer "
     "axes, or start the daemon with more --workers"
@@ -70,12 +73,54 @@ def choose(spec: JobSpec, inspection: Inspection, make: MakePlan) -> Choice:
     if not spec.strategy.is_auto:
         only = Considered(spec=spec, title=title_of(spec.strategy, inspection.host), least_seconds=0.0)
         return _chosen(only, inspection, make, [only], chooses=False)
+    if not is_undecided(spec):
+        return _best(spec, inspection, make, AS_GOOD)
+    return _choose_by_default(spec, inspection, make)
+
+
+def _choose_by_default(spec: JobSpec, inspection: Inspection, make: MakePlan) -> Choice:
+    """Nobody has asked for it, so it does not refuse what one worker could do."""
+    why = inspection.unchosen or _why_cores_are_taken(inspection)
+    if why is None:
+        try:
+            return _telling(_best(spec, inspection, make, WORTH_IT), *_of_gpus(inspection))
+        except PlanError as error:
+            why = str(error)
+    alone = choose(on_one_worker(spec), inspection, make)
+    return _telling(alone, f"{_BY_DEFAULT}: one worker, since {why}", *_of_gpus(inspection))
+
+
+def _telling(choice: Choice, *lines: str) -> Choice:
+    plan = dataclasses.replace(choice.plan, notes=(*lines, *choice.plan.notes))
+    return dataclasses.replace(choice, plan=plan, lines=(*choice.lines, *lines))
+
+
+def _of_gpus(inspection: Inspection) -> Iterator[str]:
+    if inspection.host.gpus:
+        yield f"{_BY_DEFAULT}: GPUs are left alone; strategy.preset = 'auto' has them among its candidates"
+
+
+def _best(spec: JobSpec, inspection: Inspection, make: MakePlan, as_good: float) -> Choice:
     for_memory = spec.plan_for == "memory"
     considered = consider(spec, inspection, make, prunes=not for_memory)
-    best = least_memory_of(considered) if for_memory else best_of(considered)
+    best = least_memory_of(considered) if for_memory else best_of(considered, as_good)
     if best is None:
         raise PlanError(next((each.why_not for each in considered if each.why_not), _NONE_FITS))
     return _chosen(best, inspection, make, considered, chooses=True)
+
+
+def _why_cores_are_taken(inspection: Inspection) -> str | None:
+    """As a reason; None where they seem to be the job's own. Threads wait for each other at the end of each operation,
+    and one of them for whoever else is on its core; so would replicas, which no prediction knows."""
+    known = inspection.threaded
+    own = sum(unit.forward_seconds + unit.backward_seconds for unit in inspection.units)
+    together = 0.0 if known is None else sum(forward + backward for forward, backward, *_ in known.seconds)
+    if known is None or together <= TAKEN * own:
+        return None
+    return (
+        f"other programs seem to have some of its cores: a batch takes {together * 1e3:.3g} ms with {known.threads} "
+        f"threads and {own * 1e3:.3g} ms with one worker's"
+    )
 
 
 def consider(spec: JobSpec, inspection: Inspection, make: MakePlan, *, prunes: bool = True) -> list[Considered]:
@@ -93,10 +138,10 @@ def consider(spec: JobSpec, inspection: Inspection, make: MakePlan, *, prunes: b
     return found
 
 
-def best_of(considered: Sequence[Considered]) -> Considered | None:
+def best_of(considered: Sequence[Considered], as_good: float = AS_GOOD) -> Considered | None:
     """The first of those that are as good as the fastest."""
     shortest = min((each.seconds for each in considered if each.seconds is not None), default=0.0)
-    return next((each for each in considered if each.seconds is not None and each.seconds <= AS_GOOD * shortest), None)
+    return next((each for each in considered if each.seconds is not None and each.seconds <= as_good * shortest), None)
 
 
 def least_memory_of(considered: Sequence[Considered]) -> Considered | None:
@@ -128,7 +173,7 @@ def iteration_seconds(spec: JobSpec, plan: Plan, inspection: Inspection) -> floa
 
 def trains_alike(candidate: JobSpec, spec: JobSpec, inspection: Inspection) -> bool:
     """Where what a sample gives depends on the others of its microbatch, the batch is divided as the user has it."""
-    depends = inspection.batch_modules or any(unit.carries_state for unit in inspection.units)
+    depends = inspection.undivided or inspection.batch_modules or any(unit.carries_state for unit in inspection.units)
     return not depends or candidate.strategy.division == spec.strategy.division
 
 
@@ -184,20 +229,21 @@ def _chosen(
     seconds = outlook.iteration_seconds
     ranked = sorted(considered, key=lambda each: (each is not best, each.seconds is None, each.seconds or 0.0))
     ranked[0] = dataclasses.replace(best, seconds=seconds, memory_bytes=max(memory_of(plan).values()))
-    lines = tuple(_lines(ranked)) if chooses else ()
+    lines = tuple(_lines(ranked, inspection.undivided)) if chooses else ()
     plan = dataclasses.replace(plan, predicted_iteration_seconds=seconds, notes=(*lines, *plan.notes))
     return Choice(
         spec=best.spec, plan=plan, outlook=outlook, simulation=simulation, considered=tuple(ranked), lines=lines
     )
 
 
-def _lines(ranked: Sequence[Considered]) -> Iterator[str]:
-    """ranked: the chosen one first, then as they are fast."""
+def _lines(ranked: Sequence[Considered], undivided: str | None) -> Iterator[str]:
+    """ranked: the chosen one first, then as they are fast. undivided: why batches are not."""
     best, *others = ranked
     assert best.seconds is not None
     assert best.memory_bytes is not None
+    begins = f"{_BY_DEFAULT}: auto chose" if best.spec.by_default else "auto:"
     yield (
-        f"auto: {best.title}, {best.seconds * 1e3:.3g} ms an iteration predicted, "
+        f"{begins} {best.title}, {best.seconds * 1e3:.3g} ms an iteration predicted, "
         f"{best.spec.job.batch_size / best.seconds:.4g} samples/s"
         + (f", {best.memory_bytes / 2**20:.3g} MiB in its fullest worker" if best.spec.plan_for == "memory" else "")
     )
@@ -213,6 +259,8 @@ def _lines(ranked: Sequence[Considered]) -> Iterator[str]:
         f"auto: of {len(ranked)} candidates {1 + len(simulated)} were simulated, and {slower} take longer at the least"
         + (f"; {len(failed)} cannot be, the first since {failed[0]}" if failed else "")
     )
+    if undivided:
+        yield f"auto: batches stay whole, since {undivided}"
 
 
 def names_of(plan: Plan) -> tuple[str, ...]:

@@ -1,0 +1,171 @@
+"""Divided: whether a batch comes to the same whole and in parts, as replicas have it, which only running it tells.
+
+    four batches of an epoch of training, the first and the last among them, and as many of validation
+        whole      values, gradients   ┐  equal but for rounding; no random numbers drawn, of which parts have others;
+        in parts   values, gradients   ┘  nothing kept from one forward to the next, which parts would change twice
+
+So it is for a loss and metrics that are means over samples, and for modules that look at each sample by itself. It is
+not for a sum, a mean over tokens without `Workload.weight`, negatives from the batch, batch normalisation, dropout.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from weft.plan.division import Part
+from weft.plan.itinerary import Iteration
+from weft.spec.job_spec import JobSpec
+from weft.workers.updates.optimizer_state import is_elementwise
+from weft.workload.data.batches import Batches
+from weft.workload.data.tree import build
+from weft.workload.optimizer import make_optimizer
+from weft.workload.randomness import Movements, seed_loading
+from weft.workload.step import step_source, step_values, training_step, validation_step
+from weft.workload.units import is_cut_by_calls
+from weft.workload.workload import Workload, kind_of, weight_of
+
+BATCHES: Final = 4  # arbitrary: each takes as long as two steps, and one alone may have no padding
+PART: Final = 3  # of a batch the first has a third: in halves a weight that is not the samples' might not show
+ROUNDING: Final = 3e-4  # of the largest element: sums of float32 differ by 1e-6 to 1e-5 of it, another loss by 1e-2
+
+_Outcome = dict[str, torch.Tensor | None]
+
+
+def why_undivided(workload: Workload, spec: JobSpec) -> str | None:
+    """As a reason; None where batches may be divided. workload: a new one, nobody can use it afterwards."""
+    if spec.job.mode != "train":
+        return "job.mode = 'forward' reports what each microbatch comes to"
+    batches = Batches(workload, seed=spec.job.seed, batch_size=spec.job.batch_size, steps=spec.job.steps)
+    if batches.streams:
+        return f"the items of Workload.{batches.streams[0]} are drawn one after another"
+    if not is_cut_by_calls(workload) and any(each.collate is not None for each in batches.sources().values()):
+        return "collate may give parts of a batch other shapes than slots have"  # padded to their own longest sample
+    optimizer = make_optimizer(workload.optimizer, workload.model.parameters())
+    if optimizer is not None and not is_elementwise(optimizer):
+        return f"{kind_of(optimizer)} may look at several parameters at once"
+    trial = _Trial(workload, spec, batches)
+    try:
+        return next(filter(None, map(trial.why_different, _looked_at(batches, spec.job.batch_size))), None)
+    except Exception as error:  # whatever the user's code raises for a part, which the job itself need not have
+        return f"in parts they raise {type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
+
+
+def _looked_at(batches: Batches, batch_size: int) -> Iterator[Iteration]:
+    for training, num_samples in ((True, batches.num_train), (False, batches.num_validation)):
+        last = max(0, num_samples - 1) // batch_size
+        for start in sorted({last * part // (BATCHES - 1) * batch_size for part in range(BATCHES)}):
+            size = min(batch_size, num_samples - start)
+            if size > 1:
+                yield Iteration(index=0, training=training, epoch=0, step=0, start=start, size=size, learns=training)
+
+
+class _Trial:
+    """Runs batches of a workload, whole and in parts."""
+
+    def __init__(self, workload: Workload, spec: JobSpec, batches: Batches) -> None:
+        self._workload = workload
+        self._model = workload.model
+        self._seed = spec.job.seed
+        self._batches = batches
+        self._draws = False
+
+    def why_different(self, iteration: Iteration) -> str | None:
+        self._batches.order(iteration)  # a sampler may draw
+        first = max(1, iteration.size // PART)
+        versions, buffers = self._versions(), self._buffers()
+        whole = self._run(iteration, [Part(0, 0, iteration.size)])
+        changed = [name for name, version in self._versions().items() if version != versions.get(name)]
+        changed += [name for name, value in self._buffers().items() if not _is_same(value, buffers.get(name))]
+        parts = self._run(iteration, [Part(0, 0, first), Part(1, first, iteration.size - first)])
+        if self._draws:
+            return "random numbers are drawn, and parts of a batch draw others than the whole"
+        if changed:
+            return f"{changed[0]!r:.80} changes with each forward"
+        differs = next((name for name, value in whole.items() if not _is_close(value, parts.get(name))), None)
+        what = "training" if iteration.learns else "validation"
+        return None if differs is None else f"the {differs} of a batch of {what} is another in parts"
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        """Of each parameter, which tensor it is and how often it was written to."""
+        return {name: (id(tensor), tensor._version) for name, tensor in self._model.named_parameters()}
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """As they are: kernels of normalisations write to them without counting it."""
+        return {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+
+    def _run(self, iteration: Iteration, parts: Sequence[Part]) -> _Outcome:
+        """What is reported, and the gradients: of each part by its weight, added up."""
+        self._model.train(iteration.learns)
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        batches = [self._batch(iteration, part) for part in parts]
+        weights = [self._weight(batch, part.size) for batch, part in zip(batches, parts, strict=True)]
+        outcome: _Outcome = {}
+        for batch, part, weight in zip(batches, parts, weights, strict=True):
+            if weight == 0:  # nothing in it counts
+                continue
+            values = self._values(batch, part, weight / sum(weights), learns=iteration.learns)
+            for name, value in values.items():
+                before = outcome.get(name)
+                outcome[name] = value if before is None else before + value
+        if not iteration.learns:
+            return outcome
+        return outcome | {f"gradient of {name}": each.grad for name, each in self._model.named_parameters()}
+
+    def _batch(self, iteration: Iteration, part: Part) -> Any:
+        seeded = self._seeded(part)
+        if not is_cut_by_calls(self._workload):
+            batch: Any = self._batches.load(iteration, part)
+        else:
+            tensors, skeleton = self._batches.batch(iteration, part)
+            batch = build(skeleton, tensors)
+        self._draws |= _generators() != seeded
+        return batch
+
+    def _weight(self, batch: Any, num_samples: int) -> float:
+        if self._workload.weight is None:
+            return num_samples
+        return weight_of(batch if self._workload.step is not None else batch[1], self._workload.weight)
+
+    def _values(self, batch: Any, part: Part, fraction: float, *, learns: bool) -> Mapping[str, torch.Tensor]:
+        step = training_step(self._workload) if learns else validation_step(self._workload)
+        seeded = self._seeded(part)
+        with torch.set_grad_enabled(learns):
+            values = step_values(step(self._model, batch), step_source(self._workload, learns=learns), learns=learns)
+        if learns:
+            (values["loss"] * fraction).backward()  # type: ignore[no-untyped-call]  # torch leaves it without annotations
+        self._draws |= _generators() != seeded
+        return {name: value.detach().double() * fraction for name, value in values.items()}
+
+    def _seeded(self, part: Part) -> tuple[object, ...]:
+        seed_loading(self._seed, 0, part.number)
+        Movements.forget()
+        return _generators()
+
+
+def _generators() -> tuple[object, ...]:
+    """What random numbers come next."""
+    name, keys, *others = np.random.get_state(legacy=True)
+    of_numpy = name, np.asarray(keys).tobytes(), *others
+    return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), of_numpy
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor | None) -> bool:
+    if other is None or one.shape != other.shape or one.dtype is not other.dtype:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _is_close(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    one, other = one.detach().to_dense(), other.detach().to_dense()
+    rounding = max(ROUNDING, math.sqrt(torch.finfo(one.dtype).eps))
+    largest = float(one.abs().max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=0.0, atol=rounding * largest + torch.finfo(one.dtype).tiny, equal_nan=True)
