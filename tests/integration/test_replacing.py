@@ -233,7 +233,8 @@ def check_a_checkpoint_that_is_being_written(daemon: Any) -> None:
     assert "(attempt " not in log
     assert "recovering" not in log
     until(lambda: not list(folder.glob(".*")), "the last checkpoint")
-    assert (folder / partial.name.removeprefix(".") / "manifest.json").exists()
+    whole = partial.name.removeprefix(".").rpartition(".")[0]  # behind it the number of the process that writes it
+    assert (folder / whole / "manifest.json").exists()
     assert newest_whole(folder.parent)[1] == []
 
 

@@ -21,20 +21,19 @@ from torch import nn
 
 from weft.plan.error_places import within
 from weft.spec.job_spec import JobSpec
-from weft.transport.memory.arena import dtype_name
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.cut_proof import CutProof, Whole, check_made_twice, evaluating, told_of_a_draw
 from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of, run_as_it_is
 from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
-from weft.workers.inspection.ran import Ran, first_batch
+from weft.workers.inspection.ran import Ran, first_batch, value_facts
 from weft.workers.inspection.times import Times, between, fastest, note, note_split
 from weft.workers.inspection.unit_facts import SMALL_RUNS, TIMED_RUNS, blank_facts, carried, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
 from weft.workload.cutting.names import named_tensors
-from weft.workload.cutting.recorded import Recorded, Value
+from weft.workload.cutting.recorded import Recorded
 from weft.workload.cutting.recording import StepRecording
 from weft.workload.cutting.skipped import SkippedCalls, pickled
 from weft.workload.data.batches import Batches
@@ -391,16 +390,4 @@ class CutInspection:
             with evaluating(self._model):
                 skipped.learn_needed(self._record(validation_step(self._workload), batch)[0].returned)
         self._restore()
-        return [_value_facts(value, shapes[value.name]) for value in recorded.values]
-
-
-def _value_facts(value: Value, shapes: Mapping[int, tuple[int, ...]]) -> dict[str, Any]:
-    return {
-        "name": value.name,
-        "maker": value.maker,
-        "readers": list(value.readers),
-        "dtype": dtype_name(value.tensor.dtype),
-        "itemsize": value.tensor.element_size(),
-        "shapes": [[size, list(shape)] for size, shape in sorted(shapes.items())],
-        "differentiable": value.tensor.requires_grad,
-    }
+        return [value_facts(value, shapes[value.name]) for value in recorded.values]

@@ -11,6 +11,7 @@ import torch
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.arena import dtype_name
+from weft.workload.cutting.recorded import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,4 +42,16 @@ def tensor_facts(tensors: Mapping[int, torch.Tensor]) -> dict[str, Any]:
         "dtype": dtype_name(first.dtype),
         "itemsize": first.element_size(),
         "shapes": [[size, list(tensor.shape)] for size, tensor in tensors.items()],
+    }
+
+
+def value_facts(value: Value, shapes: Mapping[int, tuple[int, ...]]) -> dict[str, Any]:
+    return {
+        "name": value.name,
+        "maker": value.maker,
+        "readers": list(value.readers),
+        "dtype": dtype_name(value.tensor.dtype),
+        "itemsize": value.tensor.element_size(),
+        "shapes": [[size, list(shape)] for size, shape in sorted(shapes.items())],
+        "differentiable": value.tensor.requires_grad,
     }
