@@ -150,9 +150,8 @@ def test_a_part_with_other_values_than_were_inspected_is_built_again_whole(spec:
 
 def test_what_is_built_and_not_kept_leaves_no_huge_pages_half_empty(spec: JobSpec) -> None:
     """A worker's most memory was 1.3 times its part of the model, and 1.14 before its heap had huge pages."""
-    get, rest = ctypes.c_int(42), [ctypes.c_ulong()] * 4  # PR_GET_THP_DISABLE
-    libc = ctypes.CDLL(None)
+    libc, get = ctypes.CDLL(None), 42  # PR_GET_THP_DISABLE
     for num_bytes, inside in ((LARGE, 1), (LITTLE_BYTES, 0)):
         with built(spec, without(1, spec=spec, num_bytes=num_bytes), set(sys.modules)):
-            assert libc.prctl(get, *rest) == inside
-        assert libc.prctl(get, *rest) == 0
+            assert libc.prctl(get, 0, 0, 0, 0) == inside
+        assert libc.prctl(get, 0, 0, 0, 0) == 0

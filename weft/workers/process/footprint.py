@@ -54,25 +54,19 @@ def trim() -> None:
 def small_pages() -> Iterator[None]:
     """Of a process that makes what it will not keep, which would leave its huge pages half empty (prctl(2),
     PR_SET_THP_DISABLE)."""
-    as_it_was = _small_pages_given()
-    _prctl(_PR_SET_THP_DISABLE, 1)
+    libc, given = ctypes.CDLL(None), _small_pages_given()
+    libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     try:
         yield
     finally:
-        _prctl(_PR_SET_THP_DISABLE, as_it_was)
+        libc.prctl(_PR_SET_THP_DISABLE, given, 0, 0, 0)
 
 
 @functools.cache
 def _small_pages_given() -> int:
     """By whoever has started this process: 1 where it is to have no huge pages at all."""
-    return _prctl(_PR_GET_THP_DISABLE, 0)
-
-
-def _prctl(option: int, argument: int) -> int:
-    """The kernel looks at all bits of each, of which ctypes leaves half undefined where they are Python's numbers."""
-    rest = [ctypes.c_ulong(each) for each in (argument, 0, 0, 0)]
-    answer: int = ctypes.CDLL(None).prctl(ctypes.c_int(option), *rest)
-    return answer
+    given: int = ctypes.CDLL(None).prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0)
+    return given
 
 
 def reset_peak() -> None:
