@@ -86,6 +86,15 @@ def test_the_jobs_that_ended_before_a_moment_come_oldest_first(ledger: Ledger) -
     assert ledger.ended_before(float("nan"), limit=9) == []
 
 
+def test_the_directories_of_jobs_that_have_ended_are_known_the_last_first(ledger: Ledger) -> None:
+    """A daemon that starts looks into them: of ten thousand jobs it would do so for seconds."""
+    jobs = [add(ledger) for _ in range(4)]
+    for job, ended_at in zip(jobs, (5.0, 9.0, 7.0, None), strict=True):
+        if ended_at is not None:
+            ledger.record(job, state=JobState.COMPLETED, ended_at=ended_at)
+    assert [path.name for path in ledger.ended_directories(limit=2)] == [jobs[1], jobs[2]]
+
+
 def test_the_directories_of_jobs_that_have_ended_are_known(ledger: Ledger, tmp_path: Path) -> None:
     done, _ = add(ledger), add(ledger)
     ledger.record(done, state=JobState.CANCELLED, ended_at=5.0)

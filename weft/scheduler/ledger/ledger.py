@@ -191,11 +191,12 @@ class Ledger:
         rows = self._select(f"WHERE state IN ({_marks(states)}) ORDER BY priority DESC, seq", *states)
         return [row for row in rows if row.state in states]
 
-    def ended_directories(self) -> list[Path]:
-        """The run directories of all jobs that have ended."""
+    def ended_directories(self, limit: int = 256) -> list[Path]:
+        """The run directories of the jobs that ended last. limit: arbitrary, above what a daemon ever saves at once."""
         states = sorted(TERMINAL_STATES)
+        last = f"WHERE state IN ({_marks(states)}) ORDER BY ended_at DESC LIMIT ?"
         with explained(self._path):
-            found = self._connection.execute(f"SELECT job, run_dir FROM jobs WHERE state IN ({_marks(states)})", states)
+            found = self._connection.execute(f"SELECT job, run_dir FROM jobs {last}", (*states, limit))
             told = [(job, Path(run_dir)) for job, run_dir in found if isinstance(run_dir, str)]
         return [run_dir for job, run_dir in told if run_dir.name == job]  # of a row that makes sense
 
