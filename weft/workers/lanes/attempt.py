@@ -394,7 +394,7 @@ def batches_under_way(strategy: Strategy) -> int:
 
     A device hands the loader's slots back when it has fetched them, which is up to `transfer` microbatches and those in
     flight (at most a batch) before it computes with what is in them. A loader of one replica's microbatches alone goes
-    ahead of that replica, which goes ahead of another one by no more than that one's loader has loaded.
+    so far ahead of that replica, which goes as far ahead of another one, behind that one's loader.
     """
-    ahead = Turns.of(strategy).batches_ahead(strategy.prefetch.most_batches)
-    return (ahead if strategy.loaders == 1 else 2 * ahead) + 1 + strategy.prefetch.transfer + 1
+    ahead = Turns.of(strategy).batches_ahead(strategy.prefetch.most_batches) + strategy.prefetch.transfer + 1
+    return (ahead if strategy.loaders == 1 else 2 * ahead) + 1

@@ -257,6 +257,30 @@ def test_parts_of_a_forward_find_what_they_read_however_the_lanes_race(
     Race(case, rng).to_end()
 
 
+@pytest.mark.slow(seconds=2)
+@pytest.mark.parametrize("transfer", [2, 5])
+@pytest.mark.parametrize("loaders", [2, 3])
+@pytest.mark.parametrize("shares", [[1.0, 0.0], [1.0, 1.0]])
+def test_what_microbatches_count_has_room_for_loaders_that_go_ahead_of_devices_that_go_ahead_of_others(
+    inspection_of: InspectionOf, unit_of: UnitOf, loaders: int, transfer: int, shares: list[float]
+) -> None:
+    """A loader of one device's microbatches overwrote a weight of seven iterations before, which another device had
+    still to read: that each fetches ahead was thought of for one of the two."""
+    inspection = inspection_of([unit_of(number) for number in range(3)], weighted=True)
+    strategy = Strategy.model_validate(
+        {
+            "replicas": [PIPE_ON_GPU | {"gpus": 1, "microbatches": 1}, GPU | {"microbatches": 2}],
+            "staleness": [1, 0],
+            "shares": shares,
+            "prefetch": {"load": 1, "transfer": transfer},
+            "loaders": loaders,
+        }
+    )
+    itinerary = Itinerary(num_train=1, num_validation=6, batch_size=3, steps=3 * transfer)
+    for seed in range(30):
+        Race(make_case(strategy, inspection, itinerary, rng := random.Random(seed)), rng).to_end()
+
+
 @pytest.mark.parametrize("settings", [{"replicas": 2, "clip_norm": 1.0}, {"replicas": [{"device": "gpu"}]}])
 def test_the_model_notices_when_a_later_part_does_not_wait(
     inspection_of: InspectionOf, unit_of: UnitOf, settings: dict[str, Any]
