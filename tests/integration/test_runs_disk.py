@@ -165,12 +165,12 @@ def test_on_a_full_disk_training_goes_on_and_submits_are_refused_by_name(
 ) -> None:
     daemon = own_daemon(runs_dir=small_disk)
     gate, second = daemon.gate(), daemon.gate()
-    # A lane tells of itself ten times a second, and not from inside the user's code.
+    # A lane tells of itself twice a second, fifty calls apart, and not from inside the user's code.
     slow = "print('call', calls, flush=True); import time; time.sleep(0.01)"
     source = LINE.replace("        calls += 1\n", f"        calls += 1\n        {slow}\n")
     source = source.replace(
         "calls == gate_at:",
-        "calls == gate_at + 80:\n            pass_gate(second, 'of the end')\n        if calls == gate_at:",
+        "calls == gate_at + 160:\n            pass_gate(second, 'of the end')\n        if calls == gate_at:",
     ).replace("gate_at=0,", "gate_at=0, second='',")
     arguments = {"gate": str(gate), "gate_at": 20, "second": str(second)}
     job = daemon.submit(daemon.spec(source, args=arguments, epochs=40))
