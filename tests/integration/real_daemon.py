@@ -87,6 +87,12 @@ def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> 
     return value
 
 
+def num_connections(process: psutil.Process, stem: Path) -> int:
+    """That a server has which listens at a socket whose path begins so."""
+    sockets = [each for each in process.net_connections("unix") if each.laddr.startswith(str(stem))]
+    return max(0, len(sockets) - 1)
+
+
 class Gate:
     """Holds a job at a point of its code until it is opened. Opened twice is opened once."""
 
@@ -241,7 +247,8 @@ class RealDaemon:
         return "".join(path.read_text() for path in files if path.exists())
 
     def footprint(self) -> Counter[str]:
-        """What the idle daemon holds: descriptors of it and its helpers, shared mappings of its workers, sockets."""
+        """What the idle daemon holds: descriptors of it and its helpers, shared mappings of its workers, sockets. A
+        worker that has had a job keeps one connection to the directory."""
         held: Counter[str] = Counter()
         workers = {pid: name for name, pid in self.worker_pids().items()}
         for process in self.processes():
@@ -249,6 +256,9 @@ class RealDaemon:
                 name = workers.get(process.pid, "daemon" if process.pid == self.process.pid else "helper")
                 if name in ("daemon", "helper"):
                     held[f"descriptors of {name}"] += process.num_fds()
+                if name == "helper":
+                    connections = num_connections(process, self.runtime / "directory")
+                    held["descriptors of helper"] -= min(connections, len(workers))
                 held[f"shared mappings of {name}"] += num_shared_mappings(process.pid)
         held["files of the runtime directory"] = len(list(self.runtime.iterdir()))
         return held

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -233,4 +234,9 @@ def _locations(module: ModuleType) -> list[Path]:
 def is_installed(path: Path) -> bool:
     if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
         return True
-    return any(path.is_relative_to(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib"))
+    return any(map(path.is_relative_to, _standard_library()))
+
+
+@functools.cache
+def _standard_library() -> list[Path]:
+    return [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]

@@ -55,6 +55,7 @@ class _Walk:
         self._text: list[str] = []
         self._left = MAX_VALUES
         self._seen: dict[int, tuple[int, object]] = {}  # by id: its number, and the value, so that it keeps its id
+        self._owned: dict[ModuleType | None, bool] = {}  # modules: whether they are the user's
 
     def of(self, values: object) -> str:
         self._take(values)
@@ -172,18 +173,18 @@ class _Walk:
 
     def _class(self, kind: type) -> None:
         self._add(kind.__module__, kind.__qualname__)
-        if self._is_own(sys.modules.get(kind.__module__)):
+        if self._owns(sys.modules.get(kind.__module__)):
             self._take_all(kind.__bases__)
             self._take_all((name, each) for name, each in kind.__dict__.items() if name not in ("__dict__", "__doc__"))
 
     def _module(self, module: ModuleType) -> None:
         self._add(module.__name__)
-        if self._is_own(module):
+        if self._owns(module):
             self._take_all((name, each) for name, each in vars(module).items() if not name.startswith("__"))
 
     def _function(self, function: FunctionType) -> None:
         self._add(function.__module__, function.__qualname__)
-        if self._is_own(sys.modules.get(function.__module__)):
+        if self._owns(sys.modules.get(function.__module__)):
             self._take(function.__code__)
             names = sorted(_names(function.__code__) & function.__globals__.keys())
             self._take_all((name, function.__globals__[name]) for name in names)
@@ -194,6 +195,11 @@ class _Walk:
     def _code(self, code: CodeType) -> None:
         self._add(code.co_code, *code.co_names, *code.co_varnames)
         self._take_all(code.co_consts)
+
+    def _owns(self, module: ModuleType | None) -> bool:
+        if module not in self._owned:
+            self._owned[module] = self._is_own(module)
+        return self._owned[module]
 
     def _is_own(self, module: ModuleType | None) -> bool:
         """The user's, who may change it at any time. Of others it notes when they were installed."""

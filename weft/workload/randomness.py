@@ -42,7 +42,10 @@ def seed_others(key: int) -> None:
 
 def seed_all(seed: int) -> None:
     """For code that runs once."""
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)  # the other one notes who has called, for devices that may come
     seed_others(seed & KEY_MASK)
 
 

@@ -340,6 +340,38 @@ def test_calls_are_counted_by_job(serving: Serving) -> None:
     assert serving.ask(lambda directory: directory.num_calls()) == {"b": 1}
 
 
+def test_the_client_of_a_later_job_asks_by_the_connection_that_is_there(serving: Serving) -> None:
+    def connections() -> int:
+        opened = [Path("/proc/self/fd", each) for each in os.listdir("/proc/self/fd")]
+        return sum(each.is_socket() for each in opened)
+
+    def body(directory: Directory) -> tuple[int, dict[str, int]]:
+        directory.block("board", 64, -1)
+        before = connections()
+        later = Directory(serving.address, KEY, "b", after=directory)
+        later.block("board", 128)
+        return connections() - before, later.num_bytes()
+
+    assert serving.ask(body) == (0, {"a": 64, "b": 128})
+
+
+def test_the_client_of_a_later_job_finds_the_directory_that_there_is_by_then(serving: Serving) -> None:
+    again: list[Serving] = []
+
+    def ask(directory: Directory) -> int:
+        return Directory(serving.address, KEY, "b", after=directory).block("new", 64).numel()
+
+    def happens() -> None:
+        kill(serving)
+        again.append(Serving(serving.address))
+
+    try:
+        assert begin_after(serving, ask)(happens) == 64
+        assert again[0].ask(lambda directory: directory.num_bytes()) == {"b": 64}
+    finally:
+        again[0].end()
+
+
 def test_a_client_with_another_key_is_refused(serving: Serving) -> None:
     result = serving.begin(lambda directory: "let in", key=b"some other key of the same length")
     kind, text = result()
@@ -611,6 +643,24 @@ def test_a_block_that_another_has_made_anew_meanwhile_is_told(
     again = successor()
     again.ask(write_byte(0))
     assert holder.hand_on_in_vain() == ("SharedMemoryGone", "a/board is another block here")
+
+
+def test_a_later_job_hands_nothing_on_of_an_earlier_one(serving: Serving) -> None:
+    again: list[Serving] = []
+
+    def happens() -> None:
+        kill(serving)
+        again.append(Serving(serving.address))
+
+    def hand_on(directory: Directory) -> Any:
+        later = Directory(serving.address, KEY, "b", after=directory)
+        later.hand_on()
+        return later.of("a").published("activation-1")
+
+    try:
+        assert begin_after(serving, hand_on)(happens)[0] == "SharedMemoryGone"
+    finally:
+        again[0].end()
 
 
 @pytest.mark.parametrize("gone", ["unmapped", "forgotten"])

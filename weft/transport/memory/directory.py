@@ -110,6 +110,16 @@ class Server:
             self.blocks = _connect(self._address, self._authkey)
             self.layouts, self.handles = (self._dict(ident) for ident in (_LAYOUTS, _HANDLES))
 
+    def anew(self) -> Server:
+        """By the same connections, where the directory is still there; it knows nothing of what this one has met."""
+        other = copy.copy(self)
+        other._known = {}
+        try:
+            self.blocks.num_calls()
+        except (EOFError, OSError, RemoteError):
+            other.connect()
+        return other
+
     def _dict(self, ident: str) -> Any:
         """Which lives as long as the blocks' proxy, by the same connections."""
         address = self.blocks._token.address
@@ -148,12 +158,19 @@ class Directory:
     """
 
     def __init__(
-        self, address: Path, authkey: bytes, job: str, opened: Callable[[torch.Tensor], None] = lambda block: None
+        self,
+        address: Path,
+        authkey: bytes,
+        job: str,
+        opened: Callable[[torch.Tensor], None] = lambda block: None,
+        *,
+        after: Directory | None = None,
     ) -> None:
-        """opened: called with every block, mapped here."""
+        """opened: called with every block, mapped here. after: an earlier job's client in this process, whose
+        connections are taken over, since to connect takes longer than to ask."""
         self._job = job
         self._opened = opened
-        self._server = Server(address, authkey)
+        self._server: Server = Server(address, authkey) if after is None else after._server.anew()
 
     def of(self, job: str) -> Directory:
         """The same directory's client for another name that blocks go by."""

@@ -101,6 +101,7 @@ class _Worker:
         self._inboxes: dict[str, Inbox] = {}
         self._attempt: Attempt | None = None
         self._handing: threading.Thread | None = None  # the attempt's memory on to another directory
+        self._client: Directory | None = None  # the newest one
         self._kept: Kept | None = None  # what another attempt of the job can go on with
         self._progress: Progress = list  # of the attempt's lanes, once they are there
         self._job: Message = {}
@@ -237,8 +238,7 @@ class _Worker:
         if self._kept is None or not self._kept.goes_on(message):
             self._build(message, spec)
         assert self._attempt is not None
-        job = self._job
-        main = self._main_of(view.programs)
+        job, main = self._job, self._main_of(view.programs)
         with profiling(
             spec.profile,
             self._device,
@@ -352,8 +352,7 @@ class _Worker:
 
     def _release(self, message: Message) -> None:
         has_attempt, clean = self._attempt is not None, True
-        peak_bytes = peak_resident_bytes() if has_attempt else None
-        device_peak = self._device.peak_bytes() if has_attempt else None
+        peak, device_peak = (peak_resident_bytes(), self._device.peak_bytes()) if has_attempt else (None, None)
         self._until_handed_on()
         if message["keeps"] and self._kept is not None:
             self._kept.attempt.close()
@@ -362,7 +361,7 @@ class _Worker:
             self._let_go(JobSpec.parse(message["spec"]))
             clean = self._baseline.is_clean() and self._device.is_clean()
         released = {"type": "released", "job": message["job"], "attempt": message["attempt"]}
-        self._send({**released, "clean": clean, "peak_bytes": peak_bytes, "device_peak_bytes": device_peak})
+        self._send({**released, "clean": clean, "peak_bytes": peak, "device_peak_bytes": device_peak})
 
     def _let_go(self, spec: JobSpec) -> None:
         """Of all that it has of the job."""
@@ -379,7 +378,9 @@ class _Worker:
         self._device.end_job()
 
     def _directory(self, job: str) -> Directory:
-        return Directory(Path(self._config.directory), self._config.authkey, job, self._device.pin)
+        config, pin = self._config, self._device.pin
+        self._client = Directory(Path(config.directory), config.authkey, job, pin, after=self._client)
+        return self._client
 
     def _send(self, message: Message) -> None:
         with self._send_lock:
