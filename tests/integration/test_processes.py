@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import random
 import runpy
 import signal
@@ -106,20 +107,30 @@ def test_a_directory_that_is_killed_while_workers_call_it_starts_the_job_again(
 ) -> None:
     """3 of 22 jobs failed as `user-error`: a worker that called it heard of its death before the daemon did."""
     with MOMENTS[moment](daemon) as (job, gate):
-        directory, before = daemon.directory(), num_connections(daemon)
+        directory = daemon.directory()
         directory.suspend()  # so that they wait for its answer when it is killed
         gate.open()
-        until(lambda: num_connections(daemon) > before, "a worker that calls the directory")
+        until(lambda: calls_the_directory(daemon), "a worker that calls the directory")
         directory.kill()
         result = daemon.client.wait(job, SECONDS)
     assert is_the_same(result, undisturbed)
     assert "(attempt 2)" in daemon.log_of(job)
 
 
-def num_connections(daemon: RealDaemon) -> int:
-    """Ends of connections to the directory at its side, those that it has not taken yet included, and its listener."""
-    address = str((daemon.runtime / "directory.sock").resolve())
-    return sum(line.endswith(address) for line in Path("/proc/net/unix").read_text().splitlines())
+def calls_the_directory(daemon: RealDaemon) -> bool:
+    """Whether a worker waits for it: from the daemon it receives, and reads from no other socket."""
+    return any(map(reads_from_a_socket, daemon.worker_pids().values()))
+
+
+def reads_from_a_socket(pid: int) -> bool:
+    """Whether a thread of a process waits in read(2) for one."""
+    read = {"x86_64": "0", "aarch64": "63"}[platform.machine()]
+    with contextlib.suppress(OSError):  # a thread that has ended, a descriptor that is closed
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            number, *arguments = (thread / "syscall").read_text().split()
+            if number == read and os.readlink(f"/proc/{pid}/fd/{int(arguments[0], 16)}").startswith("socket:"):
+                return True
+    return False
 
 
 def kill_the_directory_at_random(daemon: RealDaemon, num_jobs: int, seed: int, expected: Any) -> None:
