@@ -10,6 +10,7 @@ its seeds, and all others are seeded.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from weft.workers.compute.stage import GivenModes, Stage, Tensors, computing_in,
 from weft.workers.devices.device import Accelerator, Device
 from weft.workload.cutting.calls import Made, Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Sent
+from weft.workload.cutting.skipped import OtherStructure
 from weft.workload.data.tree import with_tensors
 from weft.workload.randomness import KEY_MASK, Movements, mixed, seed_others
 from weft.workload.step import check_names, step_source, step_values, training_step, validation_step
@@ -212,7 +214,9 @@ class CutStage(Stage):
     def _run_once(self, batch: Any, received: Tensors, seed: Seed, *, learns: bool) -> Any:
         # containers of its own, which a step may change
         own = with_tensors(batch, torch.Tensor.clone if self._copies_input else torch.Tensor.detach)
-        return self._cut.run(self._steps[learns], own, received, seed)
+        with contextlib.suppress(OtherStructure):
+            return self._cut.run(self._steps[learns], own, received, seed)
+        return self._run_once(batch, received, seed, learns=learns)
 
     def _seeder(self, microbatch: int, step: int) -> Seed:
         key, seed = mixed(mixed(self._key, step), microbatch), self._device.seed

@@ -29,16 +29,16 @@ from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
 from weft.workload.cutting.names import call_name, is_argument, names_by_place, slots_of
 from weft.workload.cutting.operation import TWO_WAYS_OUT
 from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, resolved
-from weft.workload.cutting.skipped import SkippedCalls
+from weft.workload.cutting.skipped import OtherStructure, SkippedCalls
 from weft.workload.cutting.substitutes import Substitutes
-from weft.workload.cutting.tape import Tape, answered, playing
+from weft.workload.cutting.tape import Tape, alone, answered, playing
 from weft.workload.cutting.visible import CallKind, Forward, Visible, listening, visible_modules
 from weft.workload.workload import WorkloadError
 
 Step = Callable[[nn.Module, Any], Any]
 Bound = list[tuple[Placeholder, torch.Tensor]]
 _NOTHING = contextlib.nullcontext()
-MAX_TAPES = 64  # of a stage, by the shapes of its batch
+MAX_TAPES = 256  # of a stage, by the shapes of its batch
 _SAME_CALLS = (
     "a step of several stages must call the same modules in the same order for every batch; keep what depends on the "
     "batch inside one module or, by strategy.split, inside one stage"
@@ -159,8 +159,8 @@ class CutStep:
         return all(self._names[place] in self._own for place in places if place in self._names)
 
     def run(self, step: Step, batch: Any, received: Sequence[torch.Tensor | None], seed: Seed) -> Any:
-        """What the step returns, of the last stage; of any other the tensors that it sends, in their
-        order, and None for one that this run has not made: validation may have others than training."""
+        """What the step returns, of the last stage; of any other the tensors that it sends, in their order, and None
+        for one that this run has not made: validation may have others than training. OtherStructure: run it again."""
         self.rebind([])
         came = zip(self._receives, received, strict=True)
         self._came = {name: tensor for name, tensor in came if tensor is not None}
@@ -178,9 +178,13 @@ class CutStep:
                 result = replaced(step(self._model, batch), resolved)
         except _Leave:
             return Sent(self._sent.get(name) for name in self._sends)
+        except OtherStructure:
+            self._tapes.clear()  # they have what was assumed
+            raise
         finally:
             self.numbers.end()
             playing.tape, playing.redraws, playing.keeps, self._tape = None, (), None, None
+            self._skipped.end_run()
             self.bound = [(each, each.came) for each in self._known.values() if each.came is not None]
             for placeholder, _ in self.bound:
                 placeholder.came = None
@@ -219,11 +223,10 @@ class CutStep:
     def _tape_of(self, step: Step, batch: Any) -> Tape:
         shapes = [tensor.shape for tensor in tensors_in(batch)]
         key = (step, torch.is_grad_enabled(), self._model.training, *shapes)
-        tape = self._tapes.get(key)
-        if tape is None:
-            if len(self._tapes) >= MAX_TAPES:
-                self._tapes.clear()
-            tape = self._tapes[key] = Tape()
+        tape = self._tapes.pop(key, None) or Tape()
+        if len(self._tapes) >= MAX_TAPES:
+            del self._tapes[next(iter(self._tapes))]
+        self._tapes[key] = tape  # the newest last
         tape.rewind()
         return tape
 
@@ -281,8 +284,9 @@ class CutStep:
         if known is not None:
             result = known.answered(given)
         else:
-            skip = functools.partial(self._skipped.skip, visible, occurrence, forward, given, hides=self._is_inside)
-            result = self._unseen(answered, visible, given, skip)
+            apart = functools.partial(self._unseen, alone)
+            skip = functools.partial(self._skipped.skip, visible, occurrence, forward, given, apart=apart)
+            result = self._unseen(answered, visible, given, functools.partial(skip, hides=self._is_inside))
         self.numbers.skip(visible)  # a forward that runs on placeholders may draw all the same
         return result
 

@@ -1,7 +1,8 @@
 """Placeholders: what stands, in one stage's run of a step, for a tensor that another stage has.
 
 It knows its shape, dtype and device, and an operation on it gives another placeholder, by torch's fake tensors: shapes
-are computed, numbers are not. Once the tensor has come over it is `came`, and an operation on it is one on that.
+are computed, numbers are not. Once the tensor has come over it is `came`, and an operation on it is one on that. Of a
+late one the shape is found out when somebody asks for it, or computes with it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ KNOWN = {
 }  # what it can tell by itself
 KNOWN |= {getattr(torch.Tensor, name) for name in (*_ASKED, "__len__", "__hash__", "get_device", "is_contiguous")}
 KNOWN |= {torch.is_floating_point, torch.is_complex, torch.numel}
+_SIZED = ("size", "dim", "ndimension", "stride", "numel", "nelement", "__len__", "is_contiguous")
+_OF_SHAPE = {getattr(torch.Tensor, name) for name in _SIZED} | {torch.numel}
+_OF_SHAPE |= {getattr(torch.Tensor, name).__get__ for name in ("shape", "ndim", "nbytes")}
 _DETACHES = {torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 _BY_LENGTHS = ("pack_padded_sequence", "pad_packed_sequence")  # what of it has no numbers is the first it returns
 _TOLD = {torch.Tensor.__repr__, torch.Tensor.__format__}
@@ -45,18 +49,51 @@ class PlaceholderError(WorkloadError):
 
 
 class Placeholder(torch.Tensor):
-    fake: torch.Tensor
     came: torch.Tensor | None
     what: str  # it stands for
     base: Placeholder | None  # of which it is a view
+    is_late: bool  # the shape that torch knows of it is another one's
+    _fake: torch.Tensor | None
+    _find: Callable[[], torch.Tensor]  # what its fake is made like, of a late one
 
     @staticmethod
     def __new__(cls, fake: torch.Tensor, what: str, *, requires_grad: bool) -> Placeholder:
         made: Placeholder = torch.Tensor._make_wrapper_subclass(
             cls, fake.shape, strides=fake.stride(), dtype=fake.dtype, device=fake.device, requires_grad=requires_grad
         )
-        made.fake, made.came, made.what, made.base = fake, None, what, None
+        made._fake, made.came, made.what, made.base, made.is_late = fake, None, what, None, False
         return made
+
+    @classmethod
+    def late(
+        cls,
+        like: torch.Tensor,
+        find: Callable[[], torch.Tensor],
+        what: str,
+        *,
+        requires_grad: bool,
+        device: torch.device | None = None,
+    ) -> Placeholder:
+        """like: one of the same dtype. find: one of the same shape and strides too, when that is asked for. device: as
+        of `placeholder_of`."""
+        made: Placeholder = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, dtype=like.dtype, device=device or torch.device("cpu"), requires_grad=requires_grad
+        )
+        made._fake, made.came, made.what, made.base, made.is_late = None, None, what, None, True
+        made._find = find
+        return made
+
+    @property
+    def fake(self) -> torch.Tensor:
+        if self._fake is None:
+            self._fake = _fake_like(self._find(), self.device)
+            del self._find
+        return self._fake
+
+    @property
+    def is_known(self) -> bool:
+        """Its shape."""
+        return self._fake is not None
 
     @classmethod
     def __torch_function__(
@@ -68,6 +105,8 @@ class Placeholder(torch.Tensor):
     ) -> Any:
         given = args, kwargs or {}
         if func in KNOWN:
+            if func in _OF_SHAPE and (not args or args[0].is_late):
+                args, _ = given = replaced(given, sized)
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **given[1])
         unknown = [each for each in tensors_in(given) if isinstance(each, Placeholder) and each.came is None]
@@ -90,8 +129,16 @@ class Placeholder(torch.Tensor):
         _refuse(known, func)
 
 
+def sized(tensor: torch.Tensor) -> torch.Tensor:
+    """One of which torch knows the shape."""
+    if not (isinstance(tensor, Placeholder) and tensor.is_late):
+        return tensor
+    return tensor.fake if tensor.came is None else tensor.came
+
+
 def without_numbers(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of torch's meta device in its place; whose device stands nowhere."""
+    tensor = sized(tensor)
     with torch._C.DisableTorchFunctionSubclass():
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
@@ -100,9 +147,12 @@ def placeholder_of(
     tensor: torch.Tensor, what: str, *, requires_grad: bool, device: torch.device | None = None
 ) -> Placeholder:
     """tensor: one of the same shape, strides and dtype. device: that it is on, as the step sees it; the host's."""
+    return Placeholder(_fake_like(tensor, device), what, requires_grad=requires_grad)
+
+
+def _fake_like(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
     with _FAKES:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or "cpu")
-    return Placeholder(fake, what, requires_grad=requires_grad)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or "cpu")
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
@@ -142,11 +192,10 @@ def _lost(tensor: torch.Tensor, func: Callable[..., Any]) -> Placeholder:
                 f"{name_of(func)} at {user_line()} writes to what the model keeps numbers that another stage has; "
                 f"{TWO_WAYS_OUT}"
             )
-        with _FAKES:
-            fake = torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device)
+        fake = _fake_like(each, each.device)
         each.__class__ = Placeholder
         assert isinstance(each, Placeholder)
-        each.fake, each.came, each.what, each.base = fake, None, result_of(func), None
+        each._fake, each.came, each.what, each.base, each.is_late = fake, None, result_of(func), None, False
     assert isinstance(tensor, Placeholder)
     if base is not None:
         assert isinstance(base, Placeholder)

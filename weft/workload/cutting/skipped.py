@@ -3,6 +3,10 @@
 Known for each signature of a call: the structure of what it returns, with a tensor without numbers (on torch's meta
 device) in each tensor's place, and which of them are given back as they came in. It comes from running the module on
 placeholders, or, for a module whose forward asks for numbers, from a run that had them.
+
+To run a module on placeholders may take longer than its own forward, and batches may have other shapes each time. So
+where a call has returned the same but for shapes, for several signatures, it gives late placeholders for others: few
+are asked for their shape before what they stand for has come over.
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
+import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +25,19 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.workload.compiling.compiled import uncompiled
 from weft.workload.cutting.leaves import replaced, tensors_in
-from weft.workload.cutting.placeholder import Placeholder, placeholder_of, without_numbers
+from weft.workload.cutting.placeholder import Placeholder, placeholder_of, sized, without_numbers
+from weft.workload.cutting.tape import alone
 from weft.workload.cutting.visible import Forward, Visible
 from weft.workload.workload import WorkloadError
 
-MAX_SIGNATURES = 256  # of all skipped calls of a stage; a batch of another length has others
+CALL = 3
+MAX_SIGNATURES = 4096  # of all skipped calls of a stage; a batch of another length has others
+ALIKE, NEVER = 2, -math.inf  # signatures for which a call has returned the same but for shapes: arbitrary
 Key = tuple[Any, ...]
 Redraws = Mapping[str, frozenset[str]]  # by the name of a call, operations behind it that draw where they are skipped
 
@@ -51,6 +61,13 @@ class Returned:
 
     def _given_behind_the_first(self) -> dict[int, int]:
         return {leaf: number for leaf, number in self.given.items() if leaf}
+
+    def but_for_shapes(self) -> object:
+        """None of what has more in it than tensors: that may depend on shapes, too."""
+        leaves, structure = tree_flatten(self.structure)
+        if not all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in leaves):
+            return None
+        return structure, [leaf is not None and leaf.dtype for leaf in leaves], self.requires, dict(self.given)
 
 
 @contextlib.contextmanager
@@ -78,9 +95,9 @@ def pickled(records: Mapping[Key, Returned], redraws: Redraws) -> str:
 
 
 def unpickled(text: str, device: torch.device | None = None) -> SkippedCalls:
-    """device: as of SkippedCalls."""
+    """For the job itself. device: as of SkippedCalls."""
     records, redraws = pickle.loads(base64.b64decode(text)) if text else ({}, {})
-    return SkippedCalls(records, device, redraws)
+    return SkippedCalls(records, device, redraws, late=True)
 
 
 def returned_of(result: Any, given: tuple[Any, ...]) -> Returned:
@@ -89,8 +106,9 @@ def returned_of(result: Any, given: tuple[Any, ...]) -> Returned:
     arguments = {id(tensor): number for number, tensor in reversed(list(enumerate(came)))}
     with torch._C.DisableTorchFunctionSubclass():
         requires = tuple(leaf.requires_grad for leaf in leaves)
+        shapes = [sized(tensor).shape for tensor in came]
         shaped_as = tuple(
-            frozenset(number for number, tensor in enumerate(came) if tensor.shape == leaf.shape) for leaf in leaves
+            frozenset(number for number, shape in enumerate(shapes) if shape == sized(leaf).shape) for leaf in leaves
         )
     same = {leaf: arguments[id(tensor)] for leaf, tensor in enumerate(leaves) if id(tensor) in arguments}
     try:
@@ -102,13 +120,15 @@ def returned_of(result: Any, given: tuple[Any, ...]) -> Returned:
 
 def key_of(visible: Visible, occurrence: int, given: tuple[Any, ...]) -> Key:
     """The signature of a call: equal for what a module treats alike, as far as structure and shapes go. The last of it
-    is the whole; what stands before it tells enough where nothing better is known."""
+    is the whole; what stands before it tells enough where nothing better is known; the first CALL of it tell which
+    call of which module it is."""
     first = next(iter(tensors_in(given)), None)
     return (visible.number, occurrence, visible.module.training, _signature(first), _signature(given))
 
 
 def _signature(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
+        value = sized(value)
         with torch._C.DisableTorchFunctionSubclass():
             return tuple(value.shape), str(value.dtype)
     if isinstance(value, (tuple, list)):
@@ -132,15 +152,48 @@ def _like_arguments(records: Sequence[Returned], arguments: Sequence[torch.Tenso
     return dataclasses.replace(first, structure=replaced(first.structure, lambda meta: meta.new_empty(next(shapes))))
 
 
+class OtherStructure(BaseException):
+    """A call of which it was assumed returns other structures for other shapes, and it is not assumed again. No
+    Exception, so that no `except Exception` of the user's stops it: the run is to be made anew."""
+
+
+class _Later:
+    """A skipped call of which nobody has asked yet what shapes it returns."""
+
+    def __init__(self, find: Callable[[tuple[Any, ...]], Returned], given: tuple[Any, ...], like: object) -> None:
+        """find: by what is given. like: what it returns, but for shapes."""
+        self._find, self._given, self._like = find, given, like
+        self._leaves: list[torch.Tensor] | None = None
+
+    def find(self) -> None:
+        if self._leaves is not None:
+            return
+        returned = self._find(self._given)
+        if returned.but_for_shapes() != self._like:
+            raise OtherStructure
+        self._leaves, self._given = tensors_in(returned.structure), ()
+
+    def leaf(self, number: int) -> torch.Tensor:
+        self.find()
+        assert self._leaves is not None
+        return self._leaves[number]
+
+    def forget_numbers(self, hidden: Callable[[torch.Tensor], Placeholder]) -> None:
+        self._given = replaced(self._given, lambda each: each if isinstance(each, Placeholder) else hidden(each))
+
+
 class SkippedCalls:
     def __init__(
         self,
         records: Mapping[Key, Returned],
         device: torch.device | None = None,
         redraws: Redraws = MappingProxyType({}),
+        *,
+        late: bool = False,
     ) -> None:
         """records: of runs that had the numbers; `needed` of them are those that placeholders do not lead to. device:
-        that the step computes on; the host's cores."""
+        that the step computes on; the host's cores. late: whether there may be late placeholders, which are not asked
+        for all that is `needed`."""
         self.device = device
         self.redraws = redraws
         self._foreign: MutableMapping[torch.Tensor, Placeholder] = WeakTensorKeyDictionary()
@@ -149,6 +202,9 @@ class SkippedCalls:
         self._by_first: dict[Key, Returned] = {}
         self.learn(records)
         self.needed: dict[Key, Returned] = {}
+        self._may_be_late = late
+        self._alike: dict[Key, tuple[Returned, float]] = {}  # by call: the first, and how many were like it
+        self._later: list[_Later] = []  # of this run
 
     def foreign(self, tensor: torch.Tensor, name: str) -> Placeholder:
         """For a parameter or buffer of another stage; one for each, since they take time to make."""
@@ -169,18 +225,59 @@ class SkippedCalls:
         self.needed |= {key: each for key, each in records.items() if key[:2] in calls}
 
     def skip(
-        self, visible: Visible, occurrence: int, forward: Forward, given: tuple[Any, ...], *, hides: bool = False
+        self,
+        visible: Visible,
+        occurrence: int,
+        forward: Forward,
+        given: tuple[Any, ...],
+        *,
+        hides: bool = False,
+        apart: Callable[..., Any] = alone,
     ) -> Any:
-        """hides: what is given has numbers, and is the stage's own, so the module must not write to it."""
-        key = key_of(visible, occurrence, given)
-        returned = self._known.get(key)
-        if returned is None:
-            if len(self._known) >= MAX_SIGNATURES:
-                self._known.clear()
-            seen = replaced(given, self._hidden) if hides else given
-            returned = self._known[key] = self._computed(key, visible, forward, seen)
+        """hides: what is given has numbers, and is the stage's own, so the module must not write to it. apart: by which
+        a function is called that the run must not notice, later on."""
+        find = functools.partial(self._find, visible, occurrence, forward, hides=hides)
+        call = (visible.number, occurrence, visible.module.training)
+        later, returned = None, None if hides else self._returned_but_for_shapes(call)
+        if returned is not None and not self._is_known(visible, occurrence, given):
+            later = _Later(functools.partial(apart, find), given, returned.but_for_shapes())
+            self._later.append(later)
+        else:
+            returned = find(given)
         what = (f"output {leaf} of {visible}" if leaf else f"the output of {visible}" for leaf in itertools.count())
-        return replaced(returned.structure, self._placing(returned, what, given))
+        return replaced(returned.structure, self._placing(returned, what, given, later))
+
+    def end_run(self) -> None:
+        """What late placeholders would be found by has no numbers from now on: those were the run's."""
+        for later in self._later:
+            later.forget_numbers(self._hidden)
+        self._later.clear()
+
+    def _is_known(self, visible: Visible, occurrence: int, given: tuple[Any, ...]) -> bool:
+        if any(isinstance(each, Placeholder) and not each.is_known for each in tensors_in(given)):
+            return False
+        return key_of(visible, occurrence, given) in self._known
+
+    def _returned_but_for_shapes(self, call: Key) -> Returned | None:
+        returned, count = self._alike.get(call, (None, 0))
+        return returned if self._may_be_late and count >= ALIKE else None
+
+    def _find(
+        self, visible: Visible, occurrence: int, forward: Forward, given: tuple[Any, ...], *, hides: bool
+    ) -> Returned:
+        key = key_of(visible, occurrence, given)
+        returned = self._known.pop(key, None)
+        if returned is None:
+            seen = replaced(given, self._hidden) if hides else given
+            returned = self._computed(key, visible, forward, seen)
+            first, count = self._alike.get(key[:CALL], (returned, 0))
+            like = first.but_for_shapes()
+            is_alike = like is not None and like == returned.but_for_shapes()
+            self._alike[key[:CALL]] = first, count + 1 if is_alike else NEVER
+            if len(self._known) >= MAX_SIGNATURES:
+                del self._known[next(iter(self._known))]
+        self._known[key] = returned  # the newest last
+        return returned
 
     def _hidden(self, tensor: torch.Tensor) -> Placeholder:
         return placeholder_of(tensor, "an argument", requires_grad=tensor.requires_grad, device=self.device)
@@ -217,7 +314,7 @@ class SkippedCalls:
         return alike
 
     def _placing(
-        self, returned: Returned, what: Iterator[str], given: tuple[Any, ...]
+        self, returned: Returned, what: Iterator[str], given: tuple[Any, ...], later: _Later | None
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         leaves = itertools.count()
         arguments = tensors_in(given) if returned.given else []
@@ -229,6 +326,17 @@ class SkippedCalls:
                 if leaf or not isinstance(given, Placeholder):
                     return given  # a first one is the call's own, whether it has made it this time or not
             requires = returned.requires[leaf] and torch.is_grad_enabled()
-            return placeholder_of(meta, text, requires_grad=requires, device=self.device)
+            if later is None:
+                return placeholder_of(meta, text, requires_grad=requires, device=self.device)
+            find = functools.partial(self._find_leaf, later, leaf)
+            return Placeholder.late(meta, find, text, requires_grad=requires, device=self.device)
 
         return place
+
+    def _find_leaf(self, later: _Later, leaf: int) -> torch.Tensor:
+        """Earlier calls first, of which this one may have been given what they return: no deep recursion."""
+        for each in self._later:
+            if each is later:
+                break
+            each.find()
+        return later.leaf(leaf)

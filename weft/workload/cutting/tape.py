@@ -14,11 +14,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from operator import is_
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from weft.workload.cutting.leaves import replaced, tensors_in
+
+Made = TypeVar("Made")
 
 
 class _Like:
@@ -104,15 +106,17 @@ def answered(asker: object, given: Any, compute: Callable[[], Any]) -> Any:
     tape = playing.tape
     if tape is None:
         return compute()
-    return tape.answer(asker, given, lambda: _alone(compute, tape))
+    return tape.answer(asker, given, lambda: alone(compute))
 
 
-def _alone(compute: Callable[[], Any], tape: Tape) -> Any:
-    playing.tape = None
+def alone(compute: Callable[..., Made], *args: Any) -> Made:
+    """Beside the run: nothing of it is kept, nothing is drawn."""
+    before = playing.tape, playing.redraws
+    playing.tape, playing.redraws = None, ()
     try:
-        return compute()
+        return compute(*args)
     finally:
-        playing.tape = tape
+        playing.tape, playing.redraws = before
 
 
 def _entry(asker: object, given: Any, found: Any) -> TapeEntry | None:

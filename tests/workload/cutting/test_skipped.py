@@ -1,0 +1,220 @@
+"""Skipped calls: what other stages' modules return, without running them more often than somebody asks."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from weft.workload.cutting import skipped as skipped_module
+from weft.workload.cutting.calls import SeededCalls
+from weft.workload.cutting.placeholder import Placeholder
+from weft.workload.cutting.skipped import OtherStructure, SkippedCalls, pickled, unpickled
+
+_CUT = runpy.run_path(str(Path(__file__).with_name("test_cut_step.py")))
+MODELS, recorded, stages_of, run_stages, seed = (
+    _CUT[name] for name in ("MODELS", "recorded", "stages_of", "run_stages", "seed")
+)
+
+
+class Block(nn.Module):
+    """float32 (N, T, 4) -> (N, T, 4). Counts its forwards on placeholders."""
+
+    runs = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        Block.runs += isinstance(self.line.weight, Placeholder)
+        return x + torch.tanh(self.line(x))
+
+
+class Blocks(nn.Module):
+    def __init__(self, number: int, kind: type[nn.Module] = Block) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(kind() for _ in range(number))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def summed(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    total: torch.Tensor = model(x).square().sum()
+    return total
+
+
+def late_stages_of(model: nn.Module, found: Any, cuts: list[int]) -> Any:
+    """As a worker has them."""
+    stages = stages_of(model, found, cuts)
+    calls = unpickled(pickled(found.returned, found.redraws))
+    for step, *_ in stages:
+        step._skipped = calls
+    return stages
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    Block.runs = 0
+    return Blocks(6)
+
+
+def test_blocks_are_not_run_for_shapes_that_nobody_asks_for(model: nn.Module) -> None:
+    """Each new length of a batch ran each block of the stages before on placeholders, 25 ms for one of a GPT."""
+    found = recorded(model, summed, torch.randn(2, 3, 4))
+    stages = late_stages_of(model, found, [5])
+    runs = []
+    for length in range(3, 12):
+        batch = torch.randn(2, length, 4)
+        before = Block.runs
+        assert torch.equal(run_stages(stages, summed, batch), summed(model, batch))
+        runs.append(Block.runs - before)
+    assert runs == [5, 5, 0, 0, 0, 0, 0, 0, 0], "for two lengths, since what is alike must have been seen"
+
+
+def test_whoever_asks_for_the_shape_gets_that_of_this_batch(model: nn.Module) -> None:
+    asked = []
+
+    def step(model: Any, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(model.blocks):
+            x = block(x)
+            if number == 3:
+                asked.append((tuple(x.shape), x.size(1), len(x), x.dim(), x.numel(), x.stride(), x.is_contiguous()))
+                asked.append((torch.zeros_like(x).shape[1], x.dtype, x.device, x.requires_grad))
+        return x.square().sum()
+
+    found = recorded(model, step, torch.randn(2, 3, 4))
+    stages = late_stages_of(model, found, [5])
+    for length in (3, 4, 7, 9):
+        batch = torch.randn(2, length, 4)
+        asked.clear()
+        whole = step(model, batch)
+        assert torch.equal(run_stages(stages, step, batch), whole)
+        own, _, of_last_stage = asked[:2], asked[2:4], asked[-2:]
+        assert of_last_stage == own
+
+
+def test_a_long_chain_of_blocks_is_asked_at_its_end() -> None:
+    """One asks the one before, and so on: as deep as Python calls."""
+
+    def step(model: Any, x: torch.Tensor) -> torch.Tensor:
+        *before, last = model.blocks
+        for block in before:
+            x = block(x)
+        x = x.reshape(-1, 4) if x.shape[1] else x
+        total: torch.Tensor = last(x).sum()
+        return total
+
+    model = Blocks(150)
+    found = recorded(model, step, torch.randn(2, 3, 4))
+    stages = late_stages_of(model, found, [149])
+    for length in (3, 4, 5, 6):
+        batch = torch.randn(2, length, 4)
+        assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+
+
+class Telling(Block):
+    """Returns its length, too."""
+
+    def forward(self, x: torch.Tensor | tuple[torch.Tensor, int]) -> Any:
+        x = x if isinstance(x, torch.Tensor) else x[0]
+        return super().forward(x), x.shape[1]
+
+
+def test_what_returns_more_than_tensors_is_run_for_each_shape() -> None:
+    def step(model: Any, x: torch.Tensor) -> torch.Tensor:
+        length = 0
+        for block in model.blocks:
+            x, length = block(x)
+        return x.square().sum() / length
+
+    Block.runs = 0
+    model = Blocks(3, Telling)
+    found = recorded(model, step, torch.randn(2, 3, 4))
+    stages = late_stages_of(model, found, [2])
+    for length in (3, 4, 5, 6):
+        batch = torch.randn(2, length, 4)
+        assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+    assert Block.runs == 2 * 4
+
+
+class Splitting(Block):
+    """Of what is longer than four it returns two parts."""
+
+    def forward(self, x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            x = torch.cat(list(x), dim=1)
+        whole = super().forward(x)
+        return (whole,) if whole.shape[1] <= 4 else tuple(whole.split(4, dim=1))
+
+
+def test_what_turns_out_to_return_something_else_is_run_for_each_shape_from_then_on() -> None:
+    def step(model: Any, x: Any) -> torch.Tensor:
+        one, two, three, four = model.blocks
+        for block in (one, two):
+            x = [part + part.new_zeros(()) for part in block(x)]
+        total: torch.Tensor = four(three(torch.cat(x, dim=1))).square().sum()
+        return total
+
+    model = Blocks(2, Splitting)
+    model.blocks.extend([Block(), Block()])  # type: ignore[operator]
+    found = recorded(model, step, torch.randn(2, 2, 4))
+    stages = late_stages_of(model, found, [3])
+    for length in (2, 3, 4):
+        batch = torch.randn(2, length, 4)
+        assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+    batch = torch.randn(2, 6, 4)
+    for _ in range(2):  # both blocks were thought to be alike for all shapes
+        with pytest.raises(OtherStructure):
+            run_stages(stages, step, batch)
+    assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+
+
+def test_the_oldest_of_many_signatures_goes_and_not_all(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All were forgotten at once, and batches of many lengths ran every block again and again."""
+    monkeypatch.setattr(skipped_module, "MAX_SIGNATURES", 10)
+    found = recorded(model, summed, torch.randn(2, 3, 4))
+    stages = stages_of(model, found, [1])
+    calls = SkippedCalls(found.returned)
+    for step, *_ in stages:
+        step._skipped, step._tapes = calls, {}
+    for length in [*range(1, 11), *range(2, 11)]:
+        stages[-1][0]._tapes.clear()
+        run_stages(stages, summed, torch.randn(2, length, 4))
+    assert Block.runs == 10
+    stages[-1][0]._tapes.clear()
+    run_stages(stages, summed, torch.randn(2, 11, 4))
+    stages[-1][0]._tapes.clear()
+    run_stages(stages, summed, torch.randn(2, 10, 4))
+    assert Block.runs == 11
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS["NAMES"])
+def test_any_model_gives_its_own_loss_for_batches_of_sizes_that_come_late(name: str) -> None:
+    torch.manual_seed(0)
+    model, user_step, data = MODELS["parts"](name)
+
+    def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> Any:
+        values = user_step(model, {key: tensor.clone() for key, tensor in batch.items()})  # it may write to them
+        return values["loss"] if isinstance(values, dict) else values
+
+    trained = recorded(model, step, data(3))
+    with torch.no_grad():
+        model.eval()
+        found = trained.merged(recorded(model, step, data(3)), "Workload.step")
+        cuts = [unit for unit in range(1, len(found.units)) if unit not in found.problems]
+        stages = late_stages_of(model, found, cuts[1::2])
+        for size in (3, 2, 5, 4, 6):
+            batch = data(size)
+            with SeededCalls(model).installed() as numbers, numbers.running(seed):
+                whole = step(model, batch)
+            assert torch.equal(run_stages(stages, step, batch), whole), size
