@@ -10,7 +10,6 @@ from torch import nn
 
 from weft.workload.workload import Workload
 
-
 _METHODS = ("__call__", "__iter__", "forward", "state_dict", "train")  # that a model may have of its own
 _HOOKS = (
     "_backward_hooks",
