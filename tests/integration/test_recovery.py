@@ -63,8 +63,10 @@ def workload(gates=("", ""), calls_at=(0, 0), seconds=0.0):
         torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     return weft.Workload(
         model=model, loss=loss, train=(inputs, inputs.sin()), validation=(inputs, inputs.sin()),
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=100_000))
+        optimizer=lambda parameters: torch.optim.AdamW(
+            [{"params": [each], "weight_decay": 0.01 * number} for number, each in enumerate(parameters)], lr=1e-3),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, [0.01 / (number + 1) for number in range(8)], total_steps=100_000))
 """
 )
 

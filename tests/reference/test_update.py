@@ -213,3 +213,11 @@ def test_the_scheduler_steps_after_a_first_step_that_was_skipped(run: Run) -> No
     result = run(f"loss=without([{int(batches()[0][0])}]), {WARM_UP}", skip_nonfinite=True)
     assert result.skipped[0] == 0
     assert result.learning_rates == [0.01 * ((step + 1) / 4) for step in range(10)]
+
+
+def test_the_norm_is_of_what_the_optimizer_has(run: Run) -> None:
+    """Gradients of what it has not were in it, and added up from step to step, since nobody cleared them; a job's norm
+    never had them."""
+    two = "optimizer=lambda given: torch.optim.SGD(list(given)[:2], lr=0.01)"
+    model = "nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1).requires_grad_(False)).double()"
+    assert run(two, clip_norm=100.0).grad_norms == run(f"model={model}, {two}", clip_norm=100.0).grad_norms

@@ -206,6 +206,10 @@ def workload():
         ("None", "job.entry: workload returned None; it must return a weft.Workload"),
         ("made(model=[])", r"Workload.model is list; give a torch\.nn\.Module"),
         ("made(loss=1.5)", "Workload.loss is float; give a function"),
+        (
+            "made(loss=torch.nn.MSELoss)",
+            r"Workload.loss is the class MSELoss; give a module of it, such as MSELoss\(\)",
+        ),
         ("made(loss=None)", "Workload.loss and Workload.step are both missing; give loss.output, target., or step"),
         ("made(step=max)", "Workload.loss and Workload.step are both given; leave out one"),
         ("made(loss=None, step=[max])", "Workload.step is list; give a function"),

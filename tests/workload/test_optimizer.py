@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from weft.workload.optimizer import can_skip_on_device, make_optimizer, note_sparse
+from weft.workload.optimizer import can_skip_on_device, keep_alone, make_optimizer, note_sparse
 from weft.workload.workload import WorkloadError
 
 FUSED: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -92,9 +92,39 @@ def test_a_stages_kernel_is_the_whole_models_wherever_it_is_cut(odd: str) -> Non
     """One parameter turned the fused kernel off for its group, and groups differ by stage: off by 5e-17."""
     whole = [*parameters(), ODD[odd]()]
     for stage in (whole, whole[:1], whole[1:3], whole[3:]):
-        assert fused(make_optimizer(factory(torch.optim.Adam), stage, model=whole)) == [None]
+        assert fused(of_stage(factory(torch.optim.Adam), whole, stage)) == [None]
     frozen = [*parameters(), ODD[odd]().requires_grad_(False)]
-    assert fused(make_optimizer(factory(torch.optim.Adam), frozen[:1], model=frozen)) == [True], "it is never updated"
+    assert fused(of_stage(factory(torch.optim.Adam), frozen, frozen[:1])) == [True], "it is never updated"
+
+
+def of_stage(build: Any, whole: list[nn.Parameter], own: list[nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = make_optimizer(build, whole)
+    assert optimizer is not None
+    keep_alone(optimizer, own)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda given: torch.optim.SGD([{"params": [p], "lr": 0.1 * 2**-n} for n, p in enumerate(given)]),
+        lambda given: torch.optim.Adagrad([(f"layer.{n}", p) for n, p in enumerate(given)], lr=1 / len(list(given))),
+    ],
+)
+def test_a_stage_has_of_the_models_optimizer_its_own_parameters_alone(build: Any) -> None:
+    """It had called the function with its own, and a rate for each layer was another one in every stage."""
+    whole = parameters()
+    expected, own = make_optimizer(build, whole), of_stage(build, whole, whole[1:])
+    assert expected is not None
+    assert [group["lr"] for group in own.param_groups] == [group["lr"] for group in expected.param_groups]
+    assert {id(each) for group in own.param_groups for each in group["params"]} == set(map(id, whole[1:]))
+    assert set(map(id, own.state)) <= set(map(id, whole[1:]))
+    for parameter in whole:
+        parameter.grad = torch.ones_like(parameter)
+    before = whole[0].detach().clone()
+    own.step()
+    assert torch.equal(whole[0], before)
+    assert not torch.equal(whole[1], torch.zeros_like(whole[1]))
 
 
 @pytest.mark.parametrize(

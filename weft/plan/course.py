@@ -129,11 +129,6 @@ class Course:
         newest = self._measured
         return newest[1] if newest is not None and newest[0] == iteration.index else None
 
-    @property
-    def has_validated(self) -> bool:
-        """Whether there was a validation before the attempt's first iteration."""
-        return self.itinerary.num_validation > 0 and self.begins > self.itinerary.steps_per_epoch
-
     # --- who has what
 
     def parts(self, iteration: Iteration) -> list[list[Part]]:

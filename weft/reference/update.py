@@ -32,8 +32,9 @@ class Update:
         self.record = UpdateRecord()
         self._clip_norm = strategy.clip_norm
         self._skip_nonfinite = strategy.skip_nonfinite
-        self._parameters = list(workload.model.parameters())
         self._optimizer = _optimizer(workload)
+        updated = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
+        self._parameters = [each for each in workload.model.parameters() if id(each) in updated]
         self._scheduler = make_scheduler(workload.scheduler, self._optimizer)
         self.metric = metric_of(workload, self._scheduler)  # of validations, that the scheduler takes
 

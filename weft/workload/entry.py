@@ -195,14 +195,20 @@ def _check_loss_or_step(workload: Workload) -> None:
             "Workload.loss and Workload.step are both given; leave out one: a step computes the loss itself"
         )
     name, given = ("loss", workload.loss) if workload.step is None else ("step", workload.step)
-    if not callable(given):
-        raise WorkloadError(f"Workload.{name} is {kind_of(given)}; give a function")
+    _check_function(given, f"Workload.{name}")
     if workload.step is not None and workload.metrics:
         raise WorkloadError(
             "Workload.metrics goes with Workload.loss; let Workload.step return them: {'loss': loss, 'accuracy': ...}"
         )
     if workload.step is None and workload.validate is not None:
         raise WorkloadError("Workload.validate goes with Workload.step; with Workload.loss, give Workload.metrics")
+
+
+def _check_function(given: object, what: str) -> None:
+    if isinstance(given, type) and issubclass(given, nn.Module):
+        raise WorkloadError(f"{what} is the class {given.__name__}; give a module of it, such as {given.__name__}()")
+    if not callable(given):
+        raise WorkloadError(f"{what} is {kind_of(given)}; give a function")
 
 
 def _check_metrics(metrics: object) -> None:
@@ -213,8 +219,7 @@ def _check_metrics(metrics: object) -> None:
     for name, metric in metrics.items():
         if not isinstance(name, str) or not is_unicode(name):
             raise WorkloadError(f"Workload.metrics: the name {name!r:.80} is no text; give one in UTF-8")
-        if not callable(metric):
-            raise WorkloadError(f"Workload.metrics[{name!r:.80}] is {kind_of(metric)}; give a function")
+        _check_function(metric, f"Workload.metrics[{name!r:.80}]")
     if "loss" in metrics:
         raise WorkloadError("Workload.metrics: 'loss' is always reported; give the metric another name")
 

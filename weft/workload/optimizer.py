@@ -36,16 +36,16 @@ def note_sparse(model: nn.Module) -> None:
             _sparse[module.weight] = True
 
 
-def make_optimizer(
-    factory: OptimizerFactory, parameters: Iterable[nn.Parameter], *, model: Iterable[nn.Parameter] | None = None
-) -> torch.optim.Optimizer | None:
-    """Builds the optimizer of one stage, or of the whole model; None where there are no parameters.
+def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
+    """Builds the optimizer of a model; None where it has no parameters.
+
+    parameters: all of the model's, also for a stage, which then keeps its own (`keep_alone`): a factory may go by their
+    order or number (a rate for each layer), and by names that it has of the whole model.
 
     Sets `fused=True` in each parameter group where torch has a fused kernel for their device and the user chose neither
     `fused` nor `foreach` (either one given as False keeps torch's plain loop, as it does in torch itself).
 
-    model: all parameters of the model, where only a stage's are given. The kernels round differently from the plain
-    loop, so all that is trained must suit them, or nothing gets them: who is in a group with whom depends on the cut.
+    The kernels round differently from the plain loop, so all that is trained must suit them, or nothing gets them.
 
     Raises WorkloadError if the factory's result cannot be used. What the factory itself raises passes unchanged.
     """
@@ -55,7 +55,7 @@ def make_optimizer(
     with within("in Workload.optimizer"):
         optimizer = factory(given)
     _check(optimizer, given)
-    trained = [parameter for parameter in (given if model is None else model) if parameter.requires_grad]
+    trained = [parameter for parameter in given if parameter.requires_grad]
     if all(_fits_fused_kernel(optimizer, parameter) for parameter in trained):
         for group in optimizer.param_groups:
             if _can_fuse(group):
@@ -63,6 +63,19 @@ def make_optimizer(
     if type(optimizer) is torch.optim.SGD:
         optimizer.register_step_pre_hook(_begin_momentum)
     return optimizer
+
+
+def keep_alone(optimizer: torch.optim.Optimizer, own: Iterable[nn.Parameter]) -> None:
+    """Has it forget all other parameters. Its groups stay, empty ones too: a scheduler counts them."""
+    kept = {id(parameter) for parameter in own}
+    for group in optimizer.param_groups:
+        names = group.get("param_names", group["params"])
+        both = [pair for pair in zip(group["params"], names, strict=True) if id(pair[0]) in kept]
+        group["params"] = [parameter for parameter, _ in both]
+        if "param_names" in group:
+            group["param_names"] = [name for _, name in both]
+    for parameter in [each for each in optimizer.state if id(each) not in kept]:
+        del optimizer.state[parameter]  # Adagrad makes its state where it is built
 
 
 def can_skip_on_device(optimizer: torch.optim.Optimizer) -> bool:
@@ -111,7 +124,7 @@ def _check(optimizer: object, given: list[nn.Parameter]) -> None:
     if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
         raise WorkloadError(
             "Workload.optimizer returned an optimizer of other parameters than it was given; "
-            "build it on its argument, which holds the parameters of one stage, not on model.parameters()"
+            "build it on its argument, the parameters of Workload.model as this process has it"
         )
 
 

@@ -10,12 +10,33 @@ from torch import nn
 
 from weft.workload.workload import Workload
 
+_METHODS = ("__call__", "__iter__", "forward", "state_dict", "train")  # that a model may have of its own
+_HOOKS = (
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+)
+_STATE = ("_parameters", "_buffers")
+
 
 def units(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """(prefix of its names in the state dict, module) for each unit, in the order in which they run."""
-    if type(model).forward is nn.Sequential.forward and isinstance(model, nn.Sequential) and len(model) > 0:
+    if _is_plain(model):
         return [(f"{name}.", child) for name, child in model._modules.items() if child is not None]  # repeats too
     return [("", model)]
+
+
+def _is_plain(model: nn.Module) -> bool:
+    """Whether it is an `nn.Sequential` of which there is nothing but its children, one after the other: no hook on the
+    whole, no parameter beside them, no method of its own."""
+    if not isinstance(model, nn.Sequential) or len(model) == 0:
+        return False
+    is_torchs = all(getattr(type(model), name) is getattr(nn.Sequential, name) for name in _METHODS)
+    own = vars(model)
+    return is_torchs and not (own.keys() & {*_METHODS}) and not any(own[name] for name in (*_HOOKS, *_STATE))
 
 
 def is_cut_by_calls(workload: Workload) -> bool:

@@ -50,7 +50,8 @@ class Workload:
     loss: (output, target) -> scalar tensor, the mean over the samples given (or over what `weight` counts of them).
     step: (model, batch) -> that scalar tensor, or a mapping with it as "loss" and other scalars to report, means as the
         loss is. A batch is any tree of tensors, numbers and strings: what `collate` makes of items.
-    optimizer: called with an iterable of parameters (those of one stage), returns a `torch.optim.Optimizer`.
+    optimizer: called with an iterable of the model's parameters, returns a `torch.optim.Optimizer`, of which a stage
+        keeps what is its own.
     validate: as `step`, for validation where it differs.
     metrics: name -> (output, target) -> scalar tensor, a mean as the loss is; reported for validation. With a `loss`
         alone: a `step` returns what it reports.

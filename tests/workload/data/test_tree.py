@@ -136,6 +136,12 @@ def test_what_a_tokenizer_returns_is_a_batch() -> None:
     assert list({**batch}) == ["input_ids", "attention_mask"]
 
 
+def _endless() -> list[Any]:
+    batch: list[Any] = []
+    batch.append(batch)
+    return batch
+
+
 @pytest.mark.parametrize(
     ("batch", "text"),
     [
@@ -144,8 +150,10 @@ def test_what_a_tokenizer_returns_is_a_batch() -> None:
         (Graph(a(2), names=[nn.Tanh()]), r"the batch\.names\[0\] is Tanh; a batch is made of"),  # type: ignore[list-item]
         ({"x": a(2).to_sparse()}, r"the batch\['x'\] is a tensor of its own kind \(sparse_coo\); give a dense one"),
         ([np.array(["a"])], r"the batch\[0\] is an array of <U1, which no tensor can hold; give numbers, or a list of"),
+        ([a(2).to("meta")], r"the batch\[0\] is on torch's meta device, and has no values; give one on the CPU"),
+        (_endless(), r"the batch\[0\]\[0\]\[0\]… has containers within containers, more than 100 of them"),
     ],
-    ids=["object", "set", "module", "sparse", "strings"],
+    ids=["object", "set", "module", "sparse", "strings", "meta", "in itself"],
 )
 def test_what_no_batch_is_made_of_is_told_with_the_way_to_it(batch: Any, text: str) -> None:
     with pytest.raises(WorkloadError, match=text):

@@ -70,6 +70,7 @@ class CutStage(Stage):
         receives, or to the batch, which neither a slot nor an autograd leaf allows. draws: from torch's generator.
         seeds_others: it draws from Python's or numpy's, too. parts: where the first forward may still have to wait."""
         self._model = model
+        self._learns = True
         self._cut = cut
         self._steps = {True: training_step(workload), False: validation_step(workload)}  # by whether it learns
         self._sources = {learns: step_source(workload, learns=learns) for learns in (True, False)}
@@ -108,6 +109,7 @@ class CutStage(Stage):
         return f"the stage {self._cut.span}"
 
     def train(self, training: bool) -> None:
+        self._learns = training
         self._model.train(training)
 
     def forward(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Tensors:
@@ -120,7 +122,7 @@ class CutStage(Stage):
 
     def evaluate(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Tensors:
         with torch.no_grad():
-            result = self._run(microbatch, step, received, batch, learns=self._model.training)
+            result = self._run(microbatch, step, received, batch, learns=self._learns)
         return result if isinstance(result, Sent) else []
 
     def measure(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Mapping[str, torch.Tensor]:

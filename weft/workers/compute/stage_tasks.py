@@ -79,23 +79,17 @@ class StageTasks:
         self._skips_nonfinite = skips_nonfinite
         self._samples_of = samples_of
         self._parts = parts or ForwardParts.whole()
-        self._learning = True
+        self._phase: tuple[int, bool] | None = None  # epoch, and whether it learns: of what ran last
         # By microbatch, from the first part of its backward to the second, with what is to be called before that.
         self._split: dict[int, tuple[SplitBackward, Callable[[], None]]] = {}
         self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts known to have a backward
-        self._begin()
-
-    def _begin(self) -> None:
-        if self._course.has_validated:
-            self._stage.train(True)  # as the first iteration behind it did
 
     def rewind(self) -> None:
         """To the attempt's first iteration: nothing is on its way. What others read of the stage is as it is now."""
         self._stage.rewind()
         self._parts.end()
         self._split.clear()
-        self._learning, self._counting = True, (-1, ())
-        self._begin()
+        self._phase, self._counting = None, (-1, ())
         if self._publish is not None:
             self._publish()
 
@@ -119,11 +113,7 @@ class StageTasks:
         return self._course.ends_training(iteration) or (is_alone and self._course.may_be_last(iteration))
 
     def _run(self, iteration: Iteration, microbatch: int, part: Part, measured: Measured) -> None:
-        if iteration.learns is not self._learning:
-            self._learning = iteration.learns
-            self._stage.train(iteration.learns)
-            if not iteration.learns:
-                self._before_evaluation()
+        self._enter((iteration.epoch, iteration.learns))
         received = self._parcels.receive(iteration.index, microbatch)
         batch = self._read_batch(iteration, microbatch, part)
         if not self._is_last:
@@ -133,6 +123,17 @@ class StageTasks:
             self._lose(iteration, part, received, batch, measured)
         else:
             self._measure(iteration, part, received, batch, measured)
+
+    def _enter(self, phase: tuple[int, bool]) -> None:
+        """An epoch, or its validation, of which the model is told where the plain loop tells it: what it makes of
+        `train()` is its own affair, and a step may have changed it since."""
+        if phase == self._phase:
+            return
+        learned = self._phase is None or self._phase[1]
+        self._phase = phase
+        self._stage.train(phase[1])
+        if learned and not phase[1]:
+            self._before_evaluation()
 
     def _send(self, sent: Tensors, iteration: Iteration, microbatch: int, part: Part) -> None:
         self._stage.check_sent(sent, self._parcels.sent, part.size)

@@ -45,6 +45,7 @@ from weft.workers.inspection.unit_facts import TIMED_RUNS
 from weft.workers.inspection.update_times import GradientSample, UpdateTimes, device_update, host_update, unsaved
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
+from weft.workload.aliases import aliases_of, check_aliases
 from weft.workload.building import LITTLE_BYTES, digest_of, number_of
 from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
 from weft.workload.compiling.compiled import compiled_modules
@@ -217,7 +218,9 @@ def _inspected(
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)
     trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
+    aliases = aliases_of(workload.model) if learns else []
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
+    check_aliases(aliases)
     if sample.has_sparse:  # its indices are the batch's own memory, and by the update that may have the next one
         for unit in ran.units:
             unit["in_place"] = True

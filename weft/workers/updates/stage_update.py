@@ -13,8 +13,8 @@ from weft.workers.snapshots.held import VALUES, Held
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.digests import Digests
 from weft.workers.updates.optimizer_state import options, parted_state, restored_state
-from weft.workers.updates.updates import Value, restore_template, step_scheduler
-from weft.workload.optimizer import make_optimizer
+from weft.workers.updates.updates import Value, members_of, restore_template, step_scheduler
+from weft.workload.optimizer import keep_alone, make_optimizer
 from weft.workload.workload import Workload, make_scheduler
 
 
@@ -32,9 +32,12 @@ class StageUpdate:
         """names: of the model's parameters, by their ids. reports: it tells the learning rate of each step. value:
         what the scheduler is to be stepped with before an iteration's update. digests:
         where what it leaves is compared with what it finds."""
-        model = workload.model.parameters()
-        self._optimizer = make_optimizer(workload.optimizer, parameters, model=model)
+        self._optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if parameters else None
         self._scheduler = None if self._optimizer is None else make_scheduler(workload.scheduler, self._optimizer)
+        self._members: list[list[str]] = []  # names in each group, other stages' too
+        if self._optimizer is not None:
+            self._members = members_of(self._optimizer, names)
+            keep_alone(self._optimizer, parameters)
         self._stepping = within(step_place(self._optimizer))
         self._names = names
         self._reports = reports
@@ -73,7 +76,7 @@ class StageUpdate:
         """Goes on from what was saved; the parameters have their values already."""
         if self._optimizer is None:
             return
-        restore_template(self._optimizer, self._scheduler, saved, self._names)
+        restore_template(self._optimizer, self._scheduler, saved, self._members)
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 if state := restored_state(saved, self._names[id(parameter)], parameter, parameter, group):

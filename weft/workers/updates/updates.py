@@ -155,9 +155,8 @@ class Updates:
     def restore(self, saved: Saved, names: Sequence[str], first: Iteration) -> None:
         """Goes on from what was saved with what is updated here from the iteration on; the parameters have their values
         already."""
-        restore_template(
-            self._template, self._scheduler, saved, dict(zip(map(id, self._parameters), names, strict=True))
-        )
+        by_id = dict(zip(map(id, self._parameters), names, strict=True))
+        restore_template(self._template, self._scheduler, saved, members_of(self._template, by_id))
         self._optimizer.read_hyperparameters()
         for bucket in self._buckets:
             if self._takes(bucket, first):
@@ -246,15 +245,20 @@ class Updates:
             self._device.after(lambda: complete(norm))
 
 
+def members_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str]]:
+    """Of each group the names of its parameters. names: by their ids."""
+    return [[names[id(each)] for each in group["params"] if id(each) in names] for group in optimizer.param_groups]
+
+
 def restore_template(
     optimizer: torch.optim.Optimizer,
     scheduler: LRScheduler | None,
     saved: Saved,
-    names: Mapping[int, str],
+    members: Sequence[Sequence[str]],
 ) -> None:
-    """The options of the user's optimizer, and its scheduler. names: by the id of each parameter."""
-    for group in optimizer.param_groups:
-        group.update(restored_options(saved, [names[id(each)] for each in group["params"] if id(each) in names]))
+    """The options of the user's optimizer, and its scheduler. members: names of parameters, by group."""
+    for group, names in zip(optimizer.param_groups, members, strict=True):
+        group.update(restored_options(saved, names))
     if scheduler is not None and saved.scheduler is not None:
         with within("in the load_state_dict of Workload.scheduler's"):
             scheduler.load_state_dict(copy.deepcopy(saved.scheduler))  # each has its own: it may be changed in place

@@ -29,6 +29,7 @@ _NUMBERS = (bool, int, float, complex)
 _CONSTANTS = (*_NUMBERS, str, bytes, type(None), Enum, torch.dtype, torch.device, torch.Size)
 _MADE_OF = "a batch is made of tensors, arrays, numbers, strings and None, in dicts, lists, tuples and dataclasses"
 
+MAX_DEPTH = 100  # arbitrary: far below what Python calls in one another
 _OWN_WAY = (list, tuple, dict, OrderedDict)  # of what torch's pytree knows: told by their keys
 _Path = tuple[str, ...]  # to a part of a batch, as Python writes it: ("the batch", "['spans']", "[0]")
 
@@ -180,6 +181,11 @@ class _Tree:
         self._known: dict[int, tuple[object, _Tensor]] = {}  # by the leaf's id; it is kept, or another would have that
 
     def skeleton(self, value: Any, path: _Path) -> Skeleton:
+        if len(path) > MAX_DEPTH:
+            raise WorkloadError(
+                f"{''.join(path[:4])}… has containers within containers, more than {MAX_DEPTH} of them; a batch is no "
+                "deeper, nor may a part of it hold itself"
+            )
         kind = type(value)
         if isinstance(value, (torch.Tensor, np.ndarray)):
             return self._tensor(value, path)
@@ -220,10 +226,14 @@ def _plain(leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> torch.Tens
                 f"{''.join(path)} is an array of {leaf.dtype}, which no tensor can hold; give numbers, or a "
                 "list of strings"
             ) from None
+    if leaf.is_meta:
+        raise WorkloadError(f"{''.join(path)} is on torch's meta device, and has no values; give one on the CPU")
     if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
-        kind = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")
+        kind = "nested" if leaf.is_nested else str(leaf.layout if not leaf.is_quantized else leaf.dtype)
+        kind = kind.removeprefix("torch.")
         raise WorkloadError(
             f"{''.join(path)} is a tensor of its own kind ({kind}); give a dense one, such as its .to_dense()"
+            + ", or .dequantize()" * leaf.is_quantized
         )
     plain = leaf.detach()
     return plain if type(plain) is torch.Tensor else plain.as_subclass(torch.Tensor)

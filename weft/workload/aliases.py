@@ -1,0 +1,87 @@
+"""Aliases: what a model keeps beside its parameters, as a buffer or an attribute, in the memory of one of them.
+
+In the plain loop it follows the parameter. A job's parameters move to shared memory as training begins, and it would
+stay behind with the values that they had then, and nobody would be told. What forward makes anew is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.workload.workload import WorkloadError
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    name: str
+    module: nn.Module
+    key: str  # of the module's attribute
+    tensor: torch.Tensor
+    parameter: str
+
+    def stands(self) -> bool:
+        value = self.module._buffers.get(self.key, vars(self.module).get(self.key))
+        return any(each is self.tensor for each in _tensors(value))
+
+
+def aliases_of(model: nn.Module) -> list[Alias]:
+    """Of parameters that are trained, before the model has run."""
+    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad and _has_memory(each)]
+    homes: dict[int, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in named:
+        homes.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
+    known = {id(each) for each in model.parameters()}
+    found = []
+    for prefix, module, key, tensor in _kept(model):
+        if id(tensor) in known or not _has_memory(tensor):
+            continue
+        for name, parameter in homes.get(tensor.untyped_storage().data_ptr(), ()):
+            if _overlap(tensor, parameter):
+                told = f"{prefix}.{key}" if prefix else key
+                found.append(Alias(told, module, key, tensor, name))
+    return found
+
+
+def check_aliases(aliases: list[Alias]) -> None:
+    """Once the model has run. Raises WorkloadError for one that is there still."""
+    for alias in aliases:
+        if alias.stands():
+            raise WorkloadError(
+                f"Workload.model: {alias.name!r:.80} is kept in the memory of the parameter {alias.parameter!r:.80}, "
+                "and would not follow it where training moves it; read the parameter itself where it is needed, or "
+                "keep a copy (.detach().clone()) if it is to stay as it is"
+            )
+
+
+def _kept(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
+    for prefix, module in model.named_modules():
+        own = {} if module._forward_pre_hooks else vars(module)  # torch.nn.utils.spectral_norm makes its weight anew
+        for key, value in {**own, **module._buffers}.items():
+            if key not in ("_buffers", "_parameters"):
+                yield from ((prefix, module, key, tensor) for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """It, or those in the list or dict that it is."""
+    within = value.values() if type(value) is dict else value if type(value) in (list, tuple) else [value]
+    return [each for each in within if isinstance(each, torch.Tensor)]
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return is_plain and not tensor.is_meta and tensor.numel() > 0
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    (start, stop), (first, last) = _span(one), _span(other)
+    return start < last and first < stop
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
