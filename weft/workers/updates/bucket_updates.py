@@ -31,6 +31,7 @@ from weft.workers.updates.digests import Digests
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.norm import DeviceNorm, Norm
 from weft.workers.updates.owner import Owner, missing_parameters
+from weft.workers.updates.sharded_optimizer import Shard
 from weft.workers.updates.updates import Updates, group_of, make_shard
 from weft.workload.optimizer import can_skip_on_device, make_optimizer
 from weft.workload.workload import Workload
@@ -143,18 +144,10 @@ class BucketUpdates:
         last: int | None,
     ) -> Updates:
         """own: whose memory is updated, by bucket; nothing for the shared one."""
-        memory, course = self._memory, self._course
+        moves, course = self._moves, self._course
         knows_norm = not self._launches or self._sync.devices_speculate
         template = make_optimizer(workload.optimizer, parameters)
         assert template is not None
-        groups = group_of(template, parameters)
-        shards = {}
-        for bucket in buckets:
-            device = own.get(bucket.index)
-            values = device.values[bucket.index] if device is not None else memory.parameters(bucket)
-            gradient = (device.gradients or {})[bucket.index] if device is not None else memory.sum(bucket)
-            shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
-        moves = self._moves
 
         def begin(bucket: Bucket, iteration: Iteration) -> None:
             if not own:
@@ -163,9 +156,7 @@ class BucketUpdates:
         def done(bucket: Bucket, iteration: Iteration) -> None:
             if not own:
                 moves.done(updates, bucket, iteration)
-            if memory.num_versions:
-                start, stop = bounds[bucket.index]
-                memory.version(bucket, iteration.step + 1)[start:stop].copy_(memory.parameters(bucket)[start:stop])
+            self._keep_version(bucket, bounds[bucket.index], iteration)
             if publishes and course.may_be_last_step(iteration):
                 own[bucket.index].publish(bucket, bounds[bucket.index])
 
@@ -174,11 +165,11 @@ class BucketUpdates:
             template,
             parameters,
             buckets,
-            shards,
+            self._shards(buckets, bounds, own, group_of(template, parameters)),
             norm=self._norm(template, knows_norm=knows_norm) if self._sync.bounded else None,
             speculative=speculative,
             chooses=speculative and knows_norm,
-            missing=missing_parameters(memory, course),
+            missing=missing_parameters(self._memory, course),
             begin=begin,
             done=done,
             takes=moves.device_takes if own else moves.host_takes,
@@ -189,6 +180,29 @@ class BucketUpdates:
             last=last,
         )
         return updates
+
+    def _shards(
+        self,
+        buckets: Sequence[Bucket],
+        bounds: Mapping[int, tuple[int, int]],
+        own: Mapping[int, ReplicaMemory],
+        groups: Mapping[int, int],
+    ) -> dict[int, Shard]:
+        shards = {}
+        for bucket in buckets:
+            if (device := own.get(bucket.index)) is None:
+                values, gradient = self._memory.parameters(bucket), self._memory.sum(bucket)
+            else:
+                values, gradient = device.values[bucket.index], (device.gradients or {})[bucket.index]
+            shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
+        return shards
+
+    def _keep_version(self, bucket: Bucket, bounds: tuple[int, int], iteration: Iteration) -> None:
+        """What stale replicas will read of the update."""
+        if self._memory.num_versions:
+            updated = slice(*bounds)
+            version = self._memory.version(bucket, iteration.step + 1)
+            version[updated].copy_(self._memory.parameters(bucket)[updated])
 
     def _is_cpu(self, replica: int) -> bool:
         return self._view.replicas[replica].device == "cpu"
