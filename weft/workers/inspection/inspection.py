@@ -40,6 +40,7 @@ from weft.workers.inspection.cut_facts import inspect_batches
 from weft.workers.inspection.divided import why_undivided
 from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
+from weft.workers.inspection.ran import Ran
 from weft.workers.inspection.state_facts import state_facts
 from weft.workers.inspection.unit_facts import TIMED_RUNS
 from weft.workers.inspection.update_times import GradientSample, UpdateTimes, device_update, host_update, unsaved
@@ -211,19 +212,10 @@ def _inspected(
     sizes: Sequence[int],
     digests: Mapping[int, int | None],
 ) -> dict[str, Any]:
-    note_calls(workload.model)
-    look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
     learns, is_one_of_many = spec.job.mode == "train", spec.strategy.is_auto or len(specs) > 1
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)
-    trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
-    ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
-    if sample.has_sparse:  # its indices are the batch's own memory, and by the update that may have the next one
-        for unit in ran.units:
-            unit["in_place"] = True
-    compiled_calls = noted_calls(workload.model)
-    precision = partial(computing_in, spec.strategy.precision, device)
-    compile_ahead(workload.model, compiled_calls, list(workload.model.parameters()), device.torch, precision)
+    ran, compiled_calls = _run(workload, spec, device, specs, batches, sizes, sample)
     on_host = on_device = None
     if optimizer is not None and _host_updates(specs, device):
         on_host = host_update(optimizer, sample)
@@ -261,6 +253,29 @@ def _inspected(
         "copy_bytes_per_second": _copy_bytes_per_second(torch.get_num_threads()),
         "small_size": ran.small_size,
     }
+
+
+def _run(
+    workload: Workload,
+    spec: JobSpec,
+    device: Device,
+    specs: Sequence[JobSpec],
+    batches: Batches,
+    sizes: Sequence[int],
+    sample: GradientSample,
+) -> tuple[Ran, str]:
+    """sample: gets its gradients there. Also returned: the calls of units that compile, which has been done then."""
+    note_calls(workload.model)
+    look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
+    trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
+    ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
+    if sample.has_sparse:  # its indices are the batch's own memory, and by the update that may have the next one
+        for unit in ran.units:
+            unit["in_place"] = True
+    compiled_calls = noted_calls(workload.model)
+    precision = partial(computing_in, spec.strategy.precision, device)
+    compile_ahead(workload.model, compiled_calls, list(workload.model.parameters()), device.torch, precision)
+    return ran, compiled_calls
 
 
 def _data_bytes(batches: Batches) -> int | None:
