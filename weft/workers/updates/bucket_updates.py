@@ -31,7 +31,6 @@ from weft.workers.updates.digests import Digests
 from weft.workers.updates.moving_state import Moves
 from weft.workers.updates.norm import DeviceNorm, Norm
 from weft.workers.updates.owner import Owner, missing_parameters
-from weft.workers.updates.sharded_optimizer import Shard
 from weft.workers.updates.updates import Updates, group_of, make_shard
 from weft.workload.optimizer import can_skip_on_device, make_optimizer
 from weft.workload.workload import Workload
@@ -148,6 +147,10 @@ class BucketUpdates:
         knows_norm = not self._launches or self._sync.devices_speculate
         template = make_optimizer(workload.optimizer, parameters)
         assert template is not None
+        groups = group_of(template, parameters)
+        shards = {
+            b.index: make_shard(b, bounds[b.index], *self._elements(b, own.get(b.index)), groups) for b in buckets
+        }
 
         def begin(bucket: Bucket, iteration: Iteration) -> None:
             if not own:
@@ -165,7 +168,7 @@ class BucketUpdates:
             template,
             parameters,
             buckets,
-            self._shards(buckets, bounds, own, group_of(template, parameters)),
+            shards,
             norm=self._norm(template, knows_norm=knows_norm) if self._sync.bounded else None,
             speculative=speculative,
             chooses=speculative and knows_norm,
@@ -181,21 +184,11 @@ class BucketUpdates:
         )
         return updates
 
-    def _shards(
-        self,
-        buckets: Sequence[Bucket],
-        bounds: Mapping[int, tuple[int, int]],
-        own: Mapping[int, ReplicaMemory],
-        groups: Mapping[int, int],
-    ) -> dict[int, Shard]:
-        shards = {}
-        for bucket in buckets:
-            if (device := own.get(bucket.index)) is None:
-                values, gradient = self._memory.parameters(bucket), self._memory.sum(bucket)
-            else:
-                values, gradient = device.values[bucket.index], (device.gradients or {})[bucket.index]
-            shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
-        return shards
+    def _elements(self, bucket: Bucket, own: ReplicaMemory | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters and gradient: a device's own, or the shared ones."""
+        if own is None:
+            return self._memory.parameters(bucket), self._memory.sum(bucket)
+        return own.values[bucket.index], (own.gradients or {})[bucket.index]
 
     def _keep_version(self, bucket: Bucket, bounds: tuple[int, int], iteration: Iteration) -> None:
         """What stale replicas will read of the update."""
