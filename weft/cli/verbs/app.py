@@ -169,6 +169,11 @@ def daemon(
         from weft.scheduler.daemon.replacing.shape import shape
 
         return _print_json({"version": __version__, "shape": shape()})
+    raise SystemExit(_serve(flags, config, accept_empty_ledger, parent))
+
+
+def _serve(flags: dict[str, object], config: Path | None, accept_empty_ledger: bool, parent: int | None) -> int:
+    """The handover comes first: where it cannot be read, every descriptor is closed that this process has by then."""
     from weft.scheduler.daemon.replacing.handover import Handover
 
     handover = Handover.inherited(os.environ)
@@ -181,7 +186,7 @@ def daemon(
     from weft.spec.settings import load_settings
 
     settings = load_settings(flags, os.environ, config) if handed is None else handed
-    raise SystemExit(daemon_main(settings, accept_empty_ledger=accept_empty_ledger, handover=handover))
+    return daemon_main(settings, accept_empty_ledger=accept_empty_ledger, handover=handover)
 
 
 app.command(epilog="Example: weft submit digits.toml --set job.seed=8 --id digits-seed-8 -f")(submit)

@@ -184,13 +184,7 @@ class _Daemon:
                 group.create_task(self._tick(driver, ledger, pool), name="tick"),
                 group.create_task(self._watch_lag(), name="lag"),
             ]
-            gc.collect()
-            gc.freeze()  # all that was imported: some 50 ms of every later collection that nothing would come of
-            notify.notify_ready(self._environment)
-            _log.info("weft %s serves %s with %s", __version__, runtime.path, estate.crew)
-            if self._handover is not None:
-                jobs = driver.num_running() if handed is not None else driver.num_unfinished()
-                self._handover.answer({"version": __version__, "jobs": jobs, "problem": self._handover.problem})
+            self._tell_ready(runtime, estate, driver, goes_on=handed is not None)
             await self._stop.wait()
             await self._drain(driver)
             await self._until_saved(driver)
@@ -199,6 +193,16 @@ class _Daemon:
             driver.close()
             for task in background:
                 task.cancel()
+
+    def _tell_ready(self, runtime: RuntimeDirectory, estate: Estate, driver: Driver, *, goes_on: bool) -> None:
+        """All who wait for it. goes_on: with the jobs that the daemon before had running."""
+        gc.collect()
+        gc.freeze()  # all that was imported: some 50 ms of every later collection that nothing would come of
+        notify.notify_ready(self._environment)
+        _log.info("weft %s serves %s with %s", __version__, runtime.path, estate.crew)
+        if self._handover is not None:
+            jobs = driver.num_running() if goes_on else driver.num_unfinished()
+            self._handover.answer({"version": __version__, "jobs": jobs, "problem": self._handover.problem})
 
     def _make_pool(self, estate: Estate, driver: Callable[[], Driver], restart_directory: Callable[[], None]) -> Pool:
         """driver: which is made with the pool, and there before it hears anything."""

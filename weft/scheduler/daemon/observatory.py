@@ -11,7 +11,6 @@ Between two pieces of an answer the thread lets the event loop go first.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import time
@@ -27,7 +26,7 @@ from weft.metrics.recording.recording import FILE, Recording, RecordingError, pa
 from weft.metrics.views.page_data import timeline
 from weft.scheduler.core.waiting import why
 from weft.scheduler.daemon.driver import Driver
-from weft.scheduler.daemon.http.page_routes import SourceUnavailable, finite
+from weft.scheduler.daemon.http.page_routes import SourceUnavailable, encoded
 from weft.scheduler.ledger.ledger import AsyncLedger, JobRow, Ledger, LedgerError
 from weft.scheduler.runs.iteration_pace import Pace
 from weft.scheduler.runs.recording import empty_recording, simulated
@@ -148,7 +147,7 @@ class Observatory:
         if run is None:
             return await asyncio.to_thread(_with_history, told, Path(row.run_dir, FILE))
         history = run.attempt.progress.history if run.attempt else History()
-        return await asyncio.to_thread(_encoded, told | {"history": history.curves()})
+        return await asyncio.to_thread(encoded, told | {"history": history.curves()})
 
     def _pace_of(self, run: Run) -> Pace | None:
         """Both of its figures or neither anew: they are of the same iterations."""
@@ -170,7 +169,7 @@ class Observatory:
             return await asyncio.to_thread(_timeline_of_file, Path(row.run_dir, FILE), row.job, iterations)
         attempt = run.attempt
         if attempt is None:
-            return _encoded(_nothing(row.job))
+            return encoded(_nothing(row.job))
         frame = replace(await self._frame(attempt), finished=attempt.progress.finished_iterations)
         return await asyncio.to_thread(_timeline_of_reports, frame, attempt.books.recorder.reports(), iterations)
 
@@ -204,9 +203,9 @@ def _timeline_of_file(path: Path, job: str, iterations: int) -> bytes:
     try:
         recording = Recording.load(path, owner=os.geteuid())
     except FileNotFoundError:
-        return _encoded(_nothing(job))
+        return encoded(_nothing(job))
     except (OSError, RecordingError) as error:
-        return _encoded({**_nothing(job), "error": str(error)})
+        return encoded({**_nothing(job), "error": str(error)})
     return _joined(recording, iterations)
 
 
@@ -215,7 +214,7 @@ def _with_history(told: Json, path: Path) -> bytes:
         told["history"] = Recording.load(path, owner=os.geteuid()).facts.get("history")
     except (OSError, RecordingError):
         told["history"] = None  # the job never ran, or its recording is lost
-    return _encoded(told)
+    return encoded(told)
 
 
 def _joined(recording: Recording, iterations: int) -> bytes:
@@ -229,7 +228,3 @@ def _joined(recording: Recording, iterations: int) -> bytes:
 def _nothing(job: str) -> Json:
     """The timeline of a job of which no row is there."""
     return {"job": job, "iterations": [], "lanes": [], "tasks": [], "path": [], "planned": None, "duration": 0}
-
-
-def _encoded(value: Json) -> bytes:
-    return json.dumps(finite(value), separators=(",", ":"), allow_nan=False).encode()

@@ -98,35 +98,34 @@ def _plan(
     host_bytes_free: float,
 ) -> Plan:
     placement, rings = _placed(spec, inspection, cuts, schedules, windows, host_bytes_free)
-    return _planned(spec, inspection, placement, rings, shared_bytes_free, host_bytes_free)
-
-
-def _planned(
-    spec: JobSpec,
-    inspection: Inspection,
-    placement: Placement,
-    rings: tuple[Ring, ...],
-    shared_bytes_free: int,
-    host_bytes_free: float,
-) -> Plan:
-    strategy = spec.strategy
-    bytes_free = min(shared_bytes_free, host_bytes_free)
-    why_no_snapshots = why_not_snapshots(
-        spec, inspection, plan_bytes(inspection, placement, rings, 0), bytes_free=bytes_free
-    )
+    needed, bytes_free = plan_bytes(inspection, placement, rings, 0), min(shared_bytes_free, host_bytes_free)
+    why_no_snapshots = why_not_snapshots(spec, inspection, needed, bytes_free=bytes_free)
     graph = build_graph(
-        strategy,
+        spec.strategy,
         placement,
         rings,
-        order=lane_order(strategy, inspection, placement),
+        order=lane_order(spec.strategy, inspection, placement),
         has_buffers=any(unit.buffer_bytes for unit in inspection.units),
         weighted=inspection.weighted,
         snapshots=why_no_snapshots is None,
     )
     shared = plan_bytes(inspection, placement, rings, len(graph.tasks))
     _check_memory(spec, shared, shared_bytes_free, why_no_snapshots)
-    itinerary = _itinerary(spec, inspection)
-    plan = Plan(
+    return _timed(spec, inspection, _untimed(spec, inspection, placement, rings, graph, shared, why_no_snapshots))
+
+
+def _untimed(
+    spec: JobSpec,
+    inspection: Inspection,
+    placement: Placement,
+    rings: tuple[Ring, ...],
+    graph: Graph,
+    shared: int,
+    why_no_snapshots: str | None,
+) -> Plan:
+    """Without what its tasks take."""
+    strategy, itinerary = spec.strategy, _itinerary(spec, inspection)
+    return Plan(
         schedule=schedule_title(strategy.schedule),
         microbatches=strategy.microbatches,
         recompute=strategy.recompute,
@@ -156,9 +155,13 @@ def _planned(
         streams=bool(inspection.streams),
         parameters=inspection.parameters,
     )
+
+
+def _timed(spec: JobSpec, inspection: Inspection, plan: Plan) -> Plan:
+    """With what its tasks are thought to take, and how many of them are sent ahead."""
     seconds = planned_seconds(PlannedJob(spec, plan), inspection)
     ahead = ADJUSTED_WINDOW_SECONDS if plan.is_adjusted else WINDOW_SECONDS
-    window = strategy.window or _default_window(graph, seconds, ahead)
+    window = plan.window or _default_window(plan.graph, seconds, ahead)
     return dataclasses.replace(plan, task_seconds=seconds, window=window)
 
 

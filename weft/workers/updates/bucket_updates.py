@@ -143,18 +143,14 @@ class BucketUpdates:
         last: int | None,
     ) -> Updates:
         """own: whose memory is updated, by bucket; nothing for the shared one."""
-        memory, course = self._memory, self._course
+        moves, course = self._moves, self._course
         knows_norm = not self._launches or self._sync.devices_speculate
         template = make_optimizer(workload.optimizer, parameters)
         assert template is not None
         groups = group_of(template, parameters)
-        shards = {}
-        for bucket in buckets:
-            device = own.get(bucket.index)
-            values = device.values[bucket.index] if device is not None else memory.parameters(bucket)
-            gradient = (device.gradients or {})[bucket.index] if device is not None else memory.sum(bucket)
-            shards[bucket.index] = make_shard(bucket, bounds[bucket.index], values, gradient, groups)
-        moves = self._moves
+        shards = {
+            b.index: make_shard(b, bounds[b.index], *self._elements(b, own.get(b.index)), groups) for b in buckets
+        }
 
         def begin(bucket: Bucket, iteration: Iteration) -> None:
             if not own:
@@ -163,9 +159,7 @@ class BucketUpdates:
         def done(bucket: Bucket, iteration: Iteration) -> None:
             if not own:
                 moves.done(updates, bucket, iteration)
-            if memory.num_versions:
-                start, stop = bounds[bucket.index]
-                memory.version(bucket, iteration.step + 1)[start:stop].copy_(memory.parameters(bucket)[start:stop])
+            self._keep_version(bucket, bounds[bucket.index], iteration)
             if publishes and course.may_be_last_step(iteration):
                 own[bucket.index].publish(bucket, bounds[bucket.index])
 
@@ -178,7 +172,7 @@ class BucketUpdates:
             norm=self._norm(template, knows_norm=knows_norm) if self._sync.bounded else None,
             speculative=speculative,
             chooses=speculative and knows_norm,
-            missing=missing_parameters(memory, course),
+            missing=missing_parameters(self._memory, course),
             begin=begin,
             done=done,
             takes=moves.device_takes if own else moves.host_takes,
@@ -189,6 +183,19 @@ class BucketUpdates:
             last=last,
         )
         return updates
+
+    def _elements(self, bucket: Bucket, own: ReplicaMemory | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters and gradient: a device's own, or the shared ones."""
+        if own is None:
+            return self._memory.parameters(bucket), self._memory.sum(bucket)
+        return own.values[bucket.index], (own.gradients or {})[bucket.index]
+
+    def _keep_version(self, bucket: Bucket, bounds: tuple[int, int], iteration: Iteration) -> None:
+        """What stale replicas will read of the update."""
+        if self._memory.num_versions:
+            updated = slice(*bounds)
+            version = self._memory.version(bucket, iteration.step + 1)
+            version[updated].copy_(self._memory.parameters(bucket)[updated])
 
     def _is_cpu(self, replica: int) -> bool:
         return self._view.replicas[replica].device == "cpu"

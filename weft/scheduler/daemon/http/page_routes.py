@@ -93,7 +93,7 @@ class Page:
         return web.Response(body=body, content_type=kind, charset="utf-8")
 
     async def _jobs(self, _request: web.Request) -> web.Response:
-        return _json(_encoded({"jobs": await self._source.jobs()}))
+        return _json(encoded({"jobs": await self._source.jobs()}))
 
     async def _job(self, request: web.Request) -> web.Response:
         job = _job_of(request)
@@ -112,7 +112,7 @@ class Page:
         try:
             await response.prepare(request)
             while not self._closing.is_set():
-                event = b"data: " + _encoded(self._source.live()) + b"\n\n"
+                event = b"data: " + encoded(self._source.live()) + b"\n\n"
                 async with asyncio.timeout(SEND_SECONDS):
                     await response.write(event)
                 await _until_set(self._closing, EVENT_SECONDS)
@@ -164,7 +164,7 @@ def refuse_strange_hosts(host: str) -> Middleware:
 
 
 def refusal(status: int, problem: str) -> web.Response:
-    return web.Response(status=status, body=_encoded({"error": problem}), content_type="application/json")
+    return web.Response(status=status, body=encoded({"error": problem}), content_type="application/json")
 
 
 def _job_of(request: web.Request) -> str:
@@ -193,16 +193,17 @@ def _json(body: bytes) -> web.Response:
     return web.Response(body=body, content_type="application/json")
 
 
-def _encoded(value: Any) -> bytes:
-    return json.dumps(finite(value), separators=(",", ":"), allow_nan=False).encode()
+def encoded(value: Any) -> bytes:
+    """As an answer has it."""
+    return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False).encode()
 
 
-def finite(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     """The same with null for nan and infinity, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
+        return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
