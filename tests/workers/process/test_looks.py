@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.known import NOTHING
 from weft.workers.process import looks
 from weft.workers.process.looks import Looks, training_seconds
-from weft.workload.compiling.compiler import compiling
+from weft.workload.compiling.compiler import compiling, keep_in
 from weft.workload.entry import load_workload
 from weft.workload.workload import Workload
 
@@ -39,6 +40,7 @@ class Worker:
 
     fails: int | None = None
     did: list[str] = field(default_factory=list)
+    keep_kernels: Callable[[], None] = lambda: None
 
     def load(self, spec: JobSpec) -> Workload:
         self.did.append("compiled" if spec.strategy.compile else "eager")
@@ -46,7 +48,7 @@ class Worker:
             raise RuntimeError("once too often\nas it says")
         return load_workload(spec)
 
-    def look(self, spec: JobSpec, **changes: Any) -> dict[str, Any]:
+    def look(self, spec: JobSpec) -> dict[str, Any]:
         facts = Looks(
             load=self.load,
             device=HostDevice(),
@@ -54,6 +56,7 @@ class Worker:
             known=NOTHING,
             use_own=lambda: self.did.append("own threads"),
             use_all=None,
+            keep_kernels=self.keep_kernels,
         ).of(spec)
         checked({"type": "inspected", "job": "a", "attempt": 1, "inspection": facts})
         return facts
@@ -86,6 +89,9 @@ def test_what_goes_wrong_in_the_compiled_look_is_a_reason_too(tmp_path: Path) ->
     (tmp_path / "job.py").write_text(LAYERS)
     facts = Worker().look(spec_of(tmp_path, "job.py"))
     assert facts["uncompiled"] == "each is a single layer of torch's own, which is one kernel already"
+    (tmp_path / "file").touch()
+    facts = Worker(keep_kernels=partial(keep_in, tmp_path / "file" / "compiled")).look(spec_of(tmp_path, "job.py"))
+    assert facts["uncompiled"].startswith("a look at compiled units raised RunFileError: ")
     facts = Worker(fails=1).look(spec_of(tmp_path, "job.py"))
     assert facts["uncompiled"] == "a look at compiled units raised RuntimeError: once too often"
 

@@ -46,6 +46,7 @@ class Looks:
     known: Known
     use_own: Callable[[], None]  # from now on, the threads and cores of the job's first worker
     use_all: Callable[[], None] | None  # those of all its workers; None where no strategy that it may have does
+    keep_kernels: Callable[[], None]  # from now on, where other workers find them
 
     def of(self, spec: JobSpec) -> dict[str, Any]:
         """The wire form of weft.plan.inspection.Inspection. Errors: as of `inspect_job`."""
@@ -72,6 +73,7 @@ class Looks:
             few = f"some {eager_seconds:.2g} s of training are too few to make kernels for"
             return {"uncompiled": f"{few} (from {LEAST_SECONDS:g} s on)"}
         try:
+            self.keep_kernels()
             importing = import_seconds()
             until = time.monotonic() + MOST_PART * eager_seconds
             facts = self._look(spec, partial(self._load_compiled, spec, until))

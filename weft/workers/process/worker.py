@@ -212,6 +212,7 @@ class _Worker:
             known=Known(self._inspections, before, lambda text: self._send_output(f"{self._config.worker}: {text}\n")),
             use_own=partial(self._compute_on, message["cores"], message["threads"]),
             use_all=message["all_threads"] and partial(self._compute_on, message["all_cores"], message["all_threads"]),
+            keep_kernels=partial(keep_in, Path(self._config.compiled)),
         )
         try:
             inspection = looks.of(spec)
@@ -300,7 +301,7 @@ class _Worker:
             make_directory(Path(message["run_dir"]))
         with contextlib.suppress(OSError):  # load_workload says what is wrong with it
             os.chdir(spec.directory)
-        if spec.strategy.compile:
+        if spec.strategy.compile is True:  # where it is left open, what goes wrong with it is no fault of the job
             keep_in(Path(self._config.compiled))
         return spec
 
