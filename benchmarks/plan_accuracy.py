@@ -2,7 +2,7 @@
 
 Four models, each by the same plans, and by the one that auto chooses. An error is |predicted ÷ measured - 1| of the
 median iteration; each plan is predicted and then run at once, on the same daemon, so a machine that is slow for a while
-is slow for both.
+is slow for both. With compiled units it is asked whether auto chooses well that may compile them (`compile = "auto"`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from weft.spec.job_spec import JobSpec
 HERE = Path(__file__).resolve().parent
 TURNS = 5
 STEPS, QUICK_STEPS = 40, 8
+ASKED_STEPS = 1_000_000  # planned for: kernels are made for a long job alone
 GPT = {"layers": 4, "dim": 128, "heads": 2, "context": 64, "vocabulary": 1024, "samples": 128}
 ONE_PROCESS = "one process"
+COMPILED: Mapping[str, Any] = {"threads": "all", "compile": True}
+LEFT_OPEN: Mapping[str, Any] = {"preset": "auto", "compile": "auto"}
 PLANS: Mapping[str, Mapping[str, Any]] = {
     ONE_PROCESS: {"threads": "all"},
     "1f1b": {"stages": 2, "microbatches": 4},
@@ -65,6 +68,7 @@ def collect(quick: bool) -> list[Result]:
     errors: dict[tuple[str, str], list[float]] = {}
     against_best: list[float] = []
     against_one: list[float] = []
+    against_compiled: list[float] = []
     cores = len(os.sched_getaffinity(0))
     with weft.client.embedded.Daemon(
         workers=max(2, cores), threads=1, runs_dir=tempfile.mkdtemp(prefix="weft-bench-")
@@ -77,6 +81,8 @@ def collect(quick: bool) -> list[Result]:
                     errors.setdefault((model.name, name), []).append(each.error)
                 against_best.append(auto.seconds / min(each.seconds for each in (*ran.values(), auto)))
                 against_one.append(ran[ONE_PROCESS].seconds / auto.seconds)
+                compiled, left_open = (_plan_and_run(client, model, axes, steps) for axes in (COMPILED, LEFT_OPEN))
+                against_compiled.append(compiled.seconds / left_open.seconds)
     by_plan = {where: median(found) for where, found in errors.items()}
     how = (
         f"|predicted ÷ measured - 1| over {len(by_plan)} plans of {len(MODELS)} models, the median of each plan's runs"
@@ -101,6 +107,13 @@ def collect(quick: bool) -> list[Result]:
             goal=">= 1.0",
             how=f"measured iteration of one process with all {cores} threads ÷ that of auto",
         ),
+        value_result(
+            "auto_vs_one_process_compiled",
+            against_compiled,
+            "x",
+            goal=">= 1.0",
+            how="the same, the one process with compiled units, and auto with compile = 'auto', asked of a long job",
+        ),
     ]
 
 
@@ -113,7 +126,8 @@ def _plan_and_run(client: Client, model: Model, axes: Mapping[str, Any], steps: 
         "seed": 1,
     }
     spec = JobSpec.parse({"job": job, "strategy": dict(axes), "directory": str(HERE)})
-    asked = client.submit(spec.model_copy(update={"plan_for": "time"}))["job"]
+    long = spec.model_copy(update={"plan_for": "time", "job": spec.job.model_copy(update={"steps": ASKED_STEPS})})
+    asked = client.submit(long)["job"]
     client.wait(asked, timeout=600)
     planned = client.show(asked)["planned"]
     assert planned is not None, client.show(asked)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.plan.division import replica_sizes
+from weft.spec.admission import problem_of_spec
 from weft.spec.job_spec import JobSpec, SpecError
 from weft.spec.presets import PRESETS
 from weft.spec.replica import Replica
@@ -100,6 +101,20 @@ def test_every_axis_of_a_table_reaches_the_strategy() -> None:
 def test_an_axis_that_is_left_out_has_a_default() -> None:
     assert Strategy().model_dump() == DEFAULTS
     assert (parsed(prefetch={"load": 5}).prefetch, parsed(replicas=[{}]).replicas) == (Prefetch(load=5), [Replica()])
+
+
+def test_whether_units_are_compiled_may_be_left_open_beside_any_plan() -> None:
+    """Also beside what compiled units cannot be, which are eager then."""
+    for axes in ({}, {"preset": "auto"}, {"preset": "1f1b"}, {"stages": 2, "schedule": "zero-bubble"}):
+        strategy = parsed(compile="auto", **axes)
+        assert (strategy.compile, strategy.is_open) == ("auto", True)
+        assert Strategy.model_validate(strategy.model_dump()) == strategy
+        spec = JobSpec.parse({"job": JOB, "strategy": axes | {"compile": "auto"}})
+        assert problem_of_spec(spec) is None
+    assert not parsed(compile=True).is_open
+    assert parsed(preset="auto").is_open
+    for value in ("yes", 1, "true"):
+        assert 'does not fit; write true or false, or "auto"' in refusal(compile=value)
 
 
 @pytest.mark.parametrize("model", [Replica, Prefetch])

@@ -47,7 +47,9 @@ class Checkpoint:
 
     path: Path
     step: int  # training steps that are done
-    training: Mapping[str, Any]  # what its bits depend on: batch size, seed, number of samples
+    training: Mapping[
+        str, Any
+    ]  # what its bits depend on: batch size, seed, number of samples, whether units are compiled
     files: Mapping[str, tuple[int, str]]  # by name: bytes, SHA-256
     standing: Mapping[str, Any]  # what `[stop]` goes on with, see weft.spec.stopping
     adjusted: Mapping[str, Any]  # to what the job had been adjusted, see weft.scheduler.runs.checkpoints

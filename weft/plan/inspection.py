@@ -175,6 +175,9 @@ class Inspection:
     scheduler_metric: str | None = None  # that the scheduler takes of each validation; None of one that takes none
     unchosen: str | None = None  # why no strategy is chosen for a job that gives none, as a reason
     undivided: str | None = None  # why the batches of such a job stay whole, in the same form
+    compiled_too: Inspection | None = None  # the same with units compiled, of a job that leaves open whether they are
+    uncompiled: str | None = None  # why there is none, as a reason
+    ready_seconds: float = 0.0  # what a worker takes to have kernels ready that were made before, of `compiled_too`
     unsaved: str | None = None  # what of the optimizer's or the scheduler's state could not be put back, as a reason
 
     @property
@@ -248,6 +251,9 @@ class Inspection:
             unchosen=data.get("unchosen"),
             undivided=data.get("undivided"),
             unsaved=data.get("unsaved"),
+            compiled_too=cls.from_wire(compiled) if (compiled := data.get("compiled_too")) else None,
+            uncompiled=data.get("uncompiled"),
+            ready_seconds=data.get("ready_seconds", 0.0),
             on_epoch=data.get("on_epoch", False),
             scheduler_metric=data.get("scheduler_metric"),
             host=Host(**data.get("host", {})),

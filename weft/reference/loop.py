@@ -30,7 +30,9 @@ from weft.reference.data import Batch, Data, Microbatch, split
 from weft.reference.passes import Seed, modules_of, passes_of
 from weft.reference.replicas import Replicas
 from weft.reference.update import Update, UpdateRecord
+from weft.spec.candidates import with_units
 from weft.spec.job_spec import JobSpec
+from weft.spec.presets import AUTO
 from weft.spec.stopping import ON_EPOCH, Rule, Training, value_for_scheduler
 from weft.workload.compiling.compiler import compiling
 from weft.workload.data.tree import with_tensors
@@ -69,10 +71,12 @@ def train(
 
     shares: the replicas' shares of a step's batch, for a job whose shares changed as it ran; unset, the strategy's.
     device: what computes, such as "cuda:0"; all replicas do on the same.
-    compiled: the directory of what is compiled; unset, torch's own.
+    compiled: the directory of what is compiled; unset, torch's own. Where it is left open whether units are, none is.
     Raises WorkloadError (NonFiniteLoss among them) with what to change; the user's own exceptions pass unchanged.
     """
     _check_microbatches(spec)
+    if spec.strategy.compile == AUTO:
+        spec = with_units(spec, compiled=False)
     threads_before = torch.get_num_threads()
     modules_before = set(sys.modules)
     torch.set_num_threads(threads)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.spec.job_spec import JobSpec
+from weft.spec.presets import AUTO
 from weft.transport.wire.frames import Message
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 MAX_RUNS_OF_ONE_NAME = 10_000
 REPORT_SECONDS = 1.0
+
+_NOTHING_MEASURED = (
+    "weft: strategy.compile = 'auto': nothing is measured here, and units run eager; for the bits of a job give the "
+    "`compile` of its strategy.json"
+)
 
 
 def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path, compiled: Path | None = None) -> Message:
@@ -31,6 +37,8 @@ def run_reference(spec: JobSpec, *, threads: int, runs_dir: Path, compiled: Path
     from weft.reference import loop as reference
     from weft.workload.faults import fault_of
 
+    if spec.strategy.compile == AUTO:
+        print(_NOTHING_MEASURED, file=sys.stderr)
     run_dir = _new_directory(runs_dir, f"{spec.entry_file.stem}-reference")
     result: Message = {"job": run_dir.name, "run_dir": str(run_dir), "model": None, "validation": {}}
     start = time.monotonic()

@@ -30,13 +30,14 @@ def problem_of_spec(spec: JobSpec) -> str | None:
             return f"strategy.{problem}"
     if strategy.steals and (problem := _problem_of_stealing(strategy)) is not None:
         return problem
-    if strategy.compile and strategy.share == "adaptive" and len(strategy.replica_list) > 1:
+    compiles = strategy.compile is True  # where that is open, units stay as they are instead
+    if compiles and strategy.share == "adaptive" and len(strategy.replica_list) > 1:
         return (
             "strategy.compile = true compiles each size of microbatch, and strategy.share = 'adaptive' has ever other "
             "ones; use share = 'fixed', or compile = false"
         )
     has_stages = any(replica.num_stages > 1 for replica in strategy.replica_list)
-    if strategy.compile and strategy.schedule in SPLITTING and has_stages:
+    if compiles and strategy.schedule in SPLITTING and has_stages:
         return why_not_compiled(strategy.schedule)
     if strategy.verify == "replay" and (problem := _problem_of_replay(strategy)) is not None:
         return problem

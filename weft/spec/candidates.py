@@ -19,7 +19,7 @@ No GPU has several stages in a candidate: a prediction takes each stream to be a
 
 All of them are synchronous: they train what the plain loop trains, to rounding. They differ in how a batch is divided,
 and so in the dropout that its samples see. What the user has given each of them has, and a row that cannot be beside it
-is none.
+is none. Compiled units take a compiler's time for each size of microbatch, so there a batch has few numbers of parts.
 
 Of a job on devices it is asked, too, what the host would bring beside them (`beside_devices`); that is told, and nobody
 chooses by it.
@@ -40,6 +40,7 @@ from weft.spec.strategy import Strategy
 from weft.spec.workers_needed import Host, threads_of, workers_needed
 
 MICROBATCHES: Final = (2, 4, 8, 16, 32)  # of a pipeline; beyond that a call costs more than a bubble
+COMPILED_PARTS: Final = (1, 2, 4)  # of a batch, where units are compiled; and as many as there are workers
 EACH_COUNT: Final = 4  # numbers of workers that are all tried; above it powers of two, and all there are
 
 _GPU, _CPU = {"device": "gpu"}, {"device": "cpu"}
@@ -69,9 +70,15 @@ def candidates(spec: JobSpec, host: Host) -> tuple[JobSpec, ...]:
             candidate is not None
             and candidate not in found
             and _fits(candidate.strategy, host, is_chosen="threads" not in given)
+            and ("microbatches" in given or _has_few_sizes(candidate.strategy, host))
         ):
             found.append(candidate)
     return tuple(found)
+
+
+def with_units(spec: JobSpec, *, compiled: bool) -> JobSpec:
+    """Where `compile = "auto"` leaves that open."""
+    return spec.model_copy(update={"strategy": spec.strategy.model_copy(update={"compile": compiled})})
 
 
 def or_auto(spec: JobSpec) -> JobSpec:
@@ -179,6 +186,11 @@ def _fits(strategy: Strategy, host: Host, *, is_chosen: bool) -> bool:
             return False
     needed = workers_needed(strategy, host)
     return needed.get("cpu", 0) <= host.workers and needed.get("gpu", 0) <= host.gpus
+
+
+def _has_few_sizes(strategy: Strategy, host: Host) -> bool:
+    """Of microbatches, together with the others: kernels are made for each."""
+    return strategy.compile is not True or sum(strategy.division[1]) in (*COMPILED_PARTS, host.workers)
 
 
 def _rows_by_default(host: Host) -> Iterator[dict[str, Any]]:

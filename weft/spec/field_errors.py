@@ -58,13 +58,14 @@ _SENTENCES: Mapping[str, tuple[str, str]] = {
 }
 # Fields that take two kinds of value: pydantic tells only of the one that the value was nearer to.
 _EITHER: Mapping[str, str] = {
+    "compile": 'write true or false, or "auto"',
     "replicas": 'write a number, or a list with a table for each, for example [{ device = "gpu" }]',
     "staleness": "write a whole number, or a list with one for each replica",
     "stages": 'write a number of stages, or "all" of a replica on GPUs',
     "threads": 'write a whole number, or "all"',
     "working_window": 'write a number of layers, or "auto"',
 }
-_KINDS = ("int_type", "int_from_float", "literal_error")  # the value was of neither
+_KINDS = ("bool_type", "int_type", "int_from_float", "literal_error")  # the value was of neither
 
 
 class SpecError(ValueError):

@@ -184,9 +184,12 @@ class Strategy(Section):
         default=False, description="data of tensors that are small lie on each GPU, which takes its samples of them"
     )
     precision: Literal["fp32", "bf16"] = Field(default="fp32", description="of forward and backward; updates are fp32")
-    compile: bool = Field(
+    compile: Annotated[
+        Annotated[bool, Tag(NUMBER)] | Annotated[Literal["auto"], Tag(WORD)], Discriminator(word_or_number)
+    ] = Field(
         default=False,
-        description="run each unit through torch.compile, which makes kernels of it; needs a C++ compiler",
+        description="run each unit through torch.compile, which makes kernels of it; needs a C++ compiler; auto: "
+        "where the job is predicted to end sooner so",
     )
     clip_norm: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="greatest norm of all gradients together; unset: no limit"
@@ -292,6 +295,12 @@ class Strategy(Section):
         return self.preset == AUTO
 
     @property
+    def is_open(self) -> bool:
+        """Whether something of it is chosen by what is measured, before the job has a plan. Whoever loads or plans a
+        job has it without."""
+        return self.is_auto or self.compile == AUTO
+
+    @property
     def replica_list(self) -> tuple[Replica, ...]:
         """Each replica, in the order in which they divide a batch, with its own number of microbatches; of "all" GPUs
         as few stages as it may come to have."""
@@ -321,7 +330,7 @@ class Strategy(Section):
     def may_split_backwards(self) -> bool:
         """Whether a schedule that the job has, or may come to have, may run backwards in two parts."""
         may = self.is_auto or self.schedule in {*SPLITTING, MEASURED} or is_grid(self.schedule)
-        return may and self.may_be_cut and not self.compile
+        return may and self.may_be_cut and self.compile is not True
 
     @property
     def may_have_replicas(self) -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 from torch import nn
 
 from weft.spec.job_spec import JobSpec, SpecError, is_unicode
+from weft.spec.presets import AUTO
 from weft.spec.source import ENTRY_MODULE
 from weft.workload.building import Sink, numbered
 from weft.workload.compiling.compiled import compile_units
@@ -64,6 +65,7 @@ def load_workload(spec: JobSpec, sink: Sink | None = None) -> Workload:
     settle(workload.model, sink)
     note_sparse(workload.model)
     begin(workload, Path(spec.directory), sink)
+    assert spec.strategy.compile != AUTO, "whether units are compiled is decided before anybody loads them"
     if spec.strategy.compile:
         compile_units(workload)
     return workload
@@ -79,6 +81,12 @@ def unload(spec: JobSpec, before: Collection[str]) -> None:
     for name in set(sys.modules) - set(before):
         if name.partition(".")[0] != "weft" and _is_of_job(sys.modules[name], directory):
             del sys.modules[name]
+
+
+def load_again(before: Collection[str], spec: JobSpec) -> Workload:
+    """Anew, where it was loaded before in this process; as the two above."""
+    unload(spec, before)
+    return load_workload(spec)
 
 
 def files_of_job(spec: JobSpec, before: Collection[str]) -> list[Path]:

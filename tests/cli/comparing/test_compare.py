@@ -43,7 +43,7 @@ SHOWN = {
         "cpu-1": {"sync": {"hidden": 0.2, "exposed": 0.0}, "update": {"hidden": 0.0, "exposed": 0.4}},
     },
     "peak_bytes": {"cpu-0": 300 * MiB, "cpu-1": 200 * MiB},
-    "plan": {"shared_bytes": 3 * MiB},
+    "plan": {"shared_bytes": 3 * MiB, "strategy": {"compile": False}},
 }
 
 
@@ -239,6 +239,18 @@ def test_reasons_of_failures_stand_below_the_table(spec: Path) -> None:
     failed = a_row(spec, "1f1b", state="failed", reason="invalid-plan", error="needs 2 CPU workers", lanes={})
     *_, reason = page(spec, [a_row(spec), failed])
     assert reason == "1f1b failed (invalid-plan): needs 2 CPU workers"
+
+
+def test_where_rows_differ_in_whether_units_are_compiled_a_column_says_so(spec: Path) -> None:
+    """Of compile = "auto", which a preset keeps as all that is trained, and each row decides for itself."""
+    (made,) = make_trials(spec, ["strategy.compile=auto"], ["ddp"])
+    assert made.spec.strategy.compile == "auto"
+    plans = [{"shared_bytes": 1, "strategy": {"compile": compiled}} for compiled in (True, False)]
+    rows = [row_of(made, SHOWN | {"plan": plan}) for plan in plans]
+    assert [row["compiled"] for row in rows] == [True, False]
+    header, *lines = page(spec, rows)
+    assert [line.split()[-1] for line in (header, *lines)] == ["compiled", "yes", "no"]
+    assert "compiled" not in page(spec, rows[:1])[0]
 
 
 @pytest.mark.parametrize(("agrees", "word"), [(True, "yes"), (False, "no"), (None, "-")])

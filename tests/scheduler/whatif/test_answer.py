@@ -346,6 +346,7 @@ def test_a_number_is_told_as_far_as_it_can_be_trusted(measured: float, before: f
         ("job.batch_size=1", r"job\.batch_size = 1 is smaller"),
         ("strategy.preset=nothing", r"is no preset"),
         ("strategy.preset=auto", r"auto is no strategy but a choice, which `weft plan` makes"),
+        ("strategy.compile=auto", r"auto is no strategy but a choice, .* makes; write true or false"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused_with_its_remedy(

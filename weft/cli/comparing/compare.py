@@ -128,7 +128,7 @@ def row_of(trial: Trial, shown: Message) -> Message:
     Seconds of an iteration: `iteration_seconds` is the median, `overlap_seconds` the sum over workers divided by the
     training steps. Percent: of the compute lanes' time. Bytes: `peak_bytes` is the sum over workers.
     """
-    seconds, limit = shown.get("iteration_seconds"), shown.get("limit_seconds")
+    seconds, limit, plan = shown.get("iteration_seconds"), shown.get("limit_seconds"), shown.get("plan") or {}
     return {
         "preset": trial.preset,
         "left_out": list(trial.left_out),
@@ -141,7 +141,8 @@ def row_of(trial: Trial, shown: Message) -> Message:
         "stall_percent": stall_percent(shown.get("lanes") or {}),
         "overlap_seconds": overlap_seconds(shown.get("overlap") or {}, shown.get("step")),
         "peak_bytes": sum((shown.get("peak_bytes") or {}).values()) or None,
-        "shared_bytes": (shown.get("plan") or {}).get("shared_bytes"),
+        "shared_bytes": plan.get("shared_bytes"),
+        "compiled": plan.get("strategy", {}).get("compile"),
         "agrees": None,
     }
 

@@ -121,6 +121,9 @@ _WHY_NOT_AGREED = (
 )
 
 
+_ANSWERS: Mapping[bool | None, str] = {True: "yes", False: "no", None: _NONE}
+
+
 def comparison_page(console: Console, comparison: Message, *, check: bool) -> None:
     """`weft compare`: a row for each preset, then the reasons of those that have not completed."""
     rows = comparison["rows"]
@@ -128,11 +131,12 @@ def comparison_page(console: Console, comparison: Message, *, check: bool) -> No
     seen = {f"stall_{cause}" for cause, share in stalls if percent(share) != percent(0.0)}
     causes = [mode.removeprefix("stall_") for mode in MODES if mode in seen]
     columns = ["preset", "workers", "state", "iteration>", "limit>", "ratio>", *(f"stall {cause}>" for cause in causes)]
-    columns += ["hidden>", "exposed>", "peak memory>", "shared>", "loss>", *(["agrees"] if check else [])]
+    differ = len({row["compiled"] for row in rows} - {None}) > 1
+    answers = [*(["compiled"] if differ else []), *(["agrees"] if check else [])]
+    columns += ["hidden>", "exposed>", "peak memory>", "shared>", "loss>", *answers]
     table = make_table(*columns)
     for row in rows:
-        agrees = {True: "yes", False: "no", None: _NONE}[row["agrees"]]
-        table.add_row(*_comparison_cells(row, causes), *([agrees] if check else []))
+        table.add_row(*_comparison_cells(row, causes), *(_ANSWERS[row[each]] for each in answers))
     console.print(table)
     if check and any(row["agrees"] is False for row in rows):
         console.print(_WHY_NOT_AGREED, soft_wrap=True)

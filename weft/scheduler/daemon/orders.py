@@ -59,7 +59,7 @@ def saver_order(snapshot: Snapshot, run: Run) -> dict[str, Any]:
         "snapshot": _about(snapshot),
         "run_dir": str(run.files.path),
         "step": plan.itinerary.at(snapshot.iteration).step + 1,
-        "training": training_of(run.spec, plan),
+        "training": training_of(run.spec, plan) | {"compile": run.spec.strategy.compile},
         "standing": run.training.at(snapshot.iteration).to_wire(),
         "adjusted": adjusted_behind(run.attempt, snapshot.iteration),
         "keep": KEPT if checkpoint is None else checkpoint.keep,

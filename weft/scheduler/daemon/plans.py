@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from weft.machine.free_memory import free_memory
 from weft.machine.run_file import load
@@ -22,15 +22,17 @@ from weft.scheduler.daemon.guard import Guard
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Savers
 from weft.scheduler.planning.choosing.better import Running, better
-from weft.scheduler.planning.choosing.choice import MakePlan, choose
+from weft.scheduler.planning.choosing.choice import MakePlan
 from weft.scheduler.planning.choosing.roles import roles_of, with_roles
 from weft.scheduler.planning.choosing.told import told
+from weft.scheduler.planning.choosing.units import choose_with_units
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.planner import make_plan
-from weft.scheduler.runs.checkpoints import find_checkpoint
+from weft.scheduler.runs.checkpoints import compiled_before, find_checkpoint
 from weft.scheduler.runs.run import CHOSEN, Run
-from weft.spec.candidates import is_undecided
+from weft.spec.candidates import is_undecided, with_units
 from weft.spec.job_spec import JobSpec
+from weft.spec.presets import AUTO
 from weft.spec.strategy import Strategy
 from weft.transport.wire.frames import Message
 
@@ -58,19 +60,19 @@ class Plans:
         if job is None or run is None or job.attempt != attempt:
             return
         try:
-            facts = message["inspection"] | self._estate.device_facts.of(job.workers)
-            facts["peer_access"] = self._estate.crew.has_peer_access(job.workers)
-            facts["host"] = asdict(self._estate.crew.host)
-            inspection, run.inspection = Inspection.from_wire(facts), facts
+            run.inspection = message["inspection"] | self._of_machine(job.workers)
+            if "compiled_too" in run.inspection:
+                run.inspection["compiled_too"] |= self._of_machine(job.workers)
+            inspection = Inspection.from_wire(run.inspection)
             free = free_memory()
             make = partial(make_plan, shared_bytes_free=free.shared, host_bytes_free=free.host)
             if run.spec.plan_for is not None:
-                choice = await asyncio.to_thread(choose, run.spec, inspection, make)
-                roles = await asyncio.to_thread(roles_of, choice.spec, inspection, make)
-                run.planned = told(choice, roles, inspection, shared_bytes_free=free.shared, host_bytes_free=free.host)
+                choice = await asyncio.to_thread(choose_with_units, run.spec, inspection, make)
+                roles = await asyncio.to_thread(roles_of, choice.spec, choice.inspection, make)
+                run.planned = told(choice, roles, shared_bytes_free=free.shared, host_bytes_free=free.host)
                 self._feed(CancelRequested(job=name, discard=True))
                 return
-            plan = await self._choose(run, inspection, make)
+            plan, inspection = await self._choose(run, inspection, make)
             if inspection.host.gpus:
                 plan = await asyncio.to_thread(with_roles, plan, run.spec, inspection, make)
             checkpoint = await self._checkpoint_of(run, plan)
@@ -79,17 +81,26 @@ class Plans:
         else:
             self._feed(JobPlanned(job=name, attempt=attempt, plan=plan, checkpoint=checkpoint))
 
-    async def _choose(self, run: Run, inspection: Inspection, make: MakePlan) -> Plan:
-        run.given = None
-        if not run.spec.strategy.is_auto:
-            return await asyncio.to_thread(make, run.spec, inspection)
-        choice = await asyncio.to_thread(choose, run.spec, inspection, make)
+    def _of_machine(self, workers: Sequence[str]) -> dict[str, Any]:
+        """What an inspection has of these workers, and no worker can tell."""
+        crew = self._estate.crew
+        about = {"peer_access": crew.has_peer_access(workers), "host": asdict(crew.host)}
+        return self._estate.device_facts.of(workers) | about
+
+    async def _choose(self, run: Run, inspection: Inspection, make: MakePlan) -> tuple[Plan, Inspection]:
+        """And by what it was planned: which the run has from now on, as it has the strategy."""
+        given, run.given = run.spec, None
+        if not given.strategy.is_open:
+            return await asyncio.to_thread(make, given, inspection), inspection
+        choice = await asyncio.to_thread(choose_with_units, given, inspection, make)
         strategy = choice.spec.strategy
-        if not is_undecided(run.spec):  # what was chosen by predictions may be chosen by what was measured, too
-            strategy = strategy.model_copy(update={"replan": strategy.replan is not False})
-        run.given = run.spec
+        if given.strategy.is_auto:
+            if not is_undecided(given):  # what was chosen by predictions may be chosen by what was measured, too
+                strategy = strategy.model_copy(update={"replan": strategy.replan is not False})
+            run.given = with_units(given, compiled=strategy.compile is True)
+        run.inspection = _of_units(run.inspection, compiled=strategy.compile is True)
         run.choose(choice.spec.model_copy(update={"strategy": strategy}))
-        return choice.plan
+        return choice.plan, choice.inspection
 
     # --- another plan for a job that runs
 
@@ -148,12 +159,21 @@ class Plans:
         return found.checkpoint
 
 
+def _of_units(facts: Message, *, compiled: bool) -> Message:
+    """What was found out of units as they will run."""
+    if compiled and "compiled_too" in facts:
+        return cast("Message", facts["compiled_too"])
+    return {name: value for name, value in facts.items() if name not in ("compiled_too", "uncompiled")}
+
+
 def with_chosen(spec: JobSpec, run_dir: Path) -> JobSpec:
-    """As it went on, where its strategy was chosen before."""
-    if not spec.strategy.is_auto:
+    """As it went on, where its strategy was chosen before; with units compiled or not as those of the job from whose
+    checkpoint it goes on, where that is left open."""
+    if not spec.strategy.is_open:
         return spec
     try:
         table = json.loads(load(run_dir / CHOSEN, MAX_CHOSEN_BYTES, owner=os.geteuid()))
         return spec.model_copy(update={"strategy": Strategy.model_validate(table)})
     except (OSError, ValueError):  # it was not; or it is chosen once more
-        return spec
+        compiled = compiled_before(spec, run_dir) if spec.strategy.compile == AUTO else None
+        return spec if compiled is None else with_units(spec, compiled=compiled)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from weft.machine.checkpoint_files import (
     Checkpoint,
     CheckpointError,
     check_digests,
+    checkpoints,
     newest_whole,
     read_manifest,
     resolved,
@@ -119,6 +122,18 @@ def _check_is_of(checkpoint: Checkpoint, run: Run, plan: Plan) -> None:
             f"job.resume_from: {checkpoint.path} has {checkpoint.step} steps, and this job has {itinerary.steps} "
             "in all; give more steps or epochs"
         )
+
+
+def compiled_before(spec: JobSpec, run_dir: Path) -> bool | None:
+    """Whether units were compiled in what the job goes on from: its own newest checkpoint, or the one that its spec
+    names. None: from nothing, or it does not say; what is wrong with it is told when it is read."""
+    given = spec.job.resume_from
+    named = [] if given is None else [Path(os.path.realpath(Path(spec.directory, given)))]
+    for path in (run_dir, *named):
+        with contextlib.suppress(CheckpointError):
+            compiled = read_manifest((checkpoints(path) or [path])[-1]).training.get("compile")
+            return compiled if isinstance(compiled, bool) else None
+    return None
 
 
 def training_of(spec: JobSpec, plan: Plan) -> dict[str, Any]:

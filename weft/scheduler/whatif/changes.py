@@ -117,10 +117,11 @@ def _changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
     tables = {**spec.to_wire()}
     axes = dict(tables["strategy"])
     asked = given.get("strategy", {})
-    if asked.get("preset") == AUTO:
-        raise SpecError(
-            "--set strategy.preset: auto is no strategy but a choice, which `weft plan` makes; name another"
-        )
+    for axis, remedy in _CHOICES.items():
+        if asked.get(axis) == AUTO:
+            raise SpecError(
+                f"--set strategy.{axis}: auto is no strategy but a choice, which `weft plan` makes; {remedy}"
+            )
     if isinstance(asked.get("preset"), str):
         preset = PRESETS.get(asked["preset"])
         trained = {axis: value for axis, value in axes.items() if axis in TRAINED_AXES}
@@ -138,4 +139,5 @@ def _changed(spec: JobSpec, overrides: Sequence[str]) -> JobSpec:
     return JobSpec.parse(tables, source="--set")
 
 
+_CHOICES = {"preset": "name another", "compile": "write true or false"}
 _CUT = ("stages", "split")  # of every replica; a list of replicas has each one's own

@@ -132,7 +132,7 @@ class _Threaded(TypedDict):
 
 
 @with_config(_MESSAGE)
-class _Inspection(TypedDict):
+class _Facts(TypedDict):
     """As weft.workers.inspection.inspection makes it; see weft.plan.inspection.Inspection."""
 
     units: list[_Unit]
@@ -169,6 +169,17 @@ class _Inspection(TypedDict):
     threaded: NotRequired[_Threaded | None]
     device_units: NotRequired[list[_Unit]]
     device_values: NotRequired[list[_Value]]
+
+
+class _CompiledFacts(_Facts):
+    ready_seconds: _Seconds
+
+
+class _Inspection(_Facts):
+    """As weft.workers.process.looks makes it."""
+
+    compiled_too: NotRequired[_CompiledFacts]
+    uncompiled: NotRequired[str]
 
 
 class _Inspected(_OfJob):

@@ -150,9 +150,9 @@ def inspect_threaded(
 ) -> dict[str, Any] | None:
     """The wire form of weft.plan.inspection.Threaded: what the host takes with the threads that torch has now. None
     where the job can go on without."""
+    threaded = [each for each in looked_at(spec, host) if each.strategy.threads is not None]
     if not is_undecided(spec):
-        return _threaded(load, spec, looked_at(spec, host), known)
-    threaded = [each for each in candidates(spec, host) if each.strategy.threads is not None]
+        return _threaded(load, spec, threaded, known)
     with contextlib.suppress(Exception):  # as of all that nobody has asked for
         return _threaded(load, on_one_worker(spec), threaded, known.quiet())
     return None

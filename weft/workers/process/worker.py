@@ -39,7 +39,6 @@ from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, FrameReader, Message, WireError, encode
 from weft.workers.devices.device import Device
 from weft.workers.devices.opening import open_device
-from weft.workers.inspection.inspection import inspect_job, inspect_threaded
 from weft.workers.inspection.kept_inspections import KeptInspections
 from weft.workers.inspection.known import Known
 from weft.workers.lanes.attempt import Attempt
@@ -49,14 +48,15 @@ from weft.workers.process.built import built, built_again, is_much
 from weft.workers.process.footprint import Footprint, peak_resident_bytes, reset_peak, trim
 from weft.workers.process.job_output import job_output
 from weft.workers.process.kept import Kept, begin_of
+from weft.workers.process.looks import Looks
 from weft.workers.process.saving import save_state
 from weft.workers.process.torch_settings import TorchSettings
 from weft.workers.process.warm_up import warm_up
 from weft.workers.profiling.profiler import profiling
 from weft.workload.compiling.compiler import forget, keep_in
-from weft.workload.entry import load_workload, unload
+from weft.workload.entry import load_again, unload
 from weft.workload.faults import encodable, fault_of
-from weft.workload.workload import Workload, asks_to_stop
+from weft.workload.workload import asks_to_stop
 
 RECEIVE_BYTES = 1 << 16
 
@@ -206,18 +206,17 @@ class _Worker:
         spec = self._enter(message)
         before = set(sys.modules)
 
-        def load() -> Workload:
-            unload(spec, before)  # of the time before, where there was one
-            return load_workload(spec)
-
-        host = Host(**message["host"])
-        known = Known(self._inspections, before, lambda text: self._send_output(f"{self._config.worker}: {text}\n"))
-        self._compute_on(message["cores"], message["threads"])
+        looks = Looks(
+            load=partial(load_again, before),
+            device=self._device,
+            host=Host(**message["host"]),
+            known=Known(self._inspections, before, lambda text: self._send_output(f"{self._config.worker}: {text}\n")),
+            use_own=partial(self._compute_on, message["cores"], message["threads"]),
+            use_all=message["all_threads"] and partial(self._compute_on, message["all_cores"], message["all_threads"]),
+            keep_kernels=partial(keep_in, Path(self._config.compiled)),
+        )
         try:
-            inspection = inspect_job(load, spec, self._device, host, known)
-            if message["all_threads"] is not None and "timed_size" in inspection:
-                self._compute_on(message["all_cores"], message["all_threads"])
-                inspection["threaded"] = inspect_threaded(load, spec, host, known)
+            inspection = looks.of(spec)
         finally:
             unload(spec, before)
             self._compute_on((), None)
@@ -302,7 +301,7 @@ class _Worker:
             make_directory(Path(message["run_dir"]))
         with contextlib.suppress(OSError):  # load_workload says what is wrong with it
             os.chdir(spec.directory)
-        if spec.strategy.compile:
+        if spec.strategy.compile is True:  # where it is left open, what goes wrong with it is no fault of the job
             keep_in(Path(self._config.compiled))
         return spec
 

@@ -66,6 +66,13 @@ def compiled_modules(workload: Workload) -> list[tuple[str, nn.Module]]:
     return [(name, module) for module, name in found.items()]
 
 
+def give_up_at(workload: Workload, moment: float) -> None:
+    """From that moment of time.monotonic() on a call that would compile raises CompileError instead."""
+    for _, module in compiled_modules(workload):
+        if isinstance(forward := module.forward, CompiledForward):
+            forward.backend.until = moment
+
+
 def uncompiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     """For arguments without numbers."""
     return forward.eager if isinstance(forward, CompiledForward) else forward
@@ -80,7 +87,8 @@ class CompiledForward:
         """takes_over: its argument may have come from another stage, which is the same to it as if it had not."""
         self.eager = eager
         self.calls: dict[Any, Call] | None = None
-        self._module, self._name, self._backend, self._takes_over = module, name, backend, takes_over
+        self.backend = backend
+        self._module, self._name, self._takes_over = module, name, takes_over
         plain = type(module).forward
         self._given = (module,) if getattr(eager, "__func__", None) is plain else ()  # else the user has bound it
         self._compiled: Callable[..., Any] = torch.compile(
@@ -89,7 +97,7 @@ class CompiledForward:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledForward:
         eager, module = copy.deepcopy(self.eager, memo), copy.deepcopy(self._module, memo)
-        return CompiledForward(eager, module, self._name, self._backend, takes_over=self._takes_over)
+        return CompiledForward(eager, module, self._name, self.backend, takes_over=self._takes_over)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise_limits()

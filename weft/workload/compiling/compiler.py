@@ -8,8 +8,11 @@ does.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
@@ -97,6 +100,13 @@ def cannot_compile(what: str, error: BaseException) -> CompileError:
     return cause if isinstance(cause, CompileError) else made
 
 
+def import_seconds() -> float:
+    """What it takes to import it; hardly anything, where this process has done so before."""
+    began = time.perf_counter()
+    importlib.import_module("torch._inductor.compile_fx")
+    return time.perf_counter() - began
+
+
 def check_compiler() -> None:
     """Errors: CompileError, where there is none."""
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -113,11 +123,13 @@ def check_compiler() -> None:
 
 
 class Backend:
-    """As often as is sensible. num_graphs: that it has been asked for."""
+    """As often as is sensible. num_graphs: that it has been asked for. until: a moment of time.monotonic() at which it
+    begins no more."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self.num_graphs = 0
+        self.until = math.inf
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         from torch import hub
@@ -130,5 +142,7 @@ class Backend:
                 f"strategy.compile = true compiles for each shape, and there have been {self._most}; pad batches to a "
                 f"few lengths in Workload.collate, or {REMEDY}"
             )
+        if time.monotonic() > self.until:
+            raise CompileError("making kernels takes longer than they are worth")
         how = {"compile_threads": 1, "fallback_random": True, "cpp.threads": torch.get_num_threads()}
         return cast("Callable[..., Any]", compile_fx(graph, inputs, config_patches=how))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,6 +61,7 @@ class Considered:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     spec: JobSpec
+    inspection: Inspection  # by which it was chosen
     plan: Plan
     outlook: Outlook
     simulation: Simulation
@@ -227,16 +228,27 @@ def _chosen(
         wake_seconds=WAKE_SECONDS,
     )
     seconds = outlook.iteration_seconds
-    ranked = sorted(considered, key=lambda each: (each is not best, each.seconds is None, each.seconds or 0.0))
-    ranked[0] = dataclasses.replace(best, seconds=seconds, memory_bytes=max(memory_of(plan).values()))
-    lines = tuple(_lines(ranked, inspection.undivided)) if chooses else ()
+    own = dataclasses.replace(best, seconds=seconds, memory_bytes=max(memory_of(plan).values()))
+    ranked = ranked_behind(own, (each for each in considered if each is not best))
+    lines = tuple(lines_of(ranked, inspection.undivided)) if chooses else ()
     plan = dataclasses.replace(plan, predicted_iteration_seconds=seconds, notes=(*lines, *plan.notes))
     return Choice(
-        spec=best.spec, plan=plan, outlook=outlook, simulation=simulation, considered=tuple(ranked), lines=lines
+        spec=best.spec,
+        inspection=inspection,
+        plan=plan,
+        outlook=outlook,
+        simulation=simulation,
+        considered=ranked,
+        lines=lines,
     )
 
 
-def _lines(ranked: Sequence[Considered], undivided: str | None) -> Iterator[str]:
+def ranked_behind(best: Considered, others: Iterable[Considered]) -> tuple[Considered, ...]:
+    """As they are fast; last those that were not simulated."""
+    return (best, *sorted(others, key=lambda each: (each.seconds is None, each.seconds or 0.0)))
+
+
+def lines_of(ranked: Sequence[Considered], undivided: str | None) -> Iterator[str]:
     """ranked: the chosen one first, then as they are fast. undivided: why batches are not."""
     best, *others = ranked
     assert best.seconds is not None

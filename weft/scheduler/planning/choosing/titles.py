@@ -17,7 +17,7 @@ def title_of(strategy: Strategy, host: Host) -> str:
     """As in "2 replicas of a pipeline of 2 workers (1f1b, 4 microbatches)"."""
     kinds = Counter(_place(strategy, replica) for replica in strategy.replica_list)
     replicas = " and ".join(_several(count, place) for place, count in kinds.items())
-    details = [*_of_passes(strategy), *_of_updates(strategy), *_of_shares(strategy)]
+    details = [*_of_units(strategy), *_of_passes(strategy), *_of_updates(strategy), *_of_shares(strategy)]
     if strategy.threads is not None:
         details.append(_counted(threads_of(strategy, host), "thread") + (" each" if max(kinds.values()) > 1 else ""))
     return f"{replicas} ({', '.join(details)})" if details else replicas
@@ -34,6 +34,10 @@ def _place(strategy: Strategy, replica: Replica) -> str:
         return _PROCESS if replica.device == "cpu" else "one GPU"
     count = replica.gpus or lines_of(strategy, replica)
     return f"a pipeline of {_counted(count, 'worker' if replica.device == 'cpu' else 'GPU')}"
+
+
+def _of_units(strategy: Strategy) -> list[str]:
+    return ["compiled"] if strategy.compile is True else []
 
 
 def _of_passes(strategy: Strategy) -> list[str]:

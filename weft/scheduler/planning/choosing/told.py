@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from weft.metrics.views.timeline import bar_label
 from weft.plan.graph import Task
-from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS
 from weft.plan.plan import Plan
 from weft.scheduler.planning.choosing.choice import Choice, Considered, memory_of, names_of
@@ -17,13 +16,11 @@ from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Simulation
 VERSION: Final = 1  # of the data; a key that is renamed, goes away or changes its meaning makes it another
 
 
-def told(
-    choice: Choice, roles: Roles | None, inspection: Inspection, *, shared_bytes_free: int, host_bytes_free: float
-) -> dict[str, Any]:
+def told(choice: Choice, roles: Roles | None, *, shared_bytes_free: int, host_bytes_free: float) -> dict[str, Any]:
     """shared_bytes_free, host_bytes_free: as of `make_plan`."""
     plan, outlook, names = choice.plan, choice.outlook, names_of(choice.plan)
     best = choice.considered[0]
-    free = {"cpu": host_bytes_free, "gpu": inspection.device_bytes}
+    free = {"cpu": host_bytes_free, "gpu": choice.inspection.device_bytes}
     return {
         "version": VERSION,
         "strategy": choice.spec.strategy.model_dump(exclude_none=True),
