@@ -29,7 +29,7 @@ def planned(
         inspection = inspection_of([unit_of(0, 0.01, 0.02), unit_of(1, 0.01, 0.02)], update_seconds=0.004)
         spec = spec_of(batch_size=8, stages=2, microbatches=4)
         choice = choose(spec, inspection, partial(make_plan, shared_bytes_free=1 << 40))
-        return told(choice, None, inspection, shared_bytes_free=1 << 40, host_bytes_free=1 << 40)
+        return told(choice, None, shared_bytes_free=1 << 40, host_bytes_free=1 << 40)
 
     return plan
 
