@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ held_behind_a_snapshot, lines_of, kill_worker = (
 
 # The first validation is the best, so the rate falls after every ninth epoch.
 PLATEAU = "ReduceLROnPlateau(optimizer, factor=0.7, patience=8, threshold=1e3, threshold_mode='abs')"
-MEASURED = SOURCE.replace("OneCycleLR(optimizer, 0.01, total_steps=100_000)", PLATEAU)
+MEASURED = re.sub(r"OneCycleLR\(.*?total_steps=100_000\)", PLATEAU, SOURCE, flags=re.DOTALL)
 BUCKETS = {"replicas": 1, "microbatches": 2, "clip_norm": 1e6, "window": 16}
 
 
