@@ -35,7 +35,6 @@ from weft.workload.cutting.tape import alone
 from weft.workload.cutting.visible import Forward, Visible
 from weft.workload.workload import WorkloadError
 
-CALL = 3
 MAX_SIGNATURES = 4096  # of all skipped calls of a stage; a batch of another length has others
 ALIKE, NEVER = 2, -math.inf  # signatures for which a call has returned the same but for shapes: arbitrary
 Key = tuple[Any, ...]
@@ -120,21 +119,30 @@ def returned_of(result: Any, given: tuple[Any, ...]) -> Returned:
 
 def key_of(visible: Visible, occurrence: int, given: tuple[Any, ...]) -> Key:
     """The signature of a call: equal for what a module treats alike, as far as structure and shapes go. The last of it
-    is the whole; what stands before it tells enough where nothing better is known; the first CALL of it tell which
-    call of which module it is."""
+    is the whole; what stands before it tells enough where nothing better is known."""
     first = next(iter(tensors_in(given)), None)
     return (visible.number, occurrence, visible.module.training, _signature(first), _signature(given))
 
 
-def _signature(value: Any) -> Any:
+def form_of(visible: Visible, occurrence: int, given: tuple[Any, ...]) -> Key:
+    """Equal for calls that differ by the shapes of tensors alone."""
+    return (visible.number, occurrence, visible.module.training, _signature(given, shape_of=lambda tensor: None))
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    tensor = sized(tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        return tuple(tensor.shape)
+
+
+def _signature(value: Any, shape_of: Callable[[torch.Tensor], Any] = _shape_of) -> Any:
     if isinstance(value, torch.Tensor):
-        value = sized(value)
         with torch._C.DisableTorchFunctionSubclass():
-            return tuple(value.shape), str(value.dtype)
+            return shape_of(value), str(value.dtype)
     if isinstance(value, (tuple, list)):
-        return tuple(map(_signature, value))
+        return tuple(_signature(part, shape_of) for part in value)
     if isinstance(value, dict):
-        return tuple((key, _signature(part)) for key, part in value.items())
+        return tuple((key, _signature(part, shape_of)) for key, part in value.items())
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__qualname__
 
 
@@ -203,7 +211,7 @@ class SkippedCalls:
         self.learn(records)
         self.needed: dict[Key, Returned] = {}
         self._may_be_late = late
-        self._alike: dict[Key, tuple[Returned, float]] = {}  # by call: the first, and how many were like it
+        self._alike: dict[Key, tuple[Returned, float]] = {}  # by form: the first, and how many were like it
         self._later: list[_Later] = []  # of this run
 
     def foreign(self, tensor: torch.Tensor, name: str) -> Placeholder:
@@ -237,8 +245,8 @@ class SkippedCalls:
         """hides: what is given has numbers, and is the stage's own, so the module must not write to it. apart: by which
         a function is called that the run must not notice, later on."""
         find = functools.partial(self._find, visible, occurrence, forward, hides=hides)
-        call = (visible.number, occurrence, visible.module.training)
-        later, returned = None, None if hides else self._returned_but_for_shapes(call)
+        form = form_of(visible, occurrence, given)
+        later, returned = None, None if hides else self._returned_but_for_shapes(form)
         if returned is not None and not self._is_known(visible, occurrence, given):
             later = _Later(functools.partial(apart, find), given, returned.but_for_shapes())
             self._later.append(later)
@@ -258,8 +266,8 @@ class SkippedCalls:
             return False
         return key_of(visible, occurrence, given) in self._known
 
-    def _returned_but_for_shapes(self, call: Key) -> Returned | None:
-        returned, count = self._alike.get(call, (None, 0))
+    def _returned_but_for_shapes(self, form: Key) -> Returned | None:
+        returned, count = self._alike.get(form, (None, 0))
         return returned if self._may_be_late and count >= ALIKE else None
 
     def _find(
@@ -270,10 +278,11 @@ class SkippedCalls:
         if returned is None:
             seen = replaced(given, self._hidden) if hides else given
             returned = self._computed(key, visible, forward, seen)
-            first, count = self._alike.get(key[:CALL], (returned, 0))
+            form = form_of(visible, occurrence, given)
+            first, count = self._alike.get(form, (returned, 0))
             like = first.but_for_shapes()
             is_alike = like is not None and like == returned.but_for_shapes()
-            self._alike[key[:CALL]] = first, count + 1 if is_alike else NEVER
+            self._alike[form] = first, count + 1 if is_alike else NEVER
             if len(self._known) >= MAX_SIGNATURES:
                 del self._known[next(iter(self._known))]
         self._known[key] = returned  # the newest last
