@@ -224,9 +224,7 @@ def _inspected(
     if sample.has_sparse:  # its indices are the batch's own memory, and by the update that may have the next one
         for unit in ran.units:
             unit["in_place"] = True
-    compiled_calls = noted_calls(workload.model)
-    precision = partial(computing_in, spec.strategy.precision, device)
-    compile_ahead(workload.model, compiled_calls, list(workload.model.parameters()), device.torch, precision)
+    compiled_calls = _compiled_ahead(workload.model, spec, device)
     on_host = on_device = None
     if optimizer is not None and _host_updates(specs, device):
         on_host = host_update(optimizer, sample)
@@ -264,6 +262,14 @@ def _inspected(
         "copy_bytes_per_second": _copy_bytes_per_second(torch.get_num_threads()),
         "small_size": ran.small_size,
     }
+
+
+def _compiled_ahead(model: nn.Module, spec: JobSpec, device: Device) -> str:
+    """What compiled units were called with, as `noted_calls` tells it; their kernels are there now."""
+    calls = noted_calls(model)
+    precision = partial(computing_in, spec.strategy.precision, device)
+    compile_ahead(model, calls, list(model.parameters()), device.torch, precision)
+    return calls
 
 
 def _data_bytes(batches: Batches) -> int | None:
