@@ -223,6 +223,33 @@ def test_the_oldest_of_many_signatures_goes_and_not_all(model: nn.Module, monkey
     assert Block.runs == 11
 
 
+class Scaled(Block):
+    def forward(self, x: torch.Tensor, scale: float) -> Any:
+        return super().forward(x) * scale
+
+
+def test_what_is_known_of_calls_does_not_grow_with_a_number_that_each_step_has_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A temperature that falls from step to step is another signature each time."""
+    monkeypatch.setattr(skipped_module, "MAX_SIGNATURES", 10)
+    scale = [1.0]
+
+    def step(model: Any, x: torch.Tensor) -> torch.Tensor:
+        for block in model.blocks:
+            x = block(x, scale[0])
+        return x.square().sum()
+
+    model = Blocks(3, Scaled)
+    batch = torch.randn(2, 3, 4)
+    stages = late_stages_of(model, recorded(model, step, batch), [2])
+    for number in range(20):
+        scale[0] = 1.0 / (number + 1)
+        assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+    calls = stages[-1][0]._skipped
+    assert (len(calls._known), len(calls._alike)) == (10, 10)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS["NAMES"])
 def test_any_model_gives_its_own_loss_for_batches_of_sizes_that_come_late(name: str) -> None:

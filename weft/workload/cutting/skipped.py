@@ -22,7 +22,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_flatten
@@ -38,6 +38,7 @@ from weft.workload.workload import WorkloadError
 MAX_SIGNATURES = 4096  # of all skipped calls of a stage; a batch of another length has others
 ALIKE, NEVER = 2, -math.inf  # signatures for which a call has returned the same but for shapes: arbitrary
 Key = tuple[Any, ...]
+Kept = TypeVar("Kept")
 Redraws = Mapping[str, frozenset[str]]  # by the name of a call, operations behind it that draw where they are skipped
 
 
@@ -144,6 +145,14 @@ def _signature(value: Any, shape_of: Callable[[torch.Tensor], Any] = _shape_of) 
     if isinstance(value, dict):
         return tuple((key, _signature(part, shape_of)) for key, part in value.items())
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__qualname__
+
+
+def _keep(known: dict[Key, Kept], key: Key, value: Kept) -> None:
+    """As the newest; of too many the oldest goes. A number among the arguments may be another one in each step."""
+    known.pop(key, None)
+    if len(known) >= MAX_SIGNATURES:
+        del known[next(iter(known))]
+    known[key] = value
 
 
 def _like_arguments(records: Sequence[Returned], arguments: Sequence[torch.Tensor]) -> Returned | None:
@@ -282,10 +291,8 @@ class SkippedCalls:
             first, count = self._alike.get(form, (returned, 0))
             like = first.but_for_shapes()
             is_alike = like is not None and like == returned.but_for_shapes()
-            self._alike[form] = first, count + 1 if is_alike else NEVER
-            if len(self._known) >= MAX_SIGNATURES:
-                del self._known[next(iter(self._known))]
-        self._known[key] = returned  # the newest last
+            _keep(self._alike, form, (first, count + 1 if is_alike else NEVER))
+        _keep(self._known, key, returned)
         return returned
 
     def _hidden(self, tensor: torch.Tensor) -> Placeholder:
