@@ -151,6 +151,11 @@ def _problem_of_stealing(strategy: Strategy) -> str | None:
     return None
 
 
+def without_remedy(problem: str) -> str:
+    """For whoever has not asked for what is refused."""
+    return problem.partition("; ")[0]
+
+
 def _asked(strategy: Strategy, kind: str) -> tuple[str, str]:
     """The axis that asks for workers of a kind, and its value."""
     if kind == "loader":

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from weft.plan.itinerary import Itinerary
-from weft.spec.admission import problem_of_spec
+from weft.spec.admission import problem_of_spec, without_remedy
 from weft.spec.candidates import looked_at, with_units
 from weft.spec.job_spec import JobSpec
 from weft.spec.presets import AUTO
@@ -68,7 +68,7 @@ class Looks:
     def _compiled(self, spec: JobSpec, eager_seconds: float) -> dict[str, Any]:
         """What comes to the eager facts. eager_seconds: of training."""
         if (problem := problem_of_spec(spec)) is not None:
-            return {"uncompiled": _reason(problem)}
+            return {"uncompiled": without_remedy(problem)}
         if eager_seconds < LEAST_SECONDS:
             few = f"some {eager_seconds:.2g} s of training are too few to make kernels for"
             return {"uncompiled": f"{few} (from {LEAST_SECONDS:g} s on)"}
@@ -79,7 +79,7 @@ class Looks:
             facts = self._look(spec, partial(self._load_compiled, spec, until))
             ready = importing + self._ready_seconds(spec, facts["compiled_calls"])
         except CompileError as error:
-            return {"uncompiled": _reason(str(error))}
+            return {"uncompiled": without_remedy(str(error))}
         except Exception as error:  # of which the eager look had nothing
             told = f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
             return {"uncompiled": f"a look at compiled units raised {told}"}
@@ -114,8 +114,3 @@ def training_seconds(spec: JobSpec, facts: Mapping[str, Any]) -> float:
     passes = batches * sum(unit[kind] for unit in facts["units"] for kind in kinds)
     most = math.inf if spec.stop is None else spec.stop.max_seconds
     return float(min(steps * (passes + facts["update_seconds"]), most))
-
-
-def _reason(problem: str) -> str:
-    """Without the remedy, which is that of a user who has asked for compiled units."""
-    return problem.partition("; ")[0]

@@ -19,6 +19,7 @@ from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
 from weft.scheduler.planning.choosing.choice import Choice, MakePlan, choose, lines_of, ranked_behind
 from weft.scheduler.planning.partition import PlanError
+from weft.spec.admission import without_remedy
 from weft.spec.candidates import with_units
 from weft.spec.job_spec import JobSpec
 from weft.spec.presets import AUTO
@@ -34,7 +35,7 @@ def choose_with_units(spec: JobSpec, inspection: Inspection, make: MakePlan) -> 
     try:
         compiled = _compiled(spec, inspection, make)
     except PlanError as error:
-        return _told(spec, eager, None, f"units stay eager, since {_reason(error)}")
+        return _told(spec, eager, None, f"units stay eager, since {without_remedy(str(error))}")
     weighed = _Weighed.of(spec, eager, compiled)
     chosen, other = (compiled, eager) if weighed.pays else (eager, compiled)
     return _told(spec, chosen, other, weighed.told())
@@ -45,11 +46,6 @@ def _compiled(spec: JobSpec, inspection: Inspection, make: MakePlan) -> Choice:
     if inspection.compiled_too is None:
         raise PlanError(inspection.uncompiled or "they were not looked at compiled")
     return choose(with_units(spec, compiled=True), inspection.compiled_too, make)
-
-
-def _reason(error: PlanError) -> str:
-    """Without the remedy, which is that of a user who has asked for it."""
-    return str(error).partition("; ")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
