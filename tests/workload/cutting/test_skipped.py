@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import runpy
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,10 @@ def summed(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def late_stages_of(model: nn.Module, found: Any, cuts: list[int]) -> Any:
-    """As a worker has them."""
+def late_stages_of(model: nn.Module, found: Any, cuts: list[int], records: Any = None) -> Any:
+    """As a worker has them. records: by default of all calls, whether they are needed or not."""
     stages = stages_of(model, found, cuts)
-    calls = unpickled(pickled(found.returned, found.redraws))
+    calls = unpickled(pickled(found.returned if records is None else records, found.redraws))
     for step, *_ in stages:
         step._skipped = calls
     return stages
@@ -271,3 +272,105 @@ def test_any_model_gives_its_own_loss_for_batches_of_sizes_that_come_late(name: 
             with SeededCalls(model).installed() as numbers, numbers.running(seed):
                 whole = step(model, batch)
             assert torch.equal(run_stages(stages, step, batch), whole), size
+
+
+def needed(model: nn.Module, found: Any, cuts: list[int], step: Any, batch: Any) -> Any:
+    """Those records of calls that placeholders do not lead to, which are all that a worker gets."""
+    stages = stages_of(model, found, cuts)
+    run_stages(stages, step, batch)
+    return stages[0][0]._skipped.needed
+
+
+class Packing(nn.Module):
+    """float32 (N, T, 4), lengths (N,) -> (N, longest, 4)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        padded: torch.Tensor = nn.utils.rnn.pad_packed_sequence(self.rows(packed)[0], batch_first=True)[0]
+        return padded
+
+
+class Cropping(Block):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        return super().forward(x)[:, : int(lengths.max())]
+
+
+class Listing(Block):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        return super().forward(x)[:, : max(lengths.tolist())]
+
+
+class Choosing(Block):
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        (kept,) = torch.where(torch.arange(x.shape[1]) < lengths.max())
+        return super().forward(x).index_select(1, kept)
+
+
+@pytest.mark.parametrize("kind", [Packing, Cropping, Listing, Choosing])
+def test_shapes_that_go_by_numbers_of_the_batch_are_those_of_this_batch(kind: type[nn.Module]) -> None:
+    """They were the first batch's, where batches had one shape: a mean over columns was divided by another number."""
+
+    def step(model: Any, batch: Any) -> torch.Tensor:
+        first, second, third = model.blocks
+        x = second(first(batch["x"]), batch["lengths"])
+        total: torch.Tensor = third(x.mean(1)).square().sum() * x.shape[1]
+        return total
+
+    model = Blocks(3)
+    model.blocks[1] = kind()
+    batches = [{"x": torch.randn(2, 9, 4), "lengths": torch.tensor([3, longest])} for longest in (5, 7, 7, 4, 9, 5)]
+    found = recorded(model, step, batches[0])
+    stages = late_stages_of(model, found, [2], needed(model, found, [2], step, batches[0]))
+    for batch in batches:
+        assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+
+
+def test_a_module_that_is_given_a_packed_sequence_returns_one_of_the_same_length() -> None:
+    """A packed sequence was like any other: its length is the sum of the batch's."""
+
+    def step(model: Any, batch: Any) -> torch.Tensor:
+        rows, last = model.blocks
+        packed = nn.utils.rnn.pack_padded_sequence(batch["x"], batch["lengths"], batch_first=True)
+        x, lengths = nn.utils.rnn.pad_packed_sequence(rows(packed)[0], batch_first=True)
+        x = x.masked_fill((torch.arange(x.shape[1]) >= lengths[:, None])[..., None], 0.0)
+        total: torch.Tensor = last(x.mean(1)).square().sum() * x.shape[1]
+        return total
+
+    model = Blocks(2)
+    model.blocks[0] = nn.GRU(4, 4, batch_first=True)
+    batches = [{"x": torch.randn(3, 9, 4), "lengths": torch.tensor(each)} for each in ([9, 7, 4], [8, 8, 8], [5, 4, 4])]
+    found = recorded(model, step, batches[0])
+    stages = late_stages_of(model, found, [1], needed(model, found, [1], step, batches[0]))
+    for batch in (*batches, *batches):
+        assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+
+
+def test_a_module_that_is_given_parts_in_an_object_of_the_users_is_asked_for_each_shape() -> None:
+    """Of an object that is no tensor, tuple, list or dict its class alone was looked at."""
+
+    @dataclasses.dataclass
+    class Pair:
+        first: torch.Tensor
+        second: torch.Tensor
+
+    class Joining(Block):
+        def forward(self, pair: Any) -> Any:
+            return super().forward(torch.cat([pair.first, pair.second], dim=1))
+
+    def step(model: Any, batch: Any) -> torch.Tensor:
+        x = model.blocks[0](Pair(batch["x"], batch["y"]))
+        total: torch.Tensor = model.blocks[1](x.mean(1)).square().sum() * x.shape[1]
+        return total
+
+    model = Blocks(1)
+    model.blocks.insert(0, Joining())
+    batch = {"x": torch.randn(2, 3, 4), "y": torch.randn(2, 2, 4)}
+    found = recorded(model, step, batch)
+    stages = late_stages_of(model, found, [1], needed(model, found, [1], step, batch))
+    for length in (2, 5, 3, 4, 2):
+        batch = {"x": torch.randn(2, 3, 4), "y": torch.randn(2, length, 4)}
+        assert torch.equal(run_stages(stages, step, batch), step(model, batch))

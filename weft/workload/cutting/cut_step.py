@@ -280,13 +280,17 @@ class CutStep:
 
     def _skip(self, visible: Visible, occurrence: int, forward: Forward, given: tuple[Any, ...]) -> Any:
         assert self._tape is not None
-        known = self._tape.recall(visible, given)
+        asker: object = visible
+        if self._skipped.goes_by_numbers(visible):
+            shapes = functools.partial(self._skipped.shapes, visible, occurrence, forward, given)
+            asker = visible, self._unseen(alone, functools.partial(shapes, hides=self._is_inside))
+        known = self._tape.recall(asker, given)
         if known is not None:
             result = known.answered(given)
         else:
             apart = functools.partial(self._unseen, alone)
             skip = functools.partial(self._skipped.skip, visible, occurrence, forward, given, apart=apart)
-            result = self._unseen(answered, visible, given, functools.partial(skip, hides=self._is_inside))
+            result = self._unseen(answered, asker, given, functools.partial(skip, hides=self._is_inside))
         self.numbers.skip(visible)  # a forward that runs on placeholders may draw all the same
         return result
 

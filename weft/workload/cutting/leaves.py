@@ -47,6 +47,22 @@ def _find(value: Any, found: list[torch.Tensor]) -> None:
         replaced(value, keep)
 
 
+def parts_of(value: Any) -> tuple[Any, ...] | list[Any] | dict[Any, Any] | None:
+    """What `tensors_in` looks into of an object; None of one that is a leaf, or is left as it is."""
+    if value is None or isinstance(value, (int, float, str, torch.Tensor)):
+        return None
+    if isinstance(value, tuple):
+        return tuple(value)
+    if isinstance(value, list):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    leaves, _ = tree_flatten(value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return _fields_of(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else None
+    return leaves
+
+
 def replaced(value: Any, by: Callable[[torch.Tensor], Any]) -> Any:
     """The value with each tensor replaced by what `by` returns for it; itself where nothing but itself comes back."""
     if isinstance(value, torch.Tensor):
@@ -71,11 +87,15 @@ def replaced(value: Any, by: Callable[[torch.Tensor], Any]) -> Any:
 
 def _replaced_in_object(value: Any, by: Callable[[torch.Tensor], Any]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value)]
-        return _with(value, {name: getattr(value, name) for name in names if hasattr(value, name)}, by, _set_field)
+        return _with(value, _fields_of(value), by, _set_field)
     if isinstance(value, Mapping):
         return _with(value, dict(value), by, _set_item)
     return value
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(value)]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def _with(

@@ -4,6 +4,8 @@ Known for each signature of a call: the structure of what it returns, with a ten
 device) in each tensor's place, and which of them are given back as they came in. It comes from running the module on
 placeholders, or, for a module whose forward asks for numbers, from a run that had them.
 
+A module whose shapes depend on numbers that the batch has (it packs by lengths, say) runs on placeholders each time.
+
 To run a module on placeholders may take longer than its own forward, and batches may have other shapes each time. So
 where a call has returned the same but for shapes, for several signatures, it gives late placeholders for others: few
 are asked for their shape before what they stand for has come over.
@@ -29,7 +31,8 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.workload.compiling.compiled import uncompiled
-from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.leaves import parts_of, replaced, tensors_in
+from weft.workload.cutting.modes import NumbersRead
 from weft.workload.cutting.placeholder import Placeholder, placeholder_of, sized, without_numbers
 from weft.workload.cutting.tape import alone
 from weft.workload.cutting.visible import Forward, Visible
@@ -51,13 +54,15 @@ class Returned:
     given: Mapping[int, int]  # leaf -> which tensor of the arguments it is
     shaped_as: tuple[frozenset[int], ...]  # by leaf, the tensors of the arguments that have its shape
 
-    def is_like(self, other: Returned) -> bool:
+    def is_like(self, other: Returned, *, but_for_shapes: bool = False) -> bool:
         """Whether the same placeholders stand for both; of what is no tensor nobody asks, nor, at random, whether a
         block gives back what it got."""
-        ours, theirs = (
-            [(leaf.shape, leaf.stride(), leaf.dtype) for leaf in tensors_in(each.structure)] for each in (self, other)
-        )
-        return ours == theirs and self._given_behind_the_first() == other._given_behind_the_first()
+
+        def seen(returned: Returned) -> list[Any]:
+            leaves = tensors_in(returned.structure)
+            return [leaf.dtype if but_for_shapes else (leaf.shape, leaf.stride(), leaf.dtype) for leaf in leaves]
+
+        return seen(self) == seen(other) and self._given_behind_the_first() == other._given_behind_the_first()
 
     def _given_behind_the_first(self) -> dict[int, int]:
         return {leaf: number for leaf, number in self.given.items() if leaf}
@@ -144,7 +149,9 @@ def _signature(value: Any, shape_of: Callable[[torch.Tensor], Any] = _shape_of) 
         return tuple(_signature(part, shape_of) for part in value)
     if isinstance(value, dict):
         return tuple((key, _signature(part, shape_of)) for key, part in value.items())
-    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__qualname__
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return type(value).__qualname__, _signature(parts_of(value), shape_of)
 
 
 def _keep(known: dict[Key, Kept], key: Key, value: Kept) -> None:
@@ -222,6 +229,7 @@ class SkippedCalls:
         self._may_be_late = late
         self._alike: dict[Key, tuple[Returned, float]] = {}  # by form: the first, and how many were like it
         self._later: list[_Later] = []  # of this run
+        self._by_numbers: set[Visible] = set()  # modules whose shapes may be others for the same signature
 
     def foreign(self, tensor: torch.Tensor, name: str) -> Placeholder:
         """For a parameter or buffer of another stage; one for each, since they take time to make."""
@@ -252,7 +260,8 @@ class SkippedCalls:
         apart: Callable[..., Any] = alone,
     ) -> Any:
         """hides: what is given has numbers, and is the stage's own, so the module must not write to it. apart: by which
-        a function is called that the run must not notice, later on."""
+        a function is called that the run must not notice, later on. Of a module of which `goes_by_numbers`, this comes
+        behind `shapes`."""
         find = functools.partial(self._find, visible, occurrence, forward, hides=hides)
         form = form_of(visible, occurrence, given)
         later, returned = None, None if hides else self._returned_but_for_shapes(form)
@@ -263,6 +272,17 @@ class SkippedCalls:
             returned = find(given)
         what = (f"output {leaf} of {visible}" if leaf else f"the output of {visible}" for leaf in itertools.count())
         return replaced(returned.structure, self._placing(returned, what, given, later))
+
+    def goes_by_numbers(self, visible: Visible) -> bool:
+        return visible in self._by_numbers
+
+    def shapes(
+        self, visible: Visible, occurrence: int, forward: Forward, given: tuple[Any, ...], *, hides: bool
+    ) -> tuple[torch.Size, ...]:
+        """That the call returns this time."""
+        self._known.pop(key_of(visible, occurrence, given), None)
+        returned = self._find(visible, occurrence, forward, given, hides=hides)
+        return tuple(each.shape for each in tensors_in(returned.structure))
 
     def end_run(self) -> None:
         """What late placeholders would be found by has no numbers from now on: those were the run's."""
@@ -290,7 +310,7 @@ class SkippedCalls:
             form = form_of(visible, occurrence, given)
             first, count = self._alike.get(form, (returned, 0))
             like = first.but_for_shapes()
-            is_alike = like is not None and like == returned.but_for_shapes()
+            is_alike = like is not None and like == returned.but_for_shapes() and visible not in self._by_numbers
             _keep(self._alike, form, (first, count + 1 if is_alike else NEVER))
         _keep(self._known, key, returned)
         return returned
@@ -300,12 +320,15 @@ class SkippedCalls:
 
     def _computed(self, key: Key, visible: Visible, forward: Forward, given: tuple[Any, ...]) -> Returned:
         record = self._records.get(key) or self._by_first.get(key[:-1])  # a mask may be there, or not
+        read = NumbersRead()
         try:
-            with torch.enable_grad(), _quiet():
+            with torch.enable_grad(), _quiet(), read.looking():
                 returned = returned_of(uncompiled(forward)(*given[0], **given[1]), given)
         except Exception as error:  # whatever a module raises that gets no numbers
             return self._recorded(key, record) if record is not None else self._shaped_alike(key, visible, given, error)
-        if record is None or returned.is_like(record):
+        if read.any:
+            self._by_numbers.add(visible)
+        if record is None or returned.is_like(record) or (read.any and returned.is_like(record, but_for_shapes=True)):
             return returned
         return self._recorded(key, record)
 

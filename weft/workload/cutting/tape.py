@@ -3,7 +3,8 @@
 A step is Python, and runs as a whole each time. But what it asks of placeholders is the same from one microbatch of a
 shape to the next, so each question is compared with the one at the same place of the last run, and where they are alike
 the answer is that one. Real tensors among the arguments are alike by shape and dtype, and other objects than plain
-values by their class: of neither anything is kept. An answer that gives an argument back gives back the one that came.
+values by their class and what they are made of, where `leaves` can tell: of neither anything is kept. An answer that
+gives an argument back gives back the one that came.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from weft.workload.cutting.leaves import replaced, tensors_in
+from weft.workload.cutting.leaves import parts_of, replaced, tensors_in
 
 Made = TypeVar("Made")
 
@@ -34,9 +35,11 @@ class _Like:
 
 @dataclass(frozen=True, slots=True)
 class _OfClass:
-    """An object that a step makes anew each time, such as a cache of keys and values, without keeping it."""
+    """An object that a step makes anew each time, without keeping it: a packed sequence, say, whose parts are told, or
+    a cache of keys and values, of which nobody knows any."""
 
     kind: type
+    parts: Any  # as `_kept` keeps them; None where they are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ def _kept(value: Any) -> Any:
         return {key: _kept(part) for key, part in value.items()}
     if kind in _PLAIN or isinstance(value, (torch.Tensor, Enum)) or hasattr(value, "__array__"):
         return value
-    return _OfClass(kind)
+    return _OfClass(kind, _kept(parts_of(value)))
 
 
 def _is_one(known: Any, given: Any) -> bool:
@@ -166,7 +169,7 @@ def _is_alike(known: Any, value: Any) -> bool:
         return kind in _PLAIN and bool(known == value)
     if kind is _Like:
         return type(value) in _REAL and value.shape == known.shape and value.dtype is known.dtype
-    return kind is _OfClass and type(value) is known.kind
+    return kind is _OfClass and type(value) is known.kind and _is_alike(known.parts, parts_of(value))
 
 
 _REAL = {torch.Tensor, torch.nn.Parameter}
