@@ -13,7 +13,7 @@ from torch import nn
 
 from weft.workload.cutting import skipped as skipped_module
 from weft.workload.cutting.calls import SeededCalls
-from weft.workload.cutting.placeholder import Placeholder
+from weft.workload.cutting.placeholder import Placeholder, PlaceholderError
 from weft.workload.cutting.skipped import OtherStructure, SkippedCalls, pickled, unpickled
 
 _CUT = runpy.run_path(str(Path(__file__).with_name("test_cut_step.py")))
@@ -322,7 +322,8 @@ def test_shapes_that_go_by_numbers_of_the_batch_are_those_of_this_batch(kind: ty
 
     model = Blocks(3)
     model.blocks[1] = kind()
-    batches = [{"x": torch.randn(2, 9, 4), "lengths": torch.tensor([3, longest])} for longest in (5, 7, 7, 4, 9, 5)]
+    sizes = [(9, 5), (9, 7), (9, 7), (8, 4), (7, 7), (9, 9), (6, 5), (5, 5), (9, 5)]  # the first block's come late
+    batches = [{"x": torch.randn(2, width, 4), "lengths": torch.tensor([3, longest])} for width, longest in sizes]
     found = recorded(model, step, batches[0])
     stages = late_stages_of(model, found, [2], needed(model, found, [2], step, batches[0]))
     for batch in batches:
@@ -374,3 +375,34 @@ def test_a_module_that_is_given_parts_in_an_object_of_the_users_is_asked_for_eac
     for length in (2, 5, 3, 4, 2):
         batch = {"x": torch.randn(2, 3, 4), "y": torch.randn(2, length, 4)}
         assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+
+
+class Pruning(Block):
+    """Keeps as many columns as its own numbers say."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = super().forward(x)
+        return x[:, : int(x.sum()) + 1]
+
+
+def test_a_shape_that_goes_by_numbers_of_another_stage_is_refused_where_the_step_goes_by_it() -> None:
+    """It was that of the run before training: silently, where a loss is divided by it."""
+
+    def step(model: Any, x: torch.Tensor) -> torch.Tensor:
+        first, second, third = model.blocks
+        x = second(first(x))
+        total: torch.Tensor = third(x).square().sum() / (x.shape[1] if asks else 1)
+        return total
+
+    model = Blocks(3)
+    model.blocks[0] = pruning = Pruning()
+    nn.init.zeros_(pruning.line.weight)
+    nn.init.zeros_(pruning.line.bias)
+    batches = [torch.full((2, 9, 4), number / 72) for number in (3.5, 3.5, 5.5)]
+    for asks in (False, True):
+        found = recorded(model, step, batches[0])
+        stages = late_stages_of(model, found, [2], needed(model, found, [2], step, batches[0]))
+        for batch in batches[: 2 if asks else 3]:
+            assert torch.equal(run_stages(stages, step, batch), step(model, batch))
+    with pytest.raises(PlaceholderError, match=r"Block\) has the shape \(2, 6, 4\), and the step went by \(2, 4, 4\)"):
+        run_stages(stages, step, batches[2])

@@ -315,7 +315,7 @@ class CutStep:
         self.skipping_seconds = time.perf_counter() - self._started
         assert self._begins is not None
         for name, placeholder in self._known.items():
-            placeholder.came = self._came[name]
+            placeholder.comes(self._came[name])
         self._substitute()
         came = {leaf: name for leaf, name in self._begins.given if name in self._came and name not in self._known}
         if not came:
@@ -325,7 +325,8 @@ class CutStep:
         def bound(tensor: torch.Tensor) -> torch.Tensor:
             name = came.get(next(leaves))
             if name is not None and isinstance(tensor, Placeholder) and tensor.came is None:
-                tensor.came, self._known[name] = self._came[name], tensor
+                tensor.comes(self._came[name])
+                self._known[name] = tensor
             return resolved(tensor)
 
         args, kwargs = replaced(given, bound)
@@ -336,7 +337,8 @@ class CutStep:
         for name, tensor in self._came.items() if self._substitutes.are_known else ():
             other = None if name in self._known else self._substitutes.of(name)
             if isinstance(other, Placeholder) and other.came is None:
-                other.came, self._known[name] = tensor, other
+                other.comes(tensor)
+                self._known[name] = other
 
     def _pass(self, given: tuple[Any, ...]) -> None:
         """An argument of the call is sent under its name also where the module that makes it has been left out, and
@@ -376,7 +378,7 @@ class CutStep:
         elif name in self._came and isinstance(tensor, Placeholder):
             self._known[name] = tensor
             if self._is_inside:
-                tensor.came = self._came[name]
+                tensor.comes(self._came[name])
 
     def _unseen(self, function: Callable[..., Any], *args: Any) -> Any:
         """What a call does inside is nobody's business."""

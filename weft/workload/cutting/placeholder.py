@@ -53,6 +53,7 @@ class Placeholder(torch.Tensor):
     what: str  # it stands for
     base: Placeholder | None  # of which it is a view
     is_late: bool  # the shape that torch knows of it is another one's
+    is_asked: bool  # for its shape
     _fake: torch.Tensor | None
     _find: Callable[[], torch.Tensor]  # what its fake is made like, of a late one
 
@@ -62,6 +63,7 @@ class Placeholder(torch.Tensor):
             cls, fake.shape, strides=fake.stride(), dtype=fake.dtype, device=fake.device, requires_grad=requires_grad
         )
         made._fake, made.came, made.what, made.base, made.is_late = fake, None, what, None, False
+        made.is_asked = False
         return made
 
     @classmethod
@@ -80,7 +82,7 @@ class Placeholder(torch.Tensor):
             cls, like.shape, dtype=like.dtype, device=device or torch.device("cpu"), requires_grad=requires_grad
         )
         made._fake, made.came, made.what, made.base, made.is_late = None, None, what, None, True
-        made._find = find
+        made._find, made.is_asked = find, False
         return made
 
     @property
@@ -89,6 +91,16 @@ class Placeholder(torch.Tensor):
             self._fake = _fake_like(self._find(), self.device)
             del self._find
         return self._fake
+
+    def comes(self, tensor: torch.Tensor) -> None:
+        """Errors: PlaceholderError where the step has gone by another shape: a module that asks for numbers which another
+        stage has is taken to return the shapes that it returned when it was tried."""
+        if self.is_asked and self.fake.shape != tensor.shape:
+            raise PlaceholderError(
+                f"{self.what} has the shape {tuple(tensor.shape)}, and the step went by {tuple(self.fake.shape)}, as it "
+                f"was when it was tried: it depends on numbers that another stage has; {TWO_WAYS_OUT}"
+            )
+        self.came = tensor
 
     @property
     def is_known(self) -> bool:
@@ -105,8 +117,11 @@ class Placeholder(torch.Tensor):
     ) -> Any:
         given = args, kwargs or {}
         if func in KNOWN:
-            if func in _OF_SHAPE and (not args or args[0].is_late):
-                args, _ = given = replaced(given, sized)
+            if func in _OF_SHAPE:
+                if args:
+                    args[0].is_asked = True
+                if not args or args[0].is_late:
+                    args, _ = given = replaced(given, sized)
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **given[1])
         unknown = [each for each in tensors_in(given) if isinstance(each, Placeholder) and each.came is None]
@@ -196,6 +211,7 @@ def _lost(tensor: torch.Tensor, func: Callable[..., Any]) -> Placeholder:
         each.__class__ = Placeholder
         assert isinstance(each, Placeholder)
         each._fake, each.came, each.what, each.base, each.is_late = fake, None, result_of(func), None, False
+        each.is_asked = False
     assert isinstance(tensor, Placeholder)
     if base is not None:
         assert isinstance(base, Placeholder)

@@ -143,8 +143,9 @@ def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _signature(value: Any, shape_of: Callable[[torch.Tensor], Any] = _shape_of) -> Any:
     if isinstance(value, torch.Tensor):
+        shape = shape_of(value)  # modules may have to run for it
         with torch._C.DisableTorchFunctionSubclass():
-            return shape_of(value), str(value.dtype)
+            return shape, str(value.dtype)
     if isinstance(value, (tuple, list)):
         return tuple(_signature(part, shape_of) for part in value)
     if isinstance(value, dict):
