@@ -93,12 +93,12 @@ class Placeholder(torch.Tensor):
         return self._fake
 
     def comes(self, tensor: torch.Tensor) -> None:
-        """Errors: PlaceholderError where the step has gone by another shape: of a module that asks for numbers which this
-        stage has not, those shapes are known that it returned when it was tried."""
+        """Errors: PlaceholderError where the step has gone by another shape: of a module that asks for numbers which
+        this stage has not, those shapes are known that it returned when it was tried."""
         if self.is_asked and self.fake.shape != tensor.shape:
             raise PlaceholderError(
-                f"{self.what} has the shape {tuple(tensor.shape)}, and the step went by {tuple(self.fake.shape)}, as it "
-                f"was when tried: it depends on numbers that another stage has; {TWO_WAYS_OUT}"
+                f"{self.what} has the shape {tuple(tensor.shape)}, and the step went by {tuple(self.fake.shape)}, as "
+                f"it was when tried: it depends on numbers that another stage has; {TWO_WAYS_OUT}"
             )
         self.came = tensor
 

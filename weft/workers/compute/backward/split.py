@@ -11,7 +11,8 @@ runs each border node again, for these parameters alone. Each kernel gets what i
 are the same.
 
 A parameter beside several border nodes, or whose gradient goes on to another stage, has its gradient in the first part,
-where autograd sums it in its own order; in the second it is added to `p.grad`. Where nothing that was received has a
+where autograd sums it in its own order; in the second it is added to `p.grad`. So has one of a kernel that cannot make
+the parameters' gradients without the others. Where nothing that was received has a
 gradient, the second part is the whole backward. After Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024; torch's
 own pipelines split in a like way.
 """
@@ -24,6 +25,8 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+_AT_ONCE = {"NativeGroupNormBackward0"}  # ends the process where the input's gradient is not wanted, in channels-last
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +125,13 @@ class _Graph:
         return list(nodes)
 
     def shared(self, handed_on: Collection[torch.Tensor]) -> list[torch.Tensor]:
-        """Parameters beside several borders, and those that are handed on."""
+        """Parameters beside several borders, those that are handed on, and those of kernels that make all at once."""
         parameters = [p for _, beside in self._borders for p in beside]
         counts: dict[int, int] = {}
         for parameter in parameters:
             counts[id(parameter)] = counts.get(id(parameter), 0) + 1
         wanted = {id(parameter) for parameter in handed_on}
+        wanted |= {id(p) for node, beside in self._borders if node.name() in _AT_ONCE for p in beside}
         return _once([p for p in parameters if counts[id(p)] > 1 or id(p) in wanted])
 
     def borders(self, shared: Collection[torch.Tensor]) -> list[_Border]:
