@@ -289,7 +289,7 @@ class ModelParts:
         fixed: dict[str, torch.Tensor] = {
             names[id(tensor)]: tensor
             for _, tensor in state
-            if isinstance(tensor, nn.Parameter) and id(tensor) not in trained
+            if isinstance(tensor, nn.Parameter) and not (id(tensor) in trained and tensor.numel())
         }
         shown = [
             Name(name, names[id(tensor)], tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride())
