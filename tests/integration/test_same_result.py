@@ -431,16 +431,25 @@ class Words(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Embedding(50, 8, sparse=True), nn.Embedding(50, 8, sparse=True)
-        self.head = nn.Linear(8, 1)
+        self.scale, self.head = Scale(), nn.Linear(8, 1)
     def forward(self, words):
-        return self.head((self.first(words).tanh() + self.second(words)).mean(1))
+        scale = self.scale()
+        x = self.first(words[:, ::5]).tanh() + self.second(words[:, ::5])
+        return (self.head(x) * scale).mean(1)
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.ones(80))
+    def forward(self):
+        return self.rows.view(1, 80, 1)
 
 def workload():
     data = {"words": (numbers(20, 400).abs() * 15).long().clamp(max=49), "y": numbers(20, 1)}
     step = lambda model, batch: nn.functional.mse_loss(model(batch["words"]), batch["y"])
     return weft.Workload(Words(), data, step=step, optimizer=lambda params: torch.optim.SGD(params, lr=1.0))
 """,
-        {"stages": 2, "split": ["second"], "microbatches": 1},
+        {"stages": 3, "split": ["second", "head"], "microbatches": 5},
     ),
     "a module that differentiates by itself, recomputed": (
         """

@@ -29,7 +29,7 @@ class UnitFacts:
     backward_seconds: float
     tied_to: tuple[int, ...] = ()  # earlier units that share a buffer
     kind: str = ""  # the name of its class
-    # It writes to its input; cut by calls, to any value of another unit's, or to the batch. Or a gradient keeps that.
+    # It writes to its input, or keeps it; cut by calls, any value of another unit's, or the batch. Or a gradient does.
     in_place: bool = False
     carries_state: bool = False  # in training its forward computes with buffers that a forward has changed
     state: tuple[str, ...] = ()  # of a model cut by its own forward, names of the parameters and buffers that it uses

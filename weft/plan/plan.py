@@ -133,7 +133,7 @@ class StagePlan:
     worker: int
     parameter_bytes: int
     memory_bytes: int  # state, gradients and slots
-    copies_input: bool = False  # the first unit works in place, so it gets a copy of the slot
+    copies_input: bool = False  # the first unit writes to its input, or keeps it, so it gets a copy of the slot
     replica: int = 0
     stage: int = 0
     # Of a model that is cut by its own forward:

@@ -33,7 +33,7 @@ def saving(writer: RunWriter, run_dir: Path = RUN) -> Savers:
         return asyncio.get_running_loop().create_task(work, name=name)
 
     savers = Savers(start, writer, spawn, Guard(), lambda run, answer: None, lambda command: None, Writing())
-    run: Any = SimpleNamespace(job="line-1", files=SimpleNamespace(path=run_dir))
+    run: Any = SimpleNamespace(job="line-1", files=SimpleNamespace(path=run_dir, closed=False))
     savers.save(Order(run, {}))
     return savers
 
@@ -73,3 +73,25 @@ async def test_what_a_killed_saver_has_left_is_gone_before_the_next_one_begins(
     await waiting
     assert list((tmp_path / "checkpoints").iterdir()) == [whole]
     assert savers.num_active == 0
+
+
+async def test_the_log_of_a_job_that_has_ended_is_closed_behind_its_last_checkpoint(writer: RunWriter) -> None:
+    """Whoever waited for the job found no best checkpoint, or an older one; and that there is none was told nowhere."""
+    savers, ended = saving(writer), list[str]()
+    run: Any = SimpleNamespace(job="line-1", files=SimpleNamespace(close=lambda: ended.append("closed")))
+    closing = asyncio.create_task(savers.close_files(run))
+    await asyncio.sleep(0)
+    assert ended == []
+    savers.answered("line-1", {"path": "there"})
+    await closing
+    assert ended == ["closed"]
+
+
+async def test_a_jobs_end_does_not_wait_for_ever_for_a_checkpoint(
+    writer: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.scheduler.daemon.savers.LAST_SECONDS", 0.0)
+    savers, ended = saving(writer), list[str]()
+    run: Any = SimpleNamespace(job="line-1", files=SimpleNamespace(close=lambda: ended.append("closed")))
+    await savers.close_files(run)
+    assert ended == ["closed"]

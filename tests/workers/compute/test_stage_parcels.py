@@ -13,8 +13,9 @@ from weft.plan.course import Course
 from weft.plan.division import Part
 from weft.plan.inspection import Inspection, UnitFacts, ValueFacts
 from weft.plan.itinerary import Iteration
-from weft.plan.plan import Plan, SlotValue
+from weft.plan.plan import Plan, Role, SlotValue
 from weft.transport.memory.directory import Directory
+from weft.workers.compute.backward.own_gradients import OwnGradients
 from weft.workers.compute.measured import Measured
 from weft.workers.compute.stage import Stage, Tensors
 from weft.workers.compute.stage_parcels import StageParcels
@@ -139,7 +140,10 @@ def skipping_plan(
     return plan_of(inspection, stages=3, **settings)
 
 
-def tasks_of(pieces: Sequence[Run], plan: Plan, directory: Directory, device: Device) -> list[StageTasks]:
+def tasks_of(
+    pieces: Sequence[Run], plan: Plan, directory: Directory, device: Device, own: OwnGradients | None = None
+) -> list[StageTasks]:
+    """own: of the first stage."""
     course = Course(plan)
     rings = [(ring, ParcelRing(directory, ring, MICROBATCHES, device)) for ring in plan.rings if ring.crosses]
     return [
@@ -151,7 +155,7 @@ def tasks_of(pieces: Sequence[Run], plan: Plan, directory: Directory, device: De
             weights=Weights(None, directory, num_microbatches=MICROBATCHES, depth=1),
             parcels=StageParcels(rings, number),
             read_batch=lambda iteration, microbatch, part: data_of(microbatch),
-            gradients=None,
+            gradients=own if number == 0 else None,
             before_evaluation=lambda: None,
             device=device,
             skips_nonfinite=False,
@@ -189,6 +193,62 @@ def test_values_that_jump_stages_and_their_gradients_are_those_of_the_whole_mode
         assert one.grad is not None
         assert other.grad is not None
         assert torch.equal(one.grad, other.grad)
+
+
+def _viewed(rows: torch.Tensor, microbatch: int) -> torch.Tensor:
+    return rows.unsqueeze(0).view(SIZE, WIDTH)
+
+
+def _looked_up(rows: torch.Tensor, microbatch: int) -> torch.Tensor:
+    return nn.functional.embedding(torch.arange(SIZE), rows, sparse=True)
+
+
+def _viewed_late(rows: torch.Tensor, microbatch: int) -> torch.Tensor:
+    return _viewed(rows, microbatch) if microbatch else torch.ones_like(rows)
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("made", [_viewed, _looked_up, _viewed_late])
+def test_a_gradient_that_autograd_leaves_in_a_slot_is_kept_before_others_write_there(
+    skipping_plan: Plan, directory: Directory, made: Callable[[torch.Tensor, int], torch.Tensor], is_split: bool
+) -> None:
+    """A module that returned its parameter in another shape, and an embedding with sparse gradients, had the numbers of
+    other microbatches in them; the job came to other weights, and said nothing."""
+    whole, cut = Skipping(), Skipping()
+    rows = [nn.Parameter(torch.randn(SIZE, WIDTH, generator=torch.Generator().manual_seed(1))) for _ in range(2)]
+    runs: list[Run] = [
+        lambda received, batch, own=own: [made(own, batch[2]), batch[0] > 0]  # type: ignore[misc]
+        for own in rows
+    ]
+    own = OwnGradients(rows[1:])
+    stages = tasks_of([runs[1], cut.second, cut.last], skipping_plan, directory, HostDevice(), own)
+    others = [
+        (ring, ParcelRing(directory, ring, MICROBATCHES, HostDevice()))
+        for ring in skipping_plan.rings
+        if ring.role is Role.GRADIENT and 0 in ring.stages
+    ]
+    iteration, measured = Course(skipping_plan).iteration(0), Measured()
+    for microbatch in range(MICROBATCHES):
+        batch = data_of(microbatch)
+        h, mask = runs[0]([], batch)
+        (loss,) = whole.last([h, mask, *whole.second([h], batch)], batch)
+        assert loss is not None
+        (loss / MICROBATCHES).backward()
+        for stage in stages:
+            stage.forward(iteration, microbatch, measured)
+    for microbatch in range(MICROBATCHES):
+        for stage in reversed(stages):
+            if is_split:
+                stage.backward_input(iteration, microbatch)
+                stage.backward_weight(iteration, microbatch)
+            else:
+                stage.backward(iteration, microbatch)
+        for ring, slots in others:
+            slots.write(0, microbatch, [torch.full((SIZE, WIDTH), torch.nan) for _ in ring.values])
+    expected, found = (each.grad for each in rows)
+    assert expected is not None
+    assert found is not None
+    assert torch.equal(expected.to_dense(), found.to_dense())
 
 
 def test_what_the_last_stage_reports_beside_the_loss_is_averaged_as_it_is(

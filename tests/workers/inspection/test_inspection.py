@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -217,6 +218,49 @@ def test_a_sparse_gradient_needs_a_batch_of_its_own(has_step: bool) -> None:
         how |= {"loss": None, "step": lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1])}
     how["optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.1, fused=False)
     assert [unit["in_place"] for unit in inspect(workload_of(model, **how), spec_of())["units"]] == [True, True]
+
+
+class Keeping(nn.Module):
+    """What it was given is there in its next call, in a buffer whose size is the microbatch's, or anywhere else."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.before = where, deque[dict[str, torch.Tensor]](maxlen=2)
+        self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("last", torch.zeros(4, 3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.scale + self.last.mean(0)
+        match self.where:
+            case "buffer":
+                self.last = x.detach()[::2]
+            case "data":
+                self.last.data = x.data
+            case "attribute":
+                self.kept = x
+            case "containers":
+                self.before.append({"x": x.detach()})
+            case "nowhere":
+                self.last = x.detach().clone()
+        return y
+
+
+@pytest.mark.parametrize("has_step", [False, True])
+@pytest.mark.parametrize("where", ["buffer", "data", "attribute", "containers", "nowhere"])
+def test_a_module_that_keeps_what_it_was_given_gets_one_of_its_own(where: str, has_step: bool) -> None:
+    """It was a slot, where the next microbatch came to stand: the job trained to other weights, and said nothing. And
+    a buffer that had come to have another shape could not be put back as it was."""
+    keeps = where != "nowhere"
+    for number, first, then in ((1, nn.Linear(3, 3), Keeping(where)), (0, Keeping(where), nn.Linear(3, 3))):
+        model = nn.Sequential(first, then, nn.Linear(3, 2))
+        how: dict[str, Any] = {}
+        if has_step:
+            how |= {"loss": None, "step": lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1])}
+        in_place = [unit["in_place"] for unit in inspect(workload_of(model, **how), spec_of())["units"]]
+        all_of_them = keeps and has_step and number == 0  # any stage runs the lines that see the batch
+        assert in_place == [all_of_them or (keeps and unit == number) for unit in range(3)], number
+        if has_step:
+            assert model[number].last.shape == (4, 3)
 
 
 def test_units_of_a_model_that_is_no_sequential_are_the_calls_of_its_forward() -> None:

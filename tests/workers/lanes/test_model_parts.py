@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+from weft.plan.course import Course
+from weft.plan.kinds import Kind
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.lanes.attempt import Attempt
 from weft.workers.memory.bucket_memory import shaped_like
+from weft.workers.snapshots.checkpoint import write_files
+from weft.workers.snapshots.saved import Saved
 from weft.workload.workload import Workload
 
 
@@ -149,3 +155,23 @@ def test_who_updates_what_follows_the_plan(job_of: Callable[..., Job], update: s
     assert [list(updates._of_devices) for updates in of_devices if updates is not None] == (
         [[(0, 0)], [(1, 0)]] if update == "local" else [[], []]
     )
+
+
+@pytest.mark.parametrize("strategy", [{}, {"replicas": 2}, {"clip_norm": 1.0}, {"stages": 2, "split": [1]}], ids=str)
+def test_a_checkpoint_has_parameters_without_elements_too(
+    job_of: Callable[..., Job], tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    """No bucket has a piece of them: every checkpoint failed with a KeyError, and a paused job began again."""
+
+    def with_empty() -> nn.Sequential:
+        layers = model()
+        layers[0].none = nn.Parameter(torch.empty(0, 3, dtype=torch.float64))
+        return layers
+
+    job = job_of(with_empty, **strategy)
+    iteration = Course(job.plan).iteration(0)
+    tasks = [task for task in job.plan.graph.tasks if task.kind is Kind.SNAPSHOT]
+    write_files(Saved([job.attempts[task.lane.worker]._parts.hold(task, iteration) for task in tasks]), tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    assert written.keys() == with_empty().state_dict().keys()
+    assert (written["0.none"].shape, written["0.none"].dtype) == ((0, 3), torch.float64)

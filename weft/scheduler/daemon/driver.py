@@ -388,7 +388,7 @@ class Driver:
                 run.attempt.books.overlap.flush()
                 self._metrics.end(run.attempt, time.monotonic())
             changes["result"] = details_of(run, seconds=changes["ended_at"] - (run.started_at or changes["ended_at"]))
-        run.files.close()
+        await self.savers.close_files(run)
         with self.guard.around(f"the recording of {name}"):
             await run.files.written()
             if "result" in changes:

@@ -1,16 +1,19 @@
 """Savers: snapshots on their way to the disk, each by a process of its own, and one of a job at a time.
 
-A job may end while its last one is written: the memory that has it goes when that is done.
+A job may end while its last one is written: who waits for the job's end finds that on the disk, unless it is large, and
+the memory that has it goes when it is done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from weft.machine.checkpoint_files import remove_unfinished
 from weft.scheduler.core.events import DropArenas
@@ -18,6 +21,9 @@ from weft.scheduler.daemon.guard import Guard, Spawn
 from weft.scheduler.runs.run import Run
 from weft.scheduler.runs.run_writer import RunWriter
 from weft.transport.wire.frames import Message
+
+LAST_SECONDS: Final = 1.0  # that a job's end waits for its last checkpoint: one that is cancelled ends within 2
+_log = logging.getLogger("weft.savers")
 
 Start = Callable[[str, Mapping[str, Any]], Coroutine[Any, Any, None]]
 
@@ -94,6 +100,8 @@ class Savers:
         self._ended(job, answer)
 
     def _ended(self, job: str, answer: Message) -> None:
+        if "error" in answer and self._writing.now[job].run.files.closed:
+            _log.warning("%s: no checkpoint: %s", job, answer["error"])
         self._saved(self._writing.now.pop(job).run, answer)
         if waiting := self._writing.next.get(job):
             self.save(waiting.pop(0))
@@ -115,6 +123,12 @@ class Savers:
         """Until nothing of the job is being written."""
         if job in self._writing.now:
             await asyncio.shield(self._idle.setdefault(job, asyncio.get_running_loop().create_future()))
+
+    async def close_files(self, run: Run) -> None:
+        """Of a job that has ended: nothing comes into its log behind what its last checkpoint has come to."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.wait(run.job), LAST_SECONDS)
+        run.files.close()
 
     async def wait_for(self, place: Path) -> None:
         """The same of the job whose run directory this is, or in whose it is."""

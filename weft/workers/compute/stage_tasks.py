@@ -22,6 +22,7 @@ from weft.plan.course import Course
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.workers.compute.backward.hand_back import HandBack
+from weft.workers.compute.backward.own_gradients import OwnGradients
 from weft.workers.compute.backward.split import SplitBackward
 from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.gradients import StageGradients
@@ -40,10 +41,10 @@ ReadBatch = Callable[[Iteration, int, Part], Any]
 
 class StageTasks:
     """parcels: what the stage receives and sends. read_batch: what it reads of a microbatch's data, as it takes it.
-    gradients: None where the stage's own optimizer takes p.grad as it is. before_evaluation: called before the first
-    validation after training. publish: called after the last training forward before something else, where others read
-    or save what the device keeps for itself. skips_nonfinite: a loss that is nan or inf is no error.
-    samples_of: which samples of the training data a microbatch has. parts: the stage's, of its first forward.
+    gradients: in buckets, or those that the stage's own optimizer takes; None where nobody learns. before_evaluation:
+    called before the first validation after training. publish: called after the last training forward before something
+    else, where others read or save what the device keeps for itself. skips_nonfinite: a loss that is nan or inf is no
+    error. samples_of: which samples of the training data a microbatch has. parts: the stage's, of its first forward.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class StageTasks:
         weights: Weights,
         parcels: StageParcels,
         read_batch: ReadBatch,
-        gradients: StageGradients | None,
+        gradients: StageGradients | OwnGradients | None,
         before_evaluation: Callable[[], None],
         device: Device,
         publish: Callable[[], None] | None = None,
@@ -80,8 +81,9 @@ class StageTasks:
         self._samples_of = samples_of
         self._parts = parts or ForwardParts.whole()
         self._phase: tuple[int, bool] | None = None  # epoch, and whether it learns: of what ran last
-        # By microbatch, from the first part of its backward to the second, with what is to be called before that.
-        self._split: dict[int, tuple[SplitBackward, Callable[[], None]]] = {}
+        # By microbatch, from the first part of its backward to the second, with what is to be called before that, and
+        # what stands in slots.
+        self._split: dict[int, tuple[SplitBackward, Callable[[], None], Tensors]] = {}
         self._counting: tuple[int, Sequence[Part]] = (-1, ())  # iteration, its parts known to have a backward
 
     def rewind(self) -> None:
@@ -187,6 +189,7 @@ class StageTasks:
             if roots:
                 with self._telling():
                     torch.autograd.backward(roots, gradients)
+                self._keep_gradients([*received, *gradients])
         for leaf, hand_back in hand_backs:
             hand_back.finish(leaf)
         self._parcels.hand_back_tied(iteration.index, microbatch)
@@ -202,7 +205,7 @@ class StageTasks:
             roots, gradients = self._roots(iteration, microbatch, received, sent)
             with self._telling():
                 split = SplitBackward(roots, gradients, leaves, self._parcels.handed_on)
-        self._split[microbatch] = split, self._stage.again()
+        self._split[microbatch] = split, self._stage.again(), [*received, *gradients]
         for number in self._parcels.returned:
             self._parcels.hand_back(iteration.index, microbatch, number, split.received.get(number))
         self._parcels.hand_back_tied(iteration.index, microbatch)
@@ -211,12 +214,13 @@ class StageTasks:
         """The rest."""
         if microbatch not in self._split:
             return
-        split, begin_again = self._split.pop(microbatch)
+        split, begin_again, lent = self._split.pop(microbatch)
         self._begin_backward(iteration, self._course.part(iteration, self._replica, microbatch))
         self._device.launching()
         begin_again()
         with self._device.drawing, self._telling():
             split.finish()
+        self._keep_gradients(lent)
 
     def _take(self, iteration: Iteration, microbatch: int) -> tuple[Tensors, Tensors] | None:
         """(leaves of what was received, what was sent with its graph); None where there is no backward."""
@@ -231,8 +235,12 @@ class StageTasks:
 
     def _begin_backward(self, iteration: Iteration, part: Part) -> None:
         counting = self._parts_with_backward(iteration)
-        if self._gradients is not None and self._has_backward(iteration, part):
+        if isinstance(self._gradients, StageGradients) and self._has_backward(iteration, part):
             self._gradients.next_backward(is_last=part == self._last_part(iteration), is_only=len(counting) == 1)
+
+    def _keep_gradients(self, lent: Tensors) -> None:
+        if isinstance(self._gradients, OwnGradients):
+            self._gradients.keep(lent)
 
     def _roots(
         self, iteration: Iteration, microbatch: int, received: Tensors, sent: Tensors
@@ -305,7 +313,7 @@ class StageTasks:
 
     def finish_gradient(self, iteration: Iteration, bucket: int) -> None:
         """After the last backward: the bucket is complete. Of a replica without samples nobody reads it."""
-        assert self._gradients is not None
+        assert isinstance(self._gradients, StageGradients)
         if self._course.contributes(iteration, self._replica):
             self._gradients.finish(bucket, iteration.step)
 

@@ -29,7 +29,7 @@ from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, first_batch, value_facts
 from weft.workers.inspection.times import Times, between, fastest, note, note_split
-from weft.workers.inspection.unit_facts import SMALL_RUNS, TIMED_RUNS, blank_facts, carried, size_of_small, tried
+from weft.workers.inspection.unit_facts import SMALL_RUNS, TIMED_RUNS, blank_facts, carried, keeps, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
 from weft.workload.cutting.names import named_tensors
@@ -116,7 +116,7 @@ class CutInspection:
         self._metrics: list[str] = []
         self._others = OtherGenerators()
         self._draws = Draws()
-        self._writes_to_batch = False  # some run of a whole step has
+        self._needs_own_batch = False  # some run of a whole step has written to its batch, or kept some of it
 
     def run(self, leave: Callable[[nn.Module], None], packed: dict[str, Any], load_seconds: float) -> Ran:
         self._device.adopt(self._model)
@@ -135,7 +135,7 @@ class CutInspection:
             self._mark_carriers(units, recorded)
             self._time(units, recorded, cuts, skipped)
             values = self._values(recorded, skipped)
-        if self._writes_to_batch:  # any stage runs the line that does, if it ends behind it
+        if self._needs_own_batch:  # any stage runs the line that does, if it ends behind it
             for unit in units:
                 unit["in_place"] = True
         self._device.give_back(self._model)
@@ -180,7 +180,7 @@ class CutInspection:
         self._draws.look()
         if self._others.look():  # what it calls may depend on that
             recorded = dataclasses.replace(recorded, varies=True).with_spares()
-        self._writes_to_batch |= any(tensor._version for tensor in own)
+        self._needs_own_batch |= any(tensor._version for tensor in own) or keeps(self._model.modules(), own)
         return recorded, recording
 
     def _results(self, result: Any) -> Mapping[str, torch.Tensor]:
@@ -222,8 +222,13 @@ class CutInspection:
 
     def _restore(self) -> None:
         for name, buffer in self._model.named_buffers():
-            if name in self._buffers:
-                buffer.copy_(self._buffers[name])
+            if (before := self._buffers.get(name)) is None:
+                continue
+            if (buffer.shape, buffer.dtype) == (before.shape, before.dtype):
+                buffer.copy_(before)
+            else:  # forward has put another one in its place
+                path, _, key = name.rpartition(".")
+                self._model.get_submodule(path)._buffers[key] = before.clone()
 
     def _with_validation(self, recorded: Recorded) -> Recorded:
         """What validation passes on may be other values: a dropout then gives back what it got."""

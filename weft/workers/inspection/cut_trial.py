@@ -20,6 +20,7 @@ from weft.workers.compute.backward.hand_back import HandBack
 from weft.workers.compute.backward.split import SplitBackward
 from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
+from weft.workers.inspection.unit_facts import keeps
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
 from weft.workload.cutting.names import named_tensors
@@ -142,7 +143,8 @@ class CutTrial:
     """cuts: numbers of the units with which stages begin, the first not among them. values_of: what a step returns, by
     name; the loss is differentiated where gradients are enabled. forward_seconds, backward_seconds: of each stage, in
     the last run, without what it has skipped; of a run that has split backwards, split_seconds, of both parts. writing:
-    units; a stage that begins with one of them may write to what it receives. attributes: of the model as it was built.
+    units; a stage that begins with one of them may write to what it receives, or keep it. attributes: of the model as
+    it was built.
     """
 
     def __init__(
@@ -203,13 +205,18 @@ class CutTrial:
             ):
                 if before == after:
                     stage.leaves[i] = stage.given[i]
-                else:
+                if before != after or self._is_kept(stage, stage.given[i]):
                     self.writing.update(range(value.maker + 1, stage.first + 1))
             if number < len(self._stages) - 1:
                 stage.sent = result
                 made.update(zip((value.name for value in stage.sends), result, strict=True))
             stage.bound = stage.step.bound
         return self._values_of(result)
+
+    @staticmethod
+    def _is_kept(stage: _Stage, given: torch.Tensor | None) -> bool:
+        with _with_attributes(stage.attributes):
+            return keeps(stage.attributes, [given])
 
     def _run(self, stage: _Stage, batch: Any, given: Sequence[torch.Tensor | None], seed: Seed) -> Any:
         own = with_tensors(batch, torch.Tensor.clone)  # a step may write to it

@@ -11,7 +11,8 @@ user's goes from unit to unit with its graph, and nobody has to know what is in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.times import fastest, parts_of_backward
 from weft.workload.cutting.leaves import tensors_in
+from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.randomness import seed_others
 from weft.workload.units import units
 from weft.workload.workload import Workload
@@ -36,6 +38,8 @@ from weft.workload.workload import Workload
 TIMED_RUNS = 3  # after one that warms up; the fastest counts
 SMALL_RUNS = 2
 SMALLER = 4  # times, the second size that units are timed with: far enough for a slope, and an eighth of the time more
+MAX_DEPTH = 3  # of containers in an attribute that are looked into; arbitrary
+_NOT_KEPT = frozenset({"_modules", "_parameters"})
 
 Samples = Mapping[int, tuple[torch.Tensor, torch.Tensor]]  # (inputs, targets) by microbatch size
 Run = Callable[[Any], Any]
@@ -197,7 +201,7 @@ class _Runs:
         self._largest = self._begin(self._largest)  # without what the span before has kept for a backward
         module = span[0] if len(span) == 1 else nn.Sequential(*span)
         run = partial(self._run, partial(self._with_loss, module) if is_last else module)
-        facts[0]["in_place"] = _writes_to(run, self._largest)
+        facts[0]["in_place"] = _needs_a_copy(run, self._largest, span)
         fact = facts[-1]
         fact["carries_state"] = self._has_replicas and bool(carried(span, partial(self._outputs, run)))
         x = self._largest
@@ -296,12 +300,35 @@ def _backward(y: Any) -> None:
         torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
 
 
-def _writes_to(run: Run, x: torch.Tensor) -> bool:
-    """Whether the unit changes its input, by autograd's own count of changes."""
+def _needs_a_copy(run: Run, x: torch.Tensor, span: Sequence[nn.Module]) -> bool:
+    """Whether the units change their input, by autograd's own count of changes, or keep it for later calls."""
     given = x.clone()
     before = given._version
     run(given)
-    return given._version != before
+    return given._version != before or keeps([part for module in span for part in module.modules()], [given])
+
+
+def keeps(modules: Iterable[nn.Module], given: Sequence[torch.Tensor | None]) -> bool:
+    """Whether a buffer or an attribute of theirs is in the memory of what a forward was given. In a job that is a slot,
+    where the next microbatch is to stand."""
+    blocks = {_block(tensor) for tensor in given if tensor is not None} - {0}
+    kept = (value for module in modules for key, value in vars(module).items() if key not in _NOT_KEPT)
+    return bool(blocks) and any(_block(tensor) in blocks for value in kept for tensor in _plainly_in(value, MAX_DEPTH))
+
+
+def _plainly_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    """Without a look into objects, whatever they are."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, (list, tuple, set, deque, dict)):
+        for part in list(value.values() if isinstance(value, dict) else value):
+            yield from _plainly_in(part, depth - 1)
+
+
+def _block(tensor: torch.Tensor) -> int:
+    """Where its memory begins; 0 of what has none."""
+    has_memory = tensor.layout is torch.strided and not isinstance(tensor, Placeholder)
+    return tensor.untyped_storage().data_ptr() if has_memory else 0
 
 
 def tried(run: Callable[[], Result]) -> Result | None:

@@ -23,6 +23,7 @@ from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.transport.memory.arena import Arena, Layout
 from weft.transport.memory.directory import Directory
+from weft.workers.compute.backward.own_gradients import OwnGradients
 from weft.workers.compute.cut_stage import CutStage
 from weft.workers.compute.forward_parts import ForwardParts
 from weft.workers.compute.gradients import StageGradients
@@ -157,9 +158,8 @@ class ModelParts:
         part.adopt(self._device)
         for module in _functions_with_state(own.workload):
             self._device.adopt(module)
-        gradients = None
-        if self._memory is not None:
-            gradients = self._place_in_buckets(holder, parameters)
+        own_gradients = OwnGradients(part.parameters())
+        gradients = own_gradients if self._memory is None else self._place_in_buckets(holder, parameters)
         state = self._state_beside_buckets(part)
         arena = self._state_arena(holder, state)
         if not isinstance(self._device, Accelerator):
@@ -289,7 +289,7 @@ class ModelParts:
         fixed: dict[str, torch.Tensor] = {
             names[id(tensor)]: tensor
             for _, tensor in state
-            if isinstance(tensor, nn.Parameter) and id(tensor) not in trained
+            if isinstance(tensor, nn.Parameter) and not (id(tensor) in trained and tensor.numel())
         }
         shown = [
             Name(name, names[id(tensor)], tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride())

@@ -2,7 +2,7 @@
 
 piece       a tensor of elements: of one parameter in its shape, or flat, with the extents of those it is made of
 buffer      of one replica, by its name in the model
-fixed       of the first replica: parameters that nobody trains, by name
+fixed       of the first replica: parameters that nobody trains, and those without elements, by name
 names       of the first replica: what its stage has in the model's state dict
 states      by parameter: what the optimizer keeps of it beside elements
 options     by parameter: those of its group in the optimizer
