@@ -27,7 +27,8 @@ class UnitFacts:
     buffer_bytes: int
     forward_seconds: float
     backward_seconds: float
-    tied_to: tuple[int, ...] = ()  # earlier units that share a buffer
+    tied_to: tuple[int, ...] = ()  # earlier units that share a buffer, or a parameter that the step itself changes
+    tied_by: tuple[str, ...] = ()  # the name of one such tensor for each of them
     kind: str = ""  # the name of its class
     # It writes to its input; cut by calls, to any value of another unit's, or to the batch. Or a gradient keeps that.
     in_place: bool = False
@@ -104,6 +105,8 @@ class ParameterFacts:
     trained: bool  # it requires a gradient
     group: int  # in the user's optimizer
     state: tuple[StateFacts, ...] | None = None  # None where nobody knows how to take it to another optimizer
+    changed_as: str | None = None  # its name, where the step itself changes it, and not its update alone
+    hooked_as: str | None = None  # its name, where the user's hook takes its gradient as it stands in `grad`
     number: int | None = None  # in the order in which modules got theirs (weft.workload.building); None: it is a copy
     digest: int | None = None  # of what the user's function gave it; of a small model's none
 
@@ -288,6 +291,7 @@ def _units(units: Any) -> tuple[UnitFacts, ...]:
             **{
                 **unit,
                 "tied_to": tuple(unit["tied_to"]),
+                "tied_by": tuple(unit.get("tied_by", ())),
                 "state": tuple(unit.get("state", ())),
                 "repeated": tuple(unit.get("repeated", ())),
                 "given": tuple((leaf, name) for leaf, name in unit.get("given", ())),

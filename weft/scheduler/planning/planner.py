@@ -22,6 +22,7 @@ from weft.plan.plan import Border, Plan, Ring, StagePlan
 from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
+from weft.scheduler.planning.changes import changing_in, check_changes
 from weft.scheduler.planning.choosing.measured_order import Schedules, fastest_order
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
@@ -105,7 +106,7 @@ def _plan(
         placement,
         rings,
         order=lane_order(spec.strategy, inspection, placement),
-        has_buffers=any(unit.buffer_bytes for unit in inspection.units),
+        has_buffers=any(unit.buffer_bytes for unit in inspection.units) or any(changing_in(inspection)),
         weighted=inspection.weighted,
         snapshots=why_no_snapshots is None,
     )
@@ -239,6 +240,7 @@ def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
     if (problem := problem_of_spec(spec)) is not None:
         raise PlanError(problem)
     _check_schedule(spec.strategy)
+    check_changes(spec, inspection)
     if spec.strategy.loaders > 1 and inspection.streams:
         raise PlanError(
             f"strategy.loaders = {spec.strategy.loaders}: Workload.{inspection.streams[0]} is an IterableDataset, and "
@@ -298,6 +300,7 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
                     begins=_border(inspection, all_units[first:]) if first else None,
                     ends=_border(inspection, all_units[last:]),
                     state=tuple(sorted({name for unit in units for name in unit.state})),
+                    changing=changing_in(inspection, range(first, last)),
                     replica=r,
                     stage=stage,
                 )

@@ -23,11 +23,11 @@ from weft.plan.error_places import within
 from weft.spec.job_spec import JobSpec
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.cut_proof import CutProof, Whole, check_made_twice, evaluating, told_of_a_draw
-from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of, run_as_it_is
+from weft.workers.inspection.cut_proof import CutProof, Whole, evaluating, told_of_a_draw
+from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of, others_of, run_as_it_is
 from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
-from weft.workers.inspection.ran import Ran, first_batch, value_facts
+from weft.workers.inspection.ran import Ran, Ties, first_batch, value_facts
 from weft.workers.inspection.times import Times, between, fastest, note, note_split
 from weft.workers.inspection.unit_facts import SMALL_RUNS, TIMED_RUNS, blank_facts, carried, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
@@ -109,7 +109,8 @@ class CutInspection:
         self._precision = partial(computing_in, spec.strategy.precision, device)
         self._learns = spec.job.mode == "train"
         self._step = training_step(workload) if self._learns else validation_step(workload)
-        self._buffers = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}
+        self._kept = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}  # for each run
+        self._changing: Sequence[str] = ()  # parameters that the step changes by itself
         self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
         self._microbatch = 0  # in the key of random numbers
         self._other_draws: list[int] = []  # numbers of microbatches that leave out other blocks
@@ -149,6 +150,7 @@ class CutInspection:
             load_seconds=load_seconds,
             metrics=self._metrics or list(self._workload.metrics),
             users=self._users(recorded),
+            changing=self._changing,
             skipped_calls=pickled(skipped.needed, recorded.redraws),
             draws=self._draws.were_there,
             seeds_others=self._others.have_drawn,
@@ -192,7 +194,12 @@ class CutInspection:
         """The whole step as it is, and what came out; buffers are as before."""
         self._model.train(self._learns)
         recorded, recording = self._fullest()
-        check_made_twice(self._spec, recording.changed)
+        if self._learns and recording.changed:
+            self._changing = recording.changed
+            self._kept |= others_of(self._model, self._changing)
+            del recorded, recording
+            self._restore()
+            recorded, recording = self._fullest()
         if not self._learns:
             self._metrics = [name for name in self._results(recorded.result) if name != "loss"]
         return recorded, self._ran(recorded, recording)
@@ -202,7 +209,7 @@ class CutInspection:
         if self._learns:
             with recording.installed_again(self._seed):
                 torch.autograd.backward(values["loss"])
-        outcome = TrialOutcome.of(self._model, values, learns=self._learns)
+        outcome = TrialOutcome.of(self._model, values, self._changing, learns=self._learns)
         self._restore()
         return Whole(self._step, self._largest, outcome, learns=self._learns)
 
@@ -220,10 +227,12 @@ class CutInspection:
         self._restore()
         return self._record(self._step, self._largest)
 
+    @torch.no_grad()
     def _restore(self) -> None:
-        for name, buffer in self._model.named_buffers():
-            if name in self._buffers:
-                buffer.copy_(self._buffers[name])
+        changing = self._model.named_parameters() if self._changing else ()
+        for name, tensor in (*self._model.named_buffers(), *changing):
+            if name in self._kept:
+                tensor.copy_(self._kept[name])
 
     def _with_validation(self, recorded: Recorded) -> Recorded:
         """What validation passes on may be other values: a dropout then gives back what it got."""
@@ -247,7 +256,7 @@ class CutInspection:
             numbers.running(self._seed),
         ):
             values = self._results(step(self._model, own))
-        outcome = TrialOutcome.of(self._model, values, learns=False)
+        outcome = TrialOutcome.of(self._model, values, self._changing, learns=False)
         self._restore()
         return Whole(step, batch, outcome, learns=False)
 
@@ -309,7 +318,7 @@ class CutInspection:
         modules = dict(self._model.named_modules())
         tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         idle = (tensors.keys() & self._built) - frozenset[str]().union(*recorded.uses)
-        seen: dict[str, int] = {}
+        ties = Ties()
         units = []
         for number, (name, uses) in enumerate(zip(recorded.units, recorded.uses, strict=True)):
             border = recorded.border(number)
@@ -329,11 +338,9 @@ class CutInspection:
                     "ends": list(border.ends) if number else [],
                     "late": list(border.late) if number else [],
                     "instead": [] if number else [list(each) for each in border.instead],
-                    "tied_to": sorted({seen[each] for each in buffers if each in seen}),
                 }
+                | ties.of(number, ((each, each) for each in sorted({*buffers, *(uses & set(self._changing))})))
             )
-            for each in buffers:
-                seen.setdefault(each, number)
         return units
 
     def _time(

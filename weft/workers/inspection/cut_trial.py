@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ Attributes = dict[nn.Module, dict[str, Any]]  # what modules keep that is no par
 _TORCHS = {*vars(nn.Module()), "forward"}  # names of what torch has there, or a step that is listened to
 # Of these, what a module may come to have while it runs, and an attribute says that it has.
 _HOOKS = [name for name in _TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
+OTHER = 1.0625  # times: arbitrary, little, and exact in any dtype
 _Root = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -42,13 +43,22 @@ class TrialOutcome:
     values: dict[str, torch.Tensor]  # the loss, and of a validation what else it reports
     gradients: Gradients
     buffers: dict[str, torch.Tensor]
+    changed: dict[str, torch.Tensor]  # parameters that the step changes by itself
 
     @classmethod
-    def of(cls, model: nn.Module, values: Mapping[str, torch.Tensor], *, learns: bool) -> TrialOutcome:
+    def of(
+        cls, model: nn.Module, values: Mapping[str, torch.Tensor], changing: Collection[str], *, learns: bool
+    ) -> TrialOutcome:
+        """changing: names of parameters."""
         parameters = model.named_parameters() if learns else ()
         gradients = {name: None if p.grad is None else p.grad.clone() for name, p in parameters}
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        return cls({name: value.detach().clone() for name, value in values.items()}, gradients, buffers)
+        known = dict(model.named_parameters()) if changing else {}
+        changed = {name: known[name].detach().clone() for name in changing}
+        return cls({name: value.detach().clone() for name, value in values.items()}, gradients, buffers, changed)
+
+    def like(self, model: nn.Module, values: Mapping[str, torch.Tensor], *, learns: bool) -> TrialOutcome:
+        return self.of(model, values, self.changed, learns=learns)
 
     def difference(self, other: TrialOutcome) -> str | None:
         """What differs first, in words."""
@@ -61,6 +71,9 @@ class TrialOutcome:
         for name, buffer in self.buffers.items():
             if not _equal(buffer, other.buffers[name]):
                 return f"the buffer {name}"
+        for name, parameter in self.changed.items():
+            if not _equal(parameter, other.changed[name]):
+                return f"{name}, a parameter that the step changes by itself,"
         return None
 
 
@@ -264,6 +277,13 @@ class CutTrial:
         self.split_seconds[number] = of_input, of_weight
         for i, gradient in split.received.items():
             _keep(gradients, stage.receives[i].name, gradient)
+
+
+def others_of(model: nn.Module, changing: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Of parameters that a step changes, others to begin with, so that it shows where a stage does not change its own:
+    a teacher may be as its student is, and stay so. Signs and zeros are theirs."""
+    named = dict(model.named_parameters())
+    return {name: named[name].detach() * OTHER for name in changing}
 
 
 def run_as_it_is(trial: CutTrial, batch: Any, seed: Seed) -> None:

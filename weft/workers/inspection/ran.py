@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,21 @@ class Ran:
     draws: bool = True
     seeds_others: bool = False
     varying_shapes: Sequence[tuple[int, ...]] = ()
+    changing: Sequence[str] = ()  # parameters that were seen to be changed by the step itself
+
+
+class Ties:
+    """What several units keep between them and forward changes, or may: two copies would drift apart. A parameter that
+    updates alone change may be in two stages, since its gradients are summed."""
+
+    def __init__(self) -> None:
+        self._first: dict[object, tuple[int, str]] = {}
+
+    def of(self, number: int, kept: Iterable[tuple[object, str]]) -> dict[str, Any]:
+        """In the wire form of UnitFacts, of a unit behind all that were asked about before. kept: keys, and names."""
+        found = [self._first.setdefault(key, (number, name)) for key, name in kept]
+        tied = {first: name for first, name in reversed(found) if first != number}
+        return {"tied_to": sorted(tied), "tied_by": [tied[first] for first in sorted(tied)]}
 
 
 def first_batch(size: int, *, training: bool) -> tuple[Iteration, Part]:
