@@ -99,9 +99,7 @@ class CutInspection:
         trained: Sequence[int],
         device: Device,
     ) -> None:
-        self._model = workload.model
-        self._workload = workload
-        self._spec = spec
+        self._model, self._workload, self._spec = workload.model, workload, spec
         self._samples, self._small, self._held_out = samples, small, held_out
         self._least, self._between = least, between
         self._trained = trained
@@ -324,6 +322,7 @@ class CutInspection:
             border = recorded.border(number)
             own = [tensors[each] for each in uses if each in tensors]
             buffers = [each for each in uses if each in tensors and not isinstance(tensors[each], nn.Parameter)]
+            kept = sorted({*buffers, *uses.intersection(self._changing)})
             units.append(
                 blank_facts(
                     name,
@@ -339,7 +338,7 @@ class CutInspection:
                     "late": list(border.late) if number else [],
                     "instead": [] if number else [list(each) for each in border.instead],
                 }
-                | ties.of(number, ((each, each) for each in sorted({*buffers, *(uses & set(self._changing))})))
+                | ties.of(number, [(each, tensors[each]) for each in kept])
             )
         return units
 

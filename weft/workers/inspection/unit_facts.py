@@ -142,7 +142,7 @@ def _record_ties(modules: Sequence[tuple[str, nn.Module]], facts: Sequence[dict[
     """Before any unit is moved, which makes other tensors of buffers."""
     ties = Ties()
     for number, ((prefix, module), fact) in enumerate(zip(modules, facts, strict=True)):
-        fact |= ties.of(number, ((id(buffer), prefix + name) for name, buffer in module.named_buffers()))
+        fact |= ties.of(number, ((prefix + name, buffer) for name, buffer in module.named_buffers()))
 
 
 class _Runs:
