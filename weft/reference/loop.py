@@ -224,10 +224,7 @@ class _Loop:
             batch = self._batch(step, data, indices, self._strategy.division[0])
             weights.append(batch.weight)
             measured.append(self._measure(step, batch))
-        if self._workload.weight is None:
-            return _sum(measured, [weight / sum(weights) for weight in weights])
-        total = sum(weights) or 1.0  # of nothing that counts the mean is 0
-        return {name: value / total for name, value in _sum(measured, weights).items()}
+        return _means(measured, weights)
 
     @torch.no_grad()
     def _measure(self, step: int, batch: Batch) -> dict[str, float]:
@@ -285,9 +282,10 @@ def _add(means: dict[str, float], part: dict[str, float]) -> None:
         means[name] = means.get(name, 0.0) + value
 
 
-def _sum(measured: list[dict[str, float]], weights: list[float]) -> dict[str, float]:
-    """Over batches, from the means within each and what each counts, added up."""
+def _means(measured: list[dict[str, float]], weights: list[float]) -> dict[str, float]:
+    """Over batches, from the means within each and what each counts; 0 where nothing counts."""
     means: dict[str, float] = {}
+    total = sum(weights)
     for batch_means, weight in zip(measured, weights, strict=True):
-        _add(means, {name: value * weight if weight else 0.0 for name, value in batch_means.items()})
+        _add(means, {name: value * (weight / total) if weight else 0.0 for name, value in batch_means.items()})
     return means

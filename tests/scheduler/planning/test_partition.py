@@ -82,7 +82,8 @@ def test_units_that_share_a_parameter_stay_together(unit_of: UnitOf) -> None:
     units = [unit_of(0), unit_of(1), unit_of(2), unit_of(3, tied_to=(1,), tied_by=("table",))]
     assert partition(units, 2) == ((0, 1), (1, 4))
     with pytest.raises(
-        PlanError, match=r"strategy\.stages = 3, but .* at most 2 stages .* '1' and '3' keep 'table' between them, .* give "
+        PlanError,
+        match=r"strategy\.stages = 3, but .* at most 2 stages .* '1' and '3' keep 'table' between them, .* give ",
     ):
         partition(units, 3)
 
