@@ -23,6 +23,7 @@ from weft.workers.devices.device import Device
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
 from weft.workload.cutting.names import named_tensors
+from weft.workload.cutting.placeholder import giving_back
 from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.skipped import SkippedCalls
 from weft.workload.data.tree import with_tensors
@@ -187,9 +188,10 @@ class CutTrial:
 
     def run(self, batch: Any, seed: Seed) -> Mapping[str, torch.Tensor]:
         """The values, forward and, where gradients are enabled, backward. Errors: StageError."""
-        values = self._forward(batch, seed)
-        if torch.is_grad_enabled():
-            self._backward(values["loss"], seed)
+        with giving_back():
+            values = self._forward(batch, seed)
+            if torch.is_grad_enabled():
+                self._backward(values["loss"], seed)
         return values
 
     def seconds(self) -> list[tuple[float, float]]:
