@@ -116,6 +116,46 @@ def test_a_cut_is_refused_where_a_stage_does_not_change_what_the_whole_step_does
     assert all("mean.module." in why and "the step changes by itself" in why for _, why in facts["cut_problems"])
 
 
+class Queue(nn.Module):
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("last", torch.zeros(3)) if buffer else setattr(self, "last", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.dropout(self.layer(x), 0.5) + self.last
+        self.last = x.detach().mean(0)
+        return y
+
+
+@pytest.mark.parametrize("changes", [{"replicas": 2}, {"recompute": True}, {}])
+def test_what_lasts_beside_parameters_and_buffers_is_found_where_it_would_be_lost_or_changed_twice(
+    spec_of: Callable[..., JobSpec], changes: dict[str, Any]
+) -> None:
+    def keeps(model: nn.Module) -> bool:
+        workload = Workload(model, DATA, loss=nn.MSELoss(), optimizer=lambda each: torch.optim.SGD(each, lr=0.1))
+        found: bool = inspect(workload, spec_of(batch_size=4, **changes), HostDevice())["keeps_elsewhere"]
+        return found
+
+    assert keeps(nn.Sequential(nn.Linear(3, 3), Queue(buffer=False))) == bool(changes)
+    assert not keeps(nn.Sequential(nn.Linear(3, 3), Queue(buffer=True)))
+
+
+def test_a_teacher_outside_of_the_model_is_as_it_was_when_cuts_have_been_tried(spec_of: Callable[..., JobSpec]) -> None:
+    """It had lost its numbers to a stage that has none to write there, and the job, of one stage, was refused."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    teacher = copy.deepcopy(model)
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.no_grad():
+            for own, its in zip(teacher.parameters(), model.parameters(), strict=True):
+                own.lerp_(its, 0.1)
+        return mse_loss(model(batch[0]), teacher(batch[0]).detach() + batch[1])
+
+    told(spec_of, model, step=step)
+    assert {type(each) for each in teacher.parameters()} == {nn.Parameter}
+
+
 def test_units_with_views_of_one_memory_are_tied_where_these_overlap(spec_of: Callable[..., JobSpec]) -> None:
     class Table(nn.Module):
         def __init__(self, rows: torch.Tensor) -> None:

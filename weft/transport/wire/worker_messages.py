@@ -161,6 +161,7 @@ class _Facts(TypedDict):
     streams: list[str]
     data_bytes: _Whole | None
     batch_modules: list[str]
+    keeps_elsewhere: NotRequired[bool]
     unchosen: NotRequired[str | None]
     undivided: NotRequired[str | None]
     unsaved: str | None

@@ -37,7 +37,7 @@ from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.cut_facts import inspect_batches
-from weft.workers.inspection.divided import why_undivided
+from weft.workers.inspection.divided import keeps_elsewhere, why_undivided
 from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.state_facts import state_facts
@@ -226,6 +226,8 @@ def _inspected(
     if sample.has_sparse:  # its indices are the batch's own memory, and by the update that may have the next one
         for unit in ran.units:
             unit["in_place"] = True
+    differs_again = any(each.strategy.recompute or each.strategy.may_have_replicas for each in specs)
+    looks = learns and differs_again and not changing and not isinstance(device, Accelerator) and not batches.streams
     compiled_calls = _compiled_ahead(workload.model, spec, device)
     on_host = on_device = None
     if optimizer is not None and _host_updates(specs, device):
@@ -260,6 +262,7 @@ def _inspected(
         "on_epoch": learns and workload.on_epoch is not None,
         "scheduler_metric": metric_of(workload, scheduler),
         "batch_modules": _batch_modules(workload.model),
+        "keeps_elsewhere": looks and keeps_elsewhere(workload, spec, batches, max(trained)),
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
         "copy_bytes_per_second": _copy_bytes_per_second(torch.get_num_threads()),
         "small_size": ran.small_size,
