@@ -35,8 +35,8 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
         yield (
             "state: a step that is run again, with the parameters, buffers and random numbers that it had, comes to "
             "another loss; what it keeps in an attribute, in a global or in a generator of its own each replica has "
-            "for itself, recompute changes twice, and no snapshot has; keep in buffers (register_buffer) what lasts: else "
-            "only one replica without recompute computes what the plain loop does"
+            "for itself, recompute changes twice, and no snapshot has; keep in buffers (register_buffer) what lasts, "
+            "or only one replica without recompute computes what the plain loop does"
         )
 
 
