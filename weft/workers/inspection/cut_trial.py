@@ -48,7 +48,7 @@ class TrialOutcome:
 
     @classmethod
     def of(
-        cls, model: nn.Module, values: Mapping[str, torch.Tensor], changing: Collection[str], *, learns: bool
+        cls, model: nn.Module, values: Mapping[str, torch.Tensor], changing: Collection[str] = (), *, learns: bool
     ) -> TrialOutcome:
         """changing: names of parameters."""
         parameters = model.named_parameters() if learns else ()
