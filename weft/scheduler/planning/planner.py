@@ -22,7 +22,6 @@ from weft.plan.plan import Border, Plan, Ring, StagePlan
 from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
-from weft.scheduler.planning.changes import changing_in, check_changes
 from weft.scheduler.planning.choosing.measured_order import Schedules, fastest_order
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
@@ -31,7 +30,7 @@ from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.memory import devices_have_room, plan_bytes, speculation_bytes, why_not_snapshots
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
-from weft.scheduler.planning.plan_notes import plan_notes
+from weft.scheduler.planning.plan_notes import changing_in, check_changes, plan_notes
 from weft.scheduler.planning.resized import fitted
 from weft.scheduler.planning.rings import make_rings
 from weft.scheduler.planning.simulator import SimulationError, simulate
