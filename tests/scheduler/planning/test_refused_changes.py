@@ -81,7 +81,7 @@ def test_a_stage_knows_what_its_steps_change_beside_what_is_trained(
     assert all(not stage.changing for stage in stages[:-1])
 
 
-@pytest.mark.parametrize(("settings", "count"), [({}, 0), (TWO, 1), ({"recompute": True}, 1)])
+@pytest.mark.parametrize(("settings", "count"), [({}, 0), (TWO, 1)])
 def test_a_line_tells_of_what_a_step_keeps_where_nobody_else_knows_of_it(
     inspection_of: Callable[..., Inspection],
     unit_of: Callable[..., UnitFacts],
@@ -92,7 +92,8 @@ def test_a_line_tells_of_what_a_step_keeps_where_nobody_else_knows_of_it(
     inspection = dataclasses.replace(inspection_of([unit_of(0)]), keeps_elsewhere=True)
     notes = [note for note in plan_of(inspection, **settings).notes if note.startswith("state: ")]
     assert len(notes) == count
-    assert all("keep in buffers (register_buffer) what lasts" in note for note in notes)
+    with pytest.raises(PlanError, match=r"recompute = true runs each .* an attribute, .* or leave recompute out"):
+        plan_of(inspection, recompute=True, **settings)
 
 
 def test_no_choice_divides_a_batch_otherwise_whose_every_microbatch_changes_a_parameter(

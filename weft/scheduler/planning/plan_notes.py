@@ -6,6 +6,7 @@ changed, and not trained          a part of the stage's state, as buffers    ref
 changed, and trained              where the host's own tensor is trained     refused
 with a hook behind its `grad`     as in the plain loop                       refused: it would see a part
 changed under recompute           refused: changed twice                     refused
+kept where nobody knows of it     refused under recompute                    told in a note
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from weft.scheduler.planning.placing import why_not_resident
 from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Strategy
 
+_ELSEWHERE = (
+    "a step that is run again, with the parameters, buffers and random numbers that it had, comes to another loss, so "
+    "it keeps something in an attribute, in a global or in a generator of its own"
+)
 NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a line
 
 
@@ -41,13 +46,8 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
         yield from _batch_note(spec, inspection)
     if len(spec.strategy.replica_list) > 1:
         yield from _state_note(inspection)
-    if inspection.keeps_elsewhere and (spec.strategy.recompute or len(spec.strategy.replica_list) > 1):
-        yield (
-            "state: a step that is run again, with the parameters, buffers and random numbers that it had, comes to "
-            "another loss; what it keeps in an attribute, in a global or in a generator of its own each replica has "
-            "for itself, recompute changes twice, and no snapshot has; keep in buffers (register_buffer) what lasts, "
-            "or only one replica without recompute computes what the plain loop does"
-        )
+        if inspection.keeps_elsewhere:
+            yield f"state: {_ELSEWHERE}, and each replica has it for itself; only one computes what the plain loop does"
 
 
 def _shapes_note(inspection: Inspection) -> str:
@@ -139,6 +139,12 @@ def check_changes(spec: JobSpec, inspection: Inspection) -> None:
     if spec.job.mode != "train":
         return
     strategy = spec.strategy
+    if strategy.recompute and inspection.keeps_elsewhere:
+        raise PlanError(
+            f"strategy.recompute = true runs each forward twice, and {_ELSEWHERE}, which would be changed twice; keep "
+            "in buffers (register_buffer) what lasts, draw from torch's, numpy's or Python's own generator, or leave "
+            "recompute out"
+        )
     for each in inspection.parameters:
         why = None
         if each.changed_as is not None:
