@@ -202,7 +202,7 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
             "return self.three(self.two(self.one(x)) + self.spare(self.one(x)))",
         },
         {"recompute": True},
-        ["strategy.recompute = true runs each forward twice, and the step changes 'spare.weight', a parameter that is"],
+        ["strategy.recompute = true runs each forward twice, and the step itself changes the parameter 'spare.weight'"],
     ),
     "a number that a module keeps by itself": (  # another process read the one that the model was built with
         {

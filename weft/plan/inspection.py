@@ -27,7 +27,8 @@ class UnitFacts:
     buffer_bytes: int
     forward_seconds: float
     backward_seconds: float
-    tied_to: tuple[int, ...] = ()  # earlier units that share a buffer
+    tied_to: tuple[int, ...] = ()  # earlier units that share a buffer, or a parameter that the step itself changes
+    tied_by: tuple[str, ...] = ()  # the name of one such tensor for each of them
     kind: str = ""  # the name of its class
     # It writes to its input, or keeps it; cut by calls, any value of another unit's, or the batch. Or a gradient does.
     in_place: bool = False
@@ -104,6 +105,8 @@ class ParameterFacts:
     trained: bool  # it requires a gradient
     group: int  # in the user's optimizer
     state: tuple[StateFacts, ...] | None = None  # None where nobody knows how to take it to another optimizer
+    changed_as: str | None = None  # its name, where the step itself changes it, and not its update alone
+    hooked_as: str | None = None  # its name, where the user's hook takes its gradient as it stands in `grad`
     number: int | None = None  # in the order in which modules got theirs (weft.workload.building); None: it is a copy
     digest: int | None = None  # of what the user's function gave it; of a small model's none
 
@@ -171,6 +174,7 @@ class Inspection:
     varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
     data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
+    keeps_elsewhere: bool = False  # a step that is run again, all else as it was, comes to another loss
     on_epoch: bool = False  # the workload has a function that is asked after each epoch
     scheduler_metric: str | None = None  # that the scheduler takes of each validation; None of one that takes none
     unchosen: str | None = None  # why no strategy is chosen for a job that gives none, as a reason
@@ -247,6 +251,7 @@ class Inspection:
             device_bytes=data.get("device_bytes"),
             streams=tuple(data.get("streams", ())),
             batch_modules=tuple(data.get("batch_modules", ())),  # as the one before and the next two
+            keeps_elsewhere=data.get("keeps_elsewhere", False),
             data_bytes=data.get("data_bytes"),
             unchosen=data.get("unchosen"),
             undivided=data.get("undivided"),
@@ -288,6 +293,7 @@ def _units(units: Any) -> tuple[UnitFacts, ...]:
             **{
                 **unit,
                 "tied_to": tuple(unit["tied_to"]),
+                "tied_by": tuple(unit.get("tied_by", ())),
                 "state": tuple(unit.get("state", ())),
                 "repeated": tuple(unit.get("repeated", ())),
                 "given": tuple((leaf, name) for leaf, name in unit.get("given", ())),

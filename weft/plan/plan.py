@@ -140,6 +140,7 @@ class StagePlan:
     begins: Border | None = None  # None: with the step
     ends: Border | None = None  # where the next stage begins; None: with the step
     state: tuple[str, ...] = ()  # names of the parameters and buffers that it uses
+    changing: tuple[str, ...] = ()  # of parameters that nobody trains, and that the step itself changes
 
     @property
     def holder(self) -> Holder:

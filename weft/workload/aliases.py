@@ -31,17 +31,17 @@ class Alias:
 
 def aliases_of(model: nn.Module) -> list[Alias]:
     """Of parameters that are trained, before the model has run."""
-    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad and _has_memory(each)]
+    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad and has_memory(each)]
     homes: dict[int, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in named:
         homes.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
     known = {id(each) for each in model.parameters()}
     found = []
     for prefix, module, key, tensor in _kept(model):
-        if id(tensor) in known or not _has_memory(tensor):
+        if id(tensor) in known or not has_memory(tensor):
             continue
         for name, parameter in homes.get(tensor.untyped_storage().data_ptr(), ()):
-            if _overlap(tensor, parameter):
+            if overlap(tensor, parameter):
                 told = f"{prefix}.{key}" if prefix else key
                 found.append(Alias(told, module, key, tensor, name))
     return found
@@ -72,12 +72,13 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [each for each in within if isinstance(each, torch.Tensor)]
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
+def has_memory(tensor: torch.Tensor) -> bool:
     is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     return is_plain and not tensor.is_meta and tensor.numel() > 0
 
 
-def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they have memory in common, or may, since one has gaps in which the other lies."""
     (start, stop), (first, last) = _span(one), _span(other)
     return start < last and first < stop
 

@@ -273,6 +273,22 @@ def test_recompute_keeps_of_each_microbatch_only_the_buffers_that_forward_change
         assert [name for (_, name), _ in kept] == ["running_mean", "running_var", "num_batches_tracked"]
 
 
+def test_views_of_one_memory_are_that_when_a_forward_runs_again() -> None:
+    """Each was a copy by itself then, and what was written to one was not seen in the other."""
+    module, memory = nn.Module(), torch.arange(4.0)
+    module.register_buffer("first", memory[:3])
+    module.register_buffer("second", memory[1:])
+    buffers = ForwardBuffers([module], can_compare=True)
+    buffers.begin()
+    module.first.add_(10.0)
+    began = buffers.end()
+    with buffers.as_they_were(began):
+        assert (module.first.tolist(), module.second.tolist()) == ([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])
+        module.first.add_(20.0)
+        assert module.second.tolist() == [21.0, 22.0, 3.0]
+    assert memory.tolist() == [10.0, 11.0, 12.0, 3.0]
+
+
 def test_on_a_device_nothing_is_compared_and_batch_norms_are_known_to_change() -> None:
     """A comparison makes the host wait for the device, and nothing else tells of batch norm's running mean."""
     norm, spectral = nn.BatchNorm1d(6), nn.utils.spectral_norm(nn.Linear(6, 6))

@@ -194,7 +194,14 @@ def _problem(units: Sequence[UnitFacts], cut: int, problems: Mapping[int, str]) 
         return problems[cut]
     pair = _tied_across(units, cut)
     assert pair is not None
-    return f"units {pair[0]} and {pair[1]} have a buffer in common"
+    names, (tied, number) = [name or "the whole model" for name in _names(units)], pair
+    by = dict(zip(units[number].tied_to, units[number].tied_by, strict=False)).get(tied)
+    what = f"keep {by!r:.80} between them" if by else "have a buffer in common"
+    return (
+        f"{names[tied]!r:.80} and {names[number]!r:.80} {what}, which forward may change, and each stage would have a "
+        "copy; give each of them its own, make it a plain attribute if it never changes, or cut elsewhere "
+        "(strategy.split)"
+    )
 
 
 # --- units by name

@@ -1,16 +1,31 @@
-"""Plan notes: what the user of a job should know of its plan, in a line each. Pure."""
+"""Plan notes: what the user of a job should know of its plan, in a line each; and what no plan has as the plain loop,
+of a step that changes parameters by itself or hooks gradients, and is refused for. Pure.
+
+                                  one replica                                several replicas
+changed, and not trained          a part of the stage's state, as buffers    refused: each would have its own
+changed, and trained              where the host's own tensor is trained     refused
+with a hook behind its `grad`     as in the plain loop                       refused: it would see a part
+changed under recompute           refused: changed twice                     refused
+kept where nobody knows of it     refused under recompute                    told in a note
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from weft.plan.division import divide
 from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
 from weft.plan.plan import Plan
+from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.placing import why_not_resident
 from weft.spec.job_spec import JobSpec
+from weft.spec.strategy import Strategy
 
+_ELSEWHERE = (
+    "a step that is run again, with the parameters, buffers and random numbers that it had, comes to another loss, so "
+    "it keeps something in an attribute, in a global or in a generator of its own"
+)
 NAMED_MODULES = 3  # of those that depend on the batch; more would not fit a line
 
 
@@ -31,6 +46,8 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
         yield from _batch_note(spec, inspection)
     if len(spec.strategy.replica_list) > 1:
         yield from _state_note(inspection)
+        if inspection.keeps_elsewhere:
+            yield f"state: {_ELSEWHERE}, and each replica has it for itself; only one computes what the plain loop does"
 
 
 def _shapes_note(inspection: Inspection) -> str:
@@ -102,3 +119,64 @@ def doubt_of_batch(itinerary: Itinerary) -> str | None:
         f"warning: job.batch_size = {itinerary.batch_size} is more than the {itinerary.num_train} samples of "
         f"Workload.train; every batch has {itinerary.num_train}"
     )
+
+
+# --- refused
+
+
+def changing_in(inspection: Inspection, units: Container[int] | None = None) -> tuple[str, ...]:
+    """Names of the parameters that nobody trains and the step changes; in some units alone, where these are given."""
+    return tuple(
+        each.changed_as
+        for each in inspection.parameters
+        if each.changed_as is not None and not each.trained
+        if units is None or any(unit in units for unit in each.units or (0,))
+    )
+
+
+def check_changes(spec: JobSpec, inspection: Inspection) -> None:
+    """Errors: PlanError."""
+    if spec.job.mode != "train":
+        return
+    strategy = spec.strategy
+    if strategy.recompute and inspection.keeps_elsewhere:
+        raise PlanError(
+            f"strategy.recompute = true runs each forward twice, and {_ELSEWHERE}, which would be changed twice; keep "
+            "in buffers (register_buffer) what lasts, draw from torch's, numpy's or Python's own generator, or leave "
+            "recompute out"
+        )
+    for each in inspection.parameters:
+        why = None
+        if each.changed_as is not None:
+            why = _why_not_changed(strategy, each.changed_as, trained=each.trained)
+        elif each.hooked_as is not None and each.trained and len(strategy.replica_list) > 1:
+            why = (
+                f"a hook of the parameter {each.hooked_as!r:.80} (register_post_accumulate_grad_hook) takes what has "
+                f"come to its `grad` so far, and of {len(strategy.replica_list)} replicas each has a part of that; use "
+                "register_hook, which takes the gradient of each microbatch, strategy.clip_norm, or one replica"
+            )
+        if why is not None:
+            raise PlanError(why)
+
+
+def _why_not_changed(strategy: Strategy, name: str, *, trained: bool) -> str | None:
+    kind = "which the optimizer trains, too" if trained else "which is not trained (a teacher's mean, most likely)"
+    told = f"the step itself changes the parameter {name!r:.80}, {kind}"
+    if strategy.recompute:
+        return (
+            f"strategy.recompute = true runs each forward twice, and {told}: it would be changed twice; make what a "
+            "step changes buffers (register_buffer), or leave recompute out"
+        )
+    if len(strategy.replica_list) > 1:
+        return (
+            f"{told}, and each of {len(strategy.replica_list)} replicas would change one of its own, where the plain "
+            "loop has one; use one replica"
+        )
+    is_private = strategy.replica_list[0].device != "cpu" or any(strategy.staleness_list)
+    if trained and is_private:
+        return (
+            f"{told}, and a replica on a device, or a stale one, has a copy of its own, which the next update "
+            "overwrites; compute what is needed of it anew in each forward (torch.nn.utils.parametrize), or train one "
+            "replica on the CPU without staleness"
+        )
+    return None

@@ -30,7 +30,7 @@ from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.memory import devices_have_room, plan_bytes, speculation_bytes, why_not_snapshots
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
-from weft.scheduler.planning.plan_notes import plan_notes
+from weft.scheduler.planning.plan_notes import changing_in, check_changes, plan_notes
 from weft.scheduler.planning.resized import fitted
 from weft.scheduler.planning.rings import make_rings
 from weft.scheduler.planning.simulator import SimulationError, simulate
@@ -105,7 +105,7 @@ def _plan(
         placement,
         rings,
         order=lane_order(spec.strategy, inspection, placement),
-        has_buffers=any(unit.buffer_bytes for unit in inspection.units),
+        has_buffers=any(unit.buffer_bytes for unit in inspection.units) or any(changing_in(inspection)),
         weighted=inspection.weighted,
         snapshots=why_no_snapshots is None,
     )
@@ -239,6 +239,7 @@ def _check_sizes(spec: JobSpec, inspection: Inspection) -> None:
     if (problem := problem_of_spec(spec)) is not None:
         raise PlanError(problem)
     _check_schedule(spec.strategy)
+    check_changes(spec, inspection)
     if spec.strategy.loaders > 1 and inspection.streams:
         raise PlanError(
             f"strategy.loaders = {spec.strategy.loaders}: Workload.{inspection.streams[0]} is an IterableDataset, and "
@@ -298,6 +299,7 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
                     begins=_border(inspection, all_units[first:]) if first else None,
                     ends=_border(inspection, all_units[last:]),
                     state=tuple(sorted({name for unit in units for name in unit.state})),
+                    changing=changing_in(inspection, range(first, last)),
                     replica=r,
                     stage=stage,
                 )

@@ -45,8 +45,9 @@ class Progress:
         self._samples = 0
         self._values: dict[int, _Values] = {}  # by iteration, as the next
         self._ends: dict[int, int] = {}
-        self._validating: dict[str, float] = {}  # of the validation that is on its way, as the next
-        self._weighed = 0.0
+        # Of the validation that is on its way: each batch's means, and what they count, which is divided by all of it
+        # before it is multiplied, as in the plain loop.
+        self._validating: list[tuple[dict[str, float], float]] = []
 
     @property
     def steps_left(self) -> int:
@@ -101,16 +102,17 @@ class Progress:
         }
 
     def _finish_validation(self, iteration: Iteration, values: _Values) -> dict[str, Any]:
-        weight = values.facts.get("weight")
-        share = iteration.size / self._itinerary.num_validation if weight is None else weight
-        self._weighed += share
-        for name, value in values.means.items():
-            self._validating[name] = self._validating.get(name, 0.0) + value * share
+        weighs = "weight" in values.facts
+        self._validating.append((values.means, values.facts["weight"] if weighs else iteration.size))
         if not iteration.last_of_validation:
             return {}
-        total = 1.0 if weight is None else self._weighed or 1.0
-        self.validation = {name: value / total for name, value in self._validating.items()}
-        self._validating, self._weighed = {}, 0.0
+        total = sum(weight for _, weight in self._validating) if weighs else self._itinerary.num_validation
+        self.validation = {}
+        for means, weight in self._validating:
+            for name, value in means.items():
+                part = value * (weight / total) if weight else 0.0
+                self.validation[name] = self.validation.get(name, 0.0) + part
+        self._validating = []
         if iteration.index > self._told:
             self._told = iteration.index
             self.history.add_validation(self.step, self.validation.get("loss"))

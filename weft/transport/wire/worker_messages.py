@@ -77,6 +77,7 @@ class _Unit(TypedDict):
     forward_seconds: _Seconds
     backward_seconds: _Seconds
     tied_to: list[_Whole]
+    tied_by: NotRequired[list[str]]
     kind: str
     in_place: bool
     state: NotRequired[list[str]]
@@ -111,6 +112,8 @@ class _Parameter(TypedDict):
     itemsize: _Whole
     trained: bool
     group: _Whole
+    changed_as: NotRequired[str | None]
+    hooked_as: NotRequired[str | None]
     state: list[_StateEntry] | None
     number: _Whole | None
     digest: _Whole | None
@@ -158,6 +161,7 @@ class _Facts(TypedDict):
     streams: list[str]
     data_bytes: _Whole | None
     batch_modules: list[str]
+    keeps_elsewhere: NotRequired[bool]
     unchosen: NotRequired[str | None]
     undivided: NotRequired[str | None]
     unsaved: str | None

@@ -17,6 +17,7 @@ host wait: there autograd's count decides, and a batch norm's buffers are taken 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
@@ -69,14 +70,17 @@ class ForwardBuffers:
 
     def begin(self) -> None:
         """Before a forward."""
-        copies: dict[int, torch.Tensor | None] = {}  # a buffer may stand in several modules
-        for (module, name), buffer in self._slots():
+        slots = [slot for slot in self._slots() if self._has_to_be_copied(*slot)]
+        copies = _copies(buffer for _, buffer in slots)
+        for (module, name), buffer in slots:
             known = self._known.get((id(module), name))
-            if known is None or known.changes or _is_another(known, buffer):
-                value = copies.setdefault(id(buffer), None if buffer is None else buffer.detach().clone())
-                is_taken_to = not self._can_compare and isinstance(module, _NormBase)
-                changes = is_taken_to if known is None else known.changes
-                self._known[id(module), name] = _Known(buffer, _version(buffer), value, changes)
+            is_taken_to = not self._can_compare and isinstance(module, _NormBase)
+            changes = is_taken_to if known is None else known.changes
+            self._known[id(module), name] = _Known(buffer, _version(buffer), copies.get(id(buffer)), changes)
+
+    def _has_to_be_copied(self, slot: Slot, buffer: torch.Tensor | None) -> bool:
+        known = self._known.get((id(slot[0]), slot[1]))
+        return known is None or known.changes or _is_another(known, buffer)
 
     def forgetting(self, forward: Callable[[], T]) -> T:
         """Of a forward that keeps nothing for a backward, and computes as one that does: some kernels (an LSTM's) give
@@ -123,9 +127,9 @@ class ForwardBuffers:
     def as_they_were(self, began: Began) -> Iterator[None]:
         """A forward inside finds the buffers so, and what it changes is not seen outside."""
         now = [(module, name, module._buffers[name]) for (module, name), _ in began]
-        copies = {id(value): value.clone() for _, value in began if value is not None}
+        copies = _copies(value for _, value in began)
         for (module, name), value in began:
-            module._buffers[name] = copies.get(id(value))
+            module._buffers[name] = None if value is None else copies[id(value)]
         try:
             yield
         finally:
@@ -146,6 +150,29 @@ class ForwardBuffers:
         if buffer is None or known.value is None or not self._can_compare:
             return False
         return not torch.equal(buffer, known.value)
+
+
+def _copies(tensors: Iterable[torch.Tensor | None]) -> dict[int, torch.Tensor]:
+    """By id. One tensor may stand in several modules; views of one memory are views of one copy of it."""
+    each = {id(tensor): tensor for tensor in tensors if tensor is not None}
+    sharing = Counter(map(_memory, each.values()))
+    memories: dict[int, torch.UntypedStorage] = {}
+    copies = {}
+    for key, tensor in each.items():
+        if (memory := _memory(tensor)) is None or sharing[memory] == 1:
+            copies[key] = tensor.detach().clone()
+        else:
+            if memory not in memories:
+                memories[memory] = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            like = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            copies[key] = like.set_(memories[memory], tensor.storage_offset(), tensor.shape, tensor.stride())
+    return copies
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    """Which it is in; None of a tensor that has none of its own to copy."""
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.numel() > 0
+    return tensor.untyped_storage().data_ptr() if is_plain and not tensor.is_meta else None
 
 
 def _version(buffer: torch.Tensor | None) -> int:

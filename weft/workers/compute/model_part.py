@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +24,8 @@ class ModelPart(Protocol):
         """As they are now; by their names in the whole model's state dict."""
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """As they are now, those too that no state dict has; by their names in the whole model."""
+        """As they are now, those too that no state dict has; by their names in the whole model. Parameters that nobody
+        trains and the step itself changes are among them."""
 
     def parameters(self) -> list[nn.Parameter]:
         """Each once, in the order of the model."""
@@ -70,9 +71,9 @@ def own_parts(
 
 def part_of(workload: Workload, stage: StagePlan) -> ModelPart:
     if is_cut_by_calls(workload):
-        return CallPart(workload.model, stage.state)
+        return CallPart(workload.model, stage.state, stage.changing)
     made = [Unit(number, *unit) for number, unit in enumerate(units(workload.model))]
-    return UnitPart(made[stage.first : stage.last])
+    return UnitPart(made[stage.first : stage.last], stage.changing)
 
 
 def check_built(model: nn.Module, stages: Sequence[StagePlan]) -> None:
@@ -93,14 +94,18 @@ def whole_state(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 class UnitPart(ModelPart):
     """Units of an `nn.Sequential`."""
 
-    def __init__(self, own: Sequence[Unit]) -> None:
+    def __init__(self, own: Sequence[Unit], changing: Collection[str] = ()) -> None:
+        """changing: names of parameters that count as buffers."""
         self.units = tuple(own)
+        named = ((unit.prefix + name, each) for unit in self.units for name, each in unit.module.named_parameters())
+        self._changing = {name: each for name, each in named if name in changing}
 
     def named_state(self) -> list[tuple[str, torch.Tensor]]:
         return named_state(self.units)
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        return {unit.prefix + name: buffer for unit in self.units for name, buffer in unit.module.named_buffers()}
+        found = ((unit.prefix + name, each) for unit in self.units for name, each in unit.module.named_buffers())
+        return {**dict(found), **self._changing}
 
     def parameters(self) -> list[nn.Parameter]:
         return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
@@ -114,21 +119,23 @@ class CallPart(ModelPart):
     """Parameters and buffers that are used by some calls of a model, in the whole of it: what is not the stage's own is
     there until the stage is installed."""
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        """names: the first of each tensor."""
+    def __init__(self, model: nn.Module, names: Sequence[str], changing: Collection[str] = ()) -> None:
+        """names: the first of each tensor. changing: of parameters that count as buffers."""
         self.model = model
         self.names = tuple(names)
         known = dict(named_tensors(model))
         own = {id(known[name]) for name in names if name in known}
         self._state_names = [name for name, tensor in whole_state(model) if id(tensor) in own]
         self._parameters = [each for each in model.parameters() if id(each) in own]
+        self._changing = {name: each for name, each in model.named_parameters() if name in changing and id(each) in own}
 
     def named_state(self) -> list[tuple[str, torch.Tensor]]:
         now = dict(whole_state(self.model))
         return [(name, now[name]) for name in self._state_names if name in now]
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        return {name: each for name, each in self.model.named_buffers() if not isinstance(each, Placeholder)}
+        found = {name: each for name, each in self.model.named_buffers() if not isinstance(each, Placeholder)}
+        return found | self._changing
 
     def parameters(self) -> list[nn.Parameter]:
         return self._parameters

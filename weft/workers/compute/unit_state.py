@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 import torch
-from torch import nn
 
 from weft.transport.memory.arena import Arena
 from weft.workers.compute.handover import check_fits
@@ -24,14 +23,14 @@ def move_state(state: Sequence[tuple[str, torch.Tensor]], arena: Arena) -> None:
 def keep_state(part: ModelPart, names: Collection[str], arena: Arena, device: Memory) -> Callable[[], None]:
     """Leaves tensors of the stage's state where they are, and their values in the places of their names.
 
-    What is returned does so again for what training changes beside parameters: running statistics and their like. A
-    module may have put other tensors in the place of its buffers since.
+    What is returned does so again for what training changes beside what it updates: running statistics and their like,
+    a teacher's mean. A module may have put other tensors in the place of its buffers since.
     """
-    changing = []
+    changing, kept = [], set(map(id, part.buffers().values()))
     for name, tensor in part.named_state():
         if name in names:
             arena[name].copy_(tensor.data)
-            changing += [] if isinstance(tensor, nn.Parameter) else [name]
+            changing += [name] if id(tensor) in kept else []
 
     def publish() -> None:
         now = dict(part.named_state())

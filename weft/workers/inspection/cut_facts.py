@@ -23,11 +23,11 @@ from weft.plan.error_places import within
 from weft.spec.job_spec import JobSpec
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
-from weft.workers.inspection.cut_proof import CutProof, Whole, check_made_twice, evaluating, told_of_a_draw
-from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of, run_as_it_is
+from weft.workers.inspection.cut_proof import CutProof, Whole, evaluating, told_of_a_draw
+from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes_of, others_of, put_back, run_as_it_is
 from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
-from weft.workers.inspection.ran import Ran, first_batch, value_facts
+from weft.workers.inspection.ran import Ran, Ties, first_batch, value_facts
 from weft.workers.inspection.times import Times, between, fastest, note, note_split
 from weft.workers.inspection.unit_facts import SMALL_RUNS, TIMED_RUNS, blank_facts, carried, keeps, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
@@ -99,9 +99,7 @@ class CutInspection:
         trained: Sequence[int],
         device: Device,
     ) -> None:
-        self._model = workload.model
-        self._workload = workload
-        self._spec = spec
+        self._model, self._workload, self._spec = workload.model, workload, spec
         self._samples, self._small, self._held_out = samples, small, held_out
         self._least, self._between = least, between
         self._trained = trained
@@ -109,7 +107,8 @@ class CutInspection:
         self._precision = partial(computing_in, spec.strategy.precision, device)
         self._learns = spec.job.mode == "train"
         self._step = training_step(workload) if self._learns else validation_step(workload)
-        self._buffers = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}
+        self._kept = {name: buffer.clone() for name, buffer in workload.model.named_buffers()}  # for each run
+        self._changing: Sequence[str] = ()  # parameters that the step changes by itself
         self._built = {name for name, _ in named_tensors(workload.model)}  # forward may register others
         self._microbatch = 0  # in the key of random numbers
         self._other_draws: list[int] = []  # numbers of microbatches that leave out other blocks
@@ -149,6 +148,7 @@ class CutInspection:
             load_seconds=load_seconds,
             metrics=self._metrics or list(self._workload.metrics),
             users=self._users(recorded),
+            changing=self._changing,
             skipped_calls=pickled(skipped.needed, recorded.redraws),
             draws=self._draws.were_there,
             seeds_others=self._others.have_drawn,
@@ -192,7 +192,12 @@ class CutInspection:
         """The whole step as it is, and what came out; buffers are as before."""
         self._model.train(self._learns)
         recorded, recording = self._fullest()
-        check_made_twice(self._spec, recording.changed)
+        if self._learns and recording.changed:
+            self._changing = recording.changed
+            self._kept |= others_of(self._model, self._changing)
+            del recorded, recording
+            self._restore()
+            recorded, recording = self._fullest()
         if not self._learns:
             self._metrics = [name for name in self._results(recorded.result) if name != "loss"]
         return recorded, self._ran(recorded, recording)
@@ -202,7 +207,7 @@ class CutInspection:
         if self._learns:
             with recording.installed_again(self._seed):
                 torch.autograd.backward(values["loss"])
-        outcome = TrialOutcome.of(self._model, values, learns=self._learns)
+        outcome = TrialOutcome.of(self._model, values, self._changing, learns=self._learns)
         self._restore()
         return Whole(self._step, self._largest, outcome, learns=self._learns)
 
@@ -221,14 +226,7 @@ class CutInspection:
         return self._record(self._step, self._largest)
 
     def _restore(self) -> None:
-        for name, buffer in self._model.named_buffers():
-            if (before := self._buffers.get(name)) is None:
-                continue
-            if (buffer.shape, buffer.dtype) == (before.shape, before.dtype):
-                buffer.copy_(before)
-            else:  # forward has put another one in its place
-                path, _, key = name.rpartition(".")
-                self._model.get_submodule(path)._buffers[key] = before.clone()
+        put_back(self._model, self._kept)
 
     def _with_validation(self, recorded: Recorded) -> Recorded:
         """What validation passes on may be other values: a dropout then gives back what it got."""
@@ -252,7 +250,7 @@ class CutInspection:
             numbers.running(self._seed),
         ):
             values = self._results(step(self._model, own))
-        outcome = TrialOutcome.of(self._model, values, learns=False)
+        outcome = TrialOutcome.of(self._model, values, self._changing, learns=False)
         self._restore()
         return Whole(step, batch, outcome, learns=False)
 
@@ -314,12 +312,13 @@ class CutInspection:
         modules = dict(self._model.named_modules())
         tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         idle = (tensors.keys() & self._built) - frozenset[str]().union(*recorded.uses)
-        seen: dict[str, int] = {}
+        ties = Ties()
         units = []
         for number, (name, uses) in enumerate(zip(recorded.units, recorded.uses, strict=True)):
             border = recorded.border(number)
             own = [tensors[each] for each in uses if each in tensors]
             buffers = [each for each in uses if each in tensors and not isinstance(tensors[each], nn.Parameter)]
+            kept = sorted({*buffers, *uses.intersection(self._changing)})
             units.append(
                 blank_facts(
                     name,
@@ -334,11 +333,9 @@ class CutInspection:
                     "ends": list(border.ends) if number else [],
                     "late": list(border.late) if number else [],
                     "instead": [] if number else [list(each) for each in border.instead],
-                    "tied_to": sorted({seen[each] for each in buffers if each in seen}),
                 }
+                | ties.of(number, [(each, tensors[each]) for each in kept])
             )
-            for each in buffers:
-                seen.setdefault(each, number)
         return units
 
     def _time(

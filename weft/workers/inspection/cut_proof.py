@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.spec.job_spec import JobSpec
 from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError, Step
@@ -109,21 +108,11 @@ class CutProof:
             parameter.grad = None
         try:
             values = trial.run(whole.batch, self._seed)
-            return whole.outcome.difference(TrialOutcome.of(self._model, values, learns=whole.learns))
+            return whole.outcome.difference(whole.outcome.like(self._model, values, learns=whole.learns))
         finally:
             self._restore()
             for parameter in self._model.parameters():
                 parameter.grad = None
-
-
-def check_made_twice(spec: JobSpec, changed: Sequence[str]) -> None:
-    """changed: parameters that nobody trains, and that a step changes. Raises WorkloadError."""
-    if changed and spec.strategy.recompute and spec.job.mode == "train":
-        raise WorkloadError(
-            f"strategy.recompute = true runs each forward twice, and the step changes {changed[0]!r:.80}, a parameter "
-            "that is not trained (a teacher's mean, most likely): it would be changed twice; make what a step changes "
-            "buffers (register_buffer), or leave recompute out"
-        )
 
 
 @contextlib.contextmanager

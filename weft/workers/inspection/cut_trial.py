@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from weft.workers.inspection.unit_facts import keeps
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
 from weft.workload.cutting.names import named_tensors
+from weft.workload.cutting.placeholder import giving_back
 from weft.workload.cutting.recorded import Recorded, Value
 from weft.workload.cutting.skipped import SkippedCalls
 from weft.workload.data.tree import with_tensors
@@ -33,6 +34,7 @@ Attributes = dict[nn.Module, dict[str, Any]]  # what modules keep that is no par
 _TORCHS = {*vars(nn.Module()), "forward"}  # names of what torch has there, or a step that is listened to
 # Of these, what a module may come to have while it runs, and an attribute says that it has.
 _HOOKS = [name for name in _TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
+OTHER = 1.0625  # times: arbitrary, little, and exact in any dtype
 _Root = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -43,13 +45,22 @@ class TrialOutcome:
     values: dict[str, torch.Tensor]  # the loss, and of a validation what else it reports
     gradients: Gradients
     buffers: dict[str, torch.Tensor]
+    changed: dict[str, torch.Tensor]  # parameters that the step changes by itself
 
     @classmethod
-    def of(cls, model: nn.Module, values: Mapping[str, torch.Tensor], *, learns: bool) -> TrialOutcome:
+    def of(
+        cls, model: nn.Module, values: Mapping[str, torch.Tensor], changing: Collection[str] = (), *, learns: bool
+    ) -> TrialOutcome:
+        """changing: names of parameters."""
         parameters = model.named_parameters() if learns else ()
         gradients = {name: None if p.grad is None else p.grad.clone() for name, p in parameters}
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        return cls({name: value.detach().clone() for name, value in values.items()}, gradients, buffers)
+        known = dict(model.named_parameters()) if changing else {}
+        changed = {name: known[name].detach().clone() for name in changing}
+        return cls({name: value.detach().clone() for name, value in values.items()}, gradients, buffers, changed)
+
+    def like(self, model: nn.Module, values: Mapping[str, torch.Tensor], *, learns: bool) -> TrialOutcome:
+        return self.of(model, values, self.changed, learns=learns)
 
     def difference(self, other: TrialOutcome) -> str | None:
         """What differs first, in words."""
@@ -62,6 +73,9 @@ class TrialOutcome:
         for name, buffer in self.buffers.items():
             if not _equal(buffer, other.buffers[name]):
                 return f"the buffer {name}"
+        for name, parameter in self.changed.items():
+            if not _equal(parameter, other.changed[name]):
+                return f"{name}, a parameter that the step changes by itself,"
         return None
 
 
@@ -176,9 +190,10 @@ class CutTrial:
 
     def run(self, batch: Any, seed: Seed) -> Mapping[str, torch.Tensor]:
         """The values, forward and, where gradients are enabled, backward. Errors: StageError."""
-        values = self._forward(batch, seed)
-        if torch.is_grad_enabled():
-            self._backward(values["loss"], seed)
+        with giving_back():
+            values = self._forward(batch, seed)
+            if torch.is_grad_enabled():
+                self._backward(values["loss"], seed)
         return values
 
     def seconds(self) -> list[tuple[float, float]]:
@@ -271,6 +286,26 @@ class CutTrial:
         self.split_seconds[number] = of_input, of_weight
         for i, gradient in split.received.items():
             _keep(gradients, stage.receives[i].name, gradient)
+
+
+def others_of(model: nn.Module, changing: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Of parameters that a step changes, others to begin with, so that it shows where a stage does not change its own:
+    a teacher may be as its student is, and stay so. Signs and zeros are theirs."""
+    named = dict(model.named_parameters())
+    return {name: named[name].detach() * OTHER for name in changing}
+
+
+@torch.no_grad()
+def put_back(model: nn.Module, kept: Mapping[str, torch.Tensor]) -> None:
+    """kept: what buffers and parameters were, by name."""
+    for name, tensor in (*model.named_buffers(), *model.named_parameters()):
+        if (before := kept.get(name)) is None:
+            continue
+        if (tensor.shape, tensor.dtype) == (before.shape, before.dtype):
+            tensor.copy_(before)
+        else:  # forward has put another buffer in its place
+            path, _, key = name.rpartition(".")
+            model.get_submodule(path)._buffers[key] = before.clone()
 
 
 def run_as_it_is(trial: CutTrial, batch: Any, seed: Seed) -> None:

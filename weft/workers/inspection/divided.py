@@ -21,6 +21,7 @@ import torch
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.spec.job_spec import JobSpec
+from weft.workers.inspection.ran import first_batch
 from weft.workers.updates.optimizer_state import is_elementwise
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import build
@@ -54,6 +55,30 @@ def why_undivided(workload: Workload, spec: JobSpec) -> str | None:
         return next(filter(None, map(trial.why_different, _looked_at(batches, spec.job.batch_size))), None)
     except Exception as error:  # whatever the user's code raises for a part, which the job itself need not have
         return f"in parts they raise {type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
+
+
+def keeps_elsewhere(workload: Workload, spec: JobSpec, batches: Batches, size: int) -> bool:
+    """Whether a step that is run again, with the parameters, buffers and random numbers that it began with, comes to
+    another loss: it has left something in an attribute, in a global or in a generator of its own."""
+    model, (iteration, part) = workload.model, first_batch(size, training=True)
+    trial = _Trial(workload, spec, batches)
+    slots = [
+        (each, key, value) for each in model.modules() for key, value in each._buffers.items() if value is not None
+    ]
+    kept = [value.clone() for _, _, value in slots]
+
+    def loss() -> torch.Tensor:
+        model.train()
+        try:
+            return trial.loss(iteration, part)
+        finally:
+            for (module, key, value), before in zip(slots, kept, strict=True):
+                module._buffers[key] = value.copy_(before)
+
+    try:
+        return not torch.equal(loss().nan_to_num(), loss().nan_to_num())
+    except Exception:  # what the user's code raises is told where the job itself calls it
+        return False
 
 
 def _looked_at(batches: Batches, batch_size: int) -> Iterator[Iteration]:
@@ -90,6 +115,9 @@ class _Trial:
         differs = next((name for name, value in whole.items() if not _is_close(value, parts.get(name))), None)
         what = "training" if iteration.learns else "validation"
         return None if differs is None else f"the {differs} of a batch of {what} is another in parts"
+
+    def loss(self, iteration: Iteration, part: Part) -> torch.Tensor:
+        return self._values(self._batch(iteration, part), part, 1.0, learns=True, differentiates=False)["loss"]
 
     def _versions(self) -> dict[str, tuple[int, int]]:
         """Of each parameter, which tensor it is and how often it was written to."""
@@ -133,12 +161,14 @@ class _Trial:
             return num_samples
         return weight_of(batch if self._workload.step is not None else batch[1], self._workload.weight)
 
-    def _values(self, batch: Any, part: Part, fraction: float, *, learns: bool) -> Mapping[str, torch.Tensor]:
+    def _values(
+        self, batch: Any, part: Part, fraction: float, *, learns: bool, differentiates: bool = True
+    ) -> Mapping[str, torch.Tensor]:
         step = training_step(self._workload) if learns else validation_step(self._workload)
         seeded = self._seeded(part)
         with torch.set_grad_enabled(learns):
             values = step_values(step(self._model, batch), step_source(self._workload, learns=learns), learns=learns)
-        if learns:
+        if learns and differentiates:
             (values["loss"] * fraction).backward()  # type: ignore[no-untyped-call]  # torch leaves it without annotations
         self._draws |= _generators() != seeded
         return {name: value.detach().double() * fraction for name, value in values.items()}

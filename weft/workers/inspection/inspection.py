@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,7 @@ from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.cut_facts import inspect_batches
-from weft.workers.inspection.divided import why_undivided
+from weft.workers.inspection.divided import keeps_elsewhere, why_undivided
 from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.state_facts import state_facts
@@ -47,6 +47,7 @@ from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
 from weft.workload.aliases import aliases_of, check_aliases
 from weft.workload.building import LITTLE_BYTES, digest_of, number_of
+from weft.workload.changes import ParameterChanges
 from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
 from weft.workload.compiling.compiled import compiled_modules
 from weft.workload.data.batches import Batches
@@ -218,12 +219,15 @@ def _inspected(
     optimizer = make_optimizer(workload.optimizer, workload.model.parameters()) if learns else None
     sample = GradientSample(optimizer)
     trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
-    aliases = aliases_of(workload.model) if learns else []
+    aliases, changes = aliases_of(workload.model) if learns else [], ParameterChanges(workload.model)
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
+    changing = {*ran.changing, *changes.names()} if learns else set[str]()
     if sample.has_sparse:  # its indices are the batch's own memory, and by the update that may have the next one
         for unit in ran.units:
             unit["in_place"] = True
+    differs_again = any(each.strategy.recompute or each.strategy.may_have_replicas for each in specs)
+    looks = learns and differs_again and not changing and not isinstance(device, Accelerator) and not batches.streams
     compiled_calls = _compiled_ahead(workload.model, spec, device)
     on_host = on_device = None
     if optimizer is not None and _host_updates(specs, device):
@@ -250,7 +254,7 @@ def _inspected(
         "update_seconds": 0.0 if update is None else update.seconds,
         "device_update_seconds": None if on_device is None else on_device.seconds,
         "metrics": ran.metrics,
-        "parameters": _parameter_facts(workload.model, ran.users, optimizer, update, digests),
+        "parameters": _parameter_facts(workload.model, ran.users, optimizer, update, digests, changing),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "streams": batches.streams,
@@ -258,6 +262,7 @@ def _inspected(
         "on_epoch": learns and workload.on_epoch is not None,
         "scheduler_metric": metric_of(workload, scheduler),
         "batch_modules": _batch_modules(workload.model),
+        "keeps_elsewhere": looks and keeps_elsewhere(workload, spec, batches, max(trained)),
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
         "copy_bytes_per_second": _copy_bytes_per_second(torch.get_num_threads()),
         "small_size": ran.small_size,
@@ -350,9 +355,10 @@ def _parameter_facts(
     optimizer: torch.optim.Optimizer | None,
     update: UpdateTimes | None,
     digests: Mapping[int, int | None],
+    changing: Collection[str],
 ) -> list[dict[str, Any]]:
-    """Of each parameter, in the order of `model.parameters()`. users: numbers of units, by its id."""
-    parameters = list(model.parameters())
+    """Of each parameter, in the order of `model.parameters()`. users: numbers of units, by its id. changing: names."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
     groups = group_of(optimizer, parameters) if optimizer is not None else {}
     return [
         {
@@ -363,10 +369,12 @@ def _parameter_facts(
             "trained": parameter.requires_grad and index in groups,
             "group": groups.get(index, 0),
             "state": state_facts(update.optimizer, parameter) if update is not None and update.moves else None,
+            "changed_as": name if name in changing else None,
+            "hooked_as": name if parameter._post_accumulate_grad_hooks else None,
             "number": number_of(parameter),
             "digest": digests.get(index),
         }
-        for index, parameter in enumerate(parameters)
+        for index, (name, parameter) in enumerate(zip(names, parameters, strict=True))
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from weft.plan.division import Part
 from weft.plan.itinerary import Iteration
 from weft.transport.memory.arena import dtype_name
+from weft.workload.aliases import has_memory, overlap
 from weft.workload.cutting.recorded import Value
 
 
@@ -29,6 +30,29 @@ class Ran:
     draws: bool = True
     seeds_others: bool = False
     varying_shapes: Sequence[tuple[int, ...]] = ()
+    changing: Sequence[str] = ()  # parameters that were seen to be changed by the step itself
+
+
+class Ties:
+    """What several units keep between them and forward changes, or may: two copies would drift apart, and so would two
+    views of one memory. A parameter that updates alone change may be in two stages, since its gradients are summed."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, str, torch.Tensor]] = {}  # by the tensor's id
+
+    def of(self, number: int, kept: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+        """In the wire form of UnitFacts, of a unit behind all that were asked about before. kept: names and tensors."""
+        tied: dict[int, str] = {}
+        for name, tensor in kept:
+            self._first.setdefault(id(tensor), (number, name, tensor))
+            for first, its_name, other in self._first.values():
+                if first != number and (other is tensor or _share_memory(other, tensor)):
+                    tied.setdefault(first, its_name)
+        return {"tied_to": sorted(tied), "tied_by": [tied[first] for first in sorted(tied)]}
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return has_memory(one) and has_memory(other) and overlap(one, other)
 
 
 def first_batch(size: int, *, training: bool) -> tuple[Iteration, Part]:

@@ -28,6 +28,7 @@ from weft.workers.compute.forward_buffers import Began, ForwardBuffers
 from weft.workers.compute.handover import can_have_gradient, described, is_plain, scalar
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
+from weft.workers.inspection.ran import Ties
 from weft.workers.inspection.times import fastest, parts_of_backward
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.placeholder import Placeholder
@@ -119,6 +120,7 @@ def blank_facts(
         "forward_seconds": 0.0,
         "backward_seconds": 0.0,
         "tied_to": [],
+        "tied_by": [],
         "in_place": False,
         "carries_state": False,
         "small_forward_seconds": 0.0,
@@ -142,11 +144,9 @@ def _value_facts(number: int, outputs: Mapping[int, torch.Tensor]) -> dict[str, 
 
 def _record_ties(modules: Sequence[tuple[str, nn.Module]], facts: Sequence[dict[str, Any]]) -> None:
     """Before any unit is moved, which makes other tensors of buffers."""
-    owner: dict[int, int] = {}
-    for number, ((_, module), fact) in enumerate(zip(modules, facts, strict=True)):
-        # Two copies of a running mean would drift apart; a parameter may be in two stages, its gradients are summed.
-        tied = {owner.setdefault(id(buffer), number) for buffer in module.buffers()} - {number}
-        fact["tied_to"] = sorted(tied)
+    ties = Ties()
+    for number, ((prefix, module), fact) in enumerate(zip(modules, facts, strict=True)):
+        fact |= ties.of(number, ((prefix + name, buffer) for name, buffer in module.named_buffers()))
 
 
 class _Runs:

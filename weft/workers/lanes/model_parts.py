@@ -7,7 +7,7 @@ lie in the shared memory of all, stages have arenas for the rest of their state 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,11 +46,12 @@ from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Accelerator, Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.lanes.loaded import Loaded
+from weft.workers.lanes.shown import Shown
 from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
 from weft.workers.memory.layer_window import LayerWindow
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.replica_memory import ReplicaMemory
-from weft.workers.snapshots.held import Held, Name
+from weft.workers.snapshots.held import Held
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.bucket_updates import BucketUpdates
 from weft.workers.updates.digests import Digests
@@ -96,8 +97,7 @@ class ModelParts:
         self._parts: dict[Holder, ModelPart] = {}
         self._named: dict[Holder, dict[str, nn.Parameter]] = {}  # those that a stage holds
         self._buffers: dict[Holder, frozenset[str]] = {}  # its buffers' names
-        # By stage of the first replica, as in Held: what nobody trains, and the names of all.
-        self._shown: dict[int, tuple[dict[str, torch.Tensor], list[Name]]] = {}
+        self._shown: dict[int, Shown] = {}  # by stage of the first replica
         self._train = source_of(workload, "train", batch_size=spec.job.batch_size, steps=spec.job.steps)
         self.stages: dict[Holder, StageTasks] = {}
         self.memories: dict[Holder, ReplicaMemory] = {}
@@ -179,7 +179,7 @@ class ModelParts:
             read_batch=self._loaded.reader(holder),
             gradients=gradients,
             before_evaluation=self._buffers_of_first(holder, part),
-            publish=publish if holder[0] == 0 else None,
+            publish=functools.partial(self._publish, holder.stage, publish) if holder[0] == 0 else None,
             device=self._device,
             skips_nonfinite=self._spec.strategy.skip_nonfinite,
             samples_of=functools.partial(sample_numbers, self._train, self._spec.job.seed),
@@ -196,7 +196,13 @@ class ModelParts:
             self.own_updates[holder[1]] = update
         if holder.replica == 0:
             own_update = self.own_updates.get(holder.stage)
-            self._show(holder.stage, part, parameters, self._in_buckets if own_update is None else own_update.trained())
+            trained = self._in_buckets if own_update is None else own_update.trained()
+            first_names = dict(zip(map(id, parameters), self._names, strict=True))
+            self._shown[holder.stage] = Shown(part, first_names, trained)
+
+    def _publish(self, stage: int, publish: Callable[[], None]) -> None:
+        self._shown[stage].check()
+        publish()
 
     def _stage(self, plan: StagePlan, own: OwnPart, parcels: StageParcels, parts: ForwardParts) -> Stage:
         how: Any = {
@@ -270,6 +276,8 @@ class ModelParts:
             self._restore(holder, saved)
             for parameter in part.parameters():
                 parameter.grad = None
+            if holder.replica == 0:
+                self._shown[holder.stage].begin()
             self.stages[holder].rewind()
         for memory in self.memories.values():
             memory.rewind()
@@ -281,22 +289,6 @@ class ModelParts:
             self.updates.rewind()
             self.updates.restore(saved, self._names, self._course.iteration(self._course.begins))
 
-    def _show(self, stage: int, own: ModelPart, parameters: list[nn.Parameter], trained: Collection[int]) -> None:
-        """trained: ids of those that are."""
-        names = dict(zip(map(id, parameters), self._names, strict=True))
-        names |= {id(buffer): name for name, buffer in own.buffers().items()}
-        state = own.named_state()
-        fixed: dict[str, torch.Tensor] = {
-            names[id(tensor)]: tensor
-            for _, tensor in state
-            if isinstance(tensor, nn.Parameter) and not (id(tensor) in trained and tensor.numel())
-        }
-        shown = [
-            Name(name, names[id(tensor)], tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride())
-            for name, tensor in state
-        ]
-        self._shown[stage] = fixed, shown
-
     def hold(self, task: Task, iteration: Iteration) -> Held:
         """What a SNAPSHOT copies, as it is now."""
         held = Held()
@@ -307,7 +299,9 @@ class ModelParts:
         held.replica = task.holder.replica
         held.buffers = self._parts[task.holder].buffers()
         if task.holder.replica == 0:
-            held.fixed, held.names = self._shown[task.holder.stage]
+            shown = self._shown[task.holder.stage]
+            shown.check()
+            held.fixed, held.names = shown.fixed, shown.names
         if self.updates is not None:
             self.updates.hold_own(task.holder, held, self._names, iteration)
         else:

@@ -207,6 +207,8 @@ def _lost(tensor: torch.Tensor, func: Callable[..., Any]) -> Placeholder:
                 f"{name_of(func)} at {user_line()} writes to what the model keeps numbers that another stage has; "
                 f"{TWO_WAYS_OUT}"
             )
+        if playing.lost is not None:
+            playing.lost.append((each, type(each)))
         fake = _fake_like(each, each.device)
         each.__class__ = Placeholder
         assert isinstance(each, Placeholder)
@@ -217,6 +219,21 @@ def _lost(tensor: torch.Tensor, func: Callable[..., Any]) -> Placeholder:
         assert isinstance(base, Placeholder)
         tensor.base = base
     return tensor
+
+
+@contextlib.contextmanager
+def giving_back() -> Iterator[None]:
+    """Behind it, tensors that were written to inside what has no numbers have their old ones again: a step may keep
+    some, and run as a whole next. Not to be nested."""
+    playing.lost = []
+    try:
+        yield
+    finally:
+        for tensor, kind in playing.lost:
+            tensor.__class__ = kind
+            for name in ("_fake", "came", "what", "base", "is_late"):
+                tensor.__dict__.pop(name, None)
+        playing.lost = None
 
 
 def _draw(func: Callable[..., Any], given: tuple[Any, ...]) -> None:

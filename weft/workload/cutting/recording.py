@@ -36,9 +36,9 @@ class StepRecording(TorchFunctionMode):
         }
         self._names = {id(each): name for name, each in named_tensors(model) if id(each) not in tables}
         self._state = dict(named_tensors(model))
-        self._frozen = {_storage(p): name for name, p in model.named_parameters() if not p.requires_grad}
-        self._versions = {name: self._state[name]._version for name in self._frozen.values()}
-        self._written: set[str] = set()  # of those, past the count of changes: through .data
+        self._parameters = {_storage(p): name for name, p in model.named_parameters()}
+        self._versions = {name: p._version for name, p in model.named_parameters()}
+        self._written: set[str] = set()  # parameters, past the count of changes: through .data
         self.numbers = CallNumbers()
         self._depth = 0  # within an opaque call
         self._calls: list[Visible] = []  # by region, from 1
@@ -68,7 +68,7 @@ class StepRecording(TorchFunctionMode):
 
     @property
     def changed(self) -> list[str]:
-        """Parameters that nobody trains, and that a run changes."""
+        """Parameters that a run changes."""
         found = (name for name, version in self._versions.items() if self._state[name]._version != version)
         return sorted({*found, *self._written})
 
@@ -179,12 +179,7 @@ class StepRecording(TorchFunctionMode):
         made = made_by(func, args, result)
         if not made and _is_quiet(func):
             return result
-        if (
-            made
-            and self._frozen
-            and writes(func.__name__)
-            and (name := self._frozen.get(_storage(made[0]))) is not None
-        ):
+        if made and writes(func.__name__) and (name := self._parameters.get(_storage(made[0]))) is not None:
             self._written.add(name)
         self._varies |= self._has_drawn and not made
         name = self._loose.next(func) if made else ""

@@ -99,6 +99,7 @@ class _Playing(threading.local):
     tape: Tape | None = None
     redraws: Collection[str] = ()  # names of operations that draw their numbers though nobody has what they are of
     keeps: Callable[[torch.Tensor], bool] | None = None  # whether the model keeps a tensor from run to run
+    lost: list[tuple[torch.Tensor, type[torch.Tensor]]] | None = None  # of a trial, those that have lost their numbers
 
 
 playing = _Playing()  # the tape of the run that this thread makes

@@ -174,7 +174,9 @@ def iteration_seconds(spec: JobSpec, plan: Plan, inspection: Inspection) -> floa
 
 def trains_alike(candidate: JobSpec, spec: JobSpec, inspection: Inspection) -> bool:
     """Where what a sample gives depends on the others of its microbatch, the batch is divided as the user has it."""
-    depends = inspection.undivided or inspection.batch_modules or any(unit.carries_state for unit in inspection.units)
+    keeps = any(unit.carries_state for unit in inspection.units)
+    changes = any(each.changed_as is not None for each in inspection.parameters)
+    depends = inspection.undivided or inspection.batch_modules or inspection.keeps_elsewhere or keeps or changes
     return not depends or candidate.strategy.division == spec.strategy.division
 
 

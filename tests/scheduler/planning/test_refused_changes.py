@@ -1,0 +1,104 @@
+"""What a plan makes of a step that changes parameters by itself, or has hooks on their gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts
+from weft.plan.plan import Plan
+from weft.scheduler.planning.choosing.choice import trains_alike
+from weft.scheduler.planning.partition import PlanError
+
+FROZEN = {"changed_as": "teacher.mean", "trained": False}
+TRAINED = {"changed_as": "head.weight"}
+HOOKED = {"hooked_as": "head.weight"}
+TWO, GPU = {"replicas": 2}, {"replicas": [{"device": "gpu"}], "update": "cpu"}
+
+
+@pytest.fixture
+def changing(
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    parameter_of: Callable[..., ParameterFacts],
+) -> Callable[[dict[str, Any]], Inspection]:
+    def make(facts: dict[str, Any]) -> Inspection:
+        parameters = (parameter_of(0), dataclasses.replace(parameter_of(1), **facts))
+        return dataclasses.replace(inspection_of([unit_of(0), unit_of(1)]), parameters=parameters)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "text"),
+    [
+        (
+            FROZEN,
+            TWO,
+            "changes the parameter 'teacher.mean', which is not trained .* each of 2 replicas .* use one rep",
+        ),
+        (
+            FROZEN,
+            {"recompute": True},
+            "strategy.recompute = true .* 'teacher.mean', .* buffers .* or leave recompute out",
+        ),
+        (TRAINED, TWO, "'head.weight', which the optimizer trains, too, and each of 2 replicas .* use one replica"),
+        (
+            TRAINED,
+            GPU,
+            "'head.weight', which the optimizer trains, .* the next update overwrites; compute .*parametriz",
+        ),
+        (TRAINED, {"staleness": 1}, "'head.weight', which the optimizer trains, .* without staleness"),
+        (HOOKED, TWO, "a hook of the parameter 'head.weight' .* use register_hook, .* or one replica"),
+    ],
+)
+def test_what_cannot_be_as_in_the_plain_loop_is_refused_by_its_name(
+    plan_of: Callable[..., Plan],
+    changing: Callable[[dict[str, Any]], Inspection],
+    facts: dict[str, Any],
+    settings: dict[str, Any],
+    text: str,
+) -> None:
+    with pytest.raises(PlanError, match=text):
+        plan_of(changing(facts), **settings)
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings"),
+    [(FROZEN, {"stages": 2}), (FROZEN, GPU), (TRAINED, {}), (HOOKED, GPU), (HOOKED, {"stages": 2})],
+)
+def test_a_stage_knows_what_its_steps_change_beside_what_is_trained(
+    plan_of: Callable[..., Plan],
+    changing: Callable[[dict[str, Any]], Inspection],
+    facts: dict[str, Any],
+    settings: dict[str, Any],
+) -> None:
+    stages = plan_of(changing(facts), **settings).stages
+    assert [stage.changing for stage in stages][-1] == (("teacher.mean",) if facts is FROZEN else ())
+    assert all(not stage.changing for stage in stages[:-1])
+
+
+@pytest.mark.parametrize(("settings", "count"), [({}, 0), (TWO, 1)])
+def test_a_line_tells_of_what_a_step_keeps_where_nobody_else_knows_of_it(
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    plan_of: Callable[..., Plan],
+    settings: dict[str, Any],
+    count: int,
+) -> None:
+    inspection = dataclasses.replace(inspection_of([unit_of(0)]), keeps_elsewhere=True)
+    notes = [note for note in plan_of(inspection, **settings).notes if note.startswith("state: ")]
+    assert len(notes) == count
+    with pytest.raises(PlanError, match=r"recompute = true runs each .* an attribute, .* or leave recompute out"):
+        plan_of(inspection, recompute=True, **settings)
+
+
+def test_no_choice_divides_a_batch_otherwise_whose_every_microbatch_changes_a_parameter(
+    changing: Callable[[dict[str, Any]], Inspection], spec_of: Callable[..., Any]
+) -> None:
+    whole, divided = spec_of(batch_size=8), spec_of(batch_size=8, microbatches=2)
+    assert not trains_alike(divided, whole, changing(FROZEN))
+    assert trains_alike(divided, whole, changing({}))

@@ -1,0 +1,36 @@
+"""What progress makes of the values that lanes have measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from weft.plan.inspection import Inspection, UnitFacts
+from weft.plan.plan import Plan
+from weft.scheduler.runs.progress import Progress
+
+LOSSES, WEIGHTS = (0.1, 0.7, 0.3), (7.0, 0.0, 3.0)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_validation_comes_to_the_bits_of_the_plain_loop(
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    plan_of: Callable[..., Plan],
+    weighted: bool,
+) -> None:
+    """Divided by the sum of the weights in the end, it had another last digit."""
+    inspection = dataclasses.replace(inspection_of([unit_of(0)]), num_train=12, num_validation=10)
+    plan = plan_of(inspection, batch_size=4)
+    progress, told = Progress(plan), {}
+    held_out = [each for each in map(plan.itinerary.at, range(plan.itinerary.num_iterations)) if not each.training]
+    assert [each.size for each in held_out] == [4, 4, 2]
+    for iteration, loss, weight in zip(held_out, LOSSES, WEIGHTS, strict=True):
+        facts = {"weight": weight} if weighted else {}
+        progress.add(b"", [{"iteration": iteration.index, "means": {"loss": loss}, "facts": facts}])
+        told = progress.finish(iteration, None, [iteration.size])
+    weights = WEIGHTS if weighted else (4.0, 4.0, 2.0)
+    parts = [loss * (weight / sum(weights)) for loss, weight in zip(LOSSES, weights, strict=True)]
+    assert told["validation"] == {"loss": 0.0 + parts[0] + parts[1] + parts[2]}

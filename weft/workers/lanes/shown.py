@@ -1,0 +1,48 @@
+"""Shown: what of a stage's state is the same in every snapshot, and must stay so: names, and parameters that nobody
+trains. Those that the step itself changes count as buffers, where inspection has seen that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import nn
+
+from weft.workers.compute.model_part import ModelPart
+from weft.workers.snapshots.held import Name
+from weft.workload.workload import WorkloadError
+
+
+class Shown:
+    """Of the first replica. fixed, names: as in Held."""
+
+    def __init__(self, part: ModelPart, first_names: Mapping[int, str], trained: Collection[int]) -> None:
+        """first_names: of the model's parameters, by id. trained: ids of those that are."""
+        state, kept = part.named_state(), {id(buffer): name for name, buffer in part.buffers().items()}
+        first = {**first_names, **kept}
+        self.fixed: dict[str, torch.Tensor] = {
+            first[id(tensor)]: tensor
+            for _, tensor in state
+            if isinstance(tensor, nn.Parameter)
+            and id(tensor) not in kept
+            and not (id(tensor) in trained and tensor.numel())
+        }
+        self.names = [
+            Name(name, first[id(tensor)], tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride())
+            for name, tensor in state
+        ]
+        self.begin()
+
+    def begin(self) -> None:
+        """As they are now is how they have to stay."""
+        self._versions = {name: tensor._version for name, tensor in self.fixed.items()}
+
+    def check(self) -> None:
+        """Raises WorkloadError for a parameter that the step has changed, and did not when it was tried."""
+        changed = next((name for name, each in self.fixed.items() if each._version != self._versions[name]), None)
+        if changed is not None:
+            raise WorkloadError(
+                f"the step itself has changed the parameter {changed!r:.80}, which is not trained, and did not when it "
+                "was tried before training, so nobody has kept what it was; change it from the first step on, or keep "
+                "in buffers (register_buffer) what a step changes"
+            )
