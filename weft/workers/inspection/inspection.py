@@ -358,8 +358,8 @@ def _parameter_facts(
     changing: Collection[str],
 ) -> list[dict[str, Any]]:
     """Of each parameter, in the order of `model.parameters()`. users: numbers of units, by its id. changing: names."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    groups = group_of(optimizer, parameters) if optimizer is not None else {}
+    named = list(model.named_parameters())
+    groups = group_of(optimizer, [parameter for _, parameter in named]) if optimizer is not None else {}
     return [
         {
             "units": users[id(parameter)],
@@ -374,7 +374,7 @@ def _parameter_facts(
             "number": number_of(parameter),
             "digest": digests.get(index),
         }
-        for index, (name, parameter) in enumerate(zip(names, parameters, strict=True))
+        for index, (name, parameter) in enumerate(named)
     ]
 
 

@@ -231,7 +231,7 @@ def giving_back() -> Iterator[None]:
     finally:
         for tensor, kind in playing.lost:
             tensor.__class__ = kind
-            for name in ("_fake", "came", "what", "base", "is_late"):
+            for name in ("_fake", "came", "what", "base", "is_late", "is_asked"):
                 tensor.__dict__.pop(name, None)
         playing.lost = None
 
