@@ -23,7 +23,10 @@ def spec(batch_size: int = 8, mode: str = "train", **axes: Any) -> JobSpec:
     ("given", "told"),
     [
         (spec(4, microbatches=5), "job.batch_size = 4 is smaller than strategy.microbatches = 5; a microbatch needs"),
-        (spec(4, microbatches=3, replicas=2), "job.batch_size = 4 is smaller than the microbatches of all replicas, ="),
+        (
+            spec(4, microbatches=3, replicas=2),
+            "job.batch_size = 4 is smaller than the 6 microbatches that all replicas",
+        ),
         (spec(replicas=2, share="stealing", staleness=[0, 1]), "strategy.staleness = [0, 1] differs between replicas"),
         (
             spec(replicas=[{"microbatches": 2}, {}], share="stealing"),

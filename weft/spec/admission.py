@@ -50,9 +50,10 @@ def problem_of_spec(spec: JobSpec) -> str | None:
         return "[stop] is about training, and job.mode = 'forward' has none; leave the table out"
     counts = strategy.division[1]
     if spec.job.batch_size < sum(counts):
-        of = "strategy.microbatches" if len(counts) == 1 else "the microbatches of all replicas,"
+        all_replicas = f"the {sum(counts)} microbatches that all replicas have together"
+        least = f"strategy.microbatches = {counts[0]}" if len(counts) == 1 else all_replicas
         return (
-            f"job.batch_size = {spec.job.batch_size} is smaller than {of} = {sum(counts)}; "
+            f"job.batch_size = {spec.job.batch_size} is smaller than {least}; "
             "a microbatch needs at least one sample: give fewer microbatches, or a larger batch"
         )
     return None

@@ -35,7 +35,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     runtime_dir: Path = Field(default_factory=_default_runtime_dir, description="sockets and the lock; made 0700")
-    state_dir: Path = Field(default_factory=_default_state_dir, description="the ledger and the daemon's log")
+    state_dir: Path = Field(default_factory=_default_state_dir, description="the ledger, and the log of workers")
     runs_dir: Path | None = Field(default=None, description="run directories; default STATE_DIR/runs")
     cache_dir: Path = Field(
         default_factory=_default_cache_dir, description="what was compiled and inspected, for other jobs to find"
@@ -63,7 +63,7 @@ class Settings(BaseModel):
     accounting: bool = Field(
         default=True, description="whether lanes stamp where their time goes; false only to measure it"
     )
-    max_queued: int = Field(default=1000, ge=1, description="jobs waiting; one more is refused")
+    max_queued: int = Field(default=1000, ge=1, description="jobs that wait or run; one more is refused")
     drain_seconds: float = Field(default=20.0, gt=0, allow_inf_nan=False, description="budget of a drain after SIGTERM")
 
     @field_validator("runtime_dir", "state_dir", "runs_dir", "cache_dir")
