@@ -99,8 +99,9 @@ def test_an_interrupt_cancels_the_running_job_and_prints_the_rows_so_far(line: P
     compared = json.loads(stdout)
     assert compared["presets"] == ["1f1b", "as-is"]
     assert [(row["preset"], row["reason"]) for row in compared["rows"]] == [("1f1b", "invalid-plan")]
-    log = Path(line.parent, "runs", "line-2-as-is", "job.log").read_text()
-    assert "cancelled" in log.splitlines()[-1]
+    log = Path(line.parent, "runs", "line-2-as-is", "job.log").read_text().splitlines()
+    # what its last checkpoint has come to may stand behind the end
+    assert "cancelled" in [text for text in log if " checkpoint " not in text][-1]
 
 
 @pytest.mark.slow
