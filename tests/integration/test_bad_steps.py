@@ -167,6 +167,14 @@ CASES: Mapping[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
             'it can be before ["three"]',
         ],
     ),
+    "a sparse gradient that is clipped": (  # a job came to its first backward before it was told
+        {
+            "init": "self.spare = nn.Embedding(4, 4, sparse=True)",
+            "forward": "return self.three(self.two(self.one(x)) + self.spare((x > 0).long()[:, 0]))",
+        },
+        {"clip_norm": 1.0},
+        ["'spare.weight' gets a sparse gradient, and strategy.clip_norm looks at dense ones; ", "or leave clip_norm"],
+    ),
     "a sparse tensor": (
         {
             "init": "one = self.one.forward; self.one.forward = lambda x: one(x).to_sparse(); "

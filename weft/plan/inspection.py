@@ -107,6 +107,7 @@ class ParameterFacts:
     state: tuple[StateFacts, ...] | None = None  # None where nobody knows how to take it to another optimizer
     changed_as: str | None = None  # its name, where the step itself changes it, and not its update alone
     hooked_as: str | None = None  # its name, where the user's hook takes its gradient as it stands in `grad`
+    sparse_as: str | None = None  # its name, where its gradient is sparse
     number: int | None = None  # in the order in which modules got theirs (weft.workload.building); None: it is a copy
     digest: int | None = None  # of what the user's function gave it; of a small model's none
 

@@ -1,4 +1,4 @@
-"""What a plan makes of a step that changes parameters by itself, or has hooks on their gradients."""
+"""What a plan makes of a step that changes parameters by itself, or has hooks on their gradients, or sparse ones."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from weft.scheduler.planning.partition import PlanError
 FROZEN = {"changed_as": "teacher.mean", "trained": False}
 TRAINED = {"changed_as": "head.weight"}
 HOOKED = {"hooked_as": "head.weight"}
+SPARSE = {"sparse_as": "words.weight"}
 TWO, GPU = {"replicas": 2}, {"replicas": [{"device": "gpu"}], "update": "cpu"}
 
 
@@ -53,6 +54,27 @@ def changing(
         ),
         (TRAINED, {"staleness": 1}, "'head.weight', which the optimizer trains, .* without staleness"),
         (HOOKED, TWO, "a hook of the parameter 'head.weight' .* use register_hook, .* or one replica"),
+        (
+            SPARSE,
+            TWO,
+            "'words.weight' gets a sparse gradient, and 2 replicas add up .* sparse=False, or train one replica",
+        ),
+        (
+            SPARSE,
+            GPU,
+            "'words.weight' gets a sparse gradient, and a replica on a device, .* or train on the CPU without",
+        ),
+        (SPARSE, {"staleness": 1}, "'words.weight' .* or a stale one, hands dense ones .* without staleness"),
+        (
+            SPARSE,
+            {"clip_norm": 1.0},
+            "'words.weight' gets a sparse gradient, and strategy.clip_norm .* leave clip_norm",
+        ),
+        (
+            SPARSE,
+            {"skip_nonfinite": True},
+            "and strategy.skip_nonfinite looks at dense ones; .* leave skip_nonfinite out",
+        ),
     ],
 )
 def test_what_cannot_be_as_in_the_plain_loop_is_refused_by_its_name(
@@ -64,6 +86,19 @@ def test_what_cannot_be_as_in_the_plain_loop_is_refused_by_its_name(
 ) -> None:
     with pytest.raises(PlanError, match=text):
         plan_of(changing(facts), **settings)
+
+
+def test_a_sparse_gradient_is_refused_where_stages_share_a_parameter(
+    plan_of: Callable[..., Plan],
+    inspection_of: Callable[..., Inspection],
+    unit_of: Callable[..., UnitFacts],
+    parameter_of: Callable[..., ParameterFacts],
+) -> None:
+    units = [unit_of(0), unit_of(1), unit_of(2)]
+    tied = dataclasses.replace(inspection_of(units), parameters=(parameter_of(0, 2, **SPARSE), parameter_of(1)))
+    with pytest.raises(PlanError, match=r"'words.weight' .* stages that share a parameter .* where no parameter is"):
+        plan_of(tied, stages=2)
+    assert plan_of(tied, stages=1).synchronisation is None
 
 
 @pytest.mark.parametrize(

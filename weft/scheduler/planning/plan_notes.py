@@ -16,6 +16,7 @@ from collections.abc import Container, Iterator, Sequence
 from weft.plan.division import divide
 from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
+from weft.plan.placement import Placement
 from weft.plan.plan import Plan
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.placing import why_not_resident
@@ -180,3 +181,25 @@ def _why_not_changed(strategy: Strategy, name: str, *, trained: bool) -> str | N
             "replica on the CPU without staleness"
         )
     return None
+
+
+def check_sparse(strategy: Strategy, inspection: Inspection, placement: Placement) -> None:
+    """Buckets are dense. Errors: PlanError."""
+    name = next((each.sparse_as for each in inspection.parameters if each.sparse_as is not None), None)
+    if name is None or placement.synchronisation is None:
+        return
+    num_replicas = len(placement.replicas)
+    if strategy.clip_norm is not None or strategy.skip_nonfinite:
+        field = "clip_norm" if strategy.clip_norm is not None else "skip_nonfinite"
+        why, remedy = f"strategy.{field} looks at dense ones", f"leave {field} out"
+    elif num_replicas > 1:
+        why, remedy = f"{num_replicas} replicas add up dense ones", "train one replica"
+    elif placement.replicas[0].private:
+        why = "a replica on a device, or a stale one, hands dense ones to its updates"
+        remedy = "train on the CPU without staleness"
+    else:
+        why, remedy = "stages that share a parameter add up dense ones", "cut where no parameter is shared"
+    raise PlanError(
+        f"the parameter {name!r:.80} gets a sparse gradient, and {why}; build its nn.Embedding or nn.EmbeddingBag with "
+        f"sparse=False, or {remedy}"
+    )

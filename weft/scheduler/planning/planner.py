@@ -30,7 +30,7 @@ from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.memory import devices_have_room, plan_bytes, speculation_bytes, why_not_snapshots
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
-from weft.scheduler.planning.plan_notes import changing_in, check_changes, plan_notes
+from weft.scheduler.planning.plan_notes import changing_in, check_changes, check_sparse, plan_notes
 from weft.scheduler.planning.resized import fitted
 from weft.scheduler.planning.rings import make_rings
 from weft.scheduler.planning.simulator import SimulationError, simulate
@@ -175,6 +175,7 @@ def _placed(
 ) -> tuple[Placement, tuple[Ring, ...]]:
     strategy = spec.strategy
     placement = place(strategy, inspection, cuts, schedules=schedules, windows=windows, learns=spec.job.mode == "train")
+    check_sparse(strategy, inspection, placement)
     if strategy.update == "balanced" and placement.synchronisation is not None:
         local = local_buckets(inspection, placement, by_layer=waits_by_layer(strategy, placement))
         placement = place(strategy, inspection, cuts, local, schedules=schedules)

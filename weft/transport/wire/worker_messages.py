@@ -114,6 +114,7 @@ class _Parameter(TypedDict):
     group: _Whole
     changed_as: NotRequired[str | None]
     hooked_as: NotRequired[str | None]
+    sparse_as: NotRequired[str | None]
     state: list[_StateEntry] | None
     number: _Whole | None
     digest: _Whole | None

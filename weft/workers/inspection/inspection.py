@@ -223,7 +223,7 @@ def _inspected(
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
     changing = {*ran.changing, *changes.names()} if learns else set[str]()
-    if sample.has_sparse:  # its indices are the batch's own memory, and by the update that may have the next one
+    if sample.sparse:  # its indices are the batch's own memory, and by the update that may have the next one
         for unit in ran.units:
             unit["in_place"] = True
     differs_again = any(each.strategy.recompute or each.strategy.may_have_replicas for each in specs)
@@ -254,7 +254,7 @@ def _inspected(
         "update_seconds": 0.0 if update is None else update.seconds,
         "device_update_seconds": None if on_device is None else on_device.seconds,
         "metrics": ran.metrics,
-        "parameters": _parameter_facts(workload.model, ran.users, optimizer, update, digests, changing),
+        "parameters": _parameter_facts(workload.model, ran.users, optimizer, update, digests, changing, sample.sparse),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "streams": batches.streams,
@@ -356,8 +356,10 @@ def _parameter_facts(
     update: UpdateTimes | None,
     digests: Mapping[int, int | None],
     changing: Collection[str],
+    sparse: Collection[int],
 ) -> list[dict[str, Any]]:
-    """Of each parameter, in the order of `model.parameters()`. users: numbers of units, by its id. changing: names."""
+    """Of each parameter, in the order of `model.parameters()`. users: numbers of units, by its id. changing: names.
+    sparse: ids of those with sparse gradients."""
     named = list(model.named_parameters())
     groups = group_of(optimizer, [parameter for _, parameter in named]) if optimizer is not None else {}
     return [
@@ -371,6 +373,7 @@ def _parameter_facts(
             "state": state_facts(update.optimizer, parameter) if update is not None and update.moves else None,
             "changed_as": name if name in changing else None,
             "hooked_as": name if parameter._post_accumulate_grad_hooks else None,
+            "sparse_as": name if id(parameter) in sparse else None,
             "number": number_of(parameter),
             "digest": digests.get(index),
         }

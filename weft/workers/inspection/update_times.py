@@ -39,7 +39,7 @@ class GradientSample:
         self._seen: set[Sort] = set()  # sorts of those within
         self._beyond: dict[Sort, nn.Parameter] = {}  # of other sorts
         self._bytes: dict[int, int] = {}  # of every parameter that has had a gradient, by its id
-        self.has_sparse = False  # some gradient is
+        self.sparse: set[int] = set()  # ids of parameters whose gradients are
 
     def take(self, module: nn.Module) -> None:
         """A unit whose parameters have the gradients of its runs."""
@@ -48,7 +48,8 @@ class GradientSample:
                 self._take(parameter)
 
     def _take(self, parameter: nn.Parameter) -> None:
-        self.has_sparse |= parameter.grad is not None and parameter.grad.is_sparse
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            self.sparse.add(id(parameter))
         sort = self._sorts.get(id(parameter))
         dropped: nn.Parameter | None = parameter
         if sort is not None:
