@@ -41,16 +41,16 @@ contracts: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 tests: quick
-	$(MAKE) --jobs=2 --output-sync --no-print-directory large-0 large-1
+	$(MAKE) --jobs=3 --output-sync --no-print-directory large-0 large-1 large-2
 
 large-%: $(READY)
-	$(BIN)/pytest -m 'not quick and not soak' --half=$*
+	$(BIN)/pytest -m 'not quick and not soak' --part=$*/3
 
 quick: $(READY)  ## the small tests alone, which make test begins with: within two minutes
 	$(MAKE) --jobs=2 --output-sync --no-print-directory quick-0 quick-1
 
 quick-%: $(READY)
-	$(BIN)/pytest -m quick --half=$*
+	$(BIN)/pytest -m quick --part=$*/2
 
 exhaustive: $(READY)  ## all tests, with the whole products of axes where make test has few rows: an hour and a half
 	$(BIN)/pytest --exhaustive

@@ -46,7 +46,9 @@ TESTS = Path(__file__).parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     _PAIRS["pytest_addoption"](parser)
-    parser.addoption("--half", type=int, choices=(0, 1), help="half of the tests that are run: two at a time")
+    parser.addoption(
+        "--part", metavar="K/N", help="of N parts of the tests that run beside each other, the one from 0 on"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -61,13 +63,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(TESTS).parts[0]
         if folder not in NOT_QUICK and not any(item.get_closest_marker(name) for name in ("slow", "soak")):
             item.add_marker(pytest.mark.quick)
-    if (half := config.getoption("--half")) is not None:
-        files = _half(items, half, quick=config.getoption("markexpr") == "quick")
+    if (part := config.getoption("--part")) is not None:
+        number, num_parts = map(int, part.split("/"))
+        files = _parts(items, num_parts, quick=config.getoption("markexpr") == "quick")[number]
         items[:] = [item for item in items if item.path in files]
 
 
-def _half(items: Sequence[pytest.Item], half: int, *, quick: bool) -> set[Path]:
-    """Whole files, and as long in one half as in the other, of those that are quick or of those that are not."""
+def _parts(items: Sequence[pytest.Item], num_parts: int, *, quick: bool) -> list[set[Path]]:
+    """Whole files, and as long in one as in the other, of those that are quick or of those that are not."""
     sizes: defaultdict[Path, float] = defaultdict(float)
     name_of_size, unit, unmarked = ("weighs", "tests", 1) if quick else ("slow", "seconds", UNMARKED_SECONDS)
     for item in items:
@@ -75,13 +78,14 @@ def _half(items: Sequence[pytest.Item], half: int, *, quick: bool) -> set[Path]:
         if is_run and (item.get_closest_marker("quick") is not None) is quick:
             mark = item.get_closest_marker(name_of_size)
             sizes[item.path] += mark.kwargs.get(unit, 1) if mark is not None else unmarked
-    halves: tuple[set[Path], set[Path]] = set(), {item.path for item in items}.difference(sizes)
-    sums = [0.0, 0.0]
+    parts: list[set[Path]] = [set() for _ in range(num_parts)]
+    parts[-1] |= {item.path for item in items}.difference(sizes)
+    sums = [0.0] * num_parts
     for path, size in sorted(sizes.items(), key=lambda each: (-each[1], each[0])):
         number = sums.index(min(sums))
-        halves[number].add(path)
+        parts[number].add(path)
         sums[number] += size
-    return halves[half]
+    return parts
 
 
 # --- made-up models
