@@ -190,7 +190,9 @@ def test_a_mapping_that_cannot_be_made_of_its_items_is_refused() -> None:
         ((), ("a", "b")),
     ],
 )
-def test_values_and_shapes_and_the_length_of_lists_and_of_tuples_of_samples_are_no_structure(one: Any, other: Any) -> None:
+def test_values_and_shapes_and_the_length_of_lists_and_of_tuples_of_samples_are_no_structure(
+    one: Any, other: Any
+) -> None:
     assert difference(flatten(one)[1], flatten(other)[1]) is None
     assert difference(flatten(other)[1], flatten(one)[1]) is None
 

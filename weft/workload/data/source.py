@@ -1,7 +1,7 @@
 """Sources: what a user gives as data, and which of its samples an epoch has, in which order.
 
     a pair, or with a step any tree, of tensors   samples along the first dimension
-    a map-style dataset                           `__getitem__` and `__len__`
+    a map-style dataset                           `__getitems__` where it has one, or `__getitem__`, and `__len__`
     an iterable dataset                           its items as they come (`weft.workload.data.stream`)
     a DataLoader                                  its dataset, collate_fn, drop_last and sampler; its workers are not
 
@@ -27,6 +27,8 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    StackDataset,
+    Subset,
     TensorDataset,
     default_collate,
     default_convert,
@@ -71,6 +73,11 @@ class DataSource:
     in_order: bool  # without a sampler: as the data stand
     num_items: int  # of an epoch in all
     size: int  # of them, those that are not dropped with a last, smaller batch
+
+    @property
+    def gives_several(self) -> bool:
+        """Whether it is asked for the samples of a microbatch at once, by `__getitems__`, as a DataLoader does."""
+        return _gives_several(self.dataset)
 
     @property
     def whole(self) -> Whole | None:
@@ -162,6 +169,16 @@ def _of_loader(
     )
 
 
+def _gives_several(dataset: Any) -> bool:
+    """torch's own classes hand on what they are asked for, and ask one by one where there is nobody to hand it to."""
+    if type(dataset) is Subset:
+        return _gives_several(dataset.dataset)
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        return any(map(_gives_several, parts.values() if isinstance(parts, dict) else parts))
+    return callable(getattr(dataset, "__getitems__", None))
+
+
 def _len(dataset: Any) -> int:
     return len(dataset)
 
@@ -214,7 +231,7 @@ def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
         return TensorDataset(inputs, targets) if workload.step is None else Tensors(data)
     if workload.step is not None and (tree := _tensors(data, field)) is not None:
         return tree
-    is_sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    is_sized = (hasattr(data, "__getitem__") or _gives_several(data)) and hasattr(data, "__len__")
     if not is_sized or isinstance(data, (str, bytes, nn.Module)):
         raise WorkloadError(
             f"Workload.{field} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "
