@@ -155,6 +155,7 @@ def _of_loader(
             f"Workload.{field}: its DataLoader has batch_size = {its_size}, and job.batch_size is {batch_size}; make "
             "them equal, or leave the DataLoader's out"
         )
+    divisor = batch_size if field == "train" or its_size in (None, 1) else its_size
     num_items = _len(dataset)
     own = None if isinstance(dataset, ItemStream) or _is_plain(sampler, num_items) else sampler
     size = num_items if own is None else _length(own, field)
@@ -165,7 +166,7 @@ def _of_loader(
         sampler=own,
         in_order=field == "validation" or isinstance(dataset, ItemStream) or isinstance(sampler, SequentialSampler),
         num_items=size,
-        size=size - size % batch_size if drop_last and batch_size is not None else size,
+        size=_kept(size, divisor, field) if drop_last and divisor is not None else size,
     )
 
 
@@ -181,6 +182,16 @@ def _gives_several(dataset: Any) -> bool:
 
 def _len(dataset: Any) -> int:
     return len(dataset)
+
+
+def _kept(size: int, batch_size: int, field: Field) -> int:
+    """Without the last, smaller batch."""
+    if 0 < size < batch_size:
+        raise WorkloadError(
+            f"Workload.{field}: its DataLoader has drop_last = True, and its {size} samples are no whole batch of "
+            f"{batch_size}, so none is left; leave drop_last out, or make the batch smaller"
+        )
+    return size - size % batch_size
 
 
 def _own_collate(function: CollateFunction) -> CollateFunction | None:
