@@ -79,6 +79,15 @@ def test_a_loader_gives_its_dataset_its_order_and_what_it_drops(loader: DataLoad
     assert (made.order(0, 3).tolist(), made.size) == (order, len(order))
 
 
+@pytest.mark.parametrize("make", [lambda x: x[::-1], lambda x: x[:, ::-1], lambda x: x.astype(">f4")])
+def test_arrays_may_have_any_strides_and_byte_order(make: Any) -> None:
+    """torch takes none that go backwards, nor the other byte order, as files of instruments have it."""
+    array = make(np.arange(8, dtype=np.float32).reshape(4, 2))
+    for made in (source({"x": array, "y": np.arange(4)}).dataset, Tensors({"x": array, "y": np.arange(4)})):
+        item = made[1]
+        assert (item["x"].tolist(), item["x"].dtype) == (array[1].tolist(), torch.float32)
+
+
 def test_what_a_loader_drops_of_a_validation_goes_by_its_own_batches() -> None:
     """Of ten samples in batches of the job's, 16, nothing would have been left to measure."""
     loader: DataLoader[Any] = DataLoader(ITEMS, batch_size=4, drop_last=True)  # type: ignore[arg-type]

@@ -261,10 +261,17 @@ def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
 def _with_tensors(data: Any) -> Any:
     """A pair, a tuple or a dict of tensors and arrays, with tensors alone; anything else as it is."""
     if type(data) is dict and all(map(_has_rows, data.values())):
-        return {name: torch.as_tensor(part) for name, part in data.items()}
+        return {name: _as_tensor(part) for name, part in data.items()}
     if (type(data) is tuple or (type(data) is list and len(data) == 2)) and all(map(_has_rows, data)):
-        return type(data)(map(torch.as_tensor, data))
+        return type(data)(map(_as_tensor, data))
     return data
+
+
+def _as_tensor(part: Any) -> torch.Tensor:
+    """Of an array the same memory, but where no tensor can have its byte order or its strides."""
+    if isinstance(part, np.ndarray) and not (part.dtype.isnative and min(part.strides, default=0) >= 0):
+        part = np.ascontiguousarray(part, part.dtype.newbyteorder("="))
+    return torch.as_tensor(part)
 
 
 def _has_rows(part: object) -> bool:

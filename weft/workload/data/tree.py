@@ -221,7 +221,7 @@ class _Tree:
 def _plain(leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> torch.Tensor:
     if isinstance(leaf, np.ndarray):
         try:
-            return torch.from_numpy(np.require(leaf, requirements=["C", "W"]))
+            return torch.from_numpy(np.require(leaf, leaf.dtype.newbyteorder("="), ["C", "W"]))
         except TypeError:
             raise WorkloadError(
                 f"{''.join(path)} is an array of {leaf.dtype}, which no tensor can hold; give numbers, or a "
