@@ -177,6 +177,7 @@ class Inspection:
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
     keeps_elsewhere: bool = False  # a step that is run again, all else as it was, comes to another loss
     on_epoch: bool = False  # the workload has a function that is asked after each epoch
+    endless: bool = False  # the training data are a stream without a length: one epoch, of what the steps need
     scheduler_metric: str | None = None  # that the scheduler takes of each validation; None of one that takes none
     unchosen: str | None = None  # why no strategy is chosen for a job that gives none, as a reason
     undivided: str | None = None  # why the batches of such a job stay whole, in the same form
@@ -261,6 +262,7 @@ class Inspection:
             uncompiled=data.get("uncompiled"),
             ready_seconds=data.get("ready_seconds", 0.0),
             on_epoch=data.get("on_epoch", False),
+            endless=data.get("endless", False),
             scheduler_metric=data.get("scheduler_metric"),
             host=Host(**data.get("host", {})),
             peer_access=data.get("peer_access", False),

@@ -203,6 +203,7 @@ class Plan:
     draws: bool = True  # as in the inspection
     seeds_others: bool = False  # as in the inspection
     streams: bool = False  # one loader draws items one after another
+    endless: bool = False  # the training data are such a stream without a length: one epoch, of what the steps need
     parameters: tuple[ParameterFacts, ...] = ()  # of the model, as they were inspected
     notes: tuple[str, ...] = ()  # what the job's user should know, a line each
     recovers: bool = True  # where there are SNAPSHOT tasks, they run now and then, for an attempt after a lost worker

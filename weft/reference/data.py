@@ -73,12 +73,20 @@ class Data:
             return dataset.rows(indices)
         if type(dataset) is TensorDataset and collate is None:
             return [tensor[indices].contiguous() for tensor in dataset.tensors]
-        items: list[Any] = []
-        for index in indices.tolist():
-            with within(f"in sample {index} of Workload.{self.source.field}"):
-                items.append(dataset[index])
+        items = self._items(indices.tolist())
         with within(f"in a batch of {samples_place(self.source.field, indices.tolist())}"):
             return (collate or collate_items)(items)
+
+    def _items(self, numbers: list[int]) -> Any:
+        dataset: Any = self.source.dataset
+        if self.source.gives_several:
+            with within(f"in {samples_place(self.source.field, numbers)}"):
+                return dataset.__getitems__(numbers)
+        items: list[Any] = []
+        for number in numbers:
+            with within(f"in sample {number} of Workload.{self.source.field}"):
+                items.append(dataset[number])
+        return items
 
 
 def split(indices: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:

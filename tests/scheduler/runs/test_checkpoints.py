@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from weft.machine.checkpoint_files import write_checkpoint
 from weft.plan.plan import Plan
 from weft.plan.tables import Adjustment
+from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.runs.checkpoints import adjusted_behind, find_checkpoint, training_of
 from weft.scheduler.runs.run import Run
 from weft.scheduler.runs.run_directory import RunDirectory
@@ -52,6 +54,25 @@ def test_what_holds_behind_a_checkpoint_is_kept_and_gone_on_with(tmp_path: Path,
     assert found.checkpoint.adjusted == ((iteration, Adjustment(shares=(1.0, 2.0))),)
     assert found.refused == []
     run.files.close()
+
+
+def test_a_job_that_draws_from_a_stream_without_a_length_may_go_on_with_more_steps(
+    tmp_path: Path, plan_of: Callable[..., Plan]
+) -> None:
+    """Its one epoch is as long as its steps, so more of them were refused as other data."""
+    plan = plan_of(steps=60, batch_size=8)
+    shorter, longer = (
+        replace(plan, itinerary=replace(plan.itinerary, num_train=steps * 8, steps=steps)) for steps in (STEP, 60)
+    )
+    before = run_in(tmp_path, steps=STEP)
+    save(before.files.path, replace(shorter, endless=True), {})
+    going_on = run_in(tmp_path / "other", resume_from=str(before.files.path))
+    found = find_checkpoint(going_on, replace(longer, endless=True))
+    assert found.checkpoint is not None
+    with pytest.raises(PlanError, match=r"with num_train = 'as many as its steps need', and this job has 480"):
+        find_checkpoint(going_on, longer)
+    before.files.close()
+    going_on.files.close()
 
 
 def test_a_job_whose_shares_are_fixed_keeps_none(tmp_path: Path, plan_of: Callable[..., Plan]) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, TensorDataset
 
 from weft.plan.division import Part
 from weft.plan.error_places import places_of
 from weft.plan.itinerary import Itinerary
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import build
+from weft.workload.randomness import seed_loading
 from weft.workload.workload import Workload, WorkloadError
 
 
@@ -83,6 +84,54 @@ def test_what_a_collate_draws_is_keyed_by_step_and_microbatch() -> None:
     made = batches([0] * 8, collate=noisy)
     again = {index: batch(made, index).tolist() for index in (1, 0)}
     assert batch(made, 0).tolist() == again[0] != again[1]
+
+
+class Several(Dataset[Any]):
+    """Read at once, by a database or of a file; what it draws it draws for all. It has no `__getitem__`."""
+
+    def __init__(self, size: int = 6, given: Callable[[list[Any]], Any] = list) -> None:
+        self.size, self.given = size, given
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitems__(self, numbers: list[int]) -> Any:
+        self.asked.append(numbers)
+        if 99 in numbers:
+            raise KeyError("no such row")
+        drawn = torch.rand(len(numbers))
+        return self.given([{"n": number, "drawn": one} for number, one in zip(numbers, drawn, strict=True)])
+
+
+@pytest.mark.parametrize("kind", ["itself", "subset", "stack"])
+def test_a_dataset_is_asked_for_the_samples_of_a_microbatch_at_once_where_it_can_be(kind: str) -> None:
+    several = Several()
+    kinds: dict[str, Any] = {"itself": several, "subset": Subset(several, range(6)), "stack": StackDataset(several)}
+    made = batch(batches(kinds[kind]), part=Part(1, 2, 2))
+    made = made[0] if kind == "stack" else made
+    seed_loading(0, 0, 1)
+    assert (made["n"].tolist(), made["drawn"].tolist()) == (numbers(6)[2:4], torch.rand(2).tolist())
+    assert several.asked[0] == numbers(6)[2:4]
+
+
+def test_what_asks_for_several_samples_is_told_with_them_or_by_their_number() -> None:
+    with pytest.raises(KeyError, match="no such row") as caught:
+        batch(batches(Subset(Several(), [99] * 4)))
+    assert places_of(caught.value) == ["in samples 0, 1, 3, 2 of Workload.train"]
+    with pytest.raises(
+        WorkloadError, match="__getitems__ of its Several returned list of 3 for 4 samples; let it return"
+    ):
+        batch(batches(Several(given=lambda items: items[:3])))
+    with pytest.raises(WorkloadError, match="returned dict for 4 samples"):
+        batch(batches(Several(given=lambda items: {"x": items})))
+    whole = Several(given=lambda items: {"n": torch.tensor([item["n"] for item in items])})
+    assert batch(batches(whole, collate=lambda given: given))["n"].tolist() == numbers(6)[:4], "a batch already"
+    items: Any = [torch.zeros(1)]
+    plain: Any = Subset(items, [0, 0, 5, 0])  # hands on to nobody: the sample is known
+    with pytest.raises(IndexError) as failed:
+        batch(batches(plain))
+    assert places_of(failed.value) == ["in sample 2 of Workload.train"]
 
 
 def test_a_loss_over_pairs_takes_a_collate_that_makes_pairs() -> None:

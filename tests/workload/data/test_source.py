@@ -79,6 +79,32 @@ def test_a_loader_gives_its_dataset_its_order_and_what_it_drops(loader: DataLoad
     assert (made.order(0, 3).tolist(), made.size) == (order, len(order))
 
 
+@pytest.mark.parametrize("make", [lambda x: x[::-1], lambda x: x[:, ::-1], lambda x: x.astype(">f4")])
+def test_arrays_may_have_any_strides_and_byte_order(make: Any) -> None:
+    """torch takes none that go backwards, nor the other byte order, as files of instruments have it."""
+    array = make(np.arange(8, dtype=np.float32).reshape(4, 2))
+    for made in (source({"x": array, "y": np.arange(4)}).dataset, Tensors({"x": array, "y": np.arange(4)})):
+        item = made[1]
+        assert (item["x"].tolist(), item["x"].dtype) == (array[1].tolist(), torch.float32)
+
+
+def test_what_a_loader_drops_of_a_validation_goes_by_its_own_batches() -> None:
+    """Of ten samples in batches of the job's, 16, nothing would have been left to measure."""
+    loader: DataLoader[Any] = DataLoader(ITEMS, batch_size=4, drop_last=True)  # type: ignore[arg-type]
+    assert source(loader, field="validation", batch_size=16).size == 8
+    assert source(DataLoader(ITEMS, drop_last=True), field="validation", batch_size=3).size == 9  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("field", "its_size"), [("train", 16), ("train", 1), ("validation", 16), ("validation", 1)])
+def test_a_loader_that_drops_all_that_it_has_is_refused_for_that(field: Any, its_size: int) -> None:
+    loader: DataLoader[Any] = DataLoader(ITEMS, batch_size=its_size, drop_last=True)  # type: ignore[arg-type]
+    told = (
+        f"Workload.{field}: its DataLoader has drop_last = True, and its 10 samples are no whole batch of 16, so none"
+    )
+    with pytest.raises(WorkloadError, match=told):
+        source(loader, field=field, batch_size=16)
+
+
 def test_a_shuffled_loader_for_validation_is_taken_in_order() -> None:
     assert orders(source(DataLoader(ITEMS, shuffle=True), field="validation"), 1) == [list(range(10))]  # type: ignore[arg-type]
 

@@ -120,7 +120,8 @@ def test_a_dataset_with_a_state_is_brought_back_to_where_it_was_when_the_job_beg
     data = Reader()
     data.place = 10
     made = batches(data)
-    assert made.num_train == 12, "three steps of four"
+    assert (made.num_train, made.are_endless) == (12, True), "three steps of four"
+    assert not batches(Sized(9)).are_endless
     first, second = itinerary(made).at(0), itinerary(made).at(1)
     assert [batch(made, first).tolist(), batch(made, second).tolist()] == [[10, 11, 12, 13], [14, 15, 16, 17]]
     assert batch(made, first).tolist() == [10, 11, 12, 13]

@@ -184,9 +184,15 @@ def test_a_mapping_that_cannot_be_made_of_its_items_is_refused() -> None:
         ([], [{"boxes": a(2)}]),
         ([{"boxes": a(2)}, {"boxes": a(0)}], [{"boxes": a(1)}]),
         ([a(2), torch.tensor(1)], [a(3), torch.tensor(2)]),
+        (("a", "b", "c"), ("a", "b")),
+        ((a(2), a(3), a(1)), (a(1),)),
+        (({"boxes": a(2), "kind": 1}, {"boxes": a(0), "kind": 2}), ({"boxes": a(1), "kind": 3},)),
+        ((), ("a", "b")),
     ],
 )
-def test_values_and_shapes_and_the_length_of_lists_are_no_structure(one: Any, other: Any) -> None:
+def test_values_and_shapes_and_the_length_of_lists_and_of_tuples_of_samples_are_no_structure(
+    one: Any, other: Any
+) -> None:
     assert difference(flatten(one)[1], flatten(other)[1]) is None
     assert difference(flatten(other)[1], flatten(one)[1]) is None
 
@@ -197,7 +203,9 @@ def test_values_and_shapes_and_the_length_of_lists_are_no_structure(one: Any, ot
         ({"x": 1}, {"x": 1, "y": 2}, "the batch has no ['y'], and had it before"),
         ({"x": {"y": 1}}, {"x": {}}, "the batch['x'] has ['y'], and had none before"),
         ((1, None), (1, 2), "the batch[1] is None, and was a number before"),
-        ((1, 2), (1, 2, 3), "the batch has no [2], and had it before"),
+        ((1, "a"), (1, "a", 3), "the batch has no [2], and had it before"),
+        ((1, 2), (1, 2, "a"), "the batch has no [2], and had it before"),
+        (("a", "b", "c"), ("a", None), "the batch has [2], and had none before"),
         ([{"x": a(2)}, {"x": "a"}], [{"x": a(2)}], "the batch[1]['x'] is str, and was a tensor of float32 before"),
         (
             Point(a(2), "a"),

@@ -153,6 +153,7 @@ def _untimed(
         scheduler_metric=inspection.scheduler_metric,
         judged=_is_judged(spec, inspection),
         streams=bool(inspection.streams),
+        endless=inspection.endless,
         parameters=inspection.parameters,
     )
 

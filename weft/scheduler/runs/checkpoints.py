@@ -137,5 +137,6 @@ def compiled_before(spec: JobSpec, run_dir: Path) -> bool | None:
 
 
 def training_of(spec: JobSpec, plan: Plan) -> dict[str, Any]:
-    """What decides which samples a step has."""
-    return {"batch_size": spec.job.batch_size, "seed": spec.job.seed, "num_train": plan.itinerary.num_train}
+    """What decides which samples a step has. A stream without a length has as many as there are to be steps."""
+    num_train = "as many as its steps need" if plan.endless else plan.itinerary.num_train
+    return {"batch_size": spec.job.batch_size, "seed": spec.job.seed, "num_train": num_train}

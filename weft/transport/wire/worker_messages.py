@@ -167,6 +167,7 @@ class _Facts(TypedDict):
     undivided: NotRequired[str | None]
     unsaved: str | None
     on_epoch: bool
+    endless: NotRequired[bool]
     scheduler_metric: str | None
     copy_bytes_per_second: _Rate
     small_size: _Whole

@@ -12,8 +12,8 @@ from torch import nn
 
 from weft.workers.inspection.cut_trial import CutTrial, StageError, TrialOutcome
 from weft.workload.cutting.calls import Seed
-from weft.workload.cutting.cut_step import CannotSendError, OtherCallsError, Step
-from weft.workload.cutting.placeholder import PlaceholderError
+from weft.workload.cutting.cut_step import OtherCallsError, Step
+from weft.workload.cutting.placeholder import CannotSendError, PlaceholderError
 from weft.workload.workload import WorkloadError
 
 Told = Callable[[BaseException | None], str]

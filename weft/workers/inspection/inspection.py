@@ -258,6 +258,7 @@ def _inspected(
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
         "streams": batches.streams,
+        "endless": batches.are_endless,
         "data_bytes": _data_bytes(batches),
         "on_epoch": learns and workload.on_epoch is not None,
         "scheduler_metric": metric_of(workload, scheduler),

@@ -27,8 +27,7 @@ from weft.workload.cutting.calls import CallNumbers, Seed
 from weft.workload.cutting.leaves import replaced, tensors_in
 from weft.workload.cutting.loose import LooseNames, LooseResults, is_loose
 from weft.workload.cutting.names import call_name, is_argument, names_by_place, slots_of
-from weft.workload.cutting.operation import TWO_WAYS_OUT
-from weft.workload.cutting.placeholder import Placeholder, PlaceholderError, resolved
+from weft.workload.cutting.placeholder import Placeholder, resolved, sendable
 from weft.workload.cutting.skipped import OtherStructure, SkippedCalls
 from weft.workload.cutting.substitutes import Substitutes
 from weft.workload.cutting.tape import Tape, alone, answered, playing
@@ -43,10 +42,6 @@ _SAME_CALLS = (
     "a step of several stages must call the same modules in the same order for every batch; keep what depends on the "
     "batch inside one module or, by strategy.split, inside one stage"
 )
-
-
-class CannotSendError(PlaceholderError):
-    """A stage is to send what it has not got."""
 
 
 class OtherCallsError(WorkloadError):
@@ -357,7 +352,7 @@ class CutStep:
         made = {leaf: self._sent.get(name) for leaf, name in reversed(self._ends.given)}
         for leaf, name in places:
             if name not in self._sent and leaf < len(tensors):
-                tensor = resolved(tensors[leaf]) if self._substitutes.are_known else _real(tensors[leaf])
+                tensor = resolved(tensors[leaf]) if self._substitutes.are_known else sendable(tensors[leaf])
                 if tensor is not made[leaf] and not isinstance(tensor, Placeholder):  # else who has made it has sent it
                     self._sent[name] = made[leaf] = tensor
 
@@ -374,7 +369,7 @@ class CutStep:
     def _made(self, name: str, tensor: torch.Tensor) -> None:
         self._substitutes.see(name, tensor)
         if self._is_inside and name in self._sends:
-            self._sent[name] = _real(tensor)
+            self._sent[name] = sendable(tensor)
         elif name in self._came and isinstance(tensor, Placeholder):
             self._known[name] = tensor
             if self._is_inside:
@@ -386,12 +381,3 @@ class CutStep:
             return function(*args)
         with self._looks.paused():
             return function(*args)
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = resolved(tensor)
-    if isinstance(tensor, Placeholder):
-        raise CannotSendError(
-            f"{tensor.what} is needed by a later stage, and the stage before that has no numbers of it; {TWO_WAYS_OUT}"
-        )
-    return tensor

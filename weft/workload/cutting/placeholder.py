@@ -48,6 +48,10 @@ class PlaceholderError(WorkloadError):
     """A number is needed of a tensor that another stage has."""
 
 
+class CannotSendError(PlaceholderError):
+    """A stage is to send what it has not got, or nobody can have elsewhere."""
+
+
 class Placeholder(torch.Tensor):
     came: torch.Tensor | None
     what: str  # it stands for
@@ -173,6 +177,21 @@ def _fake_like(tensor: torch.Tensor, device: torch.device | None) -> torch.Tenso
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
     """What a placeholder stands for, where that has come over."""
     return tensor.came if isinstance(tensor, Placeholder) and tensor.came is not None else tensor
+
+
+def sendable(tensor: torch.Tensor) -> torch.Tensor:
+    """What a stage sends for it. Errors: CannotSendError."""
+    tensor = resolved(tensor)
+    if isinstance(tensor, Placeholder):
+        raise CannotSendError(
+            f"{tensor.what} is needed by a later stage, and the stage before that has no numbers of it; {TWO_WAYS_OUT}"
+        )
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise CannotSendError(
+            "the stage begins inside of a call of torch.vmap, or of another transform of torch.func, and its tensors "
+            "are such in there alone; cut elsewhere (strategy.split), or put that call into one nn.Module"
+        )
+    return tensor
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:

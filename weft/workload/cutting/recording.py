@@ -36,6 +36,7 @@ class StepRecording(TorchFunctionMode):
         }
         self._names = {id(each): name for name, each in named_tensors(model) if id(each) not in tables}
         self._state = dict(named_tensors(model))
+        self._states_of = {each: self._state_of(each) for each in self._visible if each.kind is CallKind.OPAQUE}
         self._parameters = {_storage(p): name for name, p in model.named_parameters()}
         self._versions = {name: p._version for name, p in model.named_parameters()}
         self._written: set[str] = set()  # parameters, past the count of changes: through .data
@@ -107,7 +108,7 @@ class StepRecording(TorchFunctionMode):
         self._calls.append(visible)
         self._drawing.clear()
         self._loose.call = call_name(visible.name, occurrence)
-        self._states.append(self._state_of(visible))
+        self._states.append(self._states_of[visible])
         given = ((leaf, self._known(tensor)) for leaf, tensor in enumerate(tensors_in((args, kwargs))))
         self._arguments.append({leaf: fed for leaf, fed in given if fed is not None})
         self._reads.append(Read(self._region, list(self._arguments[-1].values()), [], is_call=True))
@@ -243,12 +244,13 @@ class StepRecording(TorchFunctionMode):
         """Items of repeated blocks of which others were called."""
         called = {_kind_of_item(each) for each in self._calls} - {None}
         return [
-            (each.name, self._state_of(each))
+            (each.name, self._states_of[each])
             for each in self._visible
             if each.kind is CallKind.OPAQUE and each not in self._occurrences and _kind_of_item(each) in called
         ]
 
     def _state_of(self, visible: Visible) -> frozenset[str]:
+        """While the module has its own: torch.func.functional_call gives it others for a call."""
         return frozenset(self._names[id(each)] for _, each in named_tensors(visible.module))
 
 
@@ -260,7 +262,9 @@ def _refuse_update(optimizer: Any, args: Any, kwargs: Any) -> NoReturn:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
+    """0 of what has none: of what torch.func makes while one of its transforms runs, too."""
+    has_one = tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return int(tensor.untyped_storage()._cdata) if has_one else 0
 
 
 def _is_alike(given: torch.Tensor, made: torch.Tensor) -> bool:

@@ -42,6 +42,11 @@ class Batches:
         """The fields of the workload whose items are drawn one after another."""
         return [source.field for source in self.sources().values() if isinstance(source.dataset, ItemStream)]
 
+    @property
+    def are_endless(self) -> bool:
+        """Whether training draws from a stream without a length."""
+        return isinstance(self._train.dataset, ItemStream) and self._train.dataset.is_endless
+
     def sources(self) -> dict[bool, DataSource]:
         """By whether they are for training."""
         return {True: self._train} | ({} if self._validation is None else {False: self._validation})

@@ -53,11 +53,27 @@ def batch_of(source: DataSource, numbers: Sequence[int]) -> tuple[list[torch.Ten
 
 
 def _items(source: DataSource, numbers: Sequence[int]) -> list[Any]:
+    if source.gives_several:
+        return _several(source, numbers)
     items: list[Any] = []
     with within(lambda: f"in {samples_place(source.field, [numbers[len(items)]])}"):
         for number in numbers:
             items.append(source.dataset[number])  # noqa: PERF401  # what a comprehension has so far is lost with the error
     return items
+
+
+def _several(source: DataSource, numbers: Sequence[int]) -> list[Any]:
+    """As `__getitems__` gives them: for a collate function of the user's, which takes them as they are, anything."""
+    dataset: Any = source.dataset
+    with within(lambda: f"in {samples_place(source.field, numbers)}"):
+        items: Any = dataset.__getitems__(list(numbers))
+    if source.collate is None and not (isinstance(items, (list, tuple)) and len(items) == len(numbers)):
+        what = f"{kind_of(items)} of {len(items)}" if isinstance(items, (list, tuple)) else kind_of(items)
+        raise WorkloadError(
+            f"Workload.{source.field}: __getitems__ of its {kind_of(dataset)} returned {what} for {len(numbers)} "
+            "samples; let it return a list with an item for each"
+        )
+    return items  # type: ignore[no-any-return]  # of the user's
 
 
 def _collated(source: DataSource, numbers: Sequence[int], items: list[Any], check: _Check) -> Any:

@@ -1,7 +1,7 @@
 """Sources: what a user gives as data, and which of its samples an epoch has, in which order.
 
     a pair, or with a step any tree, of tensors   samples along the first dimension
-    a map-style dataset                           `__getitem__` and `__len__`
+    a map-style dataset                           `__getitems__` where it has one, or `__getitem__`, and `__len__`
     an iterable dataset                           its items as they come (`weft.workload.data.stream`)
     a DataLoader                                  its dataset, collate_fn, drop_last and sampler; its workers are not
 
@@ -27,6 +27,8 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    StackDataset,
+    Subset,
     TensorDataset,
     default_collate,
     default_convert,
@@ -71,6 +73,11 @@ class DataSource:
     in_order: bool  # without a sampler: as the data stand
     num_items: int  # of an epoch in all
     size: int  # of them, those that are not dropped with a last, smaller batch
+
+    @property
+    def gives_several(self) -> bool:
+        """Whether it is asked for the samples of a microbatch at once, by `__getitems__`, as a DataLoader does."""
+        return _gives_several(self.dataset)
 
     @property
     def whole(self) -> Whole | None:
@@ -148,6 +155,7 @@ def _of_loader(
             f"Workload.{field}: its DataLoader has batch_size = {its_size}, and job.batch_size is {batch_size}; make "
             "them equal, or leave the DataLoader's out"
         )
+    divisor = batch_size if field == "train" or its_size in (None, 1) else its_size
     num_items = _len(dataset)
     own = None if isinstance(dataset, ItemStream) or _is_plain(sampler, num_items) else sampler
     size = num_items if own is None else _length(own, field)
@@ -158,12 +166,32 @@ def _of_loader(
         sampler=own,
         in_order=field == "validation" or isinstance(dataset, ItemStream) or isinstance(sampler, SequentialSampler),
         num_items=size,
-        size=size - size % batch_size if drop_last and batch_size is not None else size,
+        size=_kept(size, divisor, field) if drop_last and divisor is not None else size,
     )
+
+
+def _gives_several(dataset: Any) -> bool:
+    """torch's own classes hand on what they are asked for, and ask one by one where there is nobody to hand it to."""
+    if type(dataset) is Subset:
+        return _gives_several(dataset.dataset)
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        return any(map(_gives_several, parts.values() if isinstance(parts, dict) else parts))
+    return callable(getattr(dataset, "__getitems__", None))
 
 
 def _len(dataset: Any) -> int:
     return len(dataset)
+
+
+def _kept(size: int, batch_size: int, field: Field) -> int:
+    """Without the last, smaller batch."""
+    if 0 < size < batch_size:
+        raise WorkloadError(
+            f"Workload.{field}: its DataLoader has drop_last = True, and its {size} samples are no whole batch of "
+            f"{batch_size}, so none is left; leave drop_last out, or make the batch smaller"
+        )
+    return size - size % batch_size
 
 
 def _own_collate(function: CollateFunction) -> CollateFunction | None:
@@ -214,7 +242,7 @@ def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
         return TensorDataset(inputs, targets) if workload.step is None else Tensors(data)
     if workload.step is not None and (tree := _tensors(data, field)) is not None:
         return tree
-    is_sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    is_sized = (hasattr(data, "__getitem__") or _gives_several(data)) and hasattr(data, "__len__")
     if not is_sized or isinstance(data, (str, bytes, nn.Module)):
         raise WorkloadError(
             f"Workload.{field} is {kind_of(data)}; give a map-style dataset with __len__ and __getitem__, "
@@ -233,10 +261,17 @@ def _dataset(data: Any, field: Field, workload: Workload) -> Dataset[Any]:
 def _with_tensors(data: Any) -> Any:
     """A pair, a tuple or a dict of tensors and arrays, with tensors alone; anything else as it is."""
     if type(data) is dict and all(map(_has_rows, data.values())):
-        return {name: torch.as_tensor(part) for name, part in data.items()}
+        return {name: _as_tensor(part) for name, part in data.items()}
     if (type(data) is tuple or (type(data) is list and len(data) == 2)) and all(map(_has_rows, data)):
-        return type(data)(map(torch.as_tensor, data))
+        return type(data)(map(_as_tensor, data))
     return data
+
+
+def _as_tensor(part: Any) -> torch.Tensor:
+    """Of an array the same memory, but where no tensor can have its byte order or its strides."""
+    if isinstance(part, np.ndarray) and not (part.dtype.isnative and min(part.strides, default=0) >= 0):
+        part = np.ascontiguousarray(part, part.dtype.newbyteorder("="))
+    return torch.as_tensor(part)
 
 
 def _has_rows(part: object) -> bool:

@@ -23,9 +23,11 @@ _BEGINNING = -1  # stands for the number of an item in the key of what is drawn 
 
 
 class ItemStream(Dataset[Any]):
-    """keep: items that are drawn before they are asked for, at most; those of a batch."""
+    """keep: items that are drawn before they are asked for, at most; those of a batch. is_endless: it has no length of
+    its own."""
 
-    def __init__(self, dataset: Any, field: str, *, size: int, keep: int) -> None:
+    def __init__(self, dataset: Any, field: str, *, size: int, keep: int, is_endless: bool = False) -> None:
+        self.is_endless = is_endless
         self._dataset = dataset
         self._field = field
         self._size = size
@@ -105,7 +107,7 @@ def stream_of(
     if length is None and (steps is None or batch_size is None or field != "train"):
         raise WorkloadError(f"{what} without a length; give it a __len__{', or job.steps' * (field == 'train')}")
     size = length if length is not None else (steps or 0) * (batch_size or 0)
-    return ItemStream(dataset, field, size=size, keep=batch_size or 1)
+    return ItemStream(dataset, field, size=size, keep=batch_size or 1, is_endless=length is None)
 
 
 def _length(dataset: Any) -> int | None:

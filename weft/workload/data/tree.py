@@ -168,7 +168,8 @@ def ways(skeleton: Skeleton) -> list[str]:
 def difference(skeleton: Skeleton, other: Skeleton, what: str = "the batch", where: str = "before") -> str | None:
     """Where two structures part, in a phrase about the first, or None: "the batch['x'] is None, and was str before".
 
-    The values of constants are no structure, and no more is the length of a list, whose items may be the samples.
+    The values of constants are no structure, and no more is the length of a list, or of a tuple of items that are all
+    alike: those may be the samples.
     """
     return next(_differences(skeleton, other, (what,), where), None)
 
@@ -220,7 +221,7 @@ class _Tree:
 def _plain(leaf: torch.Tensor | np.ndarray[Any, Any], path: _Path) -> torch.Tensor:
     if isinstance(leaf, np.ndarray):
         try:
-            return torch.from_numpy(np.require(leaf, requirements=["C", "W"]))
+            return torch.from_numpy(np.require(leaf, leaf.dtype.newbyteorder("="), ["C", "W"]))
         except TypeError:
             raise WorkloadError(
                 f"{''.join(path)} is an array of {leaf.dtype}, which no tensor can hold; give numbers, or a "
@@ -268,7 +269,7 @@ def _differences(one: Skeleton, other: Skeleton, path: _Path, where: str) -> Ite
         yield f"{here} is {one.kind.__name__} of other parts than {where}"
         return
     ours, theirs = _named(one), _named(other)
-    if issubclass(one.kind, list):
+    if len(ours) != len(theirs) and _may_be_samples(one) and _may_be_samples(other):
         theirs = _of_length(theirs, len(ours)) if ours and theirs else ours
     for name in theirs.keys() - ours.keys():
         yield f"{here} has no {name}, and had it {where}"
@@ -306,7 +307,16 @@ def _named(branch: _Branch) -> dict[str, Skeleton]:
     return {f"[{number}]": child for number, child in enumerate(branch.children)}
 
 
+def _may_be_samples(branch: _Branch) -> bool:
+    """A list's items may be, and those of a tuple where they are all alike: `zip(*items)` gives such, and so torch's
+    `default_collate` does with the names of samples (image, target, name)."""
+    if branch.kind is tuple:
+        children = branch.children
+        return all(difference(each, children[0]) is None for each in children[1:])
+    return issubclass(branch.kind, list)
+
+
 def _of_length(items: dict[str, Skeleton], length: int) -> dict[str, Skeleton]:
-    """Of a list, whose items may be samples: as many as another one has, the missing ones like the first."""
+    """Of a sequence, whose items may be samples: as many as another one has, the missing ones like the first."""
     first = items["[0]"]
     return {f"[{number}]": items.get(f"[{number}]", first) for number in range(length)}
