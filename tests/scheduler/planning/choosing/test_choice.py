@@ -185,7 +185,9 @@ def test_what_no_candidate_can_is_refused_with_the_sum(
     def small(*arguments: Any, **options: Any) -> Plan:
         return make_plan(*arguments, **options, shared_bytes_free=100)
 
-    with pytest.raises(PlanError, match=r"the plan needs \d+ MiB of shared memory .* and /dev/shm has 0 MiB free"):
+    with pytest.raises(
+        PlanError, match=r"the plan needs 0\.03 MiB of shared memory .* and /dev/shm has 0\.00 MiB free"
+    ):
         choose(auto(), measured([0.01] * 2), small)
     with pytest.raises(PlanError, match="no candidate has the axes that are given"):
         choose(auto(stages=3), measured([0.01] * 3), make)
