@@ -27,6 +27,13 @@ def test_a_spec_has_the_text_of_the_grid_that_it_names(tmp_path: Path) -> None:
     assert JobSpec.parse(spec.to_wire()) == spec, "whoever has it from the wire needs no file"
 
 
+def test_files_as_windows_editors_save_them_are_read(tmp_path: Path) -> None:
+    """With a mark of the byte order before the text, and two characters at a line's end."""
+    for name, text in (("my.grid", GRID), ("job.toml", JOB)):
+        (tmp_path / name).write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+    assert JobSpec.load(tmp_path / "job.toml").strategy.schedule == GRID
+
+
 def test_an_override_counts_before_the_grid_and_may_name_one(tmp_path: Path) -> None:
     (tmp_path / "other.grid").write_text(GRID)
     (tmp_path / "job.toml").write_text(JOB)

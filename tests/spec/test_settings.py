@@ -44,6 +44,11 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
     assert load_settings(flags, environment, None).workers == expected
 
 
+def test_a_file_may_begin_with_a_mark_of_its_byte_order() -> None:
+    Path("weft.toml").write_bytes("[daemon]\nworkers = 3\n".encode("utf-8-sig"))
+    assert load_settings({}, {}, None).workers == 3
+
+
 def test_every_setting_can_come_from_every_source() -> None:
     values = {
         "runtime_dir": "r",

@@ -91,7 +91,7 @@ def read_grid_file(tables: dict[str, Any]) -> None:
         return
     path = Path(str(tables.get("directory", "")), name)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise SpecError(
             f"strategy.schedule: {str(path)!r} cannot be read ({error.strerror}); the path is relative to the spec's "

@@ -141,7 +141,7 @@ def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str], file
 
 def _daemon_table(path: Path) -> dict[str, Any]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         problem = error.strerror or "not a file"
         raise SpecError(f"{path}: cannot be read ({problem}); make it readable, or give another by --config") from None

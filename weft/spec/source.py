@@ -44,7 +44,7 @@ def python_function(source: str | Path) -> tuple[str, str]:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise SpecError(f"{path}: no such file; {_REMEDY}") from None
     except IsADirectoryError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,8 +33,8 @@ def test_a_worker_may_have_several_stages() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("# nothing", "a worker without passes; write a line for each"),
-        ("F0 B0\n.", "a worker without passes"),
+        ("# nothing", "no worker has a pass; write a line for each worker"),
+        ("F0 B0\n.", "line 2 is a worker without passes; write its passes there, or leave the line out"),
         ("F0 B0 X1", "line 1: 'X1' is no pass; write . for a wait, or a letter of F (forward), B (backward)"),
         ("# mine\n\nF0 B0\nF0 B0 F1", "line 3 lacks F1; each stage has every microbatch once"),
         ("F0 B0\nF0", "line 2 lacks B0; each stage has every microbatch once"),
@@ -50,6 +53,8 @@ def test_a_worker_may_have_several_stages() -> None:
             "line 1 stands at B0 and waits for B0 of line 2; line 2 stands at F1 and waits for F1 of line 1: that is a "
             "deadlock; in line 2 write B0 before F1",
         ),
+        ("1F0 1B0\n0F0 2F0 0B0 2B0", "that is a deadlock; in line 2 write 2B0 before 0B0"),
+        ("1F0 1B0\n2F0 0F0 2B0 0B0", "that is a deadlock; in line 2 write 0F0 before 2F0"),
         ("F0 1F0 B0 1B0", "that is a deadlock; in line 1 write 1B0 before B0"),
     ],
 )
@@ -62,6 +67,45 @@ def test_what_is_wrong_is_one_sentence_with_the_line_and_the_remedy(text: str, s
 
 def test_the_remedy_for_a_deadlock_mends_it() -> None:
     assert read_grid("F0 B0 F1 B1\nF0 B0 F1 B1") == SCHEDULES["model-parallel"](2, 2)
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.randoms(use_true_random=False))
+def test_whatever_is_out_of_order_the_remedies_lead_to_a_grid_that_runs(
+    stages: int, microbatches: int, workers: int, rng: random.Random
+) -> None:
+    """Where a worker has several stages, the remedy for a deadlock once was to write a pass before itself."""
+    programs: list[list[str]] = [[] for _ in range(min(workers, stages))]
+    for stage in range(stages):
+        for m in range(microbatches):
+            back = ("B",) if rng.random() < 0.5 else ("I", "W")
+            programs[stage % len(programs)] += [f"{stage}{letter}{m}" for letter in ("F", *back)]
+    for program in programs:
+        rng.shuffle(program)
+    for _ in range(300):
+        lines = [" ".join(program) for program in programs]
+        try:
+            read_grid("\n".join(lines))
+        except ScheduleError as error:
+            line, first, then = remedy(str(error))
+        else:
+            return
+        program = programs[line]
+        names = [name.removeprefix(str(line)) if name[0] == str(line) else name for name in program]
+        assert names.index(then) < names.index(first)
+        program.insert(names.index(then), program.pop(names.index(first)))
+    raise AssertionError("\n".join(lines))
+
+
+def remedy(told: str) -> tuple[int, str, str]:
+    """(line from 0, what is to be written before, what): as a sentence has it."""
+    if (deadlock := re.search(r"in line (\d+) write (\S+) before (\S+)$", told)) is not None:
+        line, first, then = deadlock.groups()
+    else:
+        found = re.match(r"line (\d+) has (\S+) (before|behind) (\w+)", told)
+        assert found is not None, told
+        line, one, where, other = found.groups()
+        first, then = (one, other) if where == "behind" else (other, one)
+    return int(line) - 1, first, then
 
 
 def test_a_grid_of_another_size_than_the_jobs_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from weft.plan.inspection import Inspection, ParameterFacts, StateFacts, UnitFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
-from weft.scheduler.planning.memory import SNAPSHOT_SHARE, UNKNOWN_STATE, why_not_snapshots
+from weft.scheduler.planning.memory import SNAPSHOT_SHARE, UNKNOWN_STATE, told_apart, why_not_snapshots
 from weft.spec.job_spec import JobSpec
 
 MIB = 1 << 20
@@ -50,7 +51,25 @@ def test_two_snapshots_have_to_fit_beside_the_plan(
     assert why_not_snapshots(spec, inspection, other, bytes_free=need + 1) is None
     told = why_not_snapshots(spec, inspection, other, bytes_free=need * 0.99)
     assert told is not None
-    assert told.startswith(f"they take {2 * mib} MiB of memory beside the plan's 3, and ")
+    copies, plan, free, room = map(float, re.findall(r"[\d.]+(?= MiB)", told))
+    assert (copies, plan, free) == (2 * mib, 3, pytest.approx(need * 0.99 / MIB, abs=0.5))
+    assert room < copies
+
+
+def test_what_is_told_of_sizes_shows_which_is_more() -> None:
+    """A plan was refused that needed 4 MiB where 4 MiB were free."""
+    assert told_apart(4 * MIB, 3 * MIB) == ["4 MiB", "3 MiB"]
+    assert told_apart(4 * MIB, 4 * MIB - 1) == ["4.000000 MiB", "3.999999 MiB"]
+    assert told_apart(100_000, 40_000, 40_000) == ["0.1 MiB", "0.0 MiB", "0.0 MiB"]
+
+
+def test_a_plan_that_leaves_no_room_at_all_says_so(
+    of_a_mib: Callable[..., Inspection], spec_of: Callable[..., JobSpec]
+) -> None:
+    told = why_not_snapshots(spec_of(), of_a_mib(), 9 * MIB, bytes_free=10 * MIB)
+    assert told == (
+        "they take 8 MiB of memory beside the plan's 9 MiB, and of the 10 MiB that are free there is room for none"
+    )
 
 
 def test_each_reason_is_told(of_a_mib: Callable[..., Inspection], spec_of: Callable[..., JobSpec]) -> None:

@@ -126,7 +126,10 @@ def test_a_line_says_that_batches_of_one_size_are_not_of_one_shape(
         (
             (1 << 27) + (1 << 20),
             1 << 30,
-            ["data: not resident on GPUs, since their 129 MiB are more than an eighth of a GPU's free 1024 MiB"],
+            [
+                "data: not resident on GPUs, since their 129 MiB are more than an eighth (128 MiB) of a GPU's free "
+                "1024 MiB"
+            ],
         ),
     ],
 )

@@ -9,6 +9,8 @@ import pytest
 from weft.plan.inspection import Inspection, ParameterFacts, UnitFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.scheduler.planning.costs import mean_seconds
+from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.simulator import Simulation, simulate
 
 PlanOf = Callable[..., Plan]
@@ -55,3 +57,26 @@ def test_without_milestones_inside_sync_waits_for_the_end_of_backward(plan: Plan
 
 def test_a_milestone_at_the_end_of_its_task_changes_nothing(plan: Plan) -> None:
     assert simulate(plan, milestones=milestones(plan, 1.0)).spans == simulate(plan).spans
+
+
+@pytest.mark.parametrize("part", [0.0, 0.25, 0.5, 1.0])
+def test_no_iteration_is_shorter_than_the_limit_wherever_milestones_are_posted(plan: Plan, part: float) -> None:
+    """`weft plan` once told an iteration of 0.28 ms, and that none is shorter than 0.31 ms: the limit had gradients
+    complete at the ends of backwards only."""
+    inside = milestones(plan, part)
+    simulated = simulate(plan, milestones=inside, iterations=12).iteration_seconds
+    limit = speed_limit(plan.graph, mean_seconds(plan), inside).seconds
+    assert limit <= simulated * (1 + 1e-9)
+    if part == 1.0:
+        assert limit == speed_limit(plan.graph, mean_seconds(plan)).seconds
+
+
+def test_a_cycle_through_a_milestone_has_the_part_of_the_task_that_comes_before_it(
+    plan_of: PlanOf, inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts]
+) -> None:
+    """Forward 1 s, half of a backward 1 s, and the sums and updates of the only bucket."""
+    plan = plan_of(inspection_of([unit_of(0, 1.0, 2.0)], update_seconds=8.0), replicas=2)
+    inside = milestones(plan, 0.5)
+    whole, half = (speed_limit(plan.graph, mean_seconds(plan), given).seconds for given in (None, inside))
+    assert whole - half == pytest.approx(1.0)
+    assert half == pytest.approx(simulate(plan, milestones=inside).iteration_seconds)

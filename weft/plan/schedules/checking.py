@@ -26,9 +26,13 @@ def check_schedule(schedule: Schedule) -> None:
 
 
 def _check_stages(schedule: Schedule) -> None:
-    if not schedule.programs or not all(schedule.programs):
-        raise ScheduleError("a worker without passes; write a line for each, for example F0 F1 B0 B1")
+    if not schedule.programs:
+        raise ScheduleError("no worker has a pass; write a line for each worker, for example F0 F1 B0 B1")
     for worker, program in enumerate(schedule.programs):
+        if not program:
+            raise ScheduleError(
+                f"{schedule.line(worker)} is a worker without passes; write its passes there, or leave the line out"
+            )
         for each in program:
             if (home := schedule.worker_of[each.stage]) != worker:
                 raise ScheduleError(

@@ -220,9 +220,48 @@ class Schedule:
             f"{self.line(self.worker_of[other.stage])}"
             for w, each, other in waits
         )
-        last, each, _ = waits[-1]  # whom the one before it in the circle waits for
-        wanted = waits[-2 if len(waits) > 1 else -1][2]
-        return f"{told}: that is a deadlock; in {self.line(last)} write {self.shown(wanted)} before {self.shown(each)}"
+        return f"{told}: that is a deadlock; {self._way_out(waits, places, ended)}"
+
+    def _way_out(
+        self, waits: Sequence[tuple[int, Pass, Pass]], places: Sequence[int], ended: Mapping[Pass, int]
+    ) -> str:
+        """One pass written earlier in one line of a circle. waits: (worker, where it stands, what it waits for).
+
+        Not every place in a circle will do: what a line stands at may itself have to come before what is waited for.
+        It cannot be so at all of them, since nothing has to come before itself.
+        """
+        for number in reversed(range(len(waits))):
+            worker, stands, _ = waits[number]
+            wanted = waits[number - 1][2]
+            before = self._before(wanted, ended)
+            if stands in before:
+                continue
+            left = self.programs[worker][places[worker] :]
+            while (first := next(each for each in left if each in before)) != wanted:
+                wanted, before = first, self._before(first, ended)
+            return f"in {self.line(worker)} write {self.shown(wanted)} before {self.shown(stands)}"
+        raise AssertionError(f"{self.programs}: passes that have to come before themselves")
+
+    def _before(self, each: Pass, ended: Mapping[Pass, int]) -> set[Pass]:
+        """Itself and all passes left that have to come before it, whatever the lines' order."""
+        found, following = {each}, [each]
+        while following:
+            for other in self._directly_before(following.pop()):
+                if other not in ended and other not in found:
+                    found.add(other)
+                    following.append(other)
+        return found
+
+    def _directly_before(self, each: Pass) -> list[Pass]:
+        """What it needs, and those of the microbatch before, in whose order each stage has them."""
+        stage, kind, m = each.stage, each.kind, each.microbatch - 1
+        if m < 0:
+            return self.needs(each)
+        if kind is Kind.FORWARD:
+            return [*self.needs(each), each._replace(microbatch=m)]
+        back = [self.hands_back[stage, m]] if KINDS[kind].hands_back else []
+        ends = [self.ends[stage, m]] if each == self.ends[stage, each.microbatch] else []
+        return [*self.needs(each), *back, *ends]
 
     def _missing(self, worker: int, places: Sequence[int], ended: Mapping[Pass, int]) -> Pass:
         return next(other for other in self.needs(self.programs[worker][places[worker]]) if other not in ended)

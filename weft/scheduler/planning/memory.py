@@ -20,6 +20,15 @@ SPECULATION_SHARE = 1 / 8  # of a GPU's free memory, for what undoing an update 
 UNKNOWN_STATE = 2  # times a parameter's bytes, of an optimizer whose state nobody could look into
 
 
+def told_apart(*num_bytes: float) -> list[str]:
+    """Of a sentence that says that one is more than another: with as many digits as show it."""
+    for digits in range(8):  # the last of which is a tenth of a byte
+        shown = [f"{each / 2**20:.{digits}f}" for each in num_bytes]
+        if len(set(shown)) == len(set(num_bytes)):
+            break
+    return [f"{each} MiB" for each in shown]
+
+
 def state_bytes(inspection: Inspection, placement: Placement) -> int:
     """Of the optimizer's state."""
     return sum(_state_bytes(inspection, bucket) for bucket in _updated_on_host(placement))
@@ -72,10 +81,12 @@ def why_not_snapshots(spec: JobSpec, inspection: Inspection, other_bytes: int, *
     if inspection.unsaved is not None:
         return inspection.unsaved
     needed = _num_places(spec) * _snapshot_bytes(inspection)
-    if other_bytes + needed > bytes_free * SNAPSHOT_SHARE:
+    most = bytes_free * SNAPSHOT_SHARE
+    if other_bytes + needed > most:
+        copies, plan, room, free = told_apart(needed, other_bytes, most - other_bytes, bytes_free)
         return (
-            f"they take {needed / 2**20:.0f} MiB of memory beside the plan's {other_bytes / 2**20:.0f}, and "
-            f"{bytes_free / 2**20:.0f} MiB are free"
+            f"they take {copies} of memory beside the plan's {plan}, and of the {free} that are free there is room for "
+            f"{room if most > other_bytes else 'none'}"
         )
     return None
 

@@ -12,8 +12,8 @@ from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan
 from weft.scheduler.planning.costs import mean_seconds
-from weft.scheduler.planning.limit import speed_limit
-from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Milestones, Simulation, simulate
+from weft.scheduler.planning.limit import Milestones, speed_limit
+from weft.scheduler.planning.simulator import WARMUP_ITERATIONS, Simulation, simulate
 
 MOST_OFF: Final = 1.5  # times more, or less, than was measured; arbitrary, between what runs showed to be near and not
 MAX_TASKS: Final = 4096  # in an iteration: the critical cycle of more takes seconds to find
@@ -44,15 +44,16 @@ def outlook_of(
 ) -> tuple[Outlook, Simulation]:
     """seconds: of each task. names: of the workers by position. lost: seconds of each task's lane beside it, to reports
     and dispatches. wake_seconds: as of `simulate`. Errors: SimulationError."""
+    milestones = gradient_milestones(plan, inspection)
     simulation = simulate(
         plan,
         [own + more for own, more in zip(seconds, lost, strict=True)],
-        milestones=gradient_milestones(plan, inspection),
+        milestones=milestones,
         wake_seconds=wake_seconds,
     )
     limit = cycle = through = None
     if len(plan.graph.tasks) <= MAX_TASKS:
-        found = speed_limit(plan.graph, mean_seconds(plan, seconds))
+        found = speed_limit(plan.graph, mean_seconds(plan, seconds), milestones)
         limit, cycle = found.seconds, describe_cycle(plan.graph, found.cycle)
         lanes = (plan.graph.tasks[task].lane for task in found.cycle)
         through = tuple(dict.fromkeys(f"{names[lane.worker]}/{lane.name}" for lane in lanes))

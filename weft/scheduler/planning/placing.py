@@ -11,6 +11,7 @@ from weft.plan.placement import Cuts, Placement
 from weft.plan.plan import ReplicaPlan
 from weft.plan.schedules.grid import schedule_of
 from weft.plan.schedules.schedule import Schedule
+from weft.scheduler.planning.memory import told_apart
 from weft.scheduler.planning.synchronising import needs_buckets, synchronisation_of
 from weft.spec.replica import Replica
 from weft.spec.strategy import Strategy
@@ -76,7 +77,8 @@ def why_not_resident(inspection: Inspection) -> str | None:
     if num_bytes is None:
         return "they are no tensors, or the workload collates or samples them itself"
     if free is not None and num_bytes > RESIDENT_SHARE * free:
-        return f"their {num_bytes / 2**20:.0f} MiB are more than an eighth of a GPU's free {free / 2**20:.0f} MiB"
+        data, most, whole = told_apart(num_bytes, RESIDENT_SHARE * free, free)
+        return f"their {data} are more than an eighth ({most}) of a GPU's free {whole}"
     return None
 
 

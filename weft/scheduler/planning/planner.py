@@ -27,7 +27,13 @@ from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seco
 from weft.scheduler.planning.graph.build import build_graph
 from weft.scheduler.planning.graph.lane_order import lane_order, waits_by_layer
 from weft.scheduler.planning.limit import speed_limit
-from weft.scheduler.planning.memory import devices_have_room, plan_bytes, speculation_bytes, why_not_snapshots
+from weft.scheduler.planning.memory import (
+    devices_have_room,
+    plan_bytes,
+    speculation_bytes,
+    told_apart,
+    why_not_snapshots,
+)
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
 from weft.scheduler.planning.plan_notes import changing_in, check_changes, check_sparse, plan_notes
@@ -195,9 +201,10 @@ def _check_memory(spec: JobSpec, shared: int, shared_bytes_free: int, why_no_sna
     if spec.checkpoint is not None and why_no_snapshots is not None:
         raise PlanError(f"[checkpoint]: there can be none, since {why_no_snapshots}; leave the table out")
     if shared > shared_bytes_free:
+        needed, free = told_apart(shared, shared_bytes_free)
         raise PlanError(
-            f"the plan needs {shared / 2**20:.0f} MiB of shared memory (parameters and slots) and /dev/shm has "
-            f"{shared_bytes_free / 2**20:.0f} MiB free; use fewer microbatches, a smaller batch, or a larger /dev/shm"
+            f"the plan needs {needed} of shared memory (parameters and slots) and /dev/shm has {free} free; use fewer "
+            "microbatches, a smaller batch, or a larger /dev/shm"
         )
 
 

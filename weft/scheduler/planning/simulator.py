@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,13 +40,12 @@ from weft.scheduler.core.events import (
     WorkerPrepared,
     WorkerReleased,
 )
+from weft.scheduler.planning.limit import Milestones
 from weft.spec.strategy import LEAST_BATCHES
 
 WARMUP_ITERATIONS = 4  # the first ones fill the pipeline and the input slots
 MEASURED_ITERATIONS = 4
 _JOB = "simulated"
-
-Milestones = Mapping[int, Mapping[int, float]]  # task -> milestone -> part of the task after which it is posted
 
 
 class SimulationError(RuntimeError):

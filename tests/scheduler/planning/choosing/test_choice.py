@@ -179,13 +179,26 @@ def _times_faster(unit: UnitFacts, factor: float) -> UnitFacts:
     return replace(unit, **{name: getattr(unit, name) / factor for name in times})
 
 
+def test_a_chosen_plan_has_the_limit_that_goes_with_its_prediction(
+    unit_of: UnitOf, inspection_of: InspectionOf, spec_of: SpecOf
+) -> None:
+    """Of units without parameters before the one that has some, gradients are complete long before a backward ends."""
+    units = [unit_of(number, 1e-3, 2e-3, parameter_bytes=4000 * (number == 3)) for number in range(4)]
+    inspection = inspection_of(units, update_seconds=4e-3)
+    choice = choose(spec_of(replicas=2, batch_size=BATCH), inspection, make)
+    assert choice.plan.limit_seconds == choice.outlook.limit_seconds
+    assert choice.plan.limit_seconds <= choice.plan.predicted_iteration_seconds
+
+
 def test_what_no_candidate_can_is_refused_with_the_sum(
     measured: Callable[..., Inspection], auto: Callable[..., JobSpec]
 ) -> None:
     def small(*arguments: Any, **options: Any) -> Plan:
         return make_plan(*arguments, **options, shared_bytes_free=100)
 
-    with pytest.raises(PlanError, match=r"the plan needs \d+ MiB of shared memory .* and /dev/shm has 0 MiB free"):
+    with pytest.raises(
+        PlanError, match=r"the plan needs 0\.03 MiB of shared memory .* and /dev/shm has 0\.00 MiB free"
+    ):
         choose(auto(), measured([0.01] * 2), small)
     with pytest.raises(PlanError, match="no candidate has the axes that are given"):
         choose(auto(stages=3), measured([0.01] * 3), make)

@@ -94,6 +94,15 @@ def test_what_a_validate_ends_is_all_there_at_once_and_its_copies_come_in_the_or
     assert len(forwards(offload)) == 6
 
 
+def test_a_bucket_without_elements_has_no_owner_and_its_copy_nothing_to_wait_for(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    """Of a unit whose only parameter is empty: such a model was refused with a failure of the planner's."""
+    units = [unit_of(number, 1.0, 2.0, parameter_bytes=size) for number, size in enumerate((4000, 0, 4000))]
+    plan = plan_of(inspection_of(units, update_seconds=24.0), replicas=[GPU], update="cpu", bucket_mib=1e-6)
+    assert order(plan, Kind.UP, "1/h2d")[0] == 1
+
+
 BY_STAGE: list[dict[str, Any]] = [
     {"waits": "stage"},
     {"sync": "coarse"},

@@ -234,6 +234,8 @@ def _chosen(
     ranked = ranked_behind(own, (each for each in considered if each is not best))
     lines = tuple(lines_of(ranked, inspection.undivided)) if chooses else ()
     plan = dataclasses.replace(plan, predicted_iteration_seconds=seconds, notes=(*lines, *plan.notes))
+    if outlook.limit_seconds is not None and outlook.critical_cycle is not None:
+        plan = dataclasses.replace(plan, limit_seconds=outlook.limit_seconds, limit_cycle=outlook.critical_cycle)
     return Choice(
         spec=best.spec,
         inspection=inspection,

@@ -53,11 +53,14 @@ class LaneOrder:
         return sorted(buckets, key=lambda each: self.ends[owner, each.index]) if self.by_layer else [*buckets]
 
     def as_updated(self, buckets: Sequence[Bucket]) -> list[Bucket]:
-        """By their owners; first those that devices update, whose copies have nothing to wait for."""
+        """By their owners; first those that devices update, whose copies have nothing to wait for. One without elements
+        has no owner."""
         if not self.by_layer:
             return [*buckets]
         goes = [each for each in buckets if not self._stays(each)]
-        ends = {each.index: max(self.ends[owned.owner, each.index] for owned in each.ranges) for each in goes}
+        ends = {
+            each.index: max((self.ends[owned.owner, each.index] for owned in each.ranges), default=0.0) for each in goes
+        }
         stay = self.as_read([each for each in buckets if self._stays(each)])
         return [*stay, *sorted(goes, key=lambda each: ends[each.index])]
 
