@@ -73,7 +73,7 @@ def _others() -> Iterator[tuple[str, Any]]:
             torch.get_default_device(),
             torch.is_grad_enabled(),
             torch.is_anomaly_enabled(),
-            torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled(),
+            torch._C._get_mkldnn_enabled(),
             torch.is_autocast_cache_enabled(),
             torch.is_autocast_enabled("cpu"),
             _flushes_denormal(),
