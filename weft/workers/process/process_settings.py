@@ -20,7 +20,8 @@ import torch
 from weft.workload.entry import is_installed
 
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
-_OF_STATUS = ("Umask", "SigBlk", "SigIgn", "SigCgt")  # of /proc/PID/status: of this thread, and of the process
+_SIGNALS = ("SigBlk", "SigIgn", "SigCgt")  # of /proc/PID/status: of this thread, and of the process
+_OF_GLIBC = 0b11 << 31  # of the masks there: glibc handles two signals itself, from some thread's start on
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -56,7 +57,9 @@ def _others() -> Iterator[tuple[str, Any]]:
         yield name, resource.getrlimit(number)
     for line in Path("/proc/thread-self/status").read_text().splitlines():
         name, _, value = line.partition(":")
-        if name in _OF_STATUS:
+        if name in _SIGNALS:
+            yield name, int(value, 16) & ~_OF_GLIBC
+        elif name == "Umask":
             yield name, value
     yield "handlers", {number: signal.getsignal(number) for number in signal.valid_signals()}
     yield "timers", [signal.getitimer(which) != (0.0, 0.0) for which in _TIMERS]
