@@ -349,6 +349,9 @@ def test_what_the_jobs_code_leaves_behind_does_not_reach_the_next_job(serving: R
     leaving = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); os.chdir('/tmp')"
     source = workload_with(before=f"if calls == 7: {leaving}; torch.set_default_dtype(torch.float64)")
     before = serving.worker_pids()
+    assert serving.run(serving.spec(batch_size=8, epochs=20))["state"] == "completed"
+    serving.until_idle()
+    assert serving.worker_pids() == before  # nothing was left, so they stay
     assert serving.run(serving.spec(source, batch_size=8, epochs=20))["state"] == "completed"
     serving.until_idle()
     assert serving.worker_pids()["cpu-0"] != before["cpu-0"]  # unclean, so another is in its place

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from weft.spec.job_spec import JobSpec
-from weft.workload.entry import load_workload, unload
+from weft.workload.entry import files_of_job, foreign_modules, load_workload, unload
 from weft.workload.workload import Workload, WorkloadError
 
 SOURCE = """
@@ -141,6 +141,23 @@ def test_unloading_keeps_weft_and_installed_packages_even_under_the_jobs_directo
         assert names <= set(sys.modules)
     finally:
         sys.modules.update(kept)
+
+
+def test_source_from_another_directory_is_known_as_the_jobs_too(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module in `../lib` was kept for the worker's next job, edited or another's of the same name, and its inspection
+    was taken for that of the same code."""
+    library, before = tmp_path.parent / f"{tmp_path.name}-library", set(sys.modules)
+    library.mkdir()
+    (library / "weft_test_layers.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(library)])
+    spec = write(f"import weft_test_layers\n{SOURCE}")
+    load_workload(spec)
+    assert files_of_job(spec, before) == sorted([spec.entry_file, library / "weft_test_layers.py"])
+    unload(spec, before)
+    assert foreign_modules(before) == ["weft_test_layers"]
+    monkeypatch.delitem(sys.modules, "weft_test_layers")
 
 
 def test_an_entry_file_that_fails_to_import_leaves_no_module_behind(write: Write) -> None:

@@ -47,6 +47,13 @@ def test_our_own_errors_say_what_to_change_and_nothing_else(error: Exception, re
     assert fault_of(raised(error)) == Fault(reason, str(error), exit_code)
 
 
+def test_a_checkpoint_that_cannot_be_used_is_a_fault_that_the_daemon_takes() -> None:
+    """It did not know the reason, and told the job's owner to leave Weft's descriptors alone."""
+    fault = fault_of(raised(CheckpointError("training.pt is no file of a checkpoint")))
+    told = {"type": "fault", "job": "digits", "attempt": 1, **asdict(fault)}
+    assert checked(told)["reason"] == "invalid-plan"
+
+
 def test_the_users_error_comes_with_its_traceback() -> None:
     fault = fault_of(raised(ZeroDivisionError("by zero")))
     assert (fault.reason, fault.exit_code) == ("user-error", 1)

@@ -89,11 +89,18 @@ def load_again(before: Collection[str], spec: JobSpec) -> Workload:
     return load_workload(spec)
 
 
+def foreign_modules(before: Collection[str]) -> list[str]:
+    """The names of those that have come since from source that is installed nowhere: what stands beside the job's
+    directory, or is installed to be edited, may be other source by the next job, and `unload` leaves it."""
+    return [name for name in set(sys.modules) - set(before) if _is_foreign(name)]
+
+
 def files_of_job(spec: JobSpec, before: Collection[str]) -> list[Path]:
-    """Of the modules that `unload` would forget."""
-    directory = Path(spec.directory).resolve()
-    modules = (sys.modules[name] for name in set(sys.modules) - set(before) if name.partition(".")[0] != "weft")
-    imported = {path.resolve() for each in modules if _is_of_job(each, directory) for path in _locations(each)}
+    """Of the modules that `unload` would forget, and of those that are installed nowhere."""
+    directory, foreign = Path(spec.directory).resolve(), set(foreign_modules(before))
+    names = [name for name in set(sys.modules) - set(before) if name.partition(".")[0] != "weft"]
+    modules = [sys.modules[name] for name in names if name in foreign or _is_of_job(sys.modules[name], directory)]
+    imported = {path.resolve() for each in modules for path in _locations(each)}
     return sorted({spec.entry_file.resolve(), *(path for path in imported if path.is_file())})
 
 
@@ -235,6 +242,13 @@ def _check_metrics(metrics: object) -> None:
 def _is_of_job(module: ModuleType, directory: Path) -> bool:
     places = [path.resolve() for path in _locations(module)]
     return any(path.is_relative_to(directory) and not is_installed(path) for path in places)
+
+
+def _is_foreign(name: str) -> bool:
+    root = name.partition(".")[0]
+    paths = [path for each in (name, root) if each in sys.modules for path in _locations(sys.modules[each])]
+    is_source = bool(paths) and paths[0].suffix == ".py"  # another is made once in a process
+    return root != "weft" and is_source and not any(is_installed(path.resolve()) for path in paths)
 
 
 def _locations(module: ModuleType) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import runpy
 import socket
@@ -12,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.transport.memory.directory import SharedMemoryGone
-from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader
+from weft.transport.memory.directory import SharedMemoryGone, _asking
+from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, FrameReader
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.process import worker as process
 from weft.workers.process.footprint import Footprint
@@ -118,3 +119,25 @@ def test_a_worker_that_misses_shared_memory_says_so_and_blames_nobody(
         {"type": "output", **of_job, "text": "half a line\n"},
         {"type": "directory-missed", **of_job, "message": missed},
     ]
+
+
+def test_a_worker_whose_job_has_closed_its_connection_to_the_directory_leaves_with_the_jobs_fault(
+    ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was `directory-lost`, a fault of ours, told after eleven attempts that all did the same."""
+
+    class LeftError(BaseException):
+        pass
+
+    def leave(code: int) -> None:
+        raise LeftError(code)
+
+    def handle(message: Any) -> None:
+        with _asking("board"):
+            os.write(-1, b"")
+
+    monkeypatch.setattr(process.os, "_exit", leave)
+    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()))
+    with pytest.raises(LeftError) as left:
+        worker._guarded(handle, {"job": "digits", "attempt": 2})
+    assert left.value.args == (LINK_GONE_EXIT,)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from weft.workers.snapshots import checkpoint
 from weft.workers.snapshots.checkpoint import OpenCheckpoint, write_files
 from weft.workers.snapshots.held import VALUES, Extent, Held, Name, Piece
 from weft.workers.snapshots.saved import Saved
+from weft.workload.workload import WorkloadError
 
 WEIGHT = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
 FROZEN = torch.randn(5)
@@ -156,3 +158,22 @@ def test_a_hostile_file_with_the_right_digest_is_refused_and_nothing_is_run(path
 def test_a_model_of_another_shape_is_refused(path: Path) -> None:
     with pytest.raises(Exception, match=r"'weight' has the shape \(3, 3\), and had the shape \(2, 3, 4, 4\)"):
         opened(path).values("weight", torch.empty(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["weight"], None),
+        (["weight", "frozen", "later"], "1 parameters that it does not have ('later'); build the model as it was then"),
+        (["frozen"], "1 parameters that this one does not have ('weight')"),
+    ],
+)
+def test_a_model_of_other_parameters_is_refused(path: Path, names: list[str], told: str | None) -> None:
+    """It went on, with the values that its function had given them."""
+    model = {name: torch.nn.Parameter(torch.zeros(1)) for name in names}
+    model["unsaved"] = torch.nn.Parameter(torch.zeros(1), requires_grad=False)  # a module may leave out what it has
+    if told is None:
+        opened(path).check_model(model)
+        return
+    with pytest.raises(WorkloadError, match=re.escape(told)):
+        opened(path).check_model(model)

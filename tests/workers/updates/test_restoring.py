@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -28,9 +29,9 @@ from weft.workers.updates.norm import Bound
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.stage_update import StageUpdate
 from weft.workers.updates.tiled_adam import TiledAdam
-from weft.workers.updates.updates import Updates, group_of, make_shard
+from weft.workers.updates.updates import Updates, group_of, make_shard, restore_template
 from weft.workload.optimizer import make_optimizer
-from weft.workload.workload import Workload
+from weft.workload.workload import Workload, WorkloadError
 
 STEPS = 3  # before what is held, and as many after it
 SHAPES = [(), (5,), (3, 4), (40, 7), (1,), (64, 33), (70,)]
@@ -638,3 +639,37 @@ def test_how_steps_are_computed_is_for_the_machine_that_computes_them(
     options = Saved(again.hold(2 * STEPS - 1)).options("p5")
     assert options is not None
     assert options["fused"] is False
+
+
+KINDS: list[Factory] = [
+    torch.optim.SGD,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.NAdam,
+    torch.optim.Adagrad,
+    torch.optim.Adafactor,
+]
+
+
+def saved_with(optimizer: torch.optim.Optimizer, scheduler: Any = None) -> Saved:
+    group = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    return Saved([Held(options={"weight": group}, scheduler=scheduler and scheduler.state_dict())])
+
+
+@pytest.mark.parametrize("then", KINDS)
+def test_an_optimizer_of_another_kind_than_the_saved_one_is_refused(then: Factory) -> None:
+    """Some went on without what they keep, others failed in torch with a KeyError."""
+    given = [nn.Parameter(torch.zeros(3))]
+    for now in KINDS:
+        refuses = pytest.raises(WorkloadError, match="give the one of then") if now is not then else nullcontext()
+        with refuses:
+            restore_template(now(given), None, saved_with(then(given)), [["weight"]])
+
+
+def test_a_scheduler_of_another_kind_than_the_saved_one_is_refused() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(3))])
+    saved = saved_with(optimizer, lr_scheduler.CosineAnnealingLR(optimizer, T_max=3))
+    told = "gives ReduceLROnPlateau, and another kind was saved, which had T_max, base_lrs, eta_min and"
+    with pytest.raises(WorkloadError, match=told):
+        restore_template(optimizer, lr_scheduler.ReduceLROnPlateau(optimizer), saved, [["weight"]])
+    restore_template(optimizer, lr_scheduler.CosineAnnealingLR(optimizer, T_max=5), saved, [["weight"]])

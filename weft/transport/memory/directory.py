@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import multiprocessing
 import os
 import time
@@ -37,6 +38,12 @@ CONNECT_SECONDS = 30.0  # for a directory that is being started again
 class SharedMemoryGone(Exception):
     """What another process should hold for this one is not there: the directory has died, or is a new one that knows
     nothing of the job's blocks; or a worker that lends its GPU's memory has died. The job can be run again."""
+
+    @property
+    def is_own_descriptor(self) -> bool:
+        """Whether this process's own connection is gone: what runs here has closed it, and would do so again."""
+        cause = self.__cause__
+        return isinstance(cause, OSError) and cause.errno in (errno.EBADF, errno.ENOTSOCK)
 
 
 # What the manager has, by the idents that clients know without asking: `layouts` maps "job/name" to a Layout, `handles`

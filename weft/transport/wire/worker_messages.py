@@ -42,6 +42,7 @@ _StateEntry = Annotated[
 _Reason = Literal[
     "corrupted",
     "internal",
+    "invalid-plan",
     "invalid-workload",
     "non-finite-loss",
     "out-of-memory",

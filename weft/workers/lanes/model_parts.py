@@ -93,6 +93,8 @@ class ModelParts:
         check_built(workload.model, view.first_stages)
         self._state, self._saved = whole_state(workload.model), saved
         named = dict(workload.model.named_parameters())
+        if saved is not None:
+            saved.check_model(named)
         self._parameters, self._names = list(named.values()), list(named)
         self._parts: dict[Holder, ModelPart] = {}
         self._named: dict[Holder, dict[str, nn.Parameter]] = {}  # those that a stage holds

@@ -14,6 +14,9 @@ from pathlib import Path
 import psutil
 import torch
 
+from weft.workers.process.process_settings import ProcessSettings
+from weft.workload.entry import foreign_modules
+
 GROWTH_BYTES = 1 << 30  # a worker this much above its size when new is replaced: its heap is a job's leftovers
 _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 
@@ -26,6 +29,7 @@ class Footprint:
     num_bytes: int
     num_threads: int
     dtype: torch.dtype
+    settings: ProcessSettings
 
     @classmethod
     def now(cls, inherited: frozenset[str]) -> Footprint:
@@ -36,13 +40,16 @@ class Footprint:
             psutil.Process().memory_info().rss,
             threading.active_count(),
             torch.get_default_dtype(),
+            ProcessSettings.now(),
         )
 
     def is_clean(self) -> bool:
+        """Once the job's modules are unloaded; puts back what it can of the settings. In the main thread, as `now`."""
         grown = psutil.Process().memory_info().rss - self.num_bytes > GROWTH_BYTES
         threads = threading.active_count() > self.num_threads + 1  # the control thread has come since
         children = bool(psutil.Process().children())  # forked, they have our descriptors
-        return not grown and not threads and not children and torch.get_default_dtype() is self.dtype
+        is_as_set = self.settings.restore() and torch.get_default_dtype() is self.dtype
+        return is_as_set and not grown and not threads and not children and not foreign_modules(self.modules)
 
 
 def trim() -> None:

@@ -192,10 +192,10 @@ class _Worker:
         try:
             run()
         except SharedMemoryGone as error:
-            self._kept = None
-            self._send(
-                {"type": "directory-missed", **self._job, "message": encodable(f"{self._config.worker}: {error}")}
-            )
+            if error.is_own_descriptor:
+                _leave_without_link()
+            self._kept, told = None, encodable(f"{self._config.worker}: {error}")
+            self._send({"type": "directory-missed", **self._job, "message": told})
         except BaseException as error:  # user code may raise anything, SystemExit included
             self._kept = None  # nobody knows what it has left half done
             if self._inspections is not None and self._entry is not None:
@@ -395,5 +395,5 @@ class _Worker:
 
 
 def _leave_without_link() -> NoReturn:
-    """The job's code has closed the socket, put something else in its place or read from it."""
+    """The job's code has closed a socket, put something else in its place or read from it."""
     os._exit(LINK_GONE_EXIT)

@@ -23,6 +23,7 @@ from weft.workers.snapshots.held import VALUES
 from weft.workers.snapshots.plain import decoded, encoded
 from weft.workers.snapshots.saved import Saved, in_memory_order
 from weft.workers.snapshots.tensor_file import as_saved, write_tensors
+from weft.workload.workload import WorkloadError
 
 SHARD_BYTES = 2 << 30
 MODEL, OPTIMIZER, BUFFERS = "model", "optimizer", "buffers"
@@ -110,6 +111,18 @@ class OpenCheckpoint(Saved):
             return safe_open(self._path / name, framework="pt")
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{self._path / name} is no safetensors file ({error!s:.200})") from error
+
+    def check_model(self, parameters: Mapping[str, Tensor]) -> None:
+        """Of buffers, and of what nobody trains, a model may have others by the time that it is saved. Errors:
+        WorkloadError where the one that was saved had other parameters."""
+        trained = {name for name, each in parameters.items() if each.requires_grad}
+        lacking, unknown = sorted(trained - self._files[MODEL].keys()), sorted(self._options.keys() - parameters.keys())
+        if lacking or unknown:
+            sides = ((lacking, "that it does not have"), (unknown, "that this one does not have"))
+            told = " and ".join(f"{len(names)} parameters {what} ({names[0]!r:.80})" for names, what in sides if names)
+            raise WorkloadError(
+                f"Workload.model is another than that of {self._path}: there are {told}; build the model as it was then"
+            )
 
     def entries(self, parameter: str) -> list[str]:
         return [*([VALUES] if parameter in self._files[MODEL] else []), *self._entries.get(parameter, [])]

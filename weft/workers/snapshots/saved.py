@@ -45,6 +45,9 @@ class Saved:
         self._options |= held.options
         self.scheduler = held.scheduler or self.scheduler
 
+    def check_model(self, parameters: Mapping[str, Tensor]) -> None:
+        """parameters: by name, of a model that is to go on. A job's own snapshots are of its own model."""
+
     def options(self, parameter: str) -> dict[str, Any] | None:
         """Those of its group in the optimizer; None of one that it does not have."""
         return self._options.get(parameter)

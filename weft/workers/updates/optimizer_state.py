@@ -200,8 +200,12 @@ def restored_options(saved: Saved, names: Iterable[str]) -> dict[str, Any]:
     """Of a group: a copy of those that were saved of the first of its parameters of which there are any. How the steps
     are computed is for the machine to say that computes them."""
     found = next((options for name in names if (options := saved.options(name)) is not None), {})
-    kept = {name: value for name, value in found.items() if name not in ("fused", "foreach", "capturable")}
-    return copy.deepcopy(kept)
+    return copy.deepcopy(how_it_updates(found))
+
+
+def how_it_updates(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Its options without those of how the steps are computed."""
+    return {name: value for name, value in options(group).items() if name not in ("fused", "foreach", "capturable")}
 
 
 def flat_twin(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,13 +31,15 @@ from weft.workers.snapshots.held import Held
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.digests import Digests
 from weft.workers.updates.norm import Bound, DeviceNorm, Norm
-from weft.workers.updates.optimizer_state import State, options, restored_options
+from weft.workers.updates.optimizer_state import State, how_it_updates, options, restored_options
 from weft.workers.updates.sharded_optimizer import Segment, Shard, ShardedOptimizer
-from weft.workload.workload import Workload, make_scheduler
+from weft.workload.workload import Workload, WorkloadError, make_scheduler
 
 Missing = Callable[[Bucket, Iteration], frozenset[int]]
 Done = Callable[[Bucket, Iteration], None]
 Takes = Callable[[Bucket, Iteration], bool]
+MAX_NAMES = 3  # of what an optimizer or a scheduler keeps, in a message; arbitrary
+
 Value = Callable[[Iteration], float | None]
 
 
@@ -256,12 +258,31 @@ def restore_template(
     saved: Saved,
     members: Sequence[Sequence[str]],
 ) -> None:
-    """The options of the user's optimizer, and its scheduler. members: names of parameters, by group."""
+    """The options of the user's optimizer, and its scheduler. members: names of parameters, by group. Errors:
+    WorkloadError where one is of another class than the one that was saved."""
     for group, names in zip(optimizer.param_groups, members, strict=True):
-        group.update(restored_options(saved, names))
+        if restored := restored_options(saved, names):
+            check_alike("optimizer", type(optimizer).__name__, how_it_updates(group), restored)
+        group.update(restored)
     if scheduler is not None and saved.scheduler is not None:
+        check_alike("scheduler", type(scheduler).__name__, scheduler.state_dict(), saved.scheduler)
         with within("in the load_state_dict of Workload.scheduler's"):
             scheduler.load_state_dict(copy.deepcopy(saved.scheduler))  # each has its own: it may be changed in place
+
+
+def check_alike(field: str, kind: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """By the names of what they keep. More in one of them alone is no difference: another release of torch may have
+    more, and a first step may leave some. Errors: WorkloadError."""
+    only_own, only_saved = own.keys() - saved.keys(), saved.keys() - own.keys()
+    if only_own and only_saved:
+        raise WorkloadError(
+            f"Workload.{field} gives {kind}, and another kind was saved, which had {_some(only_saved)} and no "
+            f"{_some(only_own)}; give the one of then, or begin with the weights alone (Workload.start)"
+        )
+
+
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names, key=lambda name: (name.startswith("_"), name))[:MAX_NAMES])
 
 
 def step_scheduler(scheduler: LRScheduler, *value: Any) -> None:

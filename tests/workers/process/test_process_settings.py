@@ -1,0 +1,75 @@
+"""What a job sets for its whole worker process is not the next job's: it is put back, or the worker is replaced.
+
+A job that had lowered the limit of open files, or set a timer, passed itself; those after it failed in its workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.workers.process.process_settings import ProcessSettings
+
+NEVER_PUT_BACK = {
+    "a limit": "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))",
+    "the mask of new files": "os.umask(0o777)",
+    "a signal that is ignored": "signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+    "a handler": "signal.signal(signal.SIGINT, lambda *about: None)",
+    "a signal that is blocked": "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])",
+    "a timer": "signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.setitimer(signal.ITIMER_REAL, 1000.0)",
+    "niceness": "os.nice(1)",
+    "a process group": "os.setsid()",
+    "a hook": "sys.excepthook = print",
+    "a tracer": "sys.setprofile(lambda *about: None)",
+    "the collector": "gc.disable()",
+    "the recursion limit": "sys.setrecursionlimit(2000)",
+    "the time of sockets": "socket.setdefaulttimeout(1.0)",
+    "errors of numpy": "np.seterr(all='raise')",
+    "torch's device": "torch.set_default_device('meta')",
+    "no gradients": "torch.set_grad_enabled(False)",
+    "kernels": "torch.backends.mkldnn.set_flags(False)",
+    "anomalies": "torch.autograd.set_detect_anomaly(True)",
+    "small numbers": "torch.set_flush_denormal(True) or os._exit(3)",
+    "a module beside the job's directory": "sys.path.insert(0, sys.argv[2]); import beside_the_job",
+}
+# Each in a child of its own; of those that come back as clean the name is printed.
+TRIES = """
+import gc, json, os, resource, signal, socket, sys
+import numpy as np, torch
+from weft.workers.process.footprint import Footprint
+statements, clean = json.loads(sys.argv[1]), []
+before = Footprint.now(frozenset())
+for name, statement in {"nothing": "", **statements}.items():
+    if (child := os.fork()) == 0:
+        exec(statement)
+        os._exit(not before.is_clean())
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+        clean.append(name)
+print(json.dumps(clean))
+"""
+
+
+def test_the_environment_and_the_path_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("WEFT_TEST_KEPT", "1")
+    before, path = ProcessSettings.now(), list(sys.path)
+    monkeypatch.setenv("WEFT_TEST_NEW", "1")
+    monkeypatch.delenv("WEFT_TEST_KEPT")
+    of_installed = str(Path(pytest.__file__).parent / "vendored")
+    sys.path[:0] = ["/the/jobs/own", of_installed]
+    assert before.restore()
+    assert (os.environ.get("WEFT_TEST_NEW"), os.environ["WEFT_TEST_KEPT"]) == (None, "1")
+    assert sys.path == [*path, of_installed]
+
+
+@pytest.mark.slow(seconds=4)
+def test_a_worker_is_clean_unless_something_stays_that_cannot_be_put_back(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_job.py").touch()
+    command = [sys.executable, "-c", TRIES, json.dumps(NEVER_PUT_BACK), str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(told) == ["nothing"]

@@ -1,0 +1,89 @@
+"""Process settings: what a job's code may set for the whole process, beside torch's own, which outlives the job."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.workload.entry import is_installed
+
+_LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+_SIGNALS = ("SigBlk", "SigIgn", "SigCgt")  # of /proc/PID/status: of this thread, and of the process
+_OF_GLIBC = 0b11 << 31  # of the masks there: glibc handles two signals itself, from some thread's start on
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """Of a worker before a job, seen from its main thread. What can be put back is: the environment, and where modules
+    are looked for. Where anything else differs the worker has to be replaced."""
+
+    environment: Mapping[str, str]
+    path: tuple[str, ...]
+    others: Mapping[str, Any]
+
+    @classmethod
+    def now(cls) -> ProcessSettings:
+        return cls(environment=dict(os.environ), path=tuple(sys.path), others=dict(_others()))
+
+    def restore(self) -> bool:
+        """Whether all is as it was."""
+        for name in os.environ.keys() - self.environment.keys():
+            del os.environ[name]
+        os.environ |= self.environment
+        sys.path[:] = [*self.path, *(each for each in sys.path if each not in self.path and _is_of_installed(each))]
+        return dict(_others()) == self.others
+
+
+def _is_of_installed(place: str) -> bool:
+    """What an installed package has added for itself, and may import from later."""
+    return os.path.isabs(place) and is_installed(Path(place))
+
+
+def _others() -> Iterator[tuple[str, Any]]:
+    for name, number in _LIMITS.items():
+        yield name, resource.getrlimit(number)
+    for line in Path("/proc/thread-self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in _SIGNALS:
+            yield name, int(value, 16) & ~_OF_GLIBC
+        elif name == "Umask":
+            yield name, value
+    yield "handlers", {number: signal.getsignal(number) for number in signal.valid_signals()}
+    yield "timers", [signal.getitimer(which) != (0.0, 0.0) for which in _TIMERS]
+    yield "niceness", os.getpriority(os.PRIO_PROCESS, 0)
+    yield "cores", os.sched_getaffinity(0)
+    yield "session", (os.getsid(0), os.getpgid(0))
+    yield "hooks", (sys.excepthook, sys.unraisablehook, threading.excepthook, sys.gettrace(), sys.getprofile())
+    yield "collector", (gc.isenabled(), gc.get_threshold())
+    yield "limits", (sys.getrecursionlimit(), socket.getdefaulttimeout(), sys.getswitchinterval())
+    yield "numpy", np.geterr()
+    yield (
+        "torch",
+        (
+            torch.get_default_device(),
+            torch.is_grad_enabled(),
+            torch.is_anomaly_enabled(),
+            torch._C._get_mkldnn_enabled(),
+            torch.is_autocast_cache_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            _flushes_denormal(),
+        ),
+    )
+
+
+def _flushes_denormal() -> bool:
+    smallest = torch.full((1,), sys.float_info.min, dtype=torch.float64, device="cpu")
+    return not (smallest / 2).item()
