@@ -48,7 +48,11 @@ def test_what_is_wrong_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest
         ("interleaved", "--stages", "5"): "has 2 stages in each worker, and 5 are no multiple of that; use stages = 6",
         ("gpipe", "--stages-per-worker", "2"): "stages_per_worker = 2 is of schedule = 'interleaved'",
         ("gpip",): "'gpip' is no schedule; did you mean gpipe?",
-        ("small.grid", "--stages", "2"): "the grid has 1 stages and 1 microbatches",
+        (
+            "small.grid",
+            "--stages",
+            "2",
+        ): "the grid has strategy.stages = 1 and strategy.microbatches = 1, and 2 and 1 are asked",
     }.items():
         code, out, told = weft(*arguments)
         assert (code != 0, out) == (True, "")

@@ -110,7 +110,8 @@ def remedy(told: str) -> tuple[int, str, str]:
 
 def test_a_grid_of_another_size_than_the_jobs_is_refused() -> None:
     with pytest.raises(
-        ScheduleError, match=r"2 stages and 1 microbatches, and the job 2 and 4; use strategy\.stages = 2"
+        ScheduleError,
+        match=r"strategy\.stages = 2 and strategy\.microbatches = 1, and 2 and 4 are asked for; use its own",
     ):
         schedule_of("F0 B0\nF0 B0\n", 2, 4)
 

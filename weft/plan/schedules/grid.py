@@ -48,9 +48,8 @@ def schedule_of(text: str, num_stages: int, num_microbatches: int, stages_per_wo
     given = (schedule.num_stages, schedule.num_microbatches)
     if given != (num_stages, num_microbatches):
         raise ScheduleError(
-            f"the grid has {given[0]} stages and {given[1]} microbatches, and the job {num_stages} and "
-            f"{num_microbatches}; use strategy.stages = {given[0]} and strategy.microbatches = {given[1]}, or another "
-            "grid"
+            f"the grid has strategy.stages = {given[0]} and strategy.microbatches = {given[1]}, and {num_stages} and "
+            f"{num_microbatches} are asked for; use its own, or another grid"
         )
     return schedule
 
