@@ -92,7 +92,9 @@ def load_again(before: Collection[str], spec: JobSpec) -> Workload:
 def foreign_modules(before: Collection[str]) -> list[str]:
     """The names of those that have come since from source that is installed nowhere: what stands beside the job's
     directory, or is installed to be edited, may be other source by the next job, and `unload` leaves it."""
-    return [name for name in set(sys.modules) - set(before) if _is_foreign(name)]
+    names = set(sys.modules) - set(before)
+    installed = {root for root in {name.partition(".")[0] for name in names} if _is_of_installed(root)}
+    return [name for name in names if name.partition(".")[0] not in installed and _is_foreign(name)]
 
 
 def files_of_job(spec: JobSpec, before: Collection[str]) -> list[Path]:
@@ -244,11 +246,16 @@ def _is_of_job(module: ModuleType, directory: Path) -> bool:
     return any(path.is_relative_to(directory) and not is_installed(path) for path in places)
 
 
+def _is_of_installed(package: str) -> bool:
+    paths = _locations(sys.modules[package]) if package in sys.modules else []
+    return package == "weft" or any(is_installed(path) or is_installed(path.resolve()) for path in paths)
+
+
 def _is_foreign(name: str) -> bool:
-    root = name.partition(".")[0]
-    paths = [path for each in (name, root) if each in sys.modules for path in _locations(sys.modules[each])]
+    """Of no installed package's."""
+    paths = _locations(sys.modules[name])
     is_source = bool(paths) and paths[0].suffix == ".py"  # another is made once in a process
-    return root != "weft" and is_source and not any(is_installed(path.resolve()) for path in paths)
+    return is_source and not any(is_installed(path.resolve()) for path in paths)
 
 
 def _locations(module: ModuleType) -> list[Path]:
