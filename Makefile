@@ -13,10 +13,12 @@ help:  ## this list
 
 install: $(READY)  ## a virtual environment in .venv with Weft and everything that the other verbs need
 
+# compat: by its path, so that beside a clone called `weft` a script's `import weft` finds the package in it, not it.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Weft needs Python 3.11 or later; try make PYTHON=python3.12"'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,examples,gpu,plots,tensorboard]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --config-settings editable_mode=compat \
+	  --editable '.[dev,examples,gpu,plots,tensorboard]'
 	touch $@
 
 demo: $(READY)  ## trains the digits job on two workers and shows where the time went

@@ -105,6 +105,19 @@ def test_a_daemon_that_dies_inside_the_block_is_told_in_place_of_the_lost_connec
     assert nothing_is_left_of(daemon)
 
 
+def test_a_daemon_that_closes_its_connections_before_it_has_ended_is_told_so_too() -> None:
+    """The error was that of the connection, with the remedy to try again."""
+    daemon = StandIn(ANSWERING)
+
+    def lose(client: Client) -> None:
+        daemon._process.terminate()
+        raise DaemonUnreachable(client.socket_path, "the daemon closed the connection")
+
+    with pytest.raises(DaemonDied, match=r"signal 15\)"), daemon as client:
+        lose(client)
+    assert nothing_is_left_of(daemon)
+
+
 def test_a_daemon_ends_with_the_process_that_started_it() -> None:
     child = "import os, signal, sys; from weft.client.embedded import end_with; end_with(int(sys.argv[1]))"
     child += "; print(flush=True); signal.pause()"

@@ -32,6 +32,7 @@ POLL_SECONDS = 0.02
 TAIL_BYTES = 4096  # of the daemon's stderr, in the error that says it died
 DRAIN_SECONDS = 20.0  # as in Settings
 KILL_MARGIN_SECONDS = 10.0  # above the drain budget, as TimeoutStopSec is in the systemd unit
+DYING_SECONDS = 2.0  # for a daemon whose connection is lost to end; it lets go of its workers first
 RECONNECT_SECONDS = 1.0  # an embedded daemon that is lost does not come back
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -106,11 +107,18 @@ class Daemon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        code = self._process.poll()
-        died = DaemonDied(code, self._tail()) if code is not None and isinstance(error, DaemonUnreachable) else None
+        died = self._why_it_died() if isinstance(error, DaemonUnreachable) else None
         self._stack.close()
         if died is not None:
             raise died from error
+
+    def _why_it_died(self) -> DaemonDied | None:
+        """It closes its connections some time before it has ended."""
+        try:
+            code = self._process.wait(DYING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+        return DaemonDied(code, self._tail())
 
     @contextmanager
     def _running(self, home: Path) -> Iterator[subprocess.Popen[bytes]]:

@@ -32,7 +32,7 @@ from weft.metrics.prometheus.exporter import Exporter
 from weft.scheduler.core.events import DirectoryLost, DrainRequested
 from weft.scheduler.daemon import notify
 from weft.scheduler.daemon.driver import Driver
-from weft.scheduler.daemon.fork_server import PoolError
+from weft.scheduler.daemon.fork_server import WORKERS_LOG, PoolError, last_line
 from weft.scheduler.daemon.guard import Spawn
 from weft.scheduler.daemon.http.server import MetricsAddressError, MetricsServer
 from weft.scheduler.daemon.link import DIRECTORY, Brood
@@ -137,7 +137,8 @@ class _Daemon:
 
     def _server_lost(self) -> None:
         """Without the fork server nothing can run: end, and let the service manager start us again."""
-        self._failure = "the fork server died; see workers.log in the state directory"
+        log = self._settings.state_dir / WORKERS_LOG
+        self._failure = f"the fork server died; {log} ends with: {last_line(log)}"
         self._stop_now.set()
         self._stop.set()
 
@@ -166,7 +167,7 @@ class _Daemon:
             service = Service(self._settings, driver, ledger, self._exporter, pool)
             stack.push_async_callback(pool.stop)
             if handed is None:
-                await pool.start(self._settings.state_dir / "workers.log")
+                await pool.start(self._settings.state_dir / WORKERS_LOG)
                 driver.start()
                 writer.put(partial(tidy, await ledger.run(Ledger.ended_directories)))  # others when they are taken up
             else:
@@ -287,7 +288,7 @@ class _Daemon:
                 publish(await ledger.run(Ledger.look), ledger.health, self._exporter)
             if pool.is_of_another_weft and driver.is_idle:
                 _log.info("no job has a worker: all are started again, of weft %s", __version__)
-                await driver.renew(self._settings.state_dir / "workers.log")
+                await driver.renew(self._settings.state_dir / WORKERS_LOG)
             if watchdog:
                 notify.notify_watchdog(self._environment)
             await asyncio.sleep(interval)

@@ -29,6 +29,10 @@ ALLOCATOR = {
 FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
+WORKERS_LOG = "workers.log"  # in the state directory: what the server says, and workers outside of jobs
+TAIL_BYTES = 512  # of it, in the error that the server has died
+
+
 class PoolError(RuntimeError):
     """The fork server cannot be started. The text says why."""
 
@@ -47,9 +51,21 @@ def _tunables(environment: Mapping[str, str]) -> str:
     return ":".join(filter(None, [ALLOCATOR["GLIBC_TUNABLES"], environment.get("GLIBC_TUNABLES", "")]))
 
 
+def last_line(log: Path) -> str:
+    """That is not empty, quoted."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"({error.strerror})"
+    return next((f"{line.strip()!r:.{TAIL_BYTES}}" for line in reversed(lines) if line.strip()), "(nothing)")
+
+
 def start_fork_server(theirs: socket.socket, environment: Mapping[str, str], log: Path) -> psutil.Popen:
     """theirs: its end of the socket by which it is asked. Errors: PoolError."""
-    command = [sys.executable, "-m", "weft.workers", str(theirs.fileno()), str(os.getpid())]
+    # -P: a directory where the daemon was started that is called `weft`, a clone's, must not be taken for it.
+    command = [sys.executable, "-P", "-m", "weft.workers", str(theirs.fileno()), str(os.getpid())]
     with _opened(log) as output:
         try:
             return psutil.Popen(  # a fork and an exec: about a millisecond
