@@ -42,7 +42,7 @@ from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.state_facts import state_facts
 from weft.workers.inspection.unit_facts import TIMED_RUNS
-from weft.workers.inspection.update_times import GradientSample, UpdateTimes, device_update, host_update, unsaved
+from weft.workers.inspection.update_times import GradientSample, UpdateTimes, unsaved, update_times
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
 from weft.workload.aliases import aliases_of, check_aliases
@@ -223,17 +223,13 @@ def _inspected(
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
     changing = {*ran.changing, *changes.names()} if learns else set[str]()
-    if sample.sparse:  # its indices are the batch's own memory, and by the update that may have the next one
-        for unit in ran.units:
-            unit["in_place"] = True
-    differs_again = any(each.strategy.recompute or each.strategy.may_have_replicas for each in specs)
-    looks = learns and differs_again and not changing and not isinstance(device, Accelerator) and not batches.streams
+    for unit in ran.units if sample.sparse else ():
+        unit["in_place"] = True  # indices are the batch's own memory, and by the update that may have the next one
+    looks = learns and not changing and not batches.streams and _is_run_again(specs, device)
     compiled_calls = _compiled_ahead(workload.model, spec, device)
-    on_host = on_device = None
-    if optimizer is not None and _host_updates(specs, device):
-        on_host = host_update(optimizer, sample)
-    if optimizer is not None and _device_updates(specs, device):
-        on_device = device_update(workload, sample, device)
+    on_host, on_device = update_times(
+        workload, optimizer, sample, device, host=_host_updates(specs, device), own=_device_updates(specs, device)
+    )
     update = on_host or on_device
     scheduler = None if optimizer is None else make_scheduler(workload.scheduler, optimizer)
     return {
@@ -312,6 +308,12 @@ def _sizes(specs: Sequence[JobSpec], batches: Batches) -> list[int]:
 
 def _computes_on(specs: Sequence[JobSpec], kind: str) -> bool:
     return any(replica.device == kind for spec in specs for replica in spec.strategy.replica_list)
+
+
+def _is_run_again(specs: Sequence[JobSpec], device: Device) -> bool:
+    """Whether a plan may run a forward twice, or one in several replicas, of what the host can look into."""
+    again = any(each.strategy.recompute or each.strategy.may_have_replicas for each in specs)
+    return again and not isinstance(device, Accelerator)
 
 
 def _host_updates(specs: Sequence[JobSpec], device: Device) -> bool:

@@ -100,12 +100,24 @@ class UpdateTimes:
     hides: bool  # it changes what stands neither there nor among the options of its groups
 
 
-def host_update(optimizer: torch.optim.Optimizer, sample: GradientSample) -> UpdateTimes:
-    """optimizer: of parameters that are on the host."""
-    return _measured(optimizer, sample, HostDevice())
+def update_times(
+    workload: Workload,
+    optimizer: torch.optim.Optimizer | None,
+    sample: GradientSample,
+    device: Device,
+    *,
+    host: bool,
+    own: bool,
+) -> tuple[UpdateTimes | None, UpdateTimes | None]:
+    """On the host and on the device, of each that may update. optimizer: of parameters that are on the host; None where
+    nobody learns."""
+    if optimizer is None:
+        return None, None
+    on_host = _measured(optimizer, sample, HostDevice()) if host else None
+    return on_host, _on_device(workload, sample, device) if own else None
 
 
-def device_update(workload: Workload, sample: GradientSample, device: Device) -> UpdateTimes:
+def _on_device(workload: Workload, sample: GradientSample, device: Device) -> UpdateTimes:
     """With an optimizer that is made while the sample's parameters are on the device."""
     held = [(parameter, parameter.data, parameter.grad) for parameter in sample.parameters()]
     try:
