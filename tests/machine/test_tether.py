@@ -85,6 +85,7 @@ def test_a_program_that_is_asked_something_ends_with_who_asks(asks: str, tmp_pat
     told = tmp_path / "told"
     package = tmp_path / "weft" / "__main__.py"
     package.parent.mkdir()
+    (package.parent / "__init__.py").touch()  # else the installed one is found before it
     package.write_text(f"import os, signal; open({str(told)!r}, 'w').write(str(os.getpid())); signal.pause()\n")
     debugger = tmp_path / "eu-stack"
     debugger.write_text(f"#!{sys.executable}\n{package.read_text()}")
