@@ -102,7 +102,7 @@ MOMENTS = {"planning": planning, "preparing": preparing, "running": running, "en
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["preparing", "ending"])
-def test_a_directory_that_is_killed_while_workers_call_it_starts_the_job_again(
+def test_a_directory_that_is_killed_while_workers_call_it_costs_a_job_time_alone(
     daemon: RealDaemon, moment: str, undisturbed: dict[str, torch.Tensor]
 ) -> None:
     """3 of 22 jobs failed as `user-error`: a worker that called it heard of its death before the daemon did."""
@@ -114,7 +114,10 @@ def test_a_directory_that_is_killed_while_workers_call_it_starts_the_job_again(
         directory.kill()
         result = daemon.client.wait(job, SECONDS)
     assert is_the_same(result, undisturbed)
-    assert "(attempt 2)" in daemon.log_of(job)
+    log = daemon.log_of(job)
+    assert "the directory process" in log, "that was lost, or lacks what it was asked for"
+    if moment == "preparing":  # at its end a worker may have asked whether it is there, and have gone on by the next
+        assert "(attempt 2)" in log
 
 
 def calls_the_directory(daemon: RealDaemon) -> bool:
