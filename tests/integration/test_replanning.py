@@ -6,6 +6,7 @@ From a step on half of its units sleep, as no inspection can know: it looks at t
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import signal
 import threading
@@ -47,8 +48,7 @@ class Tired(torch.nn.Module):
     def forward(self, x):
         if self.training:
             self.calls += 1
-        if self.calls > self.after:
-            time.sleep(self.seconds)
+        time.sleep(self.seconds if self.calls > self.after else 0.001)  # alike until then, whoever has the cores
         if self.gate and self.calls == self.after:
             with contextlib.suppress(FileExistsError):
                 open(self.gate + ".was", "x").close()
@@ -107,13 +107,14 @@ def test_a_job_whose_units_grow_slow_is_cut_elsewhere_and_to_the_same_bits(daemo
     plan = daemon.client.show(result["job"])["plan"]
     assert len(plan["verdicts"]) >= 2, log
     expected, brought = plan["verdicts"][:2]
-    assert expected.startswith("another plan: stages of ")
-    assert " units instead of 4 and 4; " in expected
+    cuts = re.match(r"another plan: stages of (\d) and \d units instead of (\d) and \d; ", expected)
+    assert cuts is not None, expected
+    assert int(cuts[1]) > int(cuts[2]), "the stage of those that are awake has more of them"
     assert plan["strategy"]["replan"] is True
     assert plan["changes"][0]["seconds"] > 0
     assert "than the one before; the change took" in brought
     assert all(line in log for line in plan["verdicts"])
-    assert plan["stages"][0]["units"][1] > 4, "the stage of those that are awake has more of them"
+    assert plan["stages"][0]["units"][1] > 4
     assert changes_of(daemon, result["job"]) == len(plan["verdicts"]) // 2
     assert "recovering" not in log
     answer = what_if(Recording.load(Path(result["run_dir"], FILE)))
