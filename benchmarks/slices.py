@@ -36,6 +36,7 @@ from weft.spec.job_spec import JobSpec
 
 UNCOUNTED_SECONDS = 0.06  # at a slice's begin, an iteration at least: lanes that were stopped do not spin for a while
 LEAST = 2  # iterations that count, of each slice
+ITERATIONS = 5  # in a slice, at least: one is cut at each end, and some take longer than others
 ENDLESS = 100_000_000  # steps
 WARM_ITERATIONS = 3  # of peers
 PROBE_STEPS = 20_000  # about a millisecond
@@ -117,8 +118,8 @@ class SlicedParty:
         ask(peers, WARM_ITERATIONS)
         started = time.perf_counter()
         ask(peers, WARM_ITERATIONS)
-        self._seconds = (time.perf_counter() - started) / WARM_ITERATIONS
-        self.uncounted = math.ceil(UNCOUNTED_SECONDS / self._seconds)  # iterations of a slice
+        self.iteration_seconds = (time.perf_counter() - started) / WARM_ITERATIONS
+        self.uncounted = math.ceil(UNCOUNTED_SECONDS / self.iteration_seconds)  # iterations of a slice
         self._answers: list[list[Any]] = []
         self.stop()
 
@@ -133,7 +134,7 @@ class SlicedParty:
 
     def slice(self, seconds: float) -> None:
         self.go_on()
-        self._answers.append(self._ask(self._peers, max(self.uncounted + LEAST, round(seconds / self._seconds))))
+        self._answers.append(self._ask(self._peers, max(self.uncounted + LEAST, round(seconds / self.iteration_seconds))))
         self.stop()
 
     def slices(self) -> list[list[Any]]:
@@ -147,7 +148,10 @@ class SlicedParty:
 
 
 def take_turns(parties: Sequence[Sliced], rounds: int, seconds: float) -> str:
-    """Each has a slice in each round. How the probe's times lie apart."""
+    """Each has a slice in each round, of so many seconds or more where the machine is slow. How the probe's times lie
+    apart."""
+    iterations = [party.iteration_seconds for party in parties if isinstance(party, SlicedParty)]
+    seconds = max(seconds, ITERATIONS * max(iterations, default=0.0))
     probes = []
     for _ in range(rounds):
         for party in parties:
@@ -155,7 +159,7 @@ def take_turns(parties: Sequence[Sliced], rounds: int, seconds: float) -> str:
             party.slice(seconds)
     middle, spread = statistics.median(probes), statistics.quantiles(probes, n=10)
     return (
-        f"{rounds} slices of {seconds:g} s each, in turns; beside them a fixed piece of arithmetic took "
+        f"{rounds} slices of {seconds:.2g} s each, in turns; beside them a fixed piece of arithmetic took "
         f"{spread[0] / middle:.2f} to {spread[-1] / middle:.2f} of its median, 8 times of 10"
     )
 
