@@ -134,7 +134,8 @@ class SlicedParty:
 
     def slice(self, seconds: float) -> None:
         self.go_on()
-        self._answers.append(self._ask(self._peers, max(self.uncounted + LEAST, round(seconds / self.iteration_seconds))))
+        iterations = max(self.uncounted + LEAST, round(seconds / self.iteration_seconds))
+        self._answers.append(self._ask(self._peers, iterations))
         self.stop()
 
     def slices(self) -> list[list[Any]]:

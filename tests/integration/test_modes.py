@@ -95,3 +95,38 @@ def test_what_a_model_makes_of_train_and_eval_counts_from_the_first_step_on(
     (tmp_path / "modes.py").write_text(MODEL)
     job = {"entry": f"modes.py:{model}", "args": {"held_out": held_out}, "batch_size": 8, "epochs": 3, "seed": 7}
     assert same_as_the_plain_loop(daemon, JobSpec.parse({"job": job, "strategy": how, "directory": str(tmp_path)}))
+
+
+WEIGHED = """
+import torch, weft
+from torch import nn
+from torch.nn.functional import mse_loss
+
+def step(model, batch):
+    output = model(batch[0])
+    return {"loss": mse_loss(output, batch[1]), "size": output.abs().mean()}
+
+def workload(own_step, counting):
+    data, held_out = (torch.randn(16, 4), torch.ones(16, 4)), (torch.randn(12, 4), torch.zeros(12, 4))
+    held_out[1][:counting] = 1
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    if own_step:
+        how = {"step": step, "weight": lambda batch: batch[1].sum()}
+    else:
+        how = {"loss": mse_loss, "metrics": {"size": lambda output, _: output.abs().mean()}, "weight": torch.sum}
+    return weft.Workload(model, data, validation=held_out,
+                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), **how)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.pairs(own_step=(True, False), counting=(0, 2), stages=(1, 2))
+def test_a_validation_in_which_nothing_counts_has_names_as_any_other(
+    daemon: RealDaemon, tmp_path: Path, own_step: bool, counting: int, stages: int
+) -> None:
+    """With a step it had none, and `[stop]` said that the job had no validation."""
+    (tmp_path / "weighed.py").write_text(WEIGHED)
+    args = {"own_step": own_step, "counting": counting}
+    job = {"entry": "weighed.py:workload", "args": args, "batch_size": 4, "epochs": 2, "seed": 7}
+    spec = {"job": job, "strategy": {"microbatches": 2, "stages": stages}, "directory": str(tmp_path)}
+    assert same_as_the_plain_loop(daemon, JobSpec.parse(spec | {"stop": {"metric": "size", "patience": 5}}))

@@ -59,6 +59,8 @@ class Trained:
         return load_file(self.model)
 
     def load_into(self, model: nn.Module) -> nn.Module:
-        """Gives a model of the same class the trained weights, and returns it."""
-        model.load_state_dict(self.state_dict())
+        """Gives a model of the same class the trained weights, and returns it. What a module tells as its extra state
+        stays as it is: the file has tensors alone."""
+        extra = {name: each for name, each in model.state_dict().items() if name.endswith("_extra_state")}
+        model.load_state_dict(extra | self.state_dict())
         return model

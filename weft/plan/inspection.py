@@ -175,6 +175,7 @@ class Inspection:
     varying_shapes: tuple[Shape, ...] = ()  # of one tensor in batches of one size, where these are not alike
     data_bytes: int | None = None  # of training and validation data; None where they are more than rows of tensors
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
+    lost_attributes: tuple[str, ...] = ()  # of modules, that a step changes and no snapshot has, with what they are
     keeps_elsewhere: bool = False  # a step that is run again, all else as it was, comes to another loss
     on_epoch: bool = False  # the workload has a function that is asked after each epoch
     endless: bool = False  # the training data are a stream without a length: one epoch, of what the steps need
@@ -253,6 +254,7 @@ class Inspection:
             device_bytes=data.get("device_bytes"),
             streams=tuple(data.get("streams", ())),
             batch_modules=tuple(data.get("batch_modules", ())),  # as the one before and the next two
+            lost_attributes=tuple(data.get("lost_attributes", ())),
             keeps_elsewhere=data.get("keeps_elsewhere", False),
             data_bytes=data.get("data_bytes"),
             unchosen=data.get("unchosen"),

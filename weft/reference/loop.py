@@ -39,6 +39,7 @@ from weft.workload.data.tree import with_tensors
 from weft.workload.entry import load_workload, unload
 from weft.workload.faults import NonFiniteLoss
 from weft.workload.randomness import seed_loading, seed_others, unit_key
+from weft.workload.units import Unit, named_state
 from weft.workload.workload import Workload, WorkloadError, asks_to_stop, weight_of
 
 StepFunction = Callable[[int, float], object]
@@ -172,7 +173,7 @@ class _Loop:
             self._update.validated(value)
 
     def _state(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.detach().clone().cpu() for name, tensor in self._workload.model.state_dict().items()}
+        return {name: each.detach().clone().cpu() for name, each in named_state([Unit(0, "", self._workload.model)])}
 
     def _judge(self, epoch: int, step: int, values: dict[str, float]) -> str | None:
         """Why training ends with the epoch; None to go on."""

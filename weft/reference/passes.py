@@ -21,7 +21,7 @@ class Passes(Protocol):
     def forward(self, batch: Any, seed: Seed, *, learns: bool, counts: bool) -> dict[str, torch.Tensor]:
         """What is measured of a batch, scalars by name: "loss", and in training no more than a step reports.
 
-        counts: where nothing in the batch does, the model runs, and nothing is measured.
+        counts: where nothing in the batch does, the model runs, and what is measured, if anything, is 0.
         """
 
     def backward(self, loss: torch.Tensor, seed: Seed) -> None: ...
@@ -71,11 +71,11 @@ class StepPasses:
         source = self._sources[learns]
         with self._calls.installed() as numbers, numbers.running(seed), within(f"in {source}"):
             returned = self._steps[learns](self._model, batch)
-        if not counts:
+        if learns and not counts:
             return {}
         values = step_values(returned, source, learns=learns)
         check_names(values, self._names.setdefault(learns, list(values)), source)
-        return values
+        return values if counts else {name: torch.zeros(()) for name in values}
 
     def backward(self, loss: torch.Tensor, seed: Seed) -> None:
         with self._calls.installed() as numbers, numbers.running_again(seed):  # torch.utils.checkpoint calls once more

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from weft.workload.building import Sink
+from weft.workload.units import EXTRA_STATE, Unit, named_state
 from weft.workload.workload import Workload, WorkloadError
 
 MAX_NAMES = 4  # in a message
@@ -27,7 +28,11 @@ def begin(workload: Workload, directory: Path, sink: Sink | None = None) -> None
     if start is None:
         return
     with _opened(start, directory) as (names, read), torch.no_grad():
-        state = workload.model.state_dict(keep_vars=True)
+        extra = {name for name in workload.model.state_dict() if name.endswith(EXTRA_STATE)}
+        for name in extra.intersection(names):
+            workload.model.get_submodule(name.removesuffix(EXTRA_STATE).removesuffix(".")).set_extra_state(read(name))
+        state = dict(named_state([Unit(0, "", workload.model)]))
+        names = [name for name in names if name not in extra]
         _check_names(workload.model, state, names)
         for name in names:
             if sink is None or not sink.has(state[name]):

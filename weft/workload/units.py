@@ -20,6 +20,7 @@ _HOOKS = (
     "_state_dict_pre_hooks",
 )
 _STATE = ("_parameters", "_buffers")
+EXTRA_STATE = "_extra_state"  # how torch ends a name, in a state dict, of what `get_extra_state` tells
 
 
 def units(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -55,10 +56,11 @@ class Unit:
 
 
 def named_state(units: Sequence[Unit]) -> list[tuple[str, torch.Tensor]]:
-    """(name in the whole model's state dict, tensor itself) of every parameter and persistent buffer."""
+    """(name in the whole model's state dict, tensor itself) of every parameter and persistent buffer. What a module's
+    `get_extra_state` tells is among its attributes."""
     return [
         (name, tensor)
         for unit in units
         for name, tensor in unit.module.state_dict(prefix=unit.prefix, keep_vars=True).items()
-        if isinstance(tensor, torch.Tensor)
+        if isinstance(tensor, torch.Tensor) and not name.endswith(EXTRA_STATE)
     ]

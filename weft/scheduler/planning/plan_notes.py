@@ -43,6 +43,11 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
         yield f"snapshots: none, since {why_no_snapshots}; after a lost worker the job begins again"
     if why_no_snapshots is not None and spec.strategy.verify == "replay":
         yield "verify: no iteration is run again, since there is no snapshot to begin with"
+    if inspection.lost_attributes:
+        yield (
+            f"state: a step changes {_listed(inspection.lost_attributes)}, which no snapshot or checkpoint has, so it "
+            "begins anew after a lost worker or a resume; keep numbers, text or tensors there, or in buffers"
+        )
     if inspection.batch_modules:
         yield from _batch_note(spec, inspection)
     if len(spec.strategy.replica_list) > 1:

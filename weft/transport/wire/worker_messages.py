@@ -163,6 +163,7 @@ class _Facts(TypedDict):
     streams: list[str]
     data_bytes: _Whole | None
     batch_modules: list[str]
+    lost_attributes: NotRequired[list[str]]
     keeps_elsewhere: NotRequired[bool]
     unchosen: NotRequired[str | None]
     undivided: NotRequired[str | None]

@@ -123,7 +123,11 @@ class CutStage(Stage):
     def evaluate(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Tensors:
         with torch.no_grad():
             result = self._run(microbatch, step, received, batch, learns=self._learns)
-        return result if isinstance(result, Sent) else []
+        if isinstance(result, Sent):
+            return result
+        if not self._learns:  # nothing in it counts, and perhaps in no other: what is reported has names all the same
+            self._names.setdefault(False, list(step_values(result, self._sources[False], learns=False)))
+        return []
 
     def measure(self, microbatch: int, step: int, received: Tensors, batch: Any) -> Mapping[str, torch.Tensor]:
         with torch.no_grad():

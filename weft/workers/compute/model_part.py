@@ -30,6 +30,9 @@ class ModelPart(Protocol):
     def parameters(self) -> list[nn.Parameter]:
         """Each once, in the order of the model."""
 
+    def modules(self) -> dict[str, nn.Module]:
+        """Whose attributes are the stage's, by their names in the whole model."""
+
     def adopt(self, device: Memory) -> None:
         """Brings it to the device."""
 
@@ -110,6 +113,10 @@ class UnitPart(ModelPart):
     def parameters(self) -> list[nn.Parameter]:
         return list({id(p): p for unit in self.units for p in unit.module.parameters()}.values())
 
+    def modules(self) -> dict[str, nn.Module]:
+        named = ((unit.prefix, name, each) for unit in self.units for name, each in unit.module.named_modules())
+        return {f"{prefix}{name}".removesuffix("."): each for prefix, name, each in named}
+
     def adopt(self, device: Memory) -> None:
         for unit in self.units:
             device.adopt(unit.module)
@@ -127,6 +134,12 @@ class CallPart(ModelPart):
         own = {id(known[name]) for name in names if name in known}
         self._state_names = [name for name, tensor in whole_state(model) if id(tensor) in own]
         self._parameters = [each for each in model.parameters() if id(each) in own]
+        # Of what has no state every stage has its own, as of the model itself.
+        self._modules = {
+            name: module
+            for name, module in model.named_modules()
+            if not (state := {id(tensor) for _, tensor in named_tensors(module)}) or state & own
+        }
         self._changing = {name: each for name, each in model.named_parameters() if name in changing and id(each) in own}
 
     def named_state(self) -> list[tuple[str, torch.Tensor]]:
@@ -139,6 +152,9 @@ class CallPart(ModelPart):
 
     def parameters(self) -> list[nn.Parameter]:
         return self._parameters
+
+    def modules(self) -> dict[str, nn.Module]:
+        return self._modules
 
     def adopt(self, device: Memory) -> None:
         holder = nn.Module()

@@ -21,6 +21,7 @@ from weft.workers.compute.backward.split import SplitBackward
 from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
 from weft.workers.inspection.unit_facts import keeps
+from weft.workers.snapshots.attributes import TORCHS
 from weft.workload.cutting.calls import Seed
 from weft.workload.cutting.cut_step import Bound, CutStep, Step
 from weft.workload.cutting.names import named_tensors
@@ -31,9 +32,8 @@ from weft.workload.data.tree import with_tensors
 
 Gradients = dict[str, torch.Tensor | None]
 Attributes = dict[nn.Module, dict[str, Any]]  # what modules keep that is no parameter, buffer, module or setting
-_TORCHS = {*vars(nn.Module()), "forward"}  # names of what torch has there, or a step that is listened to
 # Of these, what a module may come to have while it runs, and an attribute says that it has.
-_HOOKS = [name for name in _TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
+_HOOKS = [name for name in TORCHS if name.startswith(("_forward_", "_backward_")) and "hooks" in name]
 OTHER = 1.0625  # times: arbitrary, little, and exact in any dtype
 _Root = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -98,7 +98,7 @@ def attributes_of(model: nn.Module) -> Attributes:
 def _own_of(module: nn.Module) -> dict[str, Any]:
     there = vars(module)
     hooks = {key: dict(there[key]) for key in _HOOKS if there[key]}
-    return {key: there[key] for key in there.keys() - _TORCHS} | hooks
+    return {key: there[key] for key in there.keys() - TORCHS} | hooks
 
 
 def _apart(value: Any) -> Any:
@@ -121,9 +121,9 @@ def _with_attributes(own: Attributes) -> Iterator[None]:
 def _put(attributes: Attributes) -> None:
     for module, kept in attributes.items():
         now = vars(module)
-        for key in now.keys() - _TORCHS - kept.keys():
+        for key in now.keys() - TORCHS - kept.keys():
             del now[key]
-        now.update((key, value) for key, value in kept.items() if key not in _TORCHS)
+        now.update((key, value) for key, value in kept.items() if key not in TORCHS)
         for key in _HOOKS:
             if now[key] or key in kept:  # the same dict, which handles know
                 now[key].clear()

@@ -43,6 +43,7 @@ from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.state_facts import state_facts
 from weft.workers.inspection.unit_facts import TIMED_RUNS
 from weft.workers.inspection.update_times import GradientSample, UpdateTimes, unsaved, update_times
+from weft.workers.snapshots.attributes import Attributes
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
 from weft.workload.aliases import aliases_of, check_aliases
@@ -220,6 +221,7 @@ def _inspected(
     sample = GradientSample(optimizer)
     trained = sorted({size for each in specs for size in _microbatch_sizes(each, batches.num_train, 0)})
     aliases, changes = aliases_of(workload.model) if learns else [], ParameterChanges(workload.model)
+    attributes = Attributes(dict(workload.model.named_modules()))
     ran = look(workload, spec, batches, sizes, trained=trained, device=device, leave=sample.take)
     check_aliases(aliases)
     changing = {*ran.changing, *changes.names()} if learns else set[str]()
@@ -259,6 +261,7 @@ def _inspected(
         "on_epoch": learns and workload.on_epoch is not None,
         "scheduler_metric": metric_of(workload, scheduler),
         "batch_modules": _batch_modules(workload.model),
+        "lost_attributes": attributes.lost() if learns else [],
         "keeps_elsewhere": looks and keeps_elsewhere(workload, spec, batches, max(trained)),
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
         "copy_bytes_per_second": _copy_bytes_per_second(torch.get_num_threads()),

@@ -51,6 +51,7 @@ from weft.workers.memory.bucket_memory import BucketMemory, shaped_like
 from weft.workers.memory.layer_window import LayerWindow
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.replica_memory import ReplicaMemory
+from weft.workers.snapshots.attributes import Attributes
 from weft.workers.snapshots.held import Held
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.bucket_updates import BucketUpdates
@@ -99,6 +100,7 @@ class ModelParts:
         self._parts: dict[Holder, ModelPart] = {}
         self._named: dict[Holder, dict[str, nn.Parameter]] = {}  # those that a stage holds
         self._buffers: dict[Holder, frozenset[str]] = {}  # its buffers' names
+        self._attributes: dict[Holder, Attributes] = {}
         self._shown: dict[int, Shown] = {}  # by stage of the first replica
         self._train = source_of(workload, "train", batch_size=spec.job.batch_size, steps=spec.job.steps)
         self.stages: dict[Holder, StageTasks] = {}
@@ -155,6 +157,7 @@ class ModelParts:
         held = {id(p) for p in part.parameters()}
         named = {name: p for name, p in zip(self._names, parameters, strict=True) if id(p) in held}
         self._parts[holder], self._named[holder], self._buffers[holder] = part, named, frozenset(part.buffers())
+        self._attributes[holder] = Attributes(part.modules())
         if self._saved is not None:
             self._restore(holder, self._saved)
         part.adopt(self._device)
@@ -254,6 +257,7 @@ class ModelParts:
             for name, value in saved.buffers(holder.replica).items():
                 if name in now:
                     copy_buffer(name, now[name], value, HostDevice())
+            self._attributes[holder].restore(saved.attributes(holder.replica))
 
     @property
     def can_rewind(self) -> bool:
@@ -261,7 +265,7 @@ class ModelParts:
         return not self._windows
 
     def fits(self, saved: Saved) -> bool:
-        """Whether training has left buffers that can take what was saved."""
+        """Whether training has left buffers and attributes that can take what was saved."""
         for holder, part in self._parts.items():
             now, theirs = part.buffers(), saved.buffers(holder.replica)
             if now.keys() != self._buffers[holder] or not all(
@@ -269,7 +273,7 @@ class ModelParts:
                 for name, own in now.items()
             ):
                 return False
-        return True
+        return all(own.fits(saved.attributes(holder.replica)) for holder, own in self._attributes.items())
 
     def rewind(self, saved: Saved) -> None:
         """To the first iteration of the course, with what it `fits`. While no lane of any worker runs: memory is
@@ -299,7 +303,7 @@ class ModelParts:
             self.updates.hold_owned(task.owner, held, self._names, iteration)
             return held
         held.replica = task.holder.replica
-        held.buffers = self._parts[task.holder].buffers()
+        held.buffers, held.attributes = self._parts[task.holder].buffers(), self._attributes[task.holder].changed()
         if task.holder.replica == 0:
             shown = self._shown[task.holder.stage]
             shown.check()

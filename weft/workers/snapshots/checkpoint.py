@@ -3,7 +3,8 @@
     model*.safetensors       the model's state dict, by the user's own names
     optimizer*.safetensors   "ENTRY/PARAMETER": what the optimizer keeps of each element
     buffers.safetensors      "REPLICA/NAME": buffers that no state dict has, and those of other replicas than the first
-    training.pt              the rest, plain data: of the optimizer by parameter, its groups' options, the scheduler
+    training.pt              the rest, plain data: of the optimizer by parameter, its groups' options, the scheduler;
+                             by replica, what modules remember in attributes
 
 A file has SHARD_BYTES at most, as far as one tensor has; files after the first are numbered.
 """
@@ -99,7 +100,8 @@ class OpenCheckpoint(Saved):
         try:
             plain = decoded((checkpoint.path / PLAIN).read_bytes())
             self._states, self._options, self.scheduler = plain["states"], plain["options"], plain["scheduler"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._attributes = plain.get("attributes", {})  # others had none
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint.path / PLAIN} is no file of a checkpoint ({error!s:.200})") from error
         self._entries: dict[str, list[str]] = {}
         for key in self._files.get(OPTIMIZER, {}):

@@ -7,6 +7,7 @@ names       of the first replica: what its stage has in the model's state dict
 states      by parameter: what the optimizer keeps of it beside elements
 options     by parameter: those of its group in the optimizer
 scheduler   its state, which is the same for every optimizer of the job
+attributes  of one replica, what its modules remember elsewhere, as weft.workers.snapshots.attributes tells it
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from weft.workers.snapshots.attributes import Kept
 
 VALUES = ""  # the entry of a parameter's own elements; others have the optimizer's names
 
@@ -46,7 +49,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Held:
-    replica: int | None = None  # whose buffers they are
+    replica: int | None = None  # whose buffers and attributes they are
     pieces: list[Piece] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     fixed: dict[str, Tensor] = field(default_factory=dict)
@@ -54,6 +57,7 @@ class Held:
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     scheduler: dict[str, Any] | None = None
+    attributes: Kept = field(default_factory=dict)
 
     def add_whole(self, parameter: str, entry: str, tensor: Tensor) -> None:
         """In the parameter's shape."""
@@ -81,7 +85,8 @@ class Held:
     def plain(self) -> dict[str, Any]:
         """The rest: plain data. Options that are one object are there once, since they take the longest to read."""
         own = {id(each): each for each in self.options.values()}
-        return {"states": self.states, "options": list(own.values()), "scheduler": self.scheduler}
+        options = list(own.values())
+        return {"states": self.states, "options": options, "scheduler": self.scheduler, "attributes": self.attributes}
 
     @classmethod
     def of(cls, layout: dict[str, Any], plain: dict[str, Any], tensors: Sequence[Tensor]) -> Held:
@@ -100,6 +105,7 @@ class Held:
             states=plain["states"],
             options={parameter: plain["options"][place] for parameter, place in layout["options"].items()},
             scheduler=plain["scheduler"],
+            attributes=plain["attributes"],
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.workers.snapshots.attributes import Kept
 from weft.workers.snapshots.held import VALUES, Extent, Held, Name
 from weft.workload.workload import WorkloadError
 
@@ -24,6 +25,7 @@ class Saved:
     def __init__(self, parts: Iterable[Held]) -> None:
         self._pieces: dict[str, dict[str, list[tuple[Extent, Tensor]]]] = {}  # by parameter and entry
         self._buffers: dict[int, dict[str, Tensor]] = {}  # by replica
+        self._attributes: dict[int, Kept] = {}  # by replica
         self._states: dict[str, dict[str, Any]] = {}
         self._options: dict[str, dict[str, Any]] = {}
         self.scheduler: dict[str, Any] | None = None
@@ -41,6 +43,8 @@ class Saved:
         self.names += held.names
         if held.replica is not None:
             self._buffers.setdefault(held.replica, {}).update(held.buffers)
+            for module, values in held.attributes.items():
+                self._attributes.setdefault(held.replica, {}).setdefault(module, {}).update(values)
         self._states |= held.states
         self._options |= held.options
         self.scheduler = held.scheduler or self.scheduler
@@ -54,7 +58,8 @@ class Saved:
 
     def plain(self) -> dict[str, Any]:
         """All that is neither elements nor buffers."""
-        return {"states": self._states, "options": self._options, "scheduler": self.scheduler}
+        rest = {"states": self._states, "options": self._options, "scheduler": self.scheduler}
+        return rest | {"attributes": self._attributes}
 
     def all_buffers(self) -> Mapping[int, Mapping[str, Tensor]]:
         """By replica and name."""
@@ -67,6 +72,10 @@ class Saved:
     def buffers(self, replica: int) -> Mapping[str, Tensor]:
         """Of a replica; of one that there was none of, the first one's."""
         return self._buffers.get(replica) or self._buffers.get(0, {})
+
+    def attributes(self, replica: int) -> Kept:
+        """As buffers."""
+        return self._attributes.get(replica) or self._attributes.get(0, {})
 
     def values(self, parameter: str, like: Tensor) -> Tensor | None:
         """Its elements, in its shape; None of one that was not trained."""

@@ -1,0 +1,120 @@
+"""What modules remember in attributes is a part of training, as buffers are: it goes on after a loss and a resume."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from weft.reference.loop import train
+
+_RECOVERY = runpy.run_path(str(Path(__file__).with_name("test_recovery.py")))
+held_behind_a_snapshot, check_is_undisturbed, kill_worker = (
+    _RECOVERY[name] for name in ("held_behind_a_snapshot", "check_is_undisturbed", "kill_worker")
+)
+
+# A count, a window, a tensor, a generator of its own, and one that tells its state by torch's own way.
+REMEMBERING = """
+import collections
+import torch
+
+class Remembering(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.recent, self.scale = 0, collections.deque(maxlen=3), torch.ones(1)
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+            self.recent.append(float(x.detach().mean()))
+            self.scale.mul_(0.999)
+            x = x + 0.01 * torch.rand(1, generator=self.generator)
+        return x * self.scale.clone() + 0.01 * sum(self.recent) + 0.1 / (self.calls + 1)
+
+class Telling(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.told = torch.nn.Linear(8, 8), [0.0]
+
+    def forward(self, x):
+        if self.training:
+            self.told[0] += 0.01
+        return self.linear(x) * (1 + self.told[0])
+
+    def get_extra_state(self):
+        return {"told": self.told}
+
+    def set_extra_state(self, state):
+        self.told = state["told"]
+"""
+MODEL = (
+    "torch.nn.Sequential(torch.nn.Linear(8, 8), Remembering(), Telling(), torch.nn.Tanh(), Remembering(), Telling())"
+)
+WORKLOAD = """
+import weft
+
+class Whole(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Remembering()
+        self.layers = {MODEL}
+
+    def forward(self, x):
+        return self.inner(self.layers(x))
+
+def workload(own_forward=False):
+    data = torch.randn(16, 8), torch.randn(16, 8)
+    optimizer = lambda parameters: torch.optim.Adam(parameters, lr=0.05)
+    model = Whole() if own_forward else {MODEL}
+    return weft.Workload(model, data, loss=torch.nn.functional.mse_loss, validation=data, optimizer=optimizer)
+""".replace("{MODEL}", MODEL)
+
+
+@pytest.mark.slow(seconds=2)
+@pytest.mark.pairs(own_forward=(True, False), stages=(1, 2), then=(1, 2))
+def test_a_resumed_job_goes_on_with_them(daemon: Any, own_forward: bool, stages: int, then: int) -> None:
+    if own_forward:
+        stages = then = 1  # between stages they would have to be buffers
+
+    def spec(stages: int, steps: int, **fields: Any) -> Any:
+        strategy = {"stages": stages, "microbatches": 2}
+        args = {"own_forward": own_forward}
+        return daemon.spec(REMEMBERING + WORKLOAD, strategy=strategy, batch_size=8, steps=steps, args=args, **fields)
+
+    half = spec(stages, 6)
+    first = daemon.run(type(half).parse(half.to_wire() | {"checkpoint": {"every": "2 steps"}}))
+    assert first["state"] == "completed", first["error"]
+    on = daemon.run(spec(then, 9, resume_from=first["run_dir"]))
+    assert on["state"] == "completed", on["error"]
+    for result, steps in ((first, 6), (on, 9)):
+        plain, ours = train(spec(1, steps)).state, load_file(Path(result["model"]))
+        assert plain.keys() == ours.keys()
+        assert [name for name in plain if not torch.equal(plain[name], ours[name])] == []
+
+
+@pytest.mark.slow(seconds=4)
+@pytest.mark.pairs(strategy=("one stage", "pipeline", "replicas"), victim=("cpu", "loader"))
+def test_who_was_not_killed_puts_them_back_too(daemon: Any, strategy: str, victim: str) -> None:
+    layers = "torch.nn.Dropout(0.1),\n        torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))"
+    assert layers in _RECOVERY["SOURCE"]
+    source = REMEMBERING + _RECOVERY["SOURCE"].replace(
+        layers,
+        "torch.nn.Dropout(0.1), Remembering(), Telling(), torch.nn.Tanh(), Remembering(), torch.nn.Linear(8, 1))",
+    )
+    with held_behind_a_snapshot(daemon, _RECOVERY["STRATEGIES"][strategy], source=source) as (job, spec, gate):
+        kill_worker(daemon, job, victim)
+        daemon.until_logged(job, "goes on after step")
+        gate.open()
+        check_is_undisturbed(daemon, job, spec)
+
+
+def test_what_no_snapshot_can_have_is_told_by_name(daemon: Any) -> None:
+    source = REMEMBERING.replace("self.calls += 1", "self.calls += 1; self.seen = object()") + WORKLOAD
+    result = daemon.run(daemon.spec(source, steps=2, batch_size=8))
+    log = daemon.log_of(result["job"])
+    assert "state: a step changes 1.seen (a object), 4.seen (a object), which no snapshot or checkpoint has" in log

@@ -1,0 +1,185 @@
+"""Attributes: what changes is kept as plain data and comes back; what is a parameter's or a result is left alone."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from weft.workers.snapshots.attributes import MAX_BYTES, MAX_PARTS, Attributes
+from weft.workers.snapshots.plain import decoded, encoded
+
+
+class Holder(nn.Module):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(2, 2)
+        self.register_buffer("mean", torch.zeros(4))
+        self.value = value
+
+
+def of(model: nn.Module) -> Attributes:
+    return Attributes(dict(model.named_modules()))
+
+
+def grown(value: Any, part: Any) -> Any:
+    value.append(part)
+    return value
+
+
+def updated(value: Any, items: dict[Any, Any]) -> Any:
+    value.update(items)
+    return value
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "a number": (lambda: 0, lambda value: value + 1),
+    "a truth": (lambda: 1, lambda value: True),
+    "nothing any more": (lambda: 3, lambda value: None),
+    "a complex number": (lambda: 1j, lambda value: value + 1),
+    "text": (lambda: "warm", lambda value: "cold"),
+    "a shape": (lambda: torch.Size((1,)), lambda value: torch.Size((2, 3))),
+    "a dtype": (lambda: torch.float32, lambda value: torch.float64),
+    "a number of numpy's": (lambda: np.float64(1), lambda value: value * 3),
+    "a list": (lambda: [1, [2]], lambda value: grown(value, {"a": (1, 2, 3)})),
+    "a list in a list": (lambda: [1, [2]], lambda value: (value[1].append(3), value)[1]),
+    "a window": (lambda: deque([1.0, 2.0], maxlen=2), lambda value: grown(value, 3.0)),
+    "a long window": (lambda: deque(range(9999), maxlen=9999), lambda value: grown(value, 3)),
+    "a set": (lambda: {1, "a"}, lambda value: value | {2.5}),
+    "a dict": (lambda: {"a": 1}, lambda value: updated(value, {("b", 2): [torch.ones(2)]})),
+    "an ordered dict": (lambda: OrderedDict(a=1), lambda value: updated(value, {"b": 2})),
+    "counts": (lambda: Counter("ab"), lambda value: updated(value, {"a": 2})),
+    "a tensor in place": (lambda: torch.zeros(3), lambda value: value.add_(1)),
+    "another tensor": (lambda: torch.zeros(3), lambda value: torch.ones(2, dtype=torch.int8)),
+    "a number of torch's": (lambda: torch.tensor(2), lambda value: value + 1),
+    "an expanded tensor": (lambda: torch.zeros(1).expand(3), lambda value: torch.arange(3.0)),
+    "three tensors": (lambda: (torch.zeros(1),) * 3, lambda value: tuple(each + 1 for each in value)),
+    "an array": (lambda: np.zeros(3), lambda value: np.add(value, 2, out=value)),
+}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, (torch.Tensor, np.ndarray)):
+        return type(one) is type(other) and one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, (list, tuple, deque)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return type(one) is type(other) and list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    return bool(one == other) and (type(one) is type(other) or isinstance(one, np.generic))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_has_changed_comes_back_and_nothing_else(change: str) -> None:
+    make, changed = CHANGES[change]
+    one, other = Holder(make()), Holder(make())
+    ours, theirs = of(one), of(other)
+    assert ours.changed() == {}
+    one.value = changed(one.value)
+    kept = decoded(encoded(ours.changed()))
+    assert {name: list(values) for name, values in kept.items()} == {"": ["value"]}
+    assert not ours.fits({})
+    theirs.restore(kept)
+    assert same(one.value, other.value)
+    assert getattr(one.value, "maxlen", None) == getattr(other.value, "maxlen", None)
+    one.value = changed(changed(one.value))
+    ours.restore(kept)
+    assert same(one.value, other.value), "in one that has gone on, too"
+    assert ours.lost() == theirs.lost() == []
+
+
+@pytest.mark.parametrize(
+    ("make", "draw"),
+    [
+        (lambda: torch.Generator().manual_seed(1), lambda own: float(torch.rand(1, generator=own))),
+        (lambda: random.Random(1), lambda own: own.random()),
+        (lambda: np.random.default_rng(1), lambda own: own.random()),
+        (lambda: np.random.RandomState(1), lambda own: own.rand()),
+    ],
+    ids=["torch", "python", "numpy", "numpy as it was"],
+)
+def test_a_generator_goes_on_where_it_was(make: Callable[[], Any], draw: Callable[[Any], float]) -> None:
+    one, other = Holder(make()), Holder(make())
+    ours, theirs = of(one), of(other)
+    assert ours.changed() == {}
+    draw(one.value)
+    theirs.restore(decoded(encoded(ours.changed())))
+    assert draw(one.value) == draw(other.value)
+
+
+def test_what_is_a_parameters_a_buffers_or_a_result_is_no_memory() -> None:
+    model = Holder(None)
+    model.alias, model.weights = model.mean[:2], [model.inner.weight_hh_l0]
+    attributes = of(model)
+    with torch.no_grad():
+        for each in (*model.parameters(), model.mean):
+            each.add_(1)
+    model.value = model.inner.weight_hh_l0 * 2
+    model.results = [model.value]
+    model.map = torch.zeros(MAX_BYTES)
+    assert attributes.changed() == {}
+    assert attributes.lost() == []
+    assert attributes.fits({})
+
+
+def test_a_view_into_another_attribute_stays_one() -> None:
+    def made() -> Holder:
+        model = Holder(torch.zeros(4))
+        model.view = model.value[1:]
+        return model
+
+    one, other = made(), made()
+    ours, theirs = of(one), of(other)
+    one.value += 1
+    theirs.restore(decoded(encoded(ours.changed())))
+    other.value += 1
+    assert other.view.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize(("value", "told"), [(object(), "a object"), ([{1: nn.ReLU()}], "a ReLU")], ids=["", "within"])
+def test_what_cannot_be_written_down_is_told(value: Any, told: str) -> None:
+    model = nn.Sequential(Holder(None))
+    attributes = of(model)
+    model[0].value = value
+    assert attributes.lost() == [f"0.value ({told})"]
+    assert attributes.changed() == {}
+
+
+def test_what_contains_itself_is_told() -> None:
+    model = Holder([])
+    attributes = of(model)
+    model.value.append(model.value)
+    assert attributes.lost() == ["value (it contains itself)"]
+
+
+def test_a_large_vocabulary_that_stays_is_not_looked_through() -> None:
+    words = {str(number): number for number in range(100 * MAX_PARTS)}
+    attributes = of(Holder(words))
+    assert attributes.changed() == {}
+    words["another"] = 1
+    assert list(attributes.changed()[""]["value"]) == list(words)
+
+
+def test_an_extra_state_is_all_that_its_module_tells() -> None:
+    class Telling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count, self.cache = 0, object()
+
+        def get_extra_state(self) -> Any:
+            return {"count": self.count, "of": torch.tensor(self.count)}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.count = state["count"] + int(state["of"])
+
+    one, other = nn.Sequential(Telling()), nn.Sequential(Telling())
+    ours, theirs = of(one), of(other)
+    one[0].count, one[0].cache = 2, object()
+    assert ours.lost() == []
+    theirs.restore(decoded(encoded(ours.changed())))
+    assert other[0].count == 4
