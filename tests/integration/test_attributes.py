@@ -118,3 +118,35 @@ def test_what_no_snapshot_can_have_is_told_by_name(daemon: Any) -> None:
     result = daemon.run(daemon.spec(source, steps=2, batch_size=8))
     log = daemon.log_of(result["job"])
     assert "state: a step changes 1.seen (a object), 4.seen (a object), which no snapshot or checkpoint has" in log
+
+
+@pytest.mark.slow(seconds=2)
+def test_what_a_forward_keeps_of_values_that_others_have_is_no_memory(daemon: Any) -> None:
+    """Behind a run of a stage a module may hold what stands for another one's values."""
+    source = """
+import torch, weft
+
+class Keeping(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x):
+        self.kept = []
+        for layer in self.layers:
+            x = layer(x)
+            self.last = x
+            self.kept.append((x, x.shape))
+        return x
+
+def workload():
+    data = torch.randn(16, 4), torch.randn(16, 4)
+    return weft.Workload(Keeping(), data, loss=torch.nn.functional.mse_loss, validation=data,
+                         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+"""
+    spec = daemon.spec(source, strategy={"stages": 2, "microbatches": 2}, batch_size=8, steps=6)
+    result = daemon.run(type(spec).parse(spec.to_wire() | {"checkpoint": {"every": "2 steps"}}))
+    assert result["state"] == "completed", daemon.log_of(result["job"])
+    assert "state: " not in daemon.log_of(result["job"])
+    plain, ours = train(spec).state, load_file(Path(result["model"]))
+    assert [name for name in plain if not torch.equal(plain[name], ours[name])] == []

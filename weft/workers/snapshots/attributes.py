@@ -144,7 +144,7 @@ def _look(value: Any, left: list[int]) -> object:
     kind = type(value)
     if kind in _VALUES:
         return kind, value
-    if isinstance(value, torch.Tensor):
+    if kind in _WITH_STORAGE:  # another kind of tensor need not answer this
         return _Same(value), -1 if value.is_inference() else value._version
     if kind in _PARTED:
         return kind, len(value), [_look(part, left) for part in _parts(value, left)]
@@ -218,7 +218,7 @@ def _written(value: Any, state: _Places) -> Any:
 
 
 def _written_tensor(tensor: torch.Tensor, state: _Places) -> torch.Tensor:
-    if tensor.requires_grad or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_meta:
+    if type(tensor) is not torch.Tensor or tensor.requires_grad or tensor.layout is not torch.strided or tensor.is_meta:
         raise _NotPlainError
     if tensor.nbytes > MAX_BYTES or state.has(tensor):
         raise _NotPlainError
@@ -234,7 +234,7 @@ def _is_marked(value: Any) -> bool:
 
 def _put_back(value: Any, there: Any) -> Any:
     """there: what stands in its place, and may stand elsewhere, too."""
-    if isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor):
+    if isinstance(value, torch.Tensor) and type(there) in _WITH_STORAGE:
         is_memory = there.is_contiguous() and not (there.requires_grad or there.is_inference())
         if is_memory and there.shape == value.shape and there.dtype is value.dtype:
             return there.copy_(value)
