@@ -24,6 +24,7 @@ from weft.transport.memory.directory import Directory, Server
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, encode
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection import inspection as inspection_module
+from weft.workers.inspection import times
 from weft.workers.memory.bucket_memory import BucketMemory
 from weft.workload.workload import Workload
 
@@ -88,7 +89,7 @@ def directory() -> Directory:
 def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Planned]:
     """The plan of a workload for a strategy; batches of 4, one bucket for each parameter, and forwards that wait before
     they begin, if not told otherwise."""
-    monkeypatch.setattr(inspection_module, "COPIED_BYTES", 1 << 10)
+    monkeypatch.setattr(times, "COPIED_BYTES", 1 << 10)
 
     def plan(
         workload: Workload,

@@ -31,7 +31,7 @@ class ModelPart(Protocol):
         """Each once, in the order of the model."""
 
     def modules(self) -> dict[str, nn.Module]:
-        """Whose attributes are the stage's, by their names in the whole model."""
+        """Whose attributes are the stage's, by their names in the whole model; before anything of it has moved."""
 
     def adopt(self, device: Memory) -> None:
         """Brings it to the device."""
@@ -134,12 +134,6 @@ class CallPart(ModelPart):
         own = {id(known[name]) for name in names if name in known}
         self._state_names = [name for name, tensor in whole_state(model) if id(tensor) in own]
         self._parameters = [each for each in model.parameters() if id(each) in own]
-        # Of what has no state every stage has its own, as of the model itself.
-        self._modules = {
-            name: module
-            for name, module in model.named_modules()
-            if not (state := {id(tensor) for _, tensor in named_tensors(module)}) or state & own
-        }
         self._changing = {name: each for name, each in model.named_parameters() if name in changing and id(each) in own}
 
     def named_state(self) -> list[tuple[str, torch.Tensor]]:
@@ -154,7 +148,11 @@ class CallPart(ModelPart):
         return self._parameters
 
     def modules(self) -> dict[str, nn.Module]:
-        return self._modules
+        """Those without state, too, which every stage has."""
+        known = dict(named_tensors(self.model))
+        own = {id(known[name]) for name in self.names if name in known}
+        state = {name: {id(each) for _, each in named_tensors(m)} for name, m in self.model.named_modules()}
+        return {name: m for name, m in self.model.named_modules() if not state[name] or state[name] & own}
 
     def adopt(self, device: Memory) -> None:
         holder = nn.Module()

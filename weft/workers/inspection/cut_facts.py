@@ -28,8 +28,8 @@ from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes
 from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, Ties, first_batch, value_facts
-from weft.workers.inspection.times import Times, between, fastest, note, note_split
-from weft.workers.inspection.unit_facts import SMALL_RUNS, TIMED_RUNS, blank_facts, carried, keeps, size_of_small, tried
+from weft.workers.inspection.times import TIMED_RUNS, Times, between, fastest, note, note_split
+from weft.workers.inspection.unit_facts import SMALL_RUNS, blank_facts, carried, keeps, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
 from weft.workload.cutting.names import named_tensors

@@ -14,7 +14,6 @@ the model only where a replica will: of one that only GPUs compute it need not e
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -41,7 +40,7 @@ from weft.workers.inspection.divided import keeps_elsewhere, why_undivided
 from weft.workers.inspection.known import NOTHING, Known
 from weft.workers.inspection.pairs import inspect_pairs
 from weft.workers.inspection.state_facts import state_facts
-from weft.workers.inspection.unit_facts import TIMED_RUNS
+from weft.workers.inspection.times import copy_bytes_per_second
 from weft.workers.inspection.update_times import GradientSample, UpdateTimes, unsaved, update_times
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.updates.sharded_optimizer import is_elementwise
@@ -58,7 +57,6 @@ from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload, WorkloadError, make_scheduler, metric_of
 
 _SECONDS = ("forward_seconds", "backward_seconds", "small_forward_seconds", "small_backward_seconds")
-COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
 # Of a job that gives no strategy, which is only looked at twice where that is little beside its training:
 WORTH_SECONDS = 10.0  # of training on one worker
@@ -246,8 +244,7 @@ def _inspected(
         "draws": ran.draws,
         "seeds_others": ran.seeds_others,
         "varying_shapes": [list(shape) for shape in ran.varying_shapes],
-        "num_train": batches.num_train,
-        "num_validation": batches.num_validation,
+        **_data_facts(batches),
         "load_seconds": ran.load_seconds * (len(sizes) * max(sizes) / sum(sizes) if is_one_of_many else 1.0),
         "update_seconds": 0.0 if update is None else update.seconds,
         "device_update_seconds": None if on_device is None else on_device.seconds,
@@ -255,16 +252,13 @@ def _inspected(
         "parameters": _parameter_facts(workload.model, ran.users, optimizer, update, digests, changing, sample.sparse),
         "elementwise": optimizer is None or is_elementwise(optimizer),
         "weighted": workload.weight is not None,
-        "streams": batches.streams,
-        "endless": batches.are_endless,
-        "data_bytes": _data_bytes(batches),
         "on_epoch": learns and workload.on_epoch is not None,
         "scheduler_metric": metric_of(workload, scheduler),
         "batch_modules": _batch_modules(workload.model),
         "lost_attributes": attributes.lost() if learns else [],
         "keeps_elsewhere": looks and keeps_elsewhere(workload, spec, batches, max(trained)),
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
-        "copy_bytes_per_second": _copy_bytes_per_second(torch.get_num_threads()),
+        "copy_bytes_per_second": copy_bytes_per_second(torch.get_num_threads()),
         "small_size": ran.small_size,
     }
 
@@ -277,11 +271,18 @@ def _compiled_ahead(model: nn.Module, spec: JobSpec, device: Device) -> str:
     return calls
 
 
-def _data_bytes(batches: Batches) -> int | None:
+def _data_facts(batches: Batches) -> dict[str, Any]:
     sources = list(batches.sources().values())
-    if not all(map(can_be_resident, sources)):
-        return None
-    return sum(tensor.nbytes for source in sources if (whole := source.whole) for tensor in whole[0])
+    num_bytes = None
+    if all(map(can_be_resident, sources)):
+        num_bytes = sum(tensor.nbytes for source in sources if (whole := source.whole) for tensor in whole[0])
+    return {
+        "num_train": batches.num_train,
+        "num_validation": batches.num_validation,
+        "streams": batches.streams,
+        "endless": batches.are_endless,
+        "data_bytes": num_bytes,
+    }
 
 
 def _check(workload: Workload, spec: JobSpec, batches: Batches) -> None:
@@ -385,16 +386,3 @@ def _parameter_facts(
         }
         for index, (name, parameter) in enumerate(named)
     ]
-
-
-@functools.cache
-def _copy_bytes_per_second(threads: int) -> float:
-    """Of the machine, so a worker measures it once. threads: those that copy, torch's own."""
-    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8)
-    target = torch.zeros_like(source)
-    seconds = []
-    for _ in range(TIMED_RUNS):
-        started = time.perf_counter()
-        target.copy_(source)
-        seconds.append(time.perf_counter() - started)
-    return COPIED_BYTES / min(seconds)

@@ -1,9 +1,17 @@
-"""Times: what passes take, each stage of a trial and so each unit with which one begins, as facts of units. Pure."""
+"""Times: what passes take, each stage of a trial and so each unit with which one begins, as facts of units; and what a
+copy takes."""
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Sequence
 from typing import Any
+
+import torch
+
+TIMED_RUNS = 3  # after one that warms up; the fastest counts
+COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
 Times = list[tuple[float, float]]  # of each stage of a trial, forward and backward; or both parts of a backward
 
@@ -38,3 +46,16 @@ def parts_of_backward(backward: float, of_input: float, of_weight: float) -> dic
         return {"input_part": None, "weight_part": None}
     first = min(1.0, of_input / backward)
     return {"input_part": first, "weight_part": max(1.0 - first, of_weight / backward)}
+
+
+@functools.cache
+def copy_bytes_per_second(threads: int) -> float:
+    """Of the machine, so a worker measures it once. threads: those that copy, torch's own."""
+    source = torch.zeros(COPIED_BYTES, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    seconds = []
+    for _ in range(TIMED_RUNS):
+        started = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - started)
+    return COPIED_BYTES / min(seconds)

@@ -29,14 +29,13 @@ from weft.workers.compute.handover import can_have_gradient, described, is_plain
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import Ties
-from weft.workers.inspection.times import fastest, parts_of_backward
+from weft.workers.inspection.times import TIMED_RUNS, fastest, parts_of_backward
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.randomness import seed_others
 from weft.workload.units import units
 from weft.workload.workload import Workload
 
-TIMED_RUNS = 3  # after one that warms up; the fastest counts
 SMALL_RUNS = 2
 SMALLER = 4  # times, the second size that units are timed with: far enough for a slope, and an eighth of the time more
 MAX_DEPTH = 3  # of containers in an attribute that are looked into; arbitrary

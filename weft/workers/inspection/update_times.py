@@ -18,7 +18,7 @@ from weft.plan.error_places import step_place, within
 from weft.workers.devices.device import Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.inspection.state_facts import optimizer_memory, sort_of
-from weft.workers.inspection.unit_facts import TIMED_RUNS
+from weft.workers.inspection.times import TIMED_RUNS
 from weft.workers.snapshots.plain import why_not_plain
 from weft.workers.updates.optimizer_state import options
 from weft.workload.optimizer import make_optimizer

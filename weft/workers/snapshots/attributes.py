@@ -151,7 +151,8 @@ def _look(value: Any, left: list[int]) -> object:
     if kind is np.ndarray and value.nbytes <= MAX_BYTES:
         return value.shape, value.dtype.str, value.tobytes()
     if kind in _GENERATORS:
-        return repr(_GENERATORS[kind][0](value)) if kind is not torch.Generator else value.get_state().numpy().tobytes()
+        state = _GENERATORS[kind][0](value)
+        return state.numpy().tobytes() if isinstance(state, torch.Tensor) else _look(state, [MAX_PARTS])
     return _Same(value)
 
 
