@@ -49,7 +49,7 @@ MODELS = (
     Model(name="gpt", entry="gpt_job.py:workload", args=GPT, batch_size=16),
     Model(name="gpt_own_forward", entry="any_model_job.py:workload", args=GPT, batch_size=16),
     Model(name="wide_mlp", entry="wide_mlp_job.py:workload", args={"width": 1024, "samples": 512}, batch_size=128),
-    Model(name="resnet", entry="resnet_job.py:workload", args={"samples": 64}, batch_size=16),
+    Model(name="resnet", entry="resnet_job.py:workload", args={"samples": 64, "width": 32}, batch_size=16),
 )
 
 

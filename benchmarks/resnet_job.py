@@ -1,5 +1,5 @@
-"""The other job of benchmarks/any_model.py: ResNet-18 (He et al., 2016) for images of 64 × 64, half as wide, as an
-`nn.Sequential` and as a class whose forward calls the same parts."""
+"""The other job of benchmarks/any_model.py: ResNet-18 (He et al., 2016) for images of 64 × 64, as an `nn.Sequential` and
+as a class whose forward calls the same parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 import weft
 
-WIDTHS = (32, 32, 64, 128, 256)
+WIDTHS = (1, 1, 2, 4, 8)  # times that of the stem; 64 in the paper
 CLASSES = 100
 
 
@@ -48,16 +48,17 @@ class OwnForward(nn.Module):
         return self.head(x)
 
 
-def workload(samples: int) -> weft.Workload:
+def workload(samples: int, width: int) -> weft.Workload:
     """Inputs are float32 (samples, 3, 64, 64), targets int64 (samples,)."""
-    stem = nn.Sequential(nn.Conv2d(3, WIDTHS[0], 7, 2, 3, bias=False), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU())
+    widths = [width * times for times in WIDTHS]
+    stem = nn.Sequential(nn.Conv2d(3, widths[0], 7, 2, 3, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU())
     stem.append(nn.MaxPool2d(3, 2, 1))
     blocks = [
-        Block(WIDTHS[number - 1] if first else WIDTHS[number], WIDTHS[number], 2 if first and number > 1 else 1)
+        Block(widths[number - 1] if first else widths[number], widths[number], 2 if first and number > 1 else 1)
         for number in range(1, 5)
         for first in (True, False)
     ]
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTHS[-1], CLASSES))
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES))
     data = torch.rand(samples, 3, 64, 64), torch.randint(CLASSES, (samples,))
     return weft.Workload(
         nn.Sequential(stem, *blocks, head),
@@ -67,7 +68,7 @@ def workload(samples: int) -> weft.Workload:
     )
 
 
-def own_forward(samples: int) -> weft.Workload:
-    made = workload(samples)
+def own_forward(samples: int, width: int) -> weft.Workload:
+    made = workload(samples, width)
     assert isinstance(made.model, nn.Sequential)
     return dataclasses.replace(made, model=OwnForward(made.model))

@@ -1,13 +1,15 @@
 """Peer of benchmarks/pipeline.py: the same stages and schedule under torch.distributed.pipelining with Gloo.
 
 Two processes, each with one stage, or with two of the four that the schedule runs there and back. Reads "run K" lines,
-runs K iterations, and prints their seconds as a JSON list (of both rank 0's count). Best settings that we know of:
-gradients are not scaled in a pass of their own (the loss is), the optimizer is fused, one thread, pinned to a core, the
-allocator as in Weft's workers.
+runs K iterations, and prints their seconds as a JSON list (of both rank 0's count). The batches are those of an epoch
+in a random order, as a job's are, and each rank takes of them what it needs. Best settings that we know of: gradients
+are not scaled in a pass of their own (the loss is), the optimizer is fused, one thread, pinned to a core, the allocator
+as in Weft's workers.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -26,6 +28,7 @@ from torch.distributed.pipelining import (
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from measure import pin
+from training_loop import Samples
 
 from weft.spec.job_spec import JobSpec
 from weft.workload.entry import load_workload
@@ -49,7 +52,9 @@ def main() -> None:
     own = [rank] if count == RANKS else [rank, count - 1 - rank]
     found = units(workload.model)
     modules = [nn.Sequential(*(unit for _, unit in found[slice(*config["stages"][number])])) for number in own]
-    inputs, targets = (part[: spec.job.batch_size] for part in workload.train)
+    inputs, targets = workload.train
+    needed = [part for part, is_needed in ((inputs, 0 in own), (targets, count - 1 in own)) if is_needed]
+    samples = Samples(needed, spec, rank=0, num_ranks=1)
     stages = [
         PipelineStage(module, number, count, torch.device("cpu")) for number, module in zip(own, modules, strict=True)
     ]
@@ -66,19 +71,21 @@ def main() -> None:
     optimizer = make_optimizer(workload.optimizer, [each for module in modules for each in module.parameters()])
     assert optimizer is not None
 
-    def iterate() -> None:
+    def iterate(step: int) -> None:
         losses: list[torch.Tensor] = []
-        ends = {"target": targets, "losses": losses} if count - 1 in own else {}
-        schedule.step(*([inputs] if 0 in own else []), **ends)
+        batch = samples.of(step)
+        ends = {"target": batch.pop(), "losses": losses} if count - 1 in own else {}
+        schedule.step(*batch, **ends)
         sum(loss.item() for loss in losses)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    steps = itertools.count()
     for line in sys.stdin:
         seconds = []
         for _ in range(int(line.split()[1])):
             started = time.perf_counter()
-            iterate()
+            iterate(next(steps))
             seconds.append(time.perf_counter() - started)
         print(json.dumps(seconds), flush=True)
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ PATIENCE = datetime.timedelta(seconds=60)  # a rank whose peer is gone ends, and
 class Samples:
     """This rank's equal part of each batch."""
 
-    def __init__(self, train: tuple[torch.Tensor, torch.Tensor], spec: JobSpec, rank: int, num_ranks: int) -> None:
+    def __init__(self, train: Sequence[torch.Tensor], spec: JobSpec, rank: int, num_ranks: int) -> None:
         self._train = train
         self._seed, self._batch_size = spec.job.seed, spec.job.batch_size
         self._batches_per_epoch = len(train[0]) // self._batch_size
