@@ -49,12 +49,27 @@ OWN_FORWARD = {
 
 
 def collect(quick: bool) -> list[Result]:
-    results = []
-    for case in (LARGE, CASES[1], *RESNETS):
-        results += _iterations(case, *((1, 4) if quick else (STARTS, ROUNDS)))
-    results.append(_prepare_peak(1 if quick else 3))
-    results.append(_inspection(2 if quick else 5))
-    return results
+    return [result for part in PARTS.values() for result in part(quick)]
+
+
+def gpts(quick: bool) -> list[Result]:
+    return _cases((LARGE, CASES[1]), quick)
+
+
+def resnets(quick: bool) -> list[Result]:
+    return _cases(RESNETS, quick)
+
+
+def before_a_job(quick: bool) -> list[Result]:
+    return [_prepare_peak(1 if quick else 3), _inspection(2 if quick else 5)]
+
+
+PARTS = {"gpts": gpts, "resnets": resnets, "before-a-job": before_a_job}
+
+
+def _cases(cases: Sequence[Case], quick: bool) -> list[Result]:
+    turns = (1, 4) if quick else (STARTS, ROUNDS)
+    return [result for case in cases for result in _iterations(case, *turns)]
 
 
 def _iterations(case: Case, starts: int, rounds: int) -> list[Result]:
@@ -199,4 +214,4 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["--inspect"]:
         print(json.dumps(_inspect(json.loads(sys.argv[2]), int(sys.argv[3]))))
     else:
-        main("any_model", collect)
+        main("any_model", collect, parts=PARTS)

@@ -1,5 +1,5 @@
-"""The other job of benchmarks/any_model.py: ResNet-18 (He et al., 2016) for images of 64 × 64, as an `nn.Sequential` and
-as a class whose forward calls the same parts."""
+"""The other job of benchmarks/any_model.py: ResNet-18 (He et al., 2016) for images of 64 × 64, as an
+`nn.Sequential` and as a class whose forward calls the same parts."""
 
 from __future__ import annotations
 
