@@ -29,7 +29,7 @@ from weft.workers.updates.norm import Bound
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.stage_update import StageUpdate
 from weft.workers.updates.tiled_adam import TiledAdam
-from weft.workers.updates.updates import Updates, group_of, make_shard, restore_template
+from weft.workers.updates.updates import Updates, group_of, hold_scheduler, make_shard, restore_template
 from weft.workload.optimizer import make_optimizer
 from weft.workload.workload import Workload, WorkloadError
 
@@ -651,7 +651,19 @@ KINDS: list[Factory] = [
 ]
 
 
+ALIKE: list[Factory] = [torch.optim.Adam, torch.optim.AdamW, torch.optim.RAdam, torch.optim.Adamax]  # by their keys
+
+
+def held_with(optimizer: torch.optim.Optimizer, scheduler: Any = None) -> Saved:
+    """As it is held now."""
+    held = Held()
+    hold_scheduler(held, optimizer, scheduler)
+    held.options = saved_with(optimizer, scheduler).plain()["options"]
+    return Saved([held])
+
+
 def saved_with(optimizer: torch.optim.Optimizer, scheduler: Any = None) -> Saved:
+    """As older releases have saved it."""
     group = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
     return Saved([Held(options={"weight": group}, scheduler=scheduler and scheduler.state_dict())])
 
@@ -666,7 +678,31 @@ def test_an_optimizer_of_another_kind_than_the_saved_one_is_refused(then: Factor
             restore_template(now(given), None, saved_with(then(given)), [["weight"]])
 
 
-def test_a_scheduler_of_another_kind_than_the_saved_one_is_refused() -> None:
+@pytest.mark.parametrize("then", [*KINDS, *ALIKE])
+def test_an_optimizer_that_keeps_the_same_by_name_is_of_another_kind_all_the_same(then: Factory) -> None:
+    """AdamW went on as Adam, by the options that were saved."""
+    given = [nn.Parameter(torch.zeros(3))]
+    for now in [*KINDS, *ALIKE]:
+        told = f"gives {type(now(given)).__name__}, and {type(then(given)).__name__} was saved"
+        with pytest.raises(WorkloadError, match=told) if now is not then else nullcontext():
+            restore_template(now(given), None, held_with(then(given)), [["weight"]])
+
+
+@pytest.mark.parametrize("then", [None, "CosineAnnealingLR", "ExponentialLR"])
+@pytest.mark.parametrize("now", [None, "CosineAnnealingLR", "ExponentialLR"])
+def test_a_job_goes_on_with_the_kind_of_scheduler_that_it_had(then: str | None, now: str | None) -> None:
+    arguments = {"CosineAnnealingLR": {"T_max": 3}, "ExponentialLR": {"gamma": 0.5}}
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(3))])
+
+    def scheduler(name: str | None) -> Any:
+        return None if name is None else getattr(lr_scheduler, name)(optimizer, **arguments[name])
+
+    told = f"Workload.scheduler gives {now or 'none'}, and {then or 'none'} was saved; give the one of then"
+    with pytest.raises(WorkloadError, match=told) if now != then else nullcontext():
+        restore_template(optimizer, scheduler(now), held_with(optimizer, scheduler(then)), [["weight"]])
+
+
+def test_a_scheduler_of_another_kind_than_an_older_release_has_saved_is_refused() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(3))])
     saved = saved_with(optimizer, lr_scheduler.CosineAnnealingLR(optimizer, T_max=3))
     told = "gives ReduceLROnPlateau, and another kind was saved, which had T_max, base_lrs, eta_min and"

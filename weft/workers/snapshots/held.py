@@ -7,6 +7,7 @@ names       of the first replica: what its stage has in the model's state dict
 states      by parameter: what the optimizer keeps of it beside elements
 options     by parameter: those of its group in the optimizer
 scheduler   its state, which is the same for every optimizer of the job
+kinds       the names of the optimizer's and the scheduler's classes, by "optimizer" and "scheduler"; "" of none
 attributes  of one replica, what its modules remember elsewhere, as weft.workers.snapshots.attributes tells it
 """
 
@@ -57,6 +58,7 @@ class Held:
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
     options: dict[str, dict[str, Any]] = field(default_factory=dict)
     scheduler: dict[str, Any] | None = None
+    kinds: dict[str, str] = field(default_factory=dict)
     attributes: Kept = field(default_factory=dict)
 
     def add_whole(self, parameter: str, entry: str, tensor: Tensor) -> None:
@@ -79,6 +81,7 @@ class Held:
             "buffers": list(self.buffers),
             "fixed": list(self.fixed),
             "names": [tuple(name) for name in self.names],
+            "kinds": self.kinds,
             "options": {parameter: places[id(own)] for parameter, own in self.options.items()},
         }
 
@@ -105,6 +108,7 @@ class Held:
             states=plain["states"],
             options={parameter: plain["options"][place] for parameter, place in layout["options"].items()},
             scheduler=plain["scheduler"],
+            kinds=layout["kinds"],
             attributes=plain["attributes"],
         )
 

@@ -29,6 +29,7 @@ class Saved:
         self._states: dict[str, dict[str, Any]] = {}
         self._options: dict[str, dict[str, Any]] = {}
         self.scheduler: dict[str, Any] | None = None
+        self.kinds: dict[str, str] = {}
         self.fixed: dict[str, Tensor] = {}
         self.names: list[Name] = []
         for held in parts:
@@ -48,6 +49,7 @@ class Saved:
         self._states |= held.states
         self._options |= held.options
         self.scheduler = held.scheduler or self.scheduler
+        self.kinds |= held.kinds
 
     def check_model(self, parameters: Mapping[str, Tensor]) -> None:
         """parameters: by name, of a model that is to go on. A job's own snapshots are of its own model."""
@@ -59,6 +61,7 @@ class Saved:
     def plain(self) -> dict[str, Any]:
         """All that is neither elements nor buffers."""
         rest = {"states": self._states, "options": self._options, "scheduler": self.scheduler}
+        rest["kinds"] = self.kinds
         return rest | {"attributes": self._attributes}
 
     def all_buffers(self) -> Mapping[int, Mapping[str, Tensor]]:

@@ -136,7 +136,7 @@ class Updates:
             if self._takes(bucket, iteration):
                 self._optimizer.hold(bucket.index, held, names)
         self._hold_frozen(held, names)
-        held.scheduler = None if self._scheduler is None else self._scheduler.state_dict()
+        hold_scheduler(held, self._template, self._scheduler)
 
     def _hold_frozen(self, held: Held, names: Sequence[str]) -> None:
         """The options of parameters that no bucket has: a scheduler goes on with the rate of their group, too."""
@@ -252,6 +252,19 @@ def members_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> li
     return [[names[id(each)] for each in group["params"] if id(each) in names] for group in optimizer.param_groups]
 
 
+def hold_scheduler(held: Held, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> None:
+    """What is the same wherever the job's parameters are updated."""
+    held.scheduler = None if scheduler is None else scheduler.state_dict()
+    held.kinds = _kinds(optimizer, scheduler)
+
+
+def _kinds(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> dict[str, str]:
+    return {
+        "optimizer": type(optimizer).__name__,
+        "scheduler": "" if scheduler is None else type(scheduler).__name__,
+    }
+
+
 def restore_template(
     optimizer: torch.optim.Optimizer,
     scheduler: LRScheduler | None,
@@ -260,6 +273,10 @@ def restore_template(
 ) -> None:
     """The options of the user's optimizer, and its scheduler. members: names of parameters, by group. Errors:
     WorkloadError where one is of another class than the one that was saved."""
+    for field, kind in _kinds(optimizer, scheduler).items():
+        if (was := saved.kinds.get(field, kind)) != kind:
+            told = f"gives {kind or 'none'}, and {was or 'none'} was saved"
+            raise WorkloadError(f"Workload.{field} {told}; {_TWO_WAYS_OUT}")
     for group, names in zip(optimizer.param_groups, members, strict=True):
         if restored := restored_options(saved, names):
             check_alike("optimizer", type(optimizer).__name__, how_it_updates(group), restored)
@@ -270,6 +287,9 @@ def restore_template(
             scheduler.load_state_dict(copy.deepcopy(saved.scheduler))  # each has its own: it may be changed in place
 
 
+_TWO_WAYS_OUT = "give the one of then, or begin with the weights alone (Workload.start)"
+
+
 def check_alike(field: str, kind: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """By the names of what they keep. More in one of them alone is no difference: another release of torch may have
     more, and a first step may leave some. Errors: WorkloadError."""
@@ -277,7 +297,7 @@ def check_alike(field: str, kind: str, own: Mapping[str, Any], saved: Mapping[st
     if only_own and only_saved:
         raise WorkloadError(
             f"Workload.{field} gives {kind}, and another kind was saved, which had {_some(only_saved)} and no "
-            f"{_some(only_own)}; give the one of then, or begin with the weights alone (Workload.start)"
+            f"{_some(only_own)}; {_TWO_WAYS_OUT}"
         )
 
 
