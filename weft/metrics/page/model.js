@@ -41,6 +41,11 @@ export class Timeline {
     return `validation${which} after step ${epoch * training + here}`;
   }
 
+  /** When its window begins: nanoseconds of the clock, to a quarter of a microsecond. */
+  get began() {
+    return this.told.ended_at * 1e9 - this.duration;
+  }
+
   get isEmpty() {
     return this.iterations.length === 0;
   }
@@ -125,14 +130,18 @@ export class Timeline {
     return bar.waitedFor >= 0 ? this.run(bar.waitedFor, null, bar.start + bar.duration) : null;
   }
 
-  /** The same bar of a newer timeline, or null. */
-  same(bar) {
+  /** The same bar as one of an older timeline, or null. */
+  same(bar, older) {
     if (!bar || bar.lane >= this.lanes.length) return null;
+    const start = bar.start + older.began - this.began;
+    let [found, least] = [null, Infinity];
     for (let index = 0; index < this.count(bar.lane); index += 1) {
       const other = this.bar(bar.lane, index);
-      if (other.mode === bar.mode && other.task === bar.task && other.iteration === bar.iteration) return other;
+      const isAlike = other.mode === bar.mode && other.task === bar.task && other.iteration === bar.iteration;
+      const distance = Math.abs(other.start - start); // waits for one thing may be several
+      if (isAlike && distance < least) [found, least] = [other, distance];
     }
-    return null;
+    return found;
   }
 }
 

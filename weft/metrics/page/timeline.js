@@ -24,12 +24,12 @@ export class TimelineView {
   }
 
   show(told) {
-    const timeline = new Timeline(told);
-    if (this.timeline?.told.job !== told.job) [this.view, this.chosen] = [{ from: 0, to: 1 }, null];
+    const timeline = new Timeline(told), older = this.timeline;
+    if (older?.told.job !== told.job) [this.view, this.chosen] = [{ from: 0, to: 1 }, null];
     this.timeline = timeline;
     this.hovered = null;
     this.tip.hidden = true;
-    this.chosen = timeline.same(this.chosen);
+    this.chosen = timeline.same(this.chosen, older);
     this.draw();
   }
 
