@@ -29,7 +29,7 @@ from weft.workers.updates.norm import Bound
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.stage_update import StageUpdate
 from weft.workers.updates.tiled_adam import TiledAdam
-from weft.workers.updates.updates import Updates, group_of, hold_scheduler, make_shard, restore_template
+from weft.workers.updates.updates import Updates, group_of, hold_scheduler_and_kinds, make_shard, restore_template
 from weft.workload.optimizer import make_optimizer
 from weft.workload.workload import Workload, WorkloadError
 
@@ -657,7 +657,7 @@ ALIKE: list[Factory] = [torch.optim.Adam, torch.optim.AdamW, torch.optim.RAdam, 
 def held_with(optimizer: torch.optim.Optimizer, scheduler: Any = None) -> Saved:
     """As it is held now."""
     held = Held()
-    hold_scheduler(held, optimizer, scheduler)
+    hold_scheduler_and_kinds(held, optimizer, scheduler)
     held.options = saved_with(optimizer, scheduler).plain()["options"]
     return Saved([held])
 

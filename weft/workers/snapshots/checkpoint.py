@@ -100,7 +100,7 @@ class OpenCheckpoint(Saved):
         try:
             plain = decoded((checkpoint.path / PLAIN).read_bytes())
             self._states, self._options, self.scheduler = plain["states"], plain["options"], plain["scheduler"]
-            # Of older ones there is nothing known of these.
+            # Older releases have saved neither.
             self._attributes, self.kinds = plain.get("attributes", {}), dict(plain.get("kinds", {}))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint.path / PLAIN} is no file of a checkpoint ({error!s:.200})") from error

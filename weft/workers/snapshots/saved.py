@@ -61,8 +61,7 @@ class Saved:
     def plain(self) -> dict[str, Any]:
         """All that is neither elements nor buffers."""
         rest = {"states": self._states, "options": self._options, "scheduler": self.scheduler}
-        rest["kinds"] = self.kinds
-        return rest | {"attributes": self._attributes}
+        return rest | {"kinds": self.kinds, "attributes": self._attributes}
 
     def all_buffers(self) -> Mapping[int, Mapping[str, Tensor]]:
         """By replica and name."""

@@ -13,7 +13,7 @@ from weft.workers.snapshots.held import VALUES, Held
 from weft.workers.snapshots.saved import Saved
 from weft.workers.updates.digests import Digests
 from weft.workers.updates.optimizer_state import options, parted_state, restored_state
-from weft.workers.updates.updates import Value, hold_scheduler, members_of, restore_template, step_scheduler
+from weft.workers.updates.updates import Value, hold_scheduler_and_kinds, members_of, restore_template, step_scheduler
 from weft.workload.optimizer import keep_alone, make_optimizer
 from weft.workload.workload import Workload, make_scheduler
 
@@ -62,7 +62,7 @@ class StageUpdate:
                 held.options[name] = own
                 if rest:
                     held.states[name] = rest
-        hold_scheduler(held, self._optimizer, self._scheduler)
+        hold_scheduler_and_kinds(held, self._optimizer, self._scheduler)
 
     def rewind(self) -> None:
         """To before `restore`: of the steps that were made, and of gradients, nothing is known."""

@@ -39,6 +39,7 @@ Missing = Callable[[Bucket, Iteration], frozenset[int]]
 Done = Callable[[Bucket, Iteration], None]
 Takes = Callable[[Bucket, Iteration], bool]
 MAX_NAMES = 3  # of what an optimizer or a scheduler keeps, in a message; arbitrary
+_TWO_WAYS_OUT = "give the one of then, or begin with the weights alone (Workload.start)"
 
 Value = Callable[[Iteration], float | None]
 
@@ -136,7 +137,7 @@ class Updates:
             if self._takes(bucket, iteration):
                 self._optimizer.hold(bucket.index, held, names)
         self._hold_frozen(held, names)
-        hold_scheduler(held, self._template, self._scheduler)
+        hold_scheduler_and_kinds(held, self._template, self._scheduler)
 
     def _hold_frozen(self, held: Held, names: Sequence[str]) -> None:
         """The options of parameters that no bucket has: a scheduler goes on with the rate of their group, too."""
@@ -252,8 +253,8 @@ def members_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> li
     return [[names[id(each)] for each in group["params"] if id(each) in names] for group in optimizer.param_groups]
 
 
-def hold_scheduler(held: Held, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> None:
-    """What is the same wherever the job's parameters are updated."""
+def hold_scheduler_and_kinds(held: Held, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> None:
+    """Which are the same wherever the job's parameters are updated."""
     held.scheduler = None if scheduler is None else scheduler.state_dict()
     held.kinds = _kinds(optimizer, scheduler)
 
@@ -273,7 +274,7 @@ def restore_template(
 ) -> None:
     """The options of the user's optimizer, and its scheduler. members: names of parameters, by group. Errors:
     WorkloadError where one is of another class than the one that was saved."""
-    for field, kind in _kinds(optimizer, scheduler).items():
+    for field, kind in _kinds(optimizer, scheduler).items():  # older releases have saved none
         if (was := saved.kinds.get(field, kind)) != kind:
             told = f"gives {kind or 'none'}, and {was or 'none'} was saved"
             raise WorkloadError(f"Workload.{field} {told}; {_TWO_WAYS_OUT}")
@@ -285,9 +286,6 @@ def restore_template(
         check_alike("scheduler", type(scheduler).__name__, scheduler.state_dict(), saved.scheduler)
         with within("in the load_state_dict of Workload.scheduler's"):
             scheduler.load_state_dict(copy.deepcopy(saved.scheduler))  # each has its own: it may be changed in place
-
-
-_TWO_WAYS_OUT = "give the one of then, or begin with the weights alone (Workload.start)"
 
 
 def check_alike(field: str, kind: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
