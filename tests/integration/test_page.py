@@ -240,7 +240,8 @@ async def test_an_ended_job_is_shown_from_its_recording_and_the_keys_go_from_bar
     await browser.press("Escape")
     assert await chosen(browser) is None
     # an update leaves the choice where it is, also among bars that only time tells apart
-    assert await browser.evaluate(f"""(async () => {{ const view = {VIEW}, before = view.timeline.told, told = structuredClone(before);
+    assert await browser.evaluate(f"""(async () => {{ const view = {VIEW}, before = view.timeline.told;
+        const told = structuredClone(before);
         const lane = told.lanes.findIndex(({{ rows }}) => rows.length >= 18), {{ rows }} = told.lanes[lane];
         for (const at of [0, 1, 2]) rows[6 + at] = rows[12 + at] = rows[at];
         view.show(told);
