@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from weft.transport.memory import blocks as blocks_module
 from weft.transport.memory import directory as directory_module
 from weft.transport.memory.arena import Layout
 from weft.transport.memory.blocks import BlockDescriptor, Blocks
-from weft.transport.memory.directory import Directory, DirectoryServer
+from weft.transport.memory.directory import Directory, DirectoryServer, SharedMemoryGone
 
 FORK = multiprocessing.get_context("fork")
 KEY = b"a key of 32 bytes, known to both"
@@ -643,6 +643,53 @@ def test_a_block_that_another_has_made_anew_meanwhile_is_told(
     again = successor()
     again.ask(write_byte(0))
     assert holder.hand_on_in_vain() == ("SharedMemoryGone", "a/board is another block here")
+
+
+def test_all_else_is_handed_on_beside_such_a_block(serving: Serving, successor: Callable[[], Serving]) -> None:
+    """Behind a name that was taken a worker had told nothing more, so there was no snapshot to go on from."""
+
+    def hold(directory: Directory) -> Any:
+        return [directory.block(name, 64, word) for name, word in (("one", 1), ("board", 2), ("two", 3))]
+
+    holder = Holder(serving, hold)
+    again = successor()
+    again.ask(write_byte(0))
+    assert holder.hand_on_in_vain() == ("SharedMemoryGone", "a/board is another block here")
+    assert again.ask(lambda directory: [directory.made(name)[0].item() for name in ("one", "two")]) == [1, 3]
+
+
+FAILING: Mapping[str, Callable[[Directory], Any]] = {
+    "another size": lambda directory: directory.block("board", 128),
+    "nobody's": lambda directory: directory.made("none"),
+    "another one": lambda directory: directory._server.blocks.take(
+        "a", "board", BlockDescriptor.of(directory.block("other", 64))
+    ),
+}
+
+
+@pytest.mark.parametrize("call", FAILING)
+def test_a_call_that_failed_keeps_nothing_of_a_job_that_has_ended(serving: Serving, call: str) -> None:
+    """Its connection remembers the error until it is asked for something else, and with the error all that the call had
+    in hand."""
+    before = serving.mapped()
+    ours, theirs = FORK.Pipe()
+
+    def fail_and_stay(directory: Directory) -> None:
+        directory.block("board", 64)
+        with pytest.raises((ValueError, SharedMemoryGone)):
+            FAILING[call](directory)
+        theirs.send("failed")
+        assert theirs.poll(SOON)
+        theirs.recv()
+
+    result = serving.begin(fail_and_stay)
+    assert ours.poll(SOON)
+    assert ours.recv() == "failed"
+    assert serving.mapped() > before
+    assert serving.drop("a")
+    assert serving.mapped() == before
+    ours.send("end")
+    assert result() is None
 
 
 def test_a_later_job_hands_nothing_on_of_an_earlier_one(serving: Serving) -> None:

@@ -64,10 +64,10 @@ class Blocks:
             blocks = self._blocks.setdefault(job, {})
             if name not in blocks:
                 blocks[name] = self._make(job, name, num_bytes, word)
-            block = blocks[name]
-        if block.numel() != num_bytes:
-            raise ValueError(f"{job}/{name} has {block.numel()} bytes, not {num_bytes}")
-        return BlockDescriptor.of(block)
+            held = BlockDescriptor.of(blocks[name])
+        if held.num_bytes != num_bytes:
+            raise ValueError(f"{job}/{name} has {held.num_bytes} bytes, not {num_bytes}")
+        return held
 
     def find(self, job: str, name: str) -> BlockDescriptor:
         """A block that somebody has made. KeyError if nobody has."""
@@ -108,7 +108,9 @@ class Blocks:
         with self._lock:
             self._calls.pop(job, None)
             blocks = self._blocks.pop(job, {})
-        return sum(block.numel() for block in blocks.values())
+            num_bytes = sum(block.numel() for block in blocks.values())
+            blocks.clear()  # a call that has failed is remembered by its connection, with all that it had in hand
+        return num_bytes
 
     def num_bytes(self) -> dict[str, int]:
         with self._lock:

@@ -139,13 +139,17 @@ class Server:
         self._known.pop((job, name), None)
 
     def hand_on(self) -> None:
+        """Of names that another block has by now, the first is told once all others are handed on."""
         self.connect()
+        taken: ValueError | None = None
         for (job, name), known in list(self._known.items()):
             try:
                 with _asking(name):
                     self._hand_on(job, name, known)
             except ValueError as error:
-                raise SharedMemoryGone(str(error)) from error
+                taken = taken or error
+        if taken is not None:
+            raise SharedMemoryGone(str(taken)) from taken
 
     def _hand_on(self, job: str, name: str, known: _Known) -> None:
         if known.storage is not None:
