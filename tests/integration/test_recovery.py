@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 
 from weft.scheduler.core.outcomes import MAX_LOSSES
 from weft.scheduler.runs.snapshot_pace import LEAST_SECONDS
+from weft.workers.snapshots.beside import LEAST_BYTES
 
 _REAL = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))
 RealDaemon, KnownKeyDaemon, Gate, until, SECONDS, PASS_GATE, LINE = (
@@ -36,6 +37,7 @@ StartDaemon = Callable[..., Any]
 # which is 0.05 s of work where the job adapts.
 FIRST_CALL, SECOND_CALL = 60, 500
 STEPS = 300
+WIDE = {"width": 640}
 
 # Buffers that training changes, dropout, an optimizer with state, a scheduler with state, a validation.
 SOURCE = (
@@ -45,7 +47,7 @@ import torch, weft
 
 calls = 0
 
-def workload(gates=("", ""), calls_at=(0, 0), seconds=0.0):
+def workload(gates=("", ""), calls_at=(0, 0), seconds=0.0, width=8):
     torch.manual_seed(5)
 
     def loss(output, target):
@@ -59,8 +61,8 @@ def workload(gates=("", ""), calls_at=(0, 0), seconds=0.0):
 
     inputs = torch.linspace(-1, 1, 48).reshape(48, 1)
     model = torch.nn.Sequential(
-        torch.nn.Linear(1, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Dropout(0.1),
-        torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        torch.nn.Linear(1, width), torch.nn.BatchNorm1d(width), torch.nn.Tanh(), torch.nn.Dropout(0.1),
+        torch.nn.Linear(width, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
     return weft.Workload(
         model=model, loss=loss, train=(inputs, inputs.sin()), validation=(inputs, inputs.sin()),
         optimizer=lambda parameters: torch.optim.AdamW(
@@ -112,13 +114,15 @@ def held_behind_a_snapshot(
     sections: Mapping[str, Any] = MappingProxyType({}),
     source: str = SOURCE,
     call: int = SECOND_CALL,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
     **job_fields: Any,
 ) -> Iterator[tuple[str, Any, Any]]:
     """(job, its spec, the gate at which it stands). sections: of the spec, beside [job] and [strategy]. call: of the
-    loss, in which the gate is."""
+    loss, in which the gate is. arguments: of the source, beside those of its gates."""
     first, second = daemon.gate(), daemon.gate()
-    arguments = {"gates": [str(first), str(second)], "calls_at": [FIRST_CALL, call]}
-    spec = daemon.spec(source, strategy={"window": 16} | strategy, steps=STEPS, args=arguments, **job_fields)
+    gates = {"gates": [str(first), str(second)], "calls_at": [FIRST_CALL, call]}
+    given = gates | dict(arguments)
+    spec = daemon.spec(source, strategy={"window": 16} | strategy, steps=STEPS, args=given, **job_fields)
     spec = type(spec).parse(spec.to_wire() | sections)
     job = daemon.submit(spec)
     try:
@@ -164,6 +168,23 @@ def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(daemon: Any, stra
         kill_worker(daemon, job, victim)
         daemon.until_logged(job, "goes on after step")
         gate.open()
+        check_is_undisturbed(daemon, job, spec)
+    assert "starts again" not in daemon.log_of(job)
+
+
+@pytest.mark.slow(seconds=7)
+@pytest.mark.pairs(2, strategy=tuple(STRATEGIES), moment=range(4))
+def test_so_does_one_whose_snapshots_are_copied_beside_its_lanes(daemon: Any, strategy: str, moment: int) -> None:
+    """Wide enough for that. Killed at a gate, and again at any moment between one snapshot and the next."""
+    with held_behind_a_snapshot(daemon, STRATEGIES[strategy], arguments=WIDE) as (job, spec, gate):
+        assert 3 * 4 * WIDE["width"] ** 2 > LEAST_BYTES, "one layer with its two moments"
+        kill_worker(daemon, job, "cpu")
+        daemon.until_logged(job, "(attempt 2)")
+        until(lambda: daemon.client.show(job)["state"] == "running", "the next attempt")
+        gate.open()
+        time.sleep(0.3 * moment)
+        if moment and daemon.client.show(job)["state"] == "running":
+            kill_worker(daemon, job, "cpu")
         check_is_undisturbed(daemon, job, spec)
     assert "starts again" not in daemon.log_of(job)
 

@@ -38,13 +38,16 @@ for _old, _new in _CHANGES.items():
     PACED = PACED.replace(_old, _new)
 
 
+PACED_ARGUMENTS = {"pause": PAUSE_SECONDS}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakJob:
     strategy: Mapping[str, Any]
     model: str | None = None  # a name of tests/any_models.py; None: the source's
     source: str = PACED
     steps: int = STEPS
-    arguments: Mapping[str, Any] = field(default_factory=lambda: {"pause": PAUSE_SECONDS})  # of the source
+    arguments: Mapping[str, Any] = field(default_factory=lambda: PACED_ARGUMENTS)  # of the source
     tables: Mapping[str, Any] = field(default_factory=dict)  # others of the spec
 
     def spec(self, daemon: Any) -> JobSpec:
@@ -58,6 +61,7 @@ class SoakJob:
 
 TWO_STAGES = {"stages": 2, "microbatches": 2}
 EVERY_40 = {"checkpoint": {"every": "40 steps"}}
+WIDE = PACED_ARGUMENTS | _RECOVERY["WIDE"]  # so wide that snapshots are copied beside lanes
 FIXED = {"share": "fixed"}  # shares that are measured are others each time, and so are the bits
 
 _OF_PRESETS = {
@@ -80,6 +84,11 @@ _OTHERS = {
     "checkpoints, offload": SoakJob(strategy={"preset": "zero-offload", "microbatches": 2}, tables=EVERY_40),
     "checkpoints, clipped replicas": SoakJob(
         strategy={"replicas": 2, "microbatches": 2, "clip_norm": 0.1}, tables=EVERY_40
+    ),
+    "wide, one stage": SoakJob(strategy={"microbatches": 2}, arguments=WIDE, tables=EVERY_40),
+    "wide, pipeline": SoakJob(strategy=TWO_STAGES, arguments=WIDE),
+    "wide, clipped replicas": SoakJob(
+        strategy={"replicas": 2, "microbatches": 2, "clip_norm": 0.1}, arguments=WIDE, tables=EVERY_40
     ),
     "verified, one stage": SoakJob(strategy={"microbatches": 2, "verify": "digest"}),
     "verified, pipeline": SoakJob(strategy=TWO_STAGES | {"verify": "digest"}),

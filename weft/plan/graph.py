@@ -22,9 +22,9 @@ For replica r, stage s, microbatch m, loader l, bucket b and owner o (who reduce
 A job of one replica whose stages can update their own parameters has no buckets: BACKWARD(s,M-1) → UPDATE(s).
 
 SNAPSHOT(r,s) and SNAPSHOT(o) need no edges: each stands behind all that changes what it copies in a lane's order, and
-before all of the next iteration. Where it copies what a device has updated in another lane it has some. With verify =
-"digest" SNAPSHOT(o) also looks behind a validation's forwards whether its parameters are as they were left, and so has
-an edge from each FORWARD(r,s,m).
+before all of the next iteration; what of it goes on beside its lane, the lane's next UPDATE waits for. Where it copies
+what a device has updated in another lane it has some. With verify = "digest" SNAPSHOT(o) also looks behind a
+validation's forwards whether its parameters are as they were left, and so has an edge from each FORWARD(r,s,m).
 """
 
 from __future__ import annotations

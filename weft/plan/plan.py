@@ -141,6 +141,7 @@ class StagePlan:
     ends: Border | None = None  # where the next stage begins; None: with the step
     state: tuple[str, ...] = ()  # names of the parameters and buffers that it uses
     changing: tuple[str, ...] = ()  # of parameters that nobody trains, and that the step itself changes
+    rewrites: bool = False  # the step itself changes parameters that are trained
 
     @property
     def holder(self) -> Holder:

@@ -57,6 +57,7 @@ from weft.scheduler.core.events import (
     SaveSnapshot,
     Snapshot,
     SnapshotDue,
+    SnapshotGoesOn,
     SnapshotMissed,
     SnapshotSaved,
     StartWorker,
@@ -441,6 +442,14 @@ class Play(RuleBasedStateMachine):
         job = self.core.jobs[name]
         missed = data.draw(st.sampled_from([each.iteration for each in job.copying]))
         self.tell(SnapshotMissed(job=name, attempt=job.attempt, iteration=missed))
+
+    @precondition(lambda self: any(job.copying for job in self.core.jobs.values()))
+    @rule(data=st.data())
+    def go_on_with_a_snapshot(self, data: Any) -> None:
+        name = data.draw(st.sampled_from([job.name for job in self.core.jobs.values() if job.copying]))
+        job = self.core.jobs[name]
+        iteration = data.draw(st.sampled_from([each.iteration for each in job.copying]))
+        self.tell(SnapshotGoesOn(job=name, attempt=job.attempt, iteration=iteration))
 
     @rule(steps=st.integers(0, 40), window=st.sampled_from([1, 3, 7]))
     def find_better_plans(self, steps: int, window: int) -> None:

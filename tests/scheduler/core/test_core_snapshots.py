@@ -31,6 +31,7 @@ from weft.scheduler.core.events import (
     JobMeasured,
     JobPlanned,
     JobSubmitted,
+    PauseRequested,
     PlanJob,
     Prepare,
     RecordIteration,
@@ -40,6 +41,7 @@ from weft.scheduler.core.events import (
     SaveResult,
     Snapshot,
     SnapshotDue,
+    SnapshotGoesOn,
     SnapshotMissed,
     TasksFinished,
     WorkerJoined,
@@ -275,6 +277,50 @@ def test_one_of_which_a_part_is_missing_is_none(rehearsal: Rehearsal) -> None:
     assert rehearsal.due(), "the next one has its place"
     rehearsal.lose()
     assert rehearsal.found(Prepare, attempt=2)[0].snapshot == whole
+
+
+def goes_on(rehearsal: Rehearsal) -> int:
+    """A snapshot is told, and a worker says that it copies its part beside the next iteration; which one it is of."""
+    rehearsal.due()
+    iteration: int = rehearsal.job.copying[-1].iteration
+    assert rehearsal.tell(SnapshotGoesOn(job="a", attempt=1, iteration=iteration)) == []
+    return iteration
+
+
+def test_one_that_goes_on_beside_the_next_iteration_is_whole_behind_that(rehearsal: Rehearsal) -> None:
+    iteration = goes_on(rehearsal)
+    rehearsal.run_to(iteration + 1)
+    assert rehearsal.found(RecordSnapshot) == []
+    assert rehearsal.due() == [], "it is under way"
+    rehearsal.run_to(iteration + 2)
+    assert rehearsal.found(RecordSnapshot) == [RecordSnapshot(job="a", attempt=1, snapshot=snapshot(iteration))]
+    rehearsal.lose()
+    assert rehearsal.found(Prepare, attempt=2)[0].snapshot == snapshot(iteration)
+
+
+def test_until_then_it_is_not_gone_on_from(rehearsal: Rehearsal) -> None:
+    whole = taken(rehearsal)
+    rehearsal.run_to(goes_on(rehearsal) + 1)
+    rehearsal.lose()
+    assert rehearsal.found(Prepare, attempt=2)[0].snapshot == whole
+
+
+def test_and_it_may_turn_out_not_to_be_used(rehearsal: Rehearsal) -> None:
+    whole = taken(rehearsal)
+    iteration = goes_on(rehearsal)
+    rehearsal.run_to(iteration + 1)
+    rehearsal.tell(SnapshotMissed(job="a", attempt=1, iteration=iteration))
+    rehearsal.run_to(iteration + 2)
+    assert [each.snapshot for each in rehearsal.found(RecordSnapshot)] == [whole]
+
+
+def test_behind_the_last_iteration_before_an_end_nothing_goes_on(rehearsal: Rehearsal) -> None:
+    """A job that stops waits for its snapshot: none would be whole behind an iteration that never comes."""
+    rehearsal.tell(PauseRequested(job="a"))
+    (stopping,) = rehearsal.job.copying
+    rehearsal.tell(SnapshotGoesOn(job="a", attempt=1, iteration=stopping.iteration))
+    rehearsal.run_to(stopping.iteration + 1)
+    assert rehearsal.job.phase is Phase.RELEASING
 
 
 def test_without_a_whole_one_the_job_begins_again(rehearsal: Rehearsal) -> None:

@@ -113,6 +113,8 @@ SAID: dict[str, tuple[Phase, Message]] = {  # the phase of the job in which its 
     "directory-missed": (Phase.PREPARING, {"message": "gone"}),
     "epoch": (Phase.RUNNING, {"stop": True}),
     "uncopied": (Phase.RUNNING, {"iteration": 0}),
+    "copying": (Phase.RUNNING, {"iteration": 0}),
+    "copied": (Phase.RUNNING, {"iteration": 0, "seconds": 0.1}),
     "output": (Phase.RUNNING, {"text": "hello\n"}),
     "profiled": (Phase.RUNNING, {"text": "done"}),
     "joined": (Phase.RUNNING, {}),

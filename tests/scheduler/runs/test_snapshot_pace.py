@@ -38,6 +38,19 @@ def test_what_it_took_the_busiest_lane_says_when_the_next_is_due() -> None:
         now += waits
 
 
+def test_what_was_copied_beside_the_lanes_counts_as_well_and_once() -> None:
+    """Another core has copied, and memory has been as busy as by a lane."""
+    pace = SnapshotPace(0.0)
+    for seconds in (1.0, 3.0, 2.0):  # of three workers
+        pace.copied_beside(seconds)
+    pace.made(SECOND, 10.0)
+    assert pace.newest_seconds == 3.0
+    assert not pace.take_due(10.0 + 3 / COST_SHARE * 0.999)
+    assert pace.take_due(10.0 + 3 / COST_SHARE * 1.001)
+    pace.made(3 * SECOND, 1000.0)
+    assert pace.newest_seconds == 2.0
+
+
 @given(took=st.lists(seconds, min_size=1, max_size=20))
 def test_copying_takes_no_more_than_its_share_of_any_time(took: list[float]) -> None:
     pace, now, copied = SnapshotPace(0.0), 0.0, 0

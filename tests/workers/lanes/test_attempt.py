@@ -174,6 +174,8 @@ class Turns:
         attempt.board.post(operation.task, index)
 
     def _perform(self, attempt: Attempt, operation: Operation, iteration: Iteration) -> None:
+        if operation.finish_copies is not None:
+            operation.finish_copies()
         operation.run(iteration)
 
     def measured(self) -> tuple[Values, Values]:

@@ -4,8 +4,11 @@ come to the same bits as if nothing had happened."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 import runpy
+import sys
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from weft.transport.memory.directory import Directory
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.lanes.attempt import Attempt
+from weft.workers.snapshots import place
 from weft.workers.snapshots.place import read_place
 from weft.workers.snapshots.saved import Saved
 from weft.workload.entry import load_workload
@@ -106,6 +110,8 @@ class Attempted(Turns):  # type: ignore[misc]  # a class that runpy has loaded
             self._run(number, self._done[number])
             self._done[number] += 1
             and_turns -= not behind
+        for attempt in self._attempts:  # as before its next update
+            attempt._snapshots.finish()
 
     def _behind(self, until: int) -> bool:
         return any(
@@ -119,6 +125,12 @@ class Attempted(Turns):  # type: ignore[misc]  # a class that runpy has loaded
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self.state().items()}
+
+
+@pytest.fixture(params=[True, False], ids=["beside", "in lanes"])
+def copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small it is, where copies may go on beside lanes."""
+    monkeypatch.setattr(place, "LEAST_BYTES", 0 if request.param else sys.maxsize)
 
 
 @pytest.fixture
@@ -145,6 +157,7 @@ def train(plan: Any, snapshots: Directory) -> tuple[tuple[Any, Any], dict[str, t
     return whole.values(), whole.tensors()
 
 
+@pytest.mark.usefixtures("copied")
 @pytest.mark.pairs(3, strategy=tuple(STRATEGIES), dice=(1, 2))
 def test_a_job_that_is_broken_off_and_goes_on_comes_to_the_bits_of_one_that_is_not(
     plan_with: Callable[..., Any], strategy: str, dice: int
@@ -165,6 +178,7 @@ def test_a_job_that_is_broken_off_and_goes_on_comes_to_the_bits_of_one_that_is_n
         assert_same(again, expected, state)
 
 
+@pytest.mark.usefixtures("copied")
 @pytest.mark.pairs(3, strategy=tuple(STRATEGIES), dice=(3, 4))
 def test_those_who_survive_a_lost_worker_go_on_with_what_they_have_to_the_same_bits(
     plan_with: Callable[..., Any], strategy: str, dice: int
@@ -257,6 +271,37 @@ def check_survivors(plan: Any, seed: int = 3) -> None:
             ours.lose(plan, {dice.randrange(count)}, snapshots, copied)
         ours.go(dice.choice, until=itinerary.num_iterations)
         assert_same(ours, expected, state)
+
+
+@pytest.mark.parametrize("rewound", [False, True])
+def test_what_it_went_on_from_is_let_go_of_once_another_snapshot_goes_there(
+    plan_with: Callable[..., Any], rewound: bool
+) -> None:
+    """The other worker may then make that place anew, in another shape: who still mapped the old one handed it on to a
+    directory in the place of one that had died, and the job went back to its beginning."""
+    plan = plan_with(microbatches=3)
+    snapshots, tasks = plan.new_directory(), plan.plan.snapshot_tasks()
+    broken = Attempted(plan, snapshots)
+    broken.copy_after(1)
+    broken.go(min, until=2)
+    saved = Saved((read_place(snapshots, PLACE, task, 1) for task in tasks), PLACE)
+    ours = Attempted(plan, snapshots, 1, tasks) if rewound else broken
+    kind, view = next((k, v) for k, v in zip(plan.plan.workers, plan.views, strict=True) if "compute" in v.programs)
+    attempt = ours._attempts[0] if rewound else ours._attempt(plan, view, kind, snapshots, saved)
+    if rewound:
+        assert attempt.rewind(view, 2, saved)
+    kept = weakref.ref(saved)
+    del saved
+    gc.collect()
+    assert kept() is not None, "the directory may die before there is another"
+    for other in (0, 2):
+        attempt.adjust(3, Adjustment(snapshot=other))
+        assert kept() is not None
+    attempt.adjust(3, Adjustment(local=[]))
+    attempt.adjust(4, Adjustment(snapshot=PLACE))
+    gc.collect()
+    assert kept() is None
+    assert attempt.course.snapshot_place(attempt.iteration(4)) == PLACE
 
 
 CUTS: dict[str, dict[str, Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from weft.machine.free_memory import SharedMemoryFull
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.workers.devices.host import HostDevice
+from weft.workers.snapshots.beside import LEAST_BYTES
 from weft.workers.snapshots.held import VALUES, Extent, Held, Piece
 from weft.workers.snapshots.place import SnapshotPlaces, arena_name, read_place
 
@@ -73,6 +75,39 @@ def test_it_is_a_copy(directory: Directory, places: SnapshotPlaces) -> None:
     places.write(0, 5, held)
     for tensor in held.tensors():
         tensor.fill_(2.0)
+    assert values_of(read_place(directory, 0, TASK, 5)) == [1.0, 1.0]
+
+
+def test_what_updates_change_is_copied_beside_and_the_rest_at_once(
+    directory: Directory, places: SnapshotPlaces
+) -> None:
+    """A forward may change a buffer before the copy is waited for."""
+    held = held_of(LEAST_BYTES // 4, number=1.0, fixed={"frozen": torch.ones(2)})
+    copying = places.write(0, 5, held, beside=True)
+    assert copying is not None
+    held.buffers["mean"].fill_(2.0)
+    copying.wait()
+    held.pieces[0].tensor.fill_(2.0)
+    assert values_of(read_place(directory, 0, TASK, 5)) == [1.0, 1.0, 1.0]
+
+
+def test_what_is_small_is_copied_at_once(directory: Directory, places: SnapshotPlaces) -> None:
+    held = held_of(LEAST_BYTES // 4 - 1, number=1.0)
+    assert places.write(0, 5, held, beside=True) is None
+    held.pieces[0].tensor.fill_(2.0)
+    assert values_of(read_place(directory, 0, TASK, 5)) == [1.0, 1.0]
+
+
+def test_so_is_all_where_the_system_has_no_thread_more(
+    directory: Directory, places: SnapshotPlaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    held = held_of(LEAST_BYTES // 4, number=1.0)
+    assert places.write(0, 5, held, beside=True) is None
+    held.pieces[0].tensor.fill_(2.0)
     assert values_of(read_place(directory, 0, TASK, 5)) == [1.0, 1.0]
 
 

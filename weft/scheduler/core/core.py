@@ -27,6 +27,7 @@ from typing import assert_never
 
 from weft.scheduler.core import dispatch, events, gates, losses, outcomes, queue
 from weft.scheduler.core.back_off import back_off
+from weft.scheduler.core.copying import snapshots
 from weft.scheduler.core.events import Command, Event
 from weft.scheduler.core.job import Job, Outcome, Phase
 from weft.scheduler.core.replanning import change
@@ -102,6 +103,9 @@ class Core(Starting):
                 return self._directory_lost()
             case events.DirectoryMissed():
                 return self._directory_missed(event)
+            case events.SnapshotGoesOn():
+                job = self._current(event.job, event.attempt, Phase.RUNNING)
+                return [] if job is None else snapshots.go_on_beside(job, event.iteration)
             case events.SnapshotMissed():
                 job = self._current(event.job, event.attempt, Phase.RUNNING)
                 return [] if job is None else self._snapshot_missed(job, event.iteration)
@@ -154,7 +158,7 @@ class Core(Starting):
         before, done = job.iterations_done, min(lane.done for lane in job.lanes.values())
         job.iterations_done = done
         job.num_behind = sum(lane.done == done for lane in job.lanes.values())
-        taken = dispatch.take_snapshots(job)
+        taken = snapshots.take_whole(job)
         told, outcome = steps.over(job, self._now) if steps.is_run(job) else ([], None)
         recorded = range(before, done if outcome is None else done - 1)  # what does not stand is not told
         commands = told  # first: behind an iteration it is asked for what is due
@@ -188,7 +192,7 @@ class Core(Starting):
         if event.path is not None:
             job.on_disk = max(job.on_disk, saved.iteration)
         if job.phase is Phase.RUNNING:
-            return [*dispatch.save_next(job), *dispatch.halt(job), *dispatch.begin_checkpoint(job)]
+            return [*snapshots.save_next(job), *dispatch.halt(job), *snapshots.begin_checkpoint(job)]
         return self._let_go_of_copies(job) if job.phase is Phase.PAUSED else []
 
     def _result_saved(self, event: events.ResultSaved) -> list[Command]:
@@ -333,8 +337,8 @@ class Core(Starting):
         self.draining = True
         if not event.now:  # what waits in the queue does so for the next daemon
             waiting = [job for job in self.jobs.values() if job.phase is Phase.QUEUED]
-            return [command for job in waiting for command in dispatch.save(job)]
-        saved = [command for job in self.jobs.values() for command in dispatch.save(job)]
+            return [command for job in waiting for command in snapshots.save(job)]
+        saved = [command for job in self.jobs.values() for command in snapshots.save(job)]
         return [*saved, *(command for job in self._active() for command in self._release(job, outcomes.SHUTDOWN))]
 
     def _ticked(self) -> list[Command]:

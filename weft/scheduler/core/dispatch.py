@@ -1,4 +1,5 @@
-"""Dispatch: what the lanes of a running job are sent next, and how the job is adjusted. Functions on a Job.
+"""Dispatch: what the lanes of a running job are sent next, and how the job is adjusted. Functions on a Job. Of its
+snapshots weft.scheduler.core.copying has charge.
 
 A lane is sent the tasks of its endless program up to a window ahead of what it has finished, and no further than a
 policy allows. Sockets keep the order of messages, so each worker knows of an adjustment before it is sent the tasks
@@ -19,6 +20,7 @@ from weft.scheduler.adapting.policy import Policy
 from weft.scheduler.adapting.routes import BalancedRoutes
 from weft.scheduler.adapting.shares import AdaptiveShares
 from weft.scheduler.adapting.stealing import Stealing
+from weft.scheduler.core.copying import snapshots
 from weft.scheduler.core.events import (
     Adjust,
     CheckpointDue,
@@ -26,10 +28,7 @@ from weft.scheduler.core.events import (
     Dispatch,
     EpochJudged,
     JobMeasured,
-    RecordSnapshot,
     RecordVerdict,
-    SaveSnapshot,
-    Snapshot,
     SnapshotDue,
     StopRequested,
 )
@@ -66,9 +65,9 @@ def begin(job: Job) -> list[Command]:
     for policy in job.policies:
         policy.begin(lanes)
     again = [Adjust(job.name, job.attempt, job.workers, *each) for each in job.adjustments if each[0] > begins]
-    checkpoint = [*begin_best(job), *begin_checkpoint(job)]
+    checkpoint = [*snapshots.begin_best(job), *snapshots.begin_checkpoint(job)]
     if job.losses:  # who has lost workers may lose more, and soon: what this attempt comes to is not to be lost, too
-        checkpoint += begin_snapshot(job)
+        checkpoint += snapshots.begin(job)
     work = (command for state in lanes.values() for command in lane_finished(job, state))
     return [*again, *checkpoint, *work, *at_gate(job)]
 
@@ -104,7 +103,7 @@ def send_ahead(job: Job, windows: int) -> list[Command]:
     """So many to each lane, as far as it may be sent, with a snapshot at their begin: the next one is behind them."""
     assert job.plan is not None
     work = (command for lane in job.lanes.values() for command in _send(job, lane, windows * job.plan.window))
-    return [*begin_snapshot(job), *work]
+    return [*snapshots.begin(job), *work]
 
 
 def _send(job: Job, lane: LaneState, ahead: int) -> list[Command]:
@@ -127,9 +126,9 @@ def asked(job: Job, event: JobMeasured | SnapshotDue | CheckpointDue | StopReque
         case JobMeasured():
             return measured(job, event)
         case SnapshotDue():
-            return begin_snapshot(job)
+            return snapshots.begin(job)
         case CheckpointDue():
-            return begin_checkpoint_now(job)
+            return snapshots.begin_checkpoint_now(job)
         case StopRequested():
             return stop(job, event)
     assert_never(event)
@@ -148,8 +147,8 @@ def judged(job: Job, event: EpochJudged) -> list[Command]:
     if event.stop is not None and job.iterations_done < job.ends:
         job.stopped, job.gate = event.stop, None
         end_after(job, job.iterations_done)
-    kept = keep_best(job, event) if event.is_best else []
-    told = [*measured_for_schedulers(job, event), *begin_best(job)] if job.iterations_done < job.ends else []
+    kept = snapshots.keep_best(job, event) if event.is_best else []
+    told = [*measured_for_schedulers(job, event), *snapshots.begin_best(job)] if job.iterations_done < job.ends else []
     return [*kept, *told, *(command for lane in job.lanes.values() for command in top_up(job, lane))]
 
 
@@ -161,40 +160,10 @@ def measured_for_schedulers(job: Job, event: EpochJudged) -> list[Command]:
     return [Adjust(job.name, job.attempt, job.workers, event.iteration + 1, told)]
 
 
-def begin_best(job: Job) -> list[Command]:
-    """Of the last step before the next gate: the validation behind it may find it the best."""
-    assert job.plan is not None
-    if not job.plan.keeps_best or job.gate is None:
-        return []
-    itinerary = job.plan.itinerary
-    last = itinerary.update_of(itinerary.steps_done(job.gate))
-    return copy(job, last, to_disk=False, best=True) if last >= job.iterations_done else []
-
-
-def keep_best(job: Job, event: EpochJudged) -> list[Command]:
-    """The snapshot of the epoch goes to the disk; once the one that is on its way there has come."""
-    assert job.plan is not None
-    itinerary = job.plan.itinerary
-    last = itinerary.update_of(itinerary.steps_done(event.iteration + 1))
-    if job.snapshot is None or job.snapshot.iteration != last:
-        return []
-    job.best = dataclasses.replace(job.snapshot, best=True)
-    return save_next(job)
-
-
-def save_best(job: Job) -> list[Command]:
-    """Of one that waits."""
-    best, job.best = job.best, None
-    if best is None:
-        return []
-    job.saving.append(best)
-    return [SaveSnapshot(job=job.name, snapshot=best)]
-
-
 def stop(job: Job, event: StopRequested) -> list[Command]:
     """Ends training with the first step of which no lane has been sent anything, since after its last one a worker
     leaves what is saved of the model; or at the gate before that. Nothing where the job ends as soon."""
-    step = next_to_learn(job)
+    step = snapshots.next_to_learn(job)
     ends = step + 1 if job.gate is None else min(step + 1, job.gate)
     if ends >= job.ends:
         return []
@@ -205,7 +174,7 @@ def stop(job: Job, event: StopRequested) -> list[Command]:
 
 def measured(job: Job, event: JobMeasured) -> list[Command]:
     """What the policy makes of it; nothing while iterations are made again, which are what they were."""
-    unsent = _first_unsent(job)
+    unsent = snapshots.first_unsent(job)
     decision = job.policies[event.policy].decide(event.measured, unsent) if unsent >= job.replays else None
     if decision is None:
         return []
@@ -280,8 +249,8 @@ def halt(job: Job) -> list[Command]:
     assert job.plan is not None
     if job.stopping is None or job.ends < job.plan.itinerary.num_iterations:
         return []
-    iteration = next_to_learn(job)
-    commands = copy(job, iteration, to_disk=job.stopping.state == "paused")
+    iteration = snapshots.next_to_learn(job)
+    commands = snapshots.copy(job, iteration, to_disk=job.stopping.state == "paused")
     if any(each.iteration == iteration for each in job.copying):
         end_after(job, iteration + 1)
     return commands
@@ -292,102 +261,3 @@ def has_halted(job: Job) -> bool:
     assert job.plan is not None
     is_copied = job.snapshot is not None and job.snapshot.iteration + 1 == job.iterations_done
     return is_copied or (job.stopped is None and job.iterations_done == job.ends < job.plan.itinerary.num_iterations)
-
-
-def begin_snapshot(job: Job) -> list[Command]:
-    """For an attempt after a lost worker: of the first iteration that can have one; nothing where none can."""
-    assert job.plan is not None
-    if not job.plan.recovers or any(not (each.to_disk or each.best) for each in job.copying):
-        return []
-    return copy(job, next_to_learn(job), to_disk=False)
-
-
-def begin_checkpoint(job: Job) -> list[Command]:
-    """The next one after a number of steps, told ahead; nothing while one is under way or being written."""
-    assert job.plan is not None
-    every, itinerary = job.plan.checkpoint_steps, job.plan.itinerary
-    if every is None or not _may_save(job):
-        return []
-    first = _first_unsent(job)
-    done = itinerary.at(first).step if first < itinerary.num_iterations else itinerary.steps
-    return copy(job, itinerary.update_of((done // every + 1) * every), to_disk=True)
-
-
-def begin_checkpoint_now(job: Job) -> list[Command]:
-    """The next one after a time."""
-    return copy(job, next_to_learn(job), to_disk=True) if _may_save(job) else []
-
-
-def _may_save(job: Job) -> bool:
-    return not job.saving and not any(each.to_disk for each in job.copying)
-
-
-def copy(job: Job, iteration: int, *, to_disk: bool, best: bool = False) -> list[Command]:
-    """Nothing where a place or an iteration is missing: after the last one there is the result. One place is left for
-    what may turn out the best."""
-    assert job.plan is not None
-    kept = (each for each in (job.snapshot, job.best) if each)
-    tasks, taken = job.plan.snapshot_tasks(), [*job.copying, *job.saving, *kept]
-    free = set(range(job.plan.snapshot_places)) - {each.place for each in taken if each.path is None}
-    if job.plan.keeps_best and not best and not any(each.best for each in job.copying) and len(free) == 1:
-        free = set()
-    told = next((each for each in job.copying if each.iteration == iteration), None)
-    if told is not None:  # one copy serves both
-        job.copying[job.copying.index(told)] = dataclasses.replace(
-            told, to_disk=told.to_disk or to_disk, best=told.best or best
-        )
-    if told is not None or not tasks or not free or iteration + 1 >= job.plan.itinerary.num_iterations:
-        return []
-    if job.replay is not None and iteration <= job.replay.iteration:  # all its runs go on from one
-        return []
-    place = min(free)
-    job.copying.append(Snapshot(iteration=iteration, place=place, tasks=tasks, to_disk=to_disk, best=best))
-    job.copies = True
-    return [Adjust(job.name, job.attempt, job.workers, iteration, Adjustment(snapshot=place))]
-
-
-def next_to_learn(job: Job) -> int:
-    """Of the iterations of which no lane has been sent anything; behind the last one where none of them learns."""
-    assert job.plan is not None
-    itinerary, first = job.plan.itinerary, _first_unsent(job)
-    if first >= itinerary.num_iterations or itinerary.forward_only:
-        return itinerary.num_iterations
-    iteration = itinerary.at(first)
-    return first if iteration.learns else itinerary.update_of(iteration.step + 1)
-
-
-def take_snapshots(job: Job) -> list[Command]:
-    """Those that were under way, once all lanes are through their iterations."""
-    commands: list[Command] = []
-    for copied in sorted(job.copying, key=lambda each: each.iteration):
-        if copied.iteration < job.iterations_done:
-            job.copying.remove(copied)
-            job.snapshot = copied
-            commands += [RecordSnapshot(job=job.name, attempt=job.attempt, snapshot=copied), *save_next(job)]
-    return commands
-
-
-def save_next(job: Job) -> list[Command]:
-    """Of a running job, whose lanes go on writing: what waits for the disk, one at a time, since the place of one that
-    is on its way there is nobody else's meanwhile."""
-    if job.saving:
-        return []
-    if job.best is not None:
-        return save_best(job)
-    return save(job) if job.snapshot is not None and job.snapshot.to_disk else []
-
-
-def save(job: Job) -> list[Command]:
-    """The newest snapshot, unless it is on the disk, or on its way there; and the best, if that waits."""
-    newest, best = job.snapshot, save_best(job)
-    there = max([job.on_disk, *(each.iteration for each in job.saving)])
-    if newest is None or newest.iteration <= there or newest.path is not None:
-        return best
-    newest = dataclasses.replace(newest, best=False)
-    job.saving.append(newest)
-    return [*best, SaveSnapshot(job=job.name, snapshot=newest)]
-
-
-def _first_unsent(job: Job) -> int:
-    """The first iteration of which no lane has been sent anything."""
-    return max(-(-lane.sent // len(lane.program)) for lane in job.lanes.values())

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from weft.scheduler.core import dispatch, events, outcomes
+from weft.scheduler.core.copying import snapshots
 from weft.scheduler.core.events import Command
 from weft.scheduler.core.job import Job, Outcome, Phase
 from weft.scheduler.core.replanning import change
@@ -40,7 +41,7 @@ class Ending(State):
         self._move(job, Phase.PAUSED, "asked for")
         job.plan = None  # resumed, it is planned anew: with the workers of then, from what is on the disk by then
         record = events.RecordState(job=job.name, state="paused", attempt=job.attempt)
-        return [record, *dispatch.save(job), *self._let_go_of_copies(job)]
+        return [record, *snapshots.save(job), *self._let_go_of_copies(job)]
 
     def _let_go_of_copies(self, job: Job) -> list[Command]:
         """Of a job that is paused, once they are on the disk: that is where it will find them."""
@@ -100,7 +101,7 @@ class Ending(State):
             return commands + self._pause(job)
         self._move(job, Phase.QUEUED, f"attempt {job.attempt}")
         queued = events.RecordState(job=job.name, state="queued", attempt=job.attempt)
-        saved = dispatch.save(job) if self.draining else []  # it goes on in the next daemon
+        saved = snapshots.save(job) if self.draining else []  # it goes on in the next daemon
         return [*commands, _with_reason(queued, outcome), *saved]
 
     def _mend(self, job: Job) -> list[Command]:
@@ -129,7 +130,7 @@ class Ending(State):
         self._move(job, Phase.ENDED, "")
         assert job.outcome is not None
         del self.jobs[job.name]
-        saved = (dispatch.save if job.outcome.keeps else dispatch.save_best)(job)
+        saved = (snapshots.save if job.outcome.keeps else snapshots.save_best)(job)
         dropped = [events.DropArenas(job=job.name, attempt=None)] if job.copies else []
         return [*saved, *dropped, outcomes.record_of(job.outcome, job)]
 

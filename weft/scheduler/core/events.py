@@ -14,11 +14,17 @@ from weft.plan.tables import Adjustment
 from weft.scheduler.adapting.policy import Verdict
 from weft.scheduler.adapting.replica_pace import ReplicaMeasurement
 from weft.scheduler.adapting.routes import RouteMeasurement
+from weft.scheduler.core.copying.told import CheckpointDue as CheckpointDue
+from weft.scheduler.core.copying.told import RecordSnapshot as RecordSnapshot
+from weft.scheduler.core.copying.told import SaveSnapshot as SaveSnapshot
+from weft.scheduler.core.copying.told import SnapshotDue as SnapshotDue
+from weft.scheduler.core.copying.told import SnapshotGoesOn as SnapshotGoesOn
+from weft.scheduler.core.copying.told import SnapshotMissed as SnapshotMissed
+from weft.scheduler.core.copying.told import SnapshotSaved as SnapshotSaved
 from weft.scheduler.core.handover import DirectoryLost as DirectoryLost
 from weft.scheduler.core.handover import DirectoryMissed as DirectoryMissed
 from weft.scheduler.core.handover import HandMemoryOn as HandMemoryOn
 from weft.scheduler.core.handover import HandoverBegun as HandoverBegun
-from weft.scheduler.core.handover import SnapshotMissed as SnapshotMissed
 from weft.scheduler.core.job import Snapshot as Snapshot
 from weft.scheduler.core.replanning.improved import PlanImproved as PlanImproved
 from weft.scheduler.core.replaying.told import RecordReplay as RecordReplay
@@ -132,22 +138,6 @@ class WorkerReleased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotDue:
-    """Enough time has passed since the last one for another one to cost little."""
-
-    job: str
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDue:
-    """As much time has passed since the last one as the job's spec says."""
-
-    job: str
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochJudged:
     job: str
     attempt: int
@@ -162,12 +152,6 @@ class StopRequested:
     job: str
     attempt: int
     reason: str  # why training is to end soon, as if an iteration had been the last
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotSaved:
-    job: str
-    path: str | None  # None: it is not on the disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +193,7 @@ Rare = (  # after which a job may be able to start
     | WorkerReleased
     | DirectoryLost
     | DirectoryMissed
+    | SnapshotGoesOn
     | SnapshotMissed
     | SnapshotSaved
     | PauseRequested
@@ -350,23 +335,6 @@ class RecordState:
     reason: str | None = None  # of a terminal state that is no success, and of recovering
     message: str | None = None
     exit_code: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSnapshot:
-    """Every lane has copied its part of it."""
-
-    job: str
-    attempt: int
-    snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveSnapshot:
-    """Write it to the disk, beside whatever the job does. Answered by SnapshotSaved."""
-
-    job: str
-    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,16 +27,6 @@ class DirectoryMissed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotMissed:
-    """A worker of the attempt found no memory for its part of a snapshot. It says so before it has finished the
-    iteration."""
-
-    job: str
-    attempt: int
-    iteration: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HandMemoryOn:
     """To the directory that takes the place of one that died: what the attempt maps in the worker, which goes on.
     Answered by DirectoryMissed where that cannot be."""

@@ -48,6 +48,7 @@ class Snapshot:
     iteration: int  # after which it was
     place: int = 0
     tasks: tuple[str, ...] = ()  # by which its parts are found, see `Plan.snapshot_tasks`
+    goes_on: bool = False  # in lanes that have it whole once the next iteration is over
     to_disk: bool = False  # it was made to become a checkpoint
     best: bool = False  # behind it a validation says whether it is the best; when it is saved: it is
     path: str | None = None  # it is a checkpoint, and in no memory

@@ -26,6 +26,7 @@ from weft.scheduler.core.events import (
     Event,
     JobFaulted,
     ResultSaved,
+    SnapshotGoesOn,
     SnapshotMissed,
     TaskDigested,
     TasksFinished,
@@ -167,6 +168,11 @@ class Hearing:
                 self._digest(worker, message, job)
             case "uncopied":
                 self._feed(SnapshotMissed(job=name, attempt=attempt, iteration=message["iteration"]))
+            case "copying":
+                self._feed(SnapshotGoesOn(job=name, attempt=attempt, iteration=message["iteration"]))
+            case "copied":
+                if run.attempt is not None:
+                    run.attempt.snapshots.copied_beside(message["seconds"])
             case "output":
                 run.log_output(worker, message["text"])
             case "profiled":

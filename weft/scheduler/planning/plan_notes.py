@@ -130,12 +130,15 @@ def doubt_of_batch(itinerary: Itinerary) -> str | None:
 # --- refused
 
 
-def changing_in(inspection: Inspection, units: Container[int] | None = None) -> tuple[str, ...]:
-    """Names of the parameters that nobody trains and the step changes; in some units alone, where these are given."""
+def changing_in(
+    inspection: Inspection, units: Container[int] | None = None, *, trained: bool = False
+) -> tuple[str, ...]:
+    """Names of the parameters that the step changes, and nobody trains, or updates do as well; in some units alone,
+    where these are given."""
     return tuple(
         each.changed_as
         for each in inspection.parameters
-        if each.changed_as is not None and not each.trained
+        if each.changed_as is not None and each.trained is trained
         if units is None or any(unit in units for unit in each.units or (0,))
     )
 

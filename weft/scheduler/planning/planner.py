@@ -309,6 +309,7 @@ def _stage_plans(inspection: Inspection, placement: Placement, rings: Sequence[R
                     ends=_border(inspection, all_units[last:]),
                     state=tuple(sorted({name for unit in units for name in unit.state})),
                     changing=changing_in(inspection, range(first, last)),
+                    rewrites=bool(changing_in(inspection, range(first, last), trained=True)),
                     replica=r,
                     stage=stage,
                 )

@@ -24,10 +24,14 @@ from weft.transport.wire.frames import Message
 
 DETAILS = (
     *("plan", "lanes", "overlap", "time", "peak_bytes", "device_peak_bytes", "validation", "seconds"),
-    *("first_iteration_seconds", "iteration_seconds", "limit_seconds", "snapshot_step", "stopped", "planned"),
+    *("first_iteration_seconds", "iteration_seconds", "limit_seconds", "stopped", "planned"),
+    *("snapshot_step", "snapshot_seconds"),
 )
 
-_NO_NUMBERS = ("plan", "steps", "time", "iteration_seconds", "limit_seconds", "snapshot_step")  # before it has a plan
+_NO_NUMBERS = (  # before it has a plan
+    *("plan", "steps", "time", "iteration_seconds", "limit_seconds"),
+    *("snapshot_step", "snapshot_seconds"),
+)
 _NO_PARTS = ("lanes", "overlap", "peak_bytes", "device_peak_bytes", "validation")
 _SHOWN_OF_PLAN = (
     *("stages", "schedule", "microbatches", "recompute", "predicted_iteration_seconds", "limit_seconds"),
@@ -61,6 +65,7 @@ def details_of(run: Run, *, seconds: float | None = None, pace: Pace | None = No
         "iteration_seconds": pace.iteration_seconds,
         "limit_seconds": pace.limit_seconds,
         "snapshot_step": run.attempt.snapshot_step,
+        "snapshot_seconds": run.attempt.snapshots.newest_seconds,
     }
 
 

@@ -252,6 +252,19 @@ class _Uncopied(_OfJob):
     iteration: _Whole
 
 
+class _Copying(_OfJob):
+    """It goes on with its part of the snapshot of an iteration beside the next one."""
+
+    iteration: _Whole
+
+
+class _Copied(_OfJob):
+    """It is there."""
+
+    iteration: _Whole
+    seconds: _Seconds  # of a core
+
+
 @with_config(_MESSAGE)
 class _Lane(TypedDict):
     lane: str
@@ -279,6 +292,8 @@ _MESSAGES: Final[Mapping[str, type]] = {
     "epoch": _Epoch,
     "digest": _Digest,
     "uncopied": _Uncopied,
+    "copying": _Copying,
+    "copied": _Copied,
     "output": _Text,
     "profiled": _Text,
 }

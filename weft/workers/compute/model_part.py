@@ -163,3 +163,8 @@ class CallPart(ModelPart):
             for key, buffer in module._buffers.items():
                 if buffer is not None and not isinstance(buffer, Placeholder):
                     module._buffers[key] = device.put(buffer)
+
+
+def functions_with_state(workload: Workload) -> list[nn.Module]:
+    functions = workload.functions.values() if workload.step is None else ()
+    return [function for function in functions if isinstance(function, nn.Module)]

@@ -21,7 +21,6 @@ from typing import TypeVar
 
 import torch
 
-from weft.machine.free_memory import SharedMemoryFull
 from weft.plan.buckets import Holder
 from weft.plan.course import Course
 from weft.plan.division import Turns
@@ -29,7 +28,8 @@ from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, MODE_INDEX, Kind, Way
 from weft.plan.placement import COMPUTE
-from weft.plan.plan import Ring, snapshot_name
+from weft.plan.plan import Ring
+from weft.plan.tables import Adjustment
 from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSection, JobSpec
 from weft.spec.strategy import Strategy
@@ -46,7 +46,7 @@ from weft.workers.memory.batch_slots import BatchSlots
 from weft.workers.memory.growing import Growing
 from weft.workers.memory.parcels import ParcelRing
 from weft.workers.memory.slots import SlotRing
-from weft.workers.snapshots.place import SnapshotPlaces
+from weft.workers.snapshots.copies import Copies
 from weft.workers.snapshots.saved import Saved
 from weft.workload.data.batches import Batches
 from weft.workload.data.resident import ResidentData
@@ -118,8 +118,15 @@ class Attempt:
         )
         self._tell, is_compared = tell, spec.strategy.verify == "replay"
         self._evidence = Evidence(self.course, self._loaded, self._parts, tell) if tell and is_compared else None
-        copying = [task for task in tasks if task.kind is Kind.SNAPSHOT]
-        self._snapshots = {t.id: SnapshotPlaces(snapshots or directory, snapshot_name(t), device) for t in copying}
+        self._snapshots = Copies(
+            (task for task in tasks if task.kind is Kind.SNAPSHOT),
+            snapshots or directory,
+            device,
+            self.course,
+            self._parts,
+            tell,
+            beside=spec.strategy.verify == "off" and _is_changed_by_updates_alone(view, workload),
+        )
 
     def _find_tasks_run_inside(self, view: WorkerView) -> None:
         """Milestones, and later parts of a forward: they are run from inside another task."""
@@ -136,8 +143,7 @@ class Attempt:
         self.milestones: dict[int, Callable[[int, int], None]] = dict.fromkeys(self._post.values(), self.board.post)
         self.goes_on: dict[str, Callable[[], None]] = {}  # by lane, what ends its task and begins the next from inside
         self._boards_to_abort = [self.board]
-        self._begun_from = saved if saved is not None and saved.is_mapped else None  # a directory may come to want it
-        self._uncopied: str | None = None  # why a snapshot could not be made, the last time
+        self._begun_from = saved if saved is not None and saved.place is not None else None
 
     def rewind(self, view: WorkerView, begins: int, saved: Saved) -> bool:
         """To iteration `begins` of another attempt, as if it were made anew and went on from `saved`; whether it could.
@@ -156,8 +162,7 @@ class Attempt:
         if self._batches is not None:
             self._batches.rewind()
         self._parts.rewind(saved)
-        for copies in self._snapshots.values():
-            copies.reopen()
+        self._snapshots.reopen()
         return True
 
     def notices(self) -> Iterator[str]:
@@ -170,8 +175,14 @@ class Attempt:
                 f"slots have grown {count} time{'s' * (count > 1)}, for batches larger than those inspected: "
                 + ", ".join(each.told() for each in rings)
             )
-        if self._uncopied is not None:
-            yield f"a snapshot could not be made: {self._uncopied}"
+        yield from self._snapshots.notices()
+
+    def adjust(self, first: int, adjustment: Adjustment) -> None:
+        """As Course.adjust. What it began with a directory may come to want, until another snapshot goes there: then it
+        may have another shape, by the hands of another worker, and this one must not hand on what was there before."""
+        if self._begun_from is not None and self._begun_from.place == adjustment.snapshot:
+            self._begun_from = None
+        self.course.adjust(first, adjustment)
 
     def iteration(self, index: int) -> Iteration:
         return self.course.iteration(index)
@@ -187,8 +198,7 @@ class Attempt:
 
     def close(self) -> None:
         """Its lanes have ended."""
-        for copies in self._snapshots.values():
-            copies.close()
+        self._snapshots.close()
 
     def abort_with(self, board: Board) -> None:
         """Another board on which lanes wait."""
@@ -221,6 +231,7 @@ class Attempt:
                 reads_on_host=updates is not None and (updates.reads_norm(task) or updates.sums_on_host(task)),
                 is_read_on_host=self._bounded and task.kind is Kind.SYNC,
                 rests=task.kind is Kind.LOAD,
+                finish_copies=self._snapshots.finish if KINDS[task.kind].mode == "update" else None,
             )
             for task in program
         }
@@ -228,7 +239,7 @@ class Attempt:
     def _takes(self, task: Task) -> Callable[[Iteration], bool] | None:
         if task.kind is Kind.SNAPSHOT:
             verifies = self._verifies(task)
-            return lambda iteration: self._copies(task, iteration) if iteration.learns else verifies
+            return lambda iteration: self._is_copied(task, iteration) if iteration.learns else verifies
         if task.kind is Kind.REFRESH:
             return self.course.refreshes
         if task.kind is Kind.LOAD and self._turns.takers > 1:
@@ -237,16 +248,9 @@ class Attempt:
             return lambda iteration: turns.has(loader, position, iteration.index)
         return self._parts.updates.takes(task) if self._parts.updates is not None else None
 
-    def _copies(self, task: Task, iteration: Iteration) -> bool:
-        """Or makes room for a copy that is told; or is compared."""
-        course = self.course
-        is_told = course.snapshot_place(iteration) is not None or course.is_compared(iteration)
-        return is_told or self._lacking(task, iteration) is not None
-
-    def _lacking(self, task: Task, iteration: Iteration) -> int | None:
-        """The place of the next snapshot, where it has no room yet."""
-        place = self.course.next_snapshot_place(iteration)
-        return None if place is None or self._snapshots[task.id].expects(place) else place
+    def _is_copied(self, task: Task, iteration: Iteration) -> bool:
+        """Or is compared."""
+        return self._snapshots.takes(task, iteration) or self.course.is_compared(iteration)
 
     def _verifies(self, task: Task) -> bool:
         """Whether the task looks, behind a validation too, whether what was read there is still as it was left: the
@@ -290,26 +294,13 @@ class Attempt:
                 stage, b = parts.stages[task.holder], _given(task.bucket)
                 return lambda iteration: stage.finish_gradient(iteration, b)
             case Kind.SNAPSHOT:
-                return lambda iteration: self._snapshot(task, iteration)
+                return partial(self._snapshots.run, task)
             case Kind.UPDATE if updates is None:
                 own = parts.own_updates[task.holder.stage]
                 return lambda iteration: own.run(iteration, measured)
             case _:
                 assert updates is not None
                 return updates.bind(task, measured)
-
-    def _snapshot(self, task: Task, iteration: Iteration) -> None:
-        place, copies = self.course.snapshot_place(iteration), self._snapshots[task.id]
-        try:
-            if place is not None:
-                copies.write(place, iteration.index, self._parts.hold(task, iteration))
-            elif (lacking := self._lacking(task, iteration)) is not None:
-                copies.expect(lacking, self._parts.hold(task, iteration))
-            self._parts.check(task, iteration)
-        except SharedMemoryFull as error:
-            self._uncopied = str(error)
-            if self._tell is not None:
-                self._tell("uncopied", iteration=iteration.index)
 
     def _backward(self, task: Task, run: Callable[[Iteration, int], None]) -> Run:
         holder, microbatch = task.holder, _given(task.microbatch)
@@ -363,6 +354,13 @@ def _boards(directory: Directory, view: WorkerView, begins: int, spin_seconds: f
     return {
         lane: Board(words, spin_seconds if lane == COMPUTE else 0.0, shares_core=shares_core) for lane in view.programs
     }
+
+
+def _is_changed_by_updates_alone(view: WorkerView, workload: Workload) -> bool:
+    """Whether nothing else changes parameters and optimizer state: neither the job's own code nor a device, with which
+    the host's take turns."""
+    of_host = all(replica.device == "cpu" for replica in view.replicas)
+    return of_host and workload.step is None and not any(stage.rewrites for stage in view.stages)
 
 
 def _batches_of(workload: Workload, job: JobSection) -> Batches:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 
 from weft.plan.error_places import within
+from weft.plan.kinds import MODE_INDEX
 from weft.workers.lanes.lane import LaneLoop
 from weft.workers.lanes.operation import Operation
+
+_SNAPSHOT = MODE_INDEX["snapshot"]
 
 
 class HostLane(LaneLoop):
@@ -33,6 +36,8 @@ class HostLane(LaneLoop):
                     board.wait(source, index - distance + operation.rested(distance))
                     self._awaited = None
                     account.row(stall, task, index, source, time.monotonic_ns())
+            if operation.finish_copies is not None and (copied := operation.finish_copies()) is not None:
+                account.row(_SNAPSHOT, copied, index, -1, time.monotonic_ns())
         self._now = operation, index, runs
         return runs
 

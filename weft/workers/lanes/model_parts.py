@@ -33,6 +33,7 @@ from weft.workers.compute.model_part import (
     OwnPart,
     UnitPart,
     check_built,
+    functions_with_state,
     own_parts,
     part_of,
     whole_state,
@@ -161,7 +162,7 @@ class ModelParts:
         if self._saved is not None:
             self._restore(holder, self._saved)
         part.adopt(self._device)
-        for module in _functions_with_state(own.workload):
+        for module in functions_with_state(own.workload):
             self._device.adopt(module)
         own_gradients = OwnGradients(part.parameters())
         gradients = own_gradients if self._memory is None else self._place_in_buckets(holder, parameters)
@@ -314,6 +315,10 @@ class ModelParts:
             self.own_updates[task.holder.stage].hold(held)
         return held
 
+    def versions(self) -> tuple[int, ...]:
+        """Of the parameters of all stages, as autograd counts what changes them; updates do not count."""
+        return tuple(each._version for named in self._named.values() for each in named.values())
+
     def updates_by(self, task: Task) -> bool:
         """Whether what is updated here is what the SNAPSHOT copies, and not a replica's buffers alone."""
         return task.owner is not None or self.updates is None
@@ -393,8 +398,3 @@ class ModelParts:
             return None
         memory, course = self.memories[task.holder], self._course
         return lambda iteration: course.update_of(memory.next_version(iteration))
-
-
-def _functions_with_state(workload: Workload) -> list[nn.Module]:
-    functions = workload.functions.values() if workload.step is None else ()
-    return [function for function in functions if isinstance(function, nn.Module)]

@@ -29,6 +29,7 @@ class Operation:
     is_milestone: bool = False  # a hook may end it from inside another task
     reads_on_host: bool = False  # what its inputs have computed: they are over before it is launched on a device
     is_read_on_host: bool = False  # by such a task, which may be of the same lane and then has no wait for it
+    finish_copies: Callable[[], int | None] | None = None  # before it changes what snapshots copy; see Copies.finish
     rests: bool = False  # once it has to wait it waits for more than it needs, so that its lane wakes less often
 
     def runs(self, iteration: Iteration) -> bool:

@@ -59,4 +59,4 @@ def begin_of(snapshot: Any, view: WorkerView, directory: Directory) -> tuple[int
     if path is not None:
         return iteration + 1, OpenCheckpoint(read_manifest(Path(path)))
     parts = () if view.loads_only else tasks
-    return iteration + 1, Saved(read_place(directory, place, task, iteration) for task in parts)
+    return iteration + 1, Saved((read_place(directory, place, task, iteration) for task in parts), place)

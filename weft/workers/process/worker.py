@@ -134,7 +134,7 @@ class _Worker:
             return
         if message["type"] == "adjust":
             if self._attempt is not None:  # gone where the job's own code has failed meanwhile
-                self._attempt.course.adjust(message["first"], Adjustment(*message["adjustment"]))
+                self._attempt.adjust(message["first"], Adjustment(*message["adjustment"]))
             return
         if message["type"] == "epoch":
             self._inboxes[self._main_of(self._inboxes)].put(partial(self._ask, message))

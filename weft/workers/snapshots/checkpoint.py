@@ -86,7 +86,7 @@ class OpenCheckpoint(Saved):
     """One on the disk, whose digests have been checked; each tensor is read when it is asked for. Errors:
     CheckpointError for files that are not what they should be, and those of Saved."""
 
-    is_mapped = False
+    place = None
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(())

@@ -23,6 +23,7 @@ from weft.machine.free_memory import SharedMemoryFull
 from weft.transport.memory.arena import Arena, Layout
 from weft.transport.memory.directory import Directory, SharedMemoryGone
 from weft.workers.devices.device import Memory
+from weft.workers.snapshots.beside import LEAST_BYTES, CopyBeside, Pairs
 from weft.workers.snapshots.held import Held
 from weft.workers.snapshots.plain import decoded, encoded
 
@@ -56,17 +57,21 @@ class SnapshotPlaces:
         self._makers: dict[int, threading.Thread] = {}  # by place: who makes its room, or has
         self._closed = False
 
-    def write(self, place: int, iteration: int, held: Held) -> None:
-        """Behind what the calling lane has launched; over when its task is."""
+    def write(self, place: int, iteration: int, held: Held, *, beside: bool = False) -> CopyBeside | None:
+        """Behind what the calling lane has launched; over when its task is. beside: what an update changes is copied
+        while the lane goes on, which has to wait for what this gives before it changes any of that."""
         tensors = held.tensors()
         facts = _facts(held, iteration)
         room = self._room(place, tensors, len(facts))
         length = len(facts).to_bytes(_LENGTH_BYTES, "little")
         room.facts[: _LENGTH_BYTES + len(facts)] = torch.frombuffer(bytearray(length + facts), dtype=torch.uint8)
         count = held.num_changing() if room.is_written else len(tensors)
-        for target, source in zip(room.tensors[:count], tensors, strict=False):
-            self._device.copy(target, source.detach())
+        pairs = [(target, source.detach()) for target, source in zip(room.tensors[:count], tensors, strict=False)]
         room.is_written = True
+        copying = _begun(pairs[: len(held.pieces)]) if beside else None
+        for target, source in pairs[len(held.pieces) :] if copying else pairs:
+            self._device.copy(target, source)
+        return copying
 
     def expects(self, place: int) -> bool:
         """Whether the place has room, or is to have it."""
@@ -128,6 +133,15 @@ class SnapshotPlaces:
             arena = self._directory.find(name)
             return arena if arena.layout == layout else None
         return None
+
+
+def _begun(pairs: Pairs) -> CopyBeside | None:
+    """None where it is not worth a thread, or none is to be had."""
+    if sum(source.nbytes for _, source in pairs) < LEAST_BYTES:
+        return None
+    with contextlib.suppress(RuntimeError):
+        return CopyBeside(pairs)
+    return None
 
 
 def _kind_of(tensors: Sequence[Tensor]) -> _Kind:

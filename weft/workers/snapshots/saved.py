@@ -20,9 +20,9 @@ from weft.workload.workload import WorkloadError
 class Saved:
     """Errors: WorkloadError where the model is another than the one that was saved."""
 
-    is_mapped = True  # shared memory, of which this keeps a mapping
-
-    def __init__(self, parts: Iterable[Held]) -> None:
+    def __init__(self, parts: Iterable[Held], place: int | None = None) -> None:
+        """place: of the snapshot whose shared memory this maps; None of one that lies elsewhere."""
+        self.place = place
         self._pieces: dict[str, dict[str, list[tuple[Extent, Tensor]]]] = {}  # by parameter and entry
         self._buffers: dict[int, dict[str, Tensor]] = {}  # by replica
         self._attributes: dict[int, Kept] = {}  # by replica

@@ -11,6 +11,7 @@ import dataclasses
 
 from weft.plan.tables import Adjustment
 from weft.scheduler.core import dispatch
+from weft.scheduler.core.copying import snapshots
 from weft.scheduler.core.events import Adjust, Command, RecordReplay, TaskDigested
 from weft.scheduler.core.job import Job, Outcome
 from weft.scheduler.core.outcomes import CORRUPTED, EXIT_SOFTWARE
@@ -25,7 +26,7 @@ def begin(job: Job) -> list[Command]:
     """With a snapshot of the first iteration that can have one, and the next one as the one to compare; nothing where
     that cannot be now: another snapshot is under way, the job is about to end, an epoch is to be judged between."""
     assert job.plan is not None
-    itinerary, after = job.plan.itinerary, dispatch.next_to_learn(job)
+    itinerary, after = job.plan.itinerary, snapshots.next_to_learn(job)
     if job.replay is not None or job.stopping is not None or not job.plan.recovers:
         return []
     if after >= itinerary.num_iterations or itinerary.at(after).step + 2 >= itinerary.steps:
@@ -34,7 +35,7 @@ def begin(job: Job) -> list[Command]:
     ends = job.ends if job.gate is None else min(job.ends, itinerary.update_of(itinerary.steps_done(job.gate)))
     if iteration >= ends or any(each.iteration <= iteration for each in job.copying):
         return []
-    copies = dispatch.copy(job, after, to_disk=False)
+    copies = snapshots.copy(job, after, to_disk=False)
     if copies:
         computing = tuple(place for place, kind in enumerate(kinds_of(job)) if kind == COMPUTING)
         job.replay = Replay(after, iteration, computing)
@@ -97,7 +98,7 @@ def over(job: Job, now: float) -> tuple[list[Command], Outcome | None]:
             told_wrong = f"{label}: {'; '.join(wrong)}, than two runs that agree; the job goes on from these; {REMEDY}"
             record = dataclasses.replace(record, message=told_wrong)
         job.replay = None
-        return [record, *dispatch.begin_checkpoint(job), *dispatch.begin_best(job), *_go_on(job)], None
+        return [record, *snapshots.begin_checkpoint(job), *snapshots.begin_best(job), *_go_on(job)], None
     workers = ", ".join(sorted({run.workers[place] for run in replay.runs for place in replay.computing}))
     message = (
         f"{about}; no two of these runs agree that had different workers, so nobody can say which of {workers} is "

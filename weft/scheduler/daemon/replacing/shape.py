@@ -21,7 +21,13 @@ MEANING: Final = 1  # one more where a field comes to mean something else, and i
 CLASSES: Final = (
     *("machine", "metrics/accounts", "metrics/prometheus", "metrics/recording", "plan", "spec", "transport/wire"),
     *("scheduler/adapting", "scheduler/core", "scheduler/daemon", "scheduler/daemon/replacing", "scheduler/runs"),
-    *("scheduler/core/replaying", "scheduler/core/replanning", "scheduler/planning/choosing", "workers/process"),
+    *(
+        "scheduler/core/copying",
+        "scheduler/core/replaying",
+        "scheduler/core/replanning",
+        "scheduler/planning/choosing",
+        "workers/process",
+    ),
 )
 MESSAGES: Final = ("plan/worker_view.py", "scheduler/daemon/orders.py", "transport/wire/worker_messages.py")
 
