@@ -56,9 +56,6 @@ class _Watched:
 
     client: Client
     job: str
-    step: int = 0  # of the newest
-    copied: float = 0.0  # seconds of the busiest lane, in all
-    cost: float = 0.0  # of those, the newest one's
     shown: dict[str, Any] = field(default_factory=dict)
 
     def look(self) -> bool:
@@ -66,14 +63,11 @@ class _Watched:
         self.shown = self.client.show(self.job)
         if self.shown["exit_code"] is not None:
             raise SystemExit(f"{self.job} has ended: {self.shown['error']}")
-        if (step := self.shown["snapshot_step"] or 0) != self.step:
-            copied = max(lane.get("snapshot", 0.0) for lane in self.shown["lanes"].values())
-            self.step, self.copied, self.cost = step, copied, copied - self.copied
-        return bool(self.step and self.shown["iteration_seconds"])
+        return bool(self.shown["snapshot_step"] and self.shown["iteration_seconds"])
 
     @property
     def seconds_between(self) -> float:
-        return max(LEAST_SECONDS, self.cost / COST_SHARE)
+        return max(LEAST_SECONDS, self.shown["snapshot_seconds"] / COST_SHARE)
 
 
 def kill_ours(client: Client, spec: JobSpec, moments: random.Random) -> Killed:
