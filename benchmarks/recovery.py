@@ -2,9 +2,10 @@
 
 iteration_cost             a job's time over a fixed number of steps, snapshots in it ÷ with recovery = "off"
 snapshot_cost              1 + the share of the busiest lane's time in mode snapshot
-checkpoint_exposed         the same job's time with a checkpoint each 50 iterations ÷ without, less 1
-checkpoint_vs_dcp          what a checkpoint adds to the iterations beside it, by torch.distributed.checkpoint's
+checkpoint_exposed         what a checkpoint adds to the iterations beside it ÷ the 50 from one to the next
+checkpoint_vs_dcp          how long the loop stands still for a checkpoint, by torch.distributed.checkpoint's
                            async_save in the plain loop ÷ ours
+checkpoint_added_vs_dcp    what it adds to the iterations beside it, theirs ÷ ours: of one machine's memory, too
 after_kill                 seconds from SIGKILL of a worker to the end of the next iteration, less three iterations
 lost_work                  iterations that were done again, beside snapshot_interval
 recovery_vs_torchrun       the same seconds of torchrun, whose script goes on from its own checkpoint ÷ ours
@@ -42,6 +43,7 @@ HERE = Path(__file__).resolve().parent
 SEED = 1107
 EVERY = 50  # iterations from one checkpoint to the next
 BESIDE = 30  # iterations, from its own on, by which a checkpoint is over
+SAVES = 2  # of async_save in a round: as many as our job makes checkpoints
 KINDS = ("thread", "staged", "process")  # of async_save, see peers/async_checkpoints.py
 ENDLESS = 1_000_000
 OFF = {"recovery": "off"}
@@ -187,62 +189,90 @@ def cost_results(case: Case, ours: Sequence[Ran], without: Sequence[Ran]) -> lis
 
 def checkpoints(client: Client, case: Case, turns: int) -> list[Result]:
     """The job with snapshots, without them, and with checkpoints as well; and async_save's loop in every round."""
-    theirs: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    theirs: dict[str, list[Saved]] = {kind: [] for kind in KINDS}
     with _async_save(case) as peers:
         for kind in KINDS:
             _ask(peers, kind)  # warm-up: what is copied to is touched for the first time
 
         def all_kinds() -> Ran:
             for kind in KINDS:
-                theirs[kind].append(exposed(_ask(peers, kind), [0]))
+                theirs[kind] += [_ask(peers, kind) for _ in range(SAVES)]
             return Ran([], 0.0, 0.0)
 
         specs = (case.spec(), case.spec(strategy=OFF), case.spec(checkpoint={"every": f"{EVERY} steps"}))
         parties = [partial(run, client, spec) for spec in specs]
         ours, without, written, _ = take_turns(turns, *parties, all_kinds)
-    return [*cost_results(case, ours, without), *_checkpoint_results(case, ours, written, theirs)]
+    return [*cost_results(case, ours, without), *_checkpoint_results(case, written, theirs)]
 
 
-def _checkpoint_results(
-    case: Case, plain: Sequence[Ran], written: Sequence[Ran], theirs: dict[str, list[float]]
-) -> list[Result]:
+def _checkpoint_results(case: Case, written: Sequence[Ran], theirs: dict[str, list[Saved]]) -> list[Result]:
     begins = range(EVERY - 2, case.steps - BESIDE, EVERY)  # the iteration that is copied, among those but the first
-    copied = [
-        each.snapshot_seconds / (len(begins) + 1) for each in written
-    ]  # and one when the job is half a second old
-    ours = [max(least, exposed(each.seconds, begins)) for each, least in zip(written, copied, strict=True)]
-    best = min(theirs, key=lambda kind: statistics.median(theirs[kind]))
+    held = [each.snapshot_seconds / (len(begins) + 1) for each in written]  # one copy is made at half a second
+    ours = [each.seconds for each in written]
+    held_theirs = {kind: [save.held for save in saves] for kind, saves in theirs.items()}
+    added_theirs = {kind: added([save.seconds for save in saves], [0]) for kind, saves in theirs.items()}
+    best, quickest = (
+        min(held_theirs, key=lambda kind: statistics.median(held_theirs[kind])),
+        min(added_theirs, key=lambda kind: added_theirs[kind]),
+    )
+    how = f"in the plain loop, one process of one thread, the best of {', '.join(KINDS)}: "
     return [
         value_result(
             f"{case.name}_checkpoint_exposed",
-            [mine.total / other.total - 1 for mine, other in zip(written, plain, strict=True)],
+            [added(ours, begins) / (EVERY * _quiet(ours, begins))],
             "of the time",
             goal="<= 0.02",
-            how=f"all iterations but the first, with a checkpoint each {EVERY} ÷ without, less 1; snapshots in both",
+            how=f"what a checkpoint adds to the {BESIDE} iterations from its own on, snapshots in all of them, ÷ the "
+            f"{EVERY} from one to the next; each of the {BESIDE} is the median of all checkpoints",
         ),
         ratio_result(
             f"{case.name}_checkpoint_vs_dcp",
-            theirs[best],
-            ours,
+            [statistics.median(held_theirs[best])] * len(held),
+            held,
             goal=">= 5",
-            how=f"what a checkpoint adds to the {BESIDE} iterations from its own on, by async_save in the plain loop, "
-            f"one process of one thread, the best of {', '.join(KINDS)}: {best} ÷ ours, which is no less than the "
-            "lane's own seconds in mode snapshot",
+            how=f"how long the loop stands still for it, by async_save {how}{best} ÷ our lane's in mode snapshot",
         ),
-        value_result(f"{case.name}_checkpoint", ours, "ms", scale=1e3, how="ours of the row above"),
-        value_result(f"{case.name}_snapshot", copied, "ms", scale=1e3, how="of those, the copy in the lane"),
+        value_result(
+            f"{case.name}_checkpoint_added_vs_dcp",
+            [added_theirs[quickest] / added(ours, begins)],
+            "x",
+            how=f"what it adds to the {BESIDE} iterations, by async_save {how}{quickest} ÷ ours",
+        ),
+        value_result(f"{case.name}_checkpoint_held", held, "ms", scale=1e3, how="our lane's seconds in mode snapshot"),
+        value_result(f"{case.name}_checkpoint_added", [added(ours, begins)], "ms", scale=1e3, how="what ours adds"),
         *(
-            value_result(f"{case.name}_async_save_{kind}", theirs[kind], "ms", scale=1e3, how="async_save's")
+            value_result(f"{case.name}_async_save_{kind}_held", held_theirs[kind], "ms", scale=1e3, how="theirs")
+            for kind in KINDS
+        ),
+        *(
+            value_result(f"{case.name}_async_save_{kind}_added", [added_theirs[kind]], "ms", scale=1e3, how="theirs")
             for kind in KINDS
         ),
     ]
 
 
-def exposed(seconds: Sequence[float], begins: Sequence[int]) -> float:
-    """What a checkpoint adds to the iterations beside it, where the mean of all others is what they take without."""
+def added(runs: Sequence[Sequence[float]], begins: Sequence[int]) -> float:
+    """What a checkpoint adds to the iterations beside it, each of which is the median of those as far behind any
+    checkpoint's begin: an iteration of its neighbours' is as good as lost in a mean."""
+    quiet = _quiet(runs, begins)
+    return sum(
+        statistics.median(seconds[begin + behind] for seconds in runs for begin in begins) - quiet
+        for behind in range(BESIDE)
+    )
+
+
+def _quiet(runs: Sequence[Sequence[float]], begins: Sequence[int]) -> float:
+    """The median of all other iterations."""
     beside = {number for begin in begins for number in range(begin, begin + BESIDE)}
-    quiet = statistics.mean(each for number, each in enumerate(seconds) if number not in beside)
-    return sum(seconds[number] - quiet for number in beside) / len(begins)
+    return statistics.median(each for seconds in runs for number, each in enumerate(seconds) if number not in beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """By async_save."""
+
+    seconds: list[float]  # of each iteration, the save in the first
+    held: float  # for how long of them the loop stood still for it
 
 
 @contextmanager
@@ -252,14 +282,13 @@ def _async_save(case: Case) -> Iterator[Party]:
         yield peers
 
 
-def _ask(peers: Party, kind: str) -> list[float]:
+def _ask(peers: Party, kind: str) -> Saved:
     (process,) = peers
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(f"run {2 * BESIDE} {kind}\n")
     process.stdin.flush()
-    seconds: list[float] = json.loads(process.stdout.readline())["seconds"]
-    return seconds
+    return Saved(**json.loads(process.stdout.readline()))
 
 
 # --- when a worker is killed

@@ -1,8 +1,9 @@
 """Peer of benchmarks/recovery.py: the plain loop of a job, which torch.distributed.checkpoint.async_save writes.
 
 Config: spec, cores (of this process), threads. Reads "run K KIND" lines and takes K steps, the first of which begins
-with an async_save of model and optimizer; prints {"seconds": [...]} as JSON. What a step waits for is in its seconds;
-what is still to be written after the last one is in that one's. Kinds:
+with an async_save of model and optimizer; prints {"seconds": [...], "held": ...} as JSON. What a step waits for is in
+its seconds, and held is how long the loop stood still for the save, its call and its copy; what is still to be written
+after the last step is in that one's. Kinds:
 
     thread     the copy in the loop, a thread writes it: the default
     staged     a thread copies, too, and the loop waits for it before the optimizer's step
@@ -53,18 +54,20 @@ class Loop:
         self._optimizer = optimizer
         self._folder = folder
         self._step = 0
+        self._held = 0.0  # seconds, of the newest save
         self._stagers = {
             "thread": DefaultStager(StagingOptions(False, False, False, False)),
             "staged": DefaultStager(StagingOptions(False, False, True, False)),
             "process": DefaultStager(StagingOptions(False, True, False, False)),
         }
 
-    def run(self, steps: int, kind: str) -> list[float]:
+    def run(self, steps: int, kind: str) -> dict[str, Any]:
         seconds = []
         writing: Future[Any] | None = None
         for number in range(steps):
             started = time.perf_counter()
             copied, saved = self._save(kind) if number == 0 else (None, None)
+            self._held = time.perf_counter() - started if number == 0 else self._held
             writing = saved or writing
             self._iterate(copied)
             if writing is not None and number == steps - 1:
@@ -72,7 +75,7 @@ class Loop:
             seconds.append(time.perf_counter() - started)
         for old in self._folder.iterdir():
             shutil.rmtree(old)
-        return seconds
+        return {"seconds": seconds, "held": self._held}
 
     def _iterate(self, copied: Future[Any] | None) -> None:
         model = self._workload.model
@@ -80,7 +83,9 @@ class Loop:
         loss = self._loss(model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         if copied is not None:
+            started = time.perf_counter()
             copied.result()
+            self._held += time.perf_counter() - started
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         loss.item()
@@ -118,7 +123,7 @@ def main() -> None:
         loop = Loop(config, written)
         for line in sys.stdin:
             _, steps, kind = line.split()
-            print(json.dumps({"seconds": loop.run(int(steps), kind)}), flush=True)
+            print(json.dumps(loop.run(int(steps), kind)), flush=True)
         loop.close()
         dist.destroy_process_group()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from killed_jobs import Killed, ends_from, killed_after
-from recovery import BESIDE, MLP, Ran, cost_results, exposed
+from recovery import BESIDE, MLP, Ran, added, cost_results
 
 from weft.plan.kinds import FIRST_STALL, MODE_INDEX
 from weft.plan.rows import Row
@@ -16,9 +16,13 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "recovery.py"
 FORWARD = MODE_INDEX["forward"]
 
 
-def test_what_a_checkpoint_adds_is_over_the_mean_of_the_iterations_that_are_not_beside_one() -> None:
-    seconds = [1.0] * 10 + [2.0] + [1.0] * (BESIDE - 1) + [1.0] * 10 + [1.5] * 2 + [1.0] * (BESIDE - 2)
-    assert exposed(seconds, [10, BESIDE + 20]) == pytest.approx(1.0)
+def test_what_a_checkpoint_adds_is_over_the_iterations_that_are_not_beside_one_and_a_burst_is_no_part_of_it() -> None:
+    quiet, beside = [1.0] * 10, [1.5, 1.25, *[1.0] * (BESIDE - 2)]
+    seconds = [*quiet, *beside, *quiet, *beside]
+    burst = [*seconds[:12], 9.0, *seconds[13:]]
+    begins = [10, BESIDE + 20]
+    assert added([seconds, burst], begins) == pytest.approx(0.75)
+    assert added([[1.0] * len(seconds)], begins) == 0.0
 
 
 def test_an_iteration_is_over_when_the_last_lane_is_and_waits_do_not_count() -> None:
