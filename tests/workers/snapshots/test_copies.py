@@ -126,6 +126,19 @@ def test_it_is_made_in_the_lane_where(directory: Directory, training: Training, 
     assert training.told == []
 
 
+def test_where_no_update_waits_for_it_the_next_iteration_ends_with_it(
+    directory: Directory, training: Training, copies_of: Any
+) -> None:
+    """Of which the daemon takes it that the snapshot is whole."""
+    copies = copies_of()
+    training.places = {4: 0}
+    for index in (4, 5):
+        run(copies, index)
+        assert len(training.told) == 2 + 2 * (index == 5)
+    assert training.told[2:] == [("copied", 4)] * 2
+    assert not copies.takes(TASKS[0], at(6))
+
+
 def test_a_step_that_changes_parameters_meanwhile_spoils_it_and_the_next_is_made_in_the_lane(
     directory: Directory, training: Training, copies_of: Any
 ) -> None:

@@ -43,7 +43,7 @@ class CopyBeside:
 
     def wait(self) -> None:
         """Until it is over, in the place of whoever calls."""
-        if (thread_id := self._thread_id) is not None:
+        if (thread_id := self._thread_id) is not None and self._thread.is_alive():
             run_anywhere(thread_id)
         self._thread.join()
 

@@ -64,11 +64,14 @@ class Copies:
         self._why_not: str | None = None  # the last one could not be made
 
     def takes(self, task: Task, iteration: Iteration) -> bool:
-        """Whether the iteration has one, or the task has to make room for one that is told."""
-        return self._course.snapshot_place(iteration) is not None or self._lacking(task, iteration) is not None
+        """Whether the iteration has one, or the task has to make room for one that is told; or no update has waited for
+        the one before."""
+        is_told = self._course.snapshot_place(iteration) is not None or self._lacking(task, iteration) is not None
+        return is_told or bool(self._under_way)
 
     def run(self, task: Task, iteration: Iteration) -> None:
         place, places = self._course.snapshot_place(iteration), self._places[task.id]
+        self._finish_before(iteration)
         try:
             if place is not None:
                 self._write(task, place, iteration)
@@ -80,7 +83,7 @@ class Copies:
 
     def finish(self) -> int | None:
         """Waits for what is copied beside. A SNAPSHOT that was waited for; None where there was none."""
-        if not self._under_way:
+        if not self._under_way:  # as good as always
             return None
         for iteration, copying, versions in self._under_way.values():
             copying.wait()
@@ -111,6 +114,10 @@ class Copies:
         self._why_not = None
         for places in self._places.values():
             places.reopen()
+
+    def _finish_before(self, iteration: Iteration) -> None:
+        if any(copied.index < iteration.index for copied, _, _ in self._under_way.values()):
+            self.finish()
 
     def _write(self, task: Task, place: int, iteration: Iteration) -> None:
         """In the lane, where no update may follow in this attempt: it is to be whole with the iteration then."""
