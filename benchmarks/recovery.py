@@ -23,7 +23,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +37,9 @@ from party import Party, party
 
 import weft.client.embedded
 from weft.client.client import Client
+from weft.metrics.recording.recording import Recording
+from weft.plan.kinds import MODE_INDEX
+from weft.plan.rows import Row
 from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
@@ -133,11 +136,15 @@ def collect(quick: bool, only: Sequence[str]) -> list[Result]:
 class Ran:
     seconds: list[float]  # of each iteration but the first
     snapshot_share: float  # of the busiest lane's time
-    snapshot_seconds: float  # of that lane
+    snapshots: dict[int, float] = field(default_factory=dict)  # that it took the busiest lane, by iteration
 
     @property
     def total(self) -> float:
         return sum(self.seconds)
+
+    def held(self, iteration: int) -> float:
+        """By a snapshot of the iteration: to make it, its room before, if that was new, and the next update's wait."""
+        return sum(self.snapshots.get(each, 0.0) for each in range(iteration - 1, iteration + 2))
 
 
 def run(client: Client, spec: JobSpec) -> Ran:
@@ -145,9 +152,19 @@ def run(client: Client, spec: JobSpec) -> Ran:
     job = client.submit(spec)["job"]
     rows = rows_of(client, job)
     lanes = client.show(job)["lanes"].values()
+    share = max(lane.get("snapshot", 0.0) / sum(lane.values()) for lane in lanes)
+    took = [snapshots_of(rows) for rows in Recording.load(client.record(job)).rows.values()]
     client.remove(job)
-    shares = [(lane.get("snapshot", 0.0) / sum(lane.values()), lane.get("snapshot", 0.0)) for lane in lanes]
-    return Ran([row["seconds"] for row in rows[1:]], *max(shares))
+    return Ran([row["seconds"] for row in rows[1:]], share, max(took, key=lambda own: sum(own.values())))
+
+
+def snapshots_of(rows: Iterable[Row]) -> dict[int, float]:
+    """Of a lane, the seconds that it was in mode snapshot, by iteration."""
+    seconds: dict[int, float] = {}
+    for mode, _, iteration, _, start, end in rows:
+        if mode == MODE_INDEX["snapshot"]:
+            seconds[iteration] = seconds.get(iteration, 0.0) + (end - start) / 1e9
+    return seconds
 
 
 def take_turns(turns: int, *parties: Callable[[], Ran]) -> list[list[Ran]]:
@@ -197,7 +214,7 @@ def checkpoints(client: Client, case: Case, turns: int) -> list[Result]:
         def all_kinds() -> Ran:
             for kind in KINDS:
                 theirs[kind] += [_ask(peers, kind) for _ in range(SAVES)]
-            return Ran([], 0.0, 0.0)
+            return Ran([], 0.0)
 
         specs = (case.spec(), case.spec(strategy=OFF), case.spec(checkpoint={"every": f"{EVERY} steps"}))
         parties = [partial(run, client, spec) for spec in specs]
@@ -207,7 +224,7 @@ def checkpoints(client: Client, case: Case, turns: int) -> list[Result]:
 
 def _checkpoint_results(case: Case, written: Sequence[Ran], theirs: dict[str, list[Saved]]) -> list[Result]:
     begins = range(EVERY - 2, case.steps - BESIDE, EVERY)  # the iteration that is copied, among those but the first
-    held = [each.snapshot_seconds / (len(begins) + 1) for each in written]  # one copy is made at half a second
+    held = [each.held(begin + 1) for each in written for begin in begins]
     ours = [each.seconds for each in written]
     held_theirs = {kind: [save.held for save in saves] for kind, saves in theirs.items()}
     added_theirs = {kind: added([save.seconds for save in saves], [0]) for kind, saves in theirs.items()}

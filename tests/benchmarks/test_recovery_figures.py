@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from killed_jobs import Killed, ends_from, killed_after
-from recovery import BESIDE, MLP, Ran, added, cost_results
+from recovery import BESIDE, MLP, Ran, added, cost_results, snapshots_of
 
 from weft.plan.kinds import FIRST_STALL, MODE_INDEX
 from weft.plan.rows import Row
@@ -23,6 +23,15 @@ def test_what_a_checkpoint_adds_is_over_the_iterations_that_are_not_beside_one_a
     begins = [10, BESIDE + 20]
     assert added([seconds, burst], begins) == pytest.approx(0.75)
     assert added([[1.0] * len(seconds)], begins) == 0.0
+
+
+def test_what_a_snapshot_holds_a_lane_up_for_is_its_own_its_rooms_and_the_next_updates_wait() -> None:
+    snapshot = MODE_INDEX["snapshot"]
+    spans = ((snapshot, 18, 1), (FORWARD, 19, 50), (snapshot, 19, 2), (snapshot, 20, 4), (snapshot, 20, 8))
+    rows: list[Row] = [(mode, 4, iteration, -1, 0, ms * 1_000_000) for mode, iteration, ms in spans]
+    ran = Ran([], 0.0, snapshots_of(rows))
+    assert ran.held(19) == pytest.approx(0.015)
+    assert ran.held(50) == 0.0
 
 
 def test_an_iteration_is_over_when_the_last_lane_is_and_waits_do_not_count() -> None:
@@ -46,7 +55,7 @@ def test_a_job_that_was_killed_right_behind_its_snapshot_has_lost_nothing() -> N
 
 
 def test_costs_are_ratios_of_whole_runs() -> None:
-    ours, without = Ran([1.0, 2.0], 0.02, 0.06), Ran([1.0, 1.0], 0.0, 0.0)
+    ours, without = Ran([1.0, 2.0], 0.02), Ran([1.0, 1.0], 0.0)
     iterations, snapshots = cost_results(MLP, [ours], [without])
     assert (iterations.value, iterations.is_reached()) == (1.5, False)
     assert (snapshots.value, snapshots.is_reached()) == (1.02, False)
