@@ -224,7 +224,7 @@ def checkpoints(client: Client, case: Case, turns: int) -> list[Result]:
 
 def _checkpoint_results(case: Case, written: Sequence[Ran], theirs: dict[str, list[Saved]]) -> list[Result]:
     begins = range(EVERY - 2, case.steps - BESIDE, EVERY)  # the iteration that is copied, among those but the first
-    held = [each.held(begin + 1) for each in written for begin in begins]
+    held = [took for each in written for begin in begins if (took := each.held(begin + 1))]  # none while one is written
     ours = [each.seconds for each in written]
     held_theirs = {kind: [save.held for save in saves] for kind, saves in theirs.items()}
     added_theirs = {kind: added([save.seconds for save in saves], [0]) for kind, saves in theirs.items()}
