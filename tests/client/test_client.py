@@ -351,7 +351,7 @@ def test_the_default_socket_is_that_of_the_settings(
         monkeypatch.setenv(name, value)
     if file is not None:
         Path("weft.toml").write_text(file)
-    assert default_socket_path(environment) == load_settings({}, environment, None).socket_path
+    assert default_socket_path(environment).absolute() == load_settings({}, environment, None).socket_path
 
 
 @pytest.mark.parametrize("text", ["[daemon", "[daemon]\nruntime_dir = 3\n"])

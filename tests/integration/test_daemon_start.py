@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import runpy
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SECONDS = 180.0
+RealDaemon: Any = runpy.run_path(str(Path(__file__).with_name("real_daemon.py")))["RealDaemon"]
 Prepare = Callable[[Path, socket.socket], list[str]]
 
 WORKLOAD = """
@@ -152,3 +155,21 @@ def test_a_flag_that_a_run_cannot_take_is_a_mistake_of_usage(home: Path, flag: s
 def test_a_reference_run_without_a_place_for_its_files_says_so_in_one_line(home: Path) -> None:
     done = run(home, "run", "line.toml", "--reference", "--runs-dir", "/proc/nope")
     assert_one_sentence(done, "/proc/nope", "No such file or directory; check the path")
+
+
+class OfRelativeDirectories(RealDaemon):  # type: ignore[misc]  # a class that runpy has loaded
+    """All that it is given of its home is written from there."""
+
+    def command(self, **changes: object) -> list[str]:
+        parts = [part.removeprefix(f"{self.home}/") for part in super().command(**changes)]
+        return ["env", "-C", str(self.home), *parts, "--runs-dir", "runs"]
+
+
+@pytest.mark.slow(seconds=8)
+def test_directories_may_be_written_from_where_it_is_started() -> None:
+    """Workers go to the directories of their jobs. From there they looked for the directory's socket, and every job
+    waited half a minute for it, again and again."""
+    with OfRelativeDirectories(workers=1).serving() as daemon:
+        result = daemon.run(daemon.spec(WORKLOAD, steps=1))
+        assert result["state"] == "completed", daemon.log_of(result["job"])
+        assert Path(result["model"]).parent.parent == daemon.home / "runs"

@@ -71,7 +71,7 @@ def test_every_setting_can_come_from_every_source() -> None:
         flags, environment, text = given_in(field, value, source)
         write(text)
         loaded = getattr(load_settings(flags, environment, None), field)
-        assert loaded == (Path(value) if field.endswith("_dir") else value), (field, source)
+        assert loaded == (Path(value).absolute() if field.endswith("_dir") else value), (field, source)
 
 
 BAD = [
@@ -164,6 +164,25 @@ def test_paths_follow_from_the_directories(monkeypatch: pytest.MonkeyPatch) -> N
     assert settings.socket_path == Path("/run/user/7/weft/weft.sock")
     assert settings.runs_path == Path("/home/me/.state/weft/runs")
     assert load_settings({"runs_dir": "/big/runs"}, {}, None).runs_path == Path("/big/runs")
+
+
+def test_directories_are_those_of_where_it_was_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "x")
+    fields = ("runtime_dir", "state_dir", "runs_dir", "cache_dir")
+    settings = load_settings({"runs_dir": "../runs"}, {"WEFT_STATE_DIR": "s", "WEFT_CACHE_DIR": ""}, None)
+    found = [getattr(settings, field) for field in fields]
+    assert found == [tmp_path / "x/weft", tmp_path / "s", tmp_path / "../runs", tmp_path]
+
+
+def test_one_that_is_written_from_a_directory_that_is_gone_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SpecError, match=r"--state-dir: s stands in a directory that is gone; write an absolute path"):
+        load_settings({"state_dir": "s", "runtime_dir": "/r", "cache_dir": "/c"}, {}, None)
 
 
 def test_the_number_of_workers_follows_from_the_cores_and_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:

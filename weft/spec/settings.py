@@ -30,9 +30,10 @@ def _default_cache_dir() -> Path:
 
 
 class Settings(BaseModel):
-    """workers = 0 means one for each `threads` usable cores. metrics = "" exports nothing."""
+    """workers = 0 means one for each `threads` usable cores. metrics = "" exports nothing. Directories are absolute:
+    workers go to those of their jobs."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     runtime_dir: Path = Field(default_factory=_default_runtime_dir, description="sockets and the lock; made 0700")
     state_dir: Path = Field(default_factory=_default_state_dir, description="the ledger, and the log of workers")
@@ -71,7 +72,10 @@ class Settings(BaseModel):
     def _is_a_path(cls, value: Path | None) -> Path | None:
         if value is not None and "\0" in str(value):
             raise ValueError(f"{str(value)!r:.80} holds a NUL, which no path does; write another")
-        return value
+        try:
+            return value and value.absolute()
+        except FileNotFoundError as error:
+            raise ValueError(f"{value} stands in a directory that is gone; write an absolute path") from error
 
     @field_validator("metrics")
     @classmethod
@@ -93,13 +97,12 @@ class Settings(BaseModel):
 
     @property
     def compiled_path(self) -> Path:
-        """Absolute: workers go to other directories."""
-        return (self.cache_dir / "compiled").absolute()
+        return self.cache_dir / "compiled"
 
     @property
     def caches(self) -> dict[str, str | None]:
         """As a worker is told of them."""
-        inspections = str((self.cache_dir / "inspections").absolute()) if self.keep_inspections else None
+        inspections = str(self.cache_dir / "inspections") if self.keep_inspections else None
         return {"compiled": str(self.compiled_path), "inspections": inspections}
 
     def num_workers(self, cores: int) -> int:

@@ -53,13 +53,13 @@ class DaemonFacts:
 
 def read_daemon(settings: Settings, root: Path = Path("/")) -> DaemonFacts:
     """root: where /proc is read."""
-    directory = settings.runtime_dir.absolute()
-    kind, status, why = _ask(settings.socket_path.absolute())
+    directory = settings.runtime_dir
+    kind, status, why = _ask(settings.socket_path)
     pid, held = _lock(directory / LOCK_NAME, root)
     return DaemonFacts(
         runtime_dir=_runtime_directory(directory),
-        state_dir=_storage(settings.state_dir.absolute()),
-        runs_dir=_storage(settings.runs_path.absolute()),
+        state_dir=_storage(settings.state_dir),
+        runs_dir=_storage(settings.runs_path),
         socket=kind,
         why=why,
         lock_pid=pid,
