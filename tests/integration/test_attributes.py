@@ -100,7 +100,9 @@ def test_a_resumed_job_goes_on_with_them(daemon: Any, own_forward: bool, stages:
 @pytest.mark.slow(seconds=4)
 @pytest.mark.pairs(strategy=("one stage", "pipeline", "replicas"), victim=("cpu", "loader"))
 def test_who_was_not_killed_puts_them_back_too(daemon: Any, strategy: str, victim: str) -> None:
-    layers = "torch.nn.Dropout(0.1),\n        torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))"
+    layers = (
+        "torch.nn.Dropout(0.1),\n        torch.nn.Linear(width, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))"
+    )
     assert layers in _RECOVERY["SOURCE"]
     source = REMEMBERING + _RECOVERY["SOURCE"].replace(
         layers,

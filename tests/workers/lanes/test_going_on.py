@@ -111,7 +111,7 @@ class Attempted(Turns):  # type: ignore[misc]  # a class that runpy has loaded
             self._done[number] += 1
             and_turns -= not behind
         for attempt in self._attempts:  # as before its next update
-            attempt._snapshots.finish()
+            attempt._snapshots.finish(range(len(self.plan.graph.tasks)))
 
     def _behind(self, until: int) -> bool:
         return any(

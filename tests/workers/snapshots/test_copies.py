@@ -103,7 +103,7 @@ def test_the_next_update_waits_and_what_a_forward_changes_is_of_before(
     for index in range(8):
         run(copies, index)
         training.mean.add_(1.0)  # the forward of the next iteration
-        finished = copies.finish()
+        finished = copies.finish(range(len(TASKS)))
         assert (finished is not None) is (index == 4)
         if index == 4:
             assert finished in {task.id for task in TASKS}
@@ -122,8 +122,22 @@ def test_it_is_made_in_the_lane_where(directory: Directory, training: Training, 
         training.update()
     assert values(directory, 0, 4) == [4.0, 0.0, 4.0, 0.0]
     assert training.checked.count(4) == len(TASKS)
-    assert copies.finish() is None
+    assert copies.finish(range(len(TASKS))) is None
     assert training.told == []
+
+
+def test_a_lane_waits_for_its_own_copies_alone(directory: Directory, training: Training, copies_of: Any) -> None:
+    """An owner and a stage of one worker may have a lane each, and neither changes what the other's task copies."""
+    copies = copies_of()
+    training.places = {4: 0}
+    run(copies, 4)
+    assert copies.finish([1]) == 1
+    assert training.told[2:] == [("copied", 4)]
+    assert copies.finish([1]) is None
+    assert not copies.takes(TASKS[1], at(5))
+    assert copies.takes(TASKS[0], at(5))
+    assert copies.finish([0]) == 0
+    assert training.told[3:] == [("copied", 4)]
 
 
 def test_where_no_update_waits_for_it_the_next_iteration_ends_with_it(
@@ -149,7 +163,7 @@ def test_a_step_that_changes_parameters_meanwhile_spoils_it_and_the_next_is_made
         run(copies, index)
         if index >= 2:
             training.parameters[1].mul_(2.0)  # within a forward
-        copies.finish()
+        copies.finish(range(len(TASKS)))
         training.update()
         if index == 2:
             assert training.told == [("copying", 2)] * 2 + [("uncopied", 2)] * 2
@@ -166,12 +180,12 @@ def test_an_attempt_that_ends_leaves_what_it_copies_and_another_may_have_the_pla
     training.places = {1: 0}
     run(copies, 1)
     copies.close()
-    assert copies.finish() is None
+    assert copies.finish(range(len(TASKS))) is None
     copies.reopen()
     training.update()
     training.told.clear()
     run(copies, 1)
-    assert copies.finish() is not None
+    assert copies.finish(range(len(TASKS))) is not None
     assert training.told == [("copying", 1)] * 2 + [("copied", 1)] * 2
     assert values(directory, 0, 1) == [1.0, 0.0, 1.0, 0.0]
 
@@ -188,6 +202,6 @@ def test_one_for_which_there_is_no_memory_is_told_and_the_lane_goes_on(
     run(copies, 0)
     assert training.told == [("uncopied", 0)] * 2
     assert list(copies.notices()) == ["a snapshot could not be made: it is full"]
-    assert copies.finish() is None
+    assert copies.finish(range(len(TASKS))) is None
     with pytest.raises(SharedMemoryGone):
         values(directory, 0, 0)

@@ -212,6 +212,8 @@ class Attempt:
     def operations(self, lane: str, program: Sequence[Task]) -> dict[int, Operation]:
         """The operations of a lane's tasks, by task id."""
         measured, updates = self.measured[lane], self._parts.updates
+        copies = [task.id for task in program if task.kind is Kind.SNAPSHOT]
+        finish_copies = partial(self._snapshots.finish, copies) if copies else None
         return {
             task.id: Operation(
                 task=task.id,
@@ -231,7 +233,7 @@ class Attempt:
                 reads_on_host=updates is not None and (updates.reads_norm(task) or updates.sums_on_host(task)),
                 is_read_on_host=self._bounded and task.kind is Kind.SYNC,
                 rests=task.kind is Kind.LOAD,
-                finish_copies=self._snapshots.finish if KINDS[task.kind].mode == "update" else None,
+                finish_copies=finish_copies if KINDS[task.kind].mode == "update" else None,
             )
             for task in program
         }

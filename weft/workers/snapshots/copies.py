@@ -9,7 +9,7 @@ is not to be used ("uncopied"), before the next update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from weft.machine.free_memory import SharedMemoryFull
@@ -60,18 +60,18 @@ class Copies:
         self._copied = copied
         self._tell = tell
         self._beside = beside
-        self._under_way: dict[int, tuple[Iteration, CopyBeside, Versions]] = {}  # by task
+        self._under_way: dict[int, tuple[Iteration, CopyBeside, Versions]] = {}  # by task, its lane's own
         self._why_not: str | None = None  # the last one could not be made
 
     def takes(self, task: Task, iteration: Iteration) -> bool:
         """Whether the iteration has one, or the task has to make room for one that is told; or no update has waited for
         the one before."""
         is_told = self._course.snapshot_place(iteration) is not None or self._lacking(task, iteration) is not None
-        return is_told or bool(self._under_way)
+        return is_told or task.id in self._under_way
 
     def run(self, task: Task, iteration: Iteration) -> None:
         place, places = self._course.snapshot_place(iteration), self._places[task.id]
-        self._finish_before(iteration)
+        self.finish([task.id])
         try:
             if place is not None:
                 self._write(task, place, iteration)
@@ -81,20 +81,25 @@ class Copies:
             self._fail(iteration, str(error))
         self._copied.check(task, iteration)
 
-    def finish(self) -> int | None:
-        """Waits for what is copied beside. A SNAPSHOT that was waited for; None where there was none."""
+    def finish(self, tasks: Sequence[int]) -> int | None:
+        """Waits for what is copied beside, of some tasks of the calling lane, which alone changes that. One that was
+        waited for; None where there was none."""
         if not self._under_way:  # as good as always
             return None
-        for iteration, copying, versions in self._under_way.values():
-            copying.wait()
-            if versions != self._copied.versions():
-                self._beside = False
-                self._fail(iteration, "a step has changed parameters while they were copied; the next ones wait for it")
-            elif self._tell is not None:
-                self._tell("copied", iteration=iteration.index, seconds=copying.seconds)
-        task = next(iter(self._under_way))
-        self._under_way.clear()
-        return task
+        waited_for = None
+        for task in tasks:
+            if (under_way := self._under_way.pop(task, None)) is not None:
+                self._finish(*under_way)
+                waited_for = task
+        return waited_for
+
+    def _finish(self, iteration: Iteration, copying: CopyBeside, versions: Versions) -> None:
+        copying.wait()
+        if versions != self._copied.versions():
+            self._beside = False
+            self._fail(iteration, "a step has changed parameters while they were copied; the next ones wait for it")
+        elif self._tell is not None:
+            self._tell("copied", iteration=iteration.index, seconds=copying.seconds)
 
     def notices(self) -> Iterator[str]:
         """What people should know of how it went."""
@@ -114,10 +119,6 @@ class Copies:
         self._why_not = None
         for places in self._places.values():
             places.reopen()
-
-    def _finish_before(self, iteration: Iteration) -> None:
-        if any(copied.index < iteration.index for copied, _, _ in self._under_way.values()):
-            self.finish()
 
     def _write(self, task: Task, place: int, iteration: Iteration) -> None:
         """In the lane, where no update may follow in this attempt: it is to be whole with the iteration then."""
