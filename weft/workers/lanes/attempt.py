@@ -88,12 +88,8 @@ class Attempt:
         parcels = places.of(ParcelRing, crosses=True)
         self._parcels = [parcel for _, parcel in parcels]
         self._growing = [*growing, *(parcel.growing for parcel in self._parcels)]
-        self._weights = Weights(
-            workload.weight,
-            directory,
-            num_microbatches=sum(self.course.microbatches),
-            depth=batches_under_way(spec.strategy),
-        )
+        num_microbatches, depth = sum(self.course.microbatches), batches_under_way(spec.strategy)
+        self._weights = Weights(workload.weight, directory, num_microbatches=num_microbatches, depth=depth)
         tasks = [task for program in view.programs.values() for task in program]
         self._batches = _batches_of(workload, spec.job) if any(task.kind is Kind.LOAD for task in tasks) else None
         self._is_verified = spec.strategy.verify == "digest"
@@ -116,16 +112,11 @@ class Attempt:
             saved,
             again or partial(load_workload, spec),
         )
-        self._tell, is_compared = tell, spec.strategy.verify == "replay"
+        is_compared, is_alone = spec.strategy.verify == "replay", _is_changed_by_updates_alone(spec, view, workload)
         self._evidence = Evidence(self.course, self._loaded, self._parts, tell) if tell and is_compared else None
+        copying = [task for task in tasks if task.kind is Kind.SNAPSHOT]
         self._snapshots = Copies(
-            (task for task in tasks if task.kind is Kind.SNAPSHOT),
-            snapshots or directory,
-            device,
-            self.course,
-            self._parts,
-            tell,
-            beside=spec.strategy.verify == "off" and _is_changed_by_updates_alone(view, workload),
+            copying, snapshots or directory, device, self.course, self._parts, tell, beside=is_alone
         )
 
     def _find_tasks_run_inside(self, view: WorkerView) -> None:
@@ -358,10 +349,10 @@ def _boards(directory: Directory, view: WorkerView, begins: int, spin_seconds: f
     }
 
 
-def _is_changed_by_updates_alone(view: WorkerView, workload: Workload) -> bool:
+def _is_changed_by_updates_alone(spec: JobSpec, view: WorkerView, workload: Workload) -> bool:
     """Whether nothing else changes parameters and optimizer state: neither the job's own code nor a device, with which
-    the host's take turns."""
-    of_host = all(replica.device == "cpu" for replica in view.replicas)
+    the host's take turns; and nobody compares them with what updates have left."""
+    of_host = spec.strategy.verify == "off" and all(replica.device == "cpu" for replica in view.replicas)
     return of_host and workload.step is None and not any(stage.rewrites for stage in view.stages)
 
 
