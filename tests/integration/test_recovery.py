@@ -175,14 +175,15 @@ def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(daemon: Any, stra
 @pytest.mark.slow(seconds=7)
 @pytest.mark.pairs(2, strategy=tuple(STRATEGIES), moment=range(4))
 def test_so_does_one_whose_snapshots_are_copied_beside_its_lanes(daemon: Any, strategy: str, moment: int) -> None:
-    """Wide enough for that. Killed at a gate, and again at any moment between one snapshot and the next."""
+    """Wide enough for that. Killed at a gate, and again some steps later, wherever copies are by then."""
     with held_behind_a_snapshot(daemon, STRATEGIES[strategy], arguments=WIDE) as (job, spec, gate):
         assert 3 * 4 * WIDE["width"] ** 2 > LEAST_BYTES, "one layer with its two moments"
         kill_worker(daemon, job, "cpu")
         daemon.until_logged(job, "(attempt 2)")
         until(lambda: daemon.client.show(job)["state"] == "running", "the next attempt")
         gate.open()
-        time.sleep(0.3 * moment)
+        begun = daemon.client.show(job)["step"]
+        until(lambda: daemon.client.show(job)["step"] >= min(begun + 20 * moment, STEPS), "more steps")
         if moment and daemon.client.show(job)["state"] == "running":
             kill_worker(daemon, job, "cpu")
         check_is_undisturbed(daemon, job, spec)
