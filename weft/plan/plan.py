@@ -208,6 +208,7 @@ class Plan:
     parameters: tuple[ParameterFacts, ...] = ()  # of the model, as they were inspected
     notes: tuple[str, ...] = ()  # what the job's user should know, a line each
     recovers: bool = True  # where there are SNAPSHOT tasks, they run now and then, for an attempt after a lost worker
+    copies_each: bool = False  # they run in each iteration that learns
     checkpoint_steps: int | None = None  # between two that are written to the disk
     checkpoint_seconds: float | None = None  # the same
     on_epoch: bool = False  # the workload's function is asked, too
@@ -240,7 +241,8 @@ class Plan:
     @property
     def snapshot_places(self) -> int:
         checkpoints = self.checkpoint_steps is not None or self.checkpoint_seconds is not None
-        return num_snapshot_places(checkpoints=checkpoints or self.keeps_best, best=self.keeps_best)
+        checkpoints = checkpoints or self.keeps_best
+        return num_snapshot_places(each=self.copies_each, checkpoints=checkpoints, best=self.keeps_best)
 
     @property
     def has_snapshots(self) -> bool:
@@ -358,9 +360,10 @@ class Plan:
         ]
 
 
-def num_snapshot_places(*, checkpoints: bool, best: bool) -> int:
-    """One is whole while another is written; one that goes to the disk; and one that may turn out the best."""
-    return 2 + checkpoints + best
+def num_snapshot_places(*, each: bool, checkpoints: bool, best: bool) -> int:
+    """One is whole while another is written, and where each iteration has one the next is told ahead; one that goes to
+    the disk; and one that may turn out the best."""
+    return 2 + each + checkpoints + best
 
 
 def snapshot_name(task: Task) -> str:

@@ -194,10 +194,10 @@ class Strategy(Section):
     clip_norm: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="greatest norm of all gradients together; unset: no limit"
     )
-    recovery: Literal["snapshot", "off"] = Field(
+    recovery: Literal["iteration", "snapshot", "off"] = Field(
         default="snapshot",
-        description="after a lost worker; snapshot: the job goes on from a copy of what it had come to; off: it begins "
-        "again",
+        description="after a lost worker; iteration: the job goes on behind the last iteration that was over, of each "
+        "of which there is a copy; snapshot: from a copy that is made now and then; off: it begins again",
     )
     verify: Literal["digest", "replay", "off"] = Field(
         default="off",

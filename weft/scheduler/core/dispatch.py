@@ -65,7 +65,7 @@ def begin(job: Job) -> list[Command]:
     for policy in job.policies:
         policy.begin(lanes)
     again = [Adjust(job.name, job.attempt, job.workers, *each) for each in job.adjustments if each[0] > begins]
-    checkpoint = [*snapshots.begin_best(job), *snapshots.begin_checkpoint(job)]
+    checkpoint = [*snapshots.begin_best(job), *snapshots.begin_checkpoint(job), *snapshots.begin_each(job)]
     if job.losses:  # who has lost workers may lose more, and soon: what this attempt comes to is not to be lost, too
         checkpoint += snapshots.begin(job)
     work = (command for state in lanes.values() for command in lane_finished(job, state))
@@ -102,15 +102,28 @@ def top_up(job: Job, lane: LaneState) -> list[Command]:
 def send_ahead(job: Job, windows: int) -> list[Command]:
     """So many to each lane, as far as it may be sent, with a snapshot at their begin: the next one is behind them."""
     assert job.plan is not None
-    work = (command for lane in job.lanes.values() for command in _send(job, lane, windows * job.plan.window))
+    ahead = windows * job.plan.window
+    work = (command for lane in job.lanes.values() for command in _send(job, lane, ahead, is_handed_over=True))
     return [*snapshots.begin(job), *work]
 
 
-def _send(job: Job, lane: LaneState, ahead: int) -> list[Command]:
-    """Its next tasks, to so many ahead of what it has finished."""
+def iteration_copied(job: Job) -> list[Command]:
+    """By all lanes: where each iteration is, that is what the next but one waits for."""
+    assert job.plan is not None
+    if not job.plan.copies_each:
+        return []
+    told = snapshots.begin_each(job)
+    return [*told, *(command for lane in job.lanes.values() for command in top_up(job, lane))]
+
+
+def _send(job: Job, lane: LaneState, ahead: int, *, is_handed_over: bool = False) -> list[Command]:
+    """Its next tasks, to so many ahead of what it has finished. is_handed_over: nobody makes snapshots meanwhile."""
+    assert job.plan is not None
     until = min(lane.finished + ahead, lane.total, lane.total if lane.allowed is None else lane.allowed)
     if job.gate is not None:
         until = min(until, job.gate * len(lane.program))
+    if job.plan.copies_each and not is_handed_over:
+        until = min(until, snapshots.iterations_ahead(job) * len(lane.program))
     if job.replay is not None:  # what comes behind it may have to be made again
         until = min(until, (job.replay.iteration + 1) * len(lane.program))
     if until <= lane.sent:

@@ -93,7 +93,8 @@ def why_not_snapshots(spec: JobSpec, inspection: Inspection, other_bytes: int, *
 
 def _num_places(spec: JobSpec) -> int:
     best = spec.checkpoint is not None and spec.checkpoint.keep_best is not None
-    return num_snapshot_places(checkpoints=spec.checkpoint is not None, best=best)
+    each = spec.strategy.recovery == "iteration"
+    return num_snapshot_places(each=each, checkpoints=spec.checkpoint is not None, best=best)
 
 
 def _snapshot_bytes(inspection: Inspection) -> int:

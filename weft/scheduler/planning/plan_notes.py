@@ -39,7 +39,7 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
         yield f"data: not resident on GPUs, since {why}"
     if spec.job.mode != "train":
         return
-    if why_no_snapshots is not None and spec.strategy.recovery == "snapshot":
+    if why_no_snapshots is not None and spec.strategy.recovery != "off":
         yield f"snapshots: none, since {why_no_snapshots}; after a lost worker the job begins again"
     if why_no_snapshots is not None and spec.strategy.verify == "replay":
         yield "verify: no iteration is run again, since there is no snapshot to begin with"

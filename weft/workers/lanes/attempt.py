@@ -80,6 +80,7 @@ class Attempt:
         self.device, self.course = device, Course(view, begins)
         self.num_tasks, self.on_epoch = view.num_tasks, workload.on_epoch
         self._waits, self._wakes, self.is_adjusted = view.waits, view.wakes, view.is_adjusted
+        self.reports_iterations = spec.strategy.recovery == "iteration"
         self._turns, self._directory = Turns.of(spec.strategy), directory
         self.boards = _boards(directory, view, begins, spin_seconds)
         self.board = next(iter(self.boards.values()))
@@ -351,7 +352,10 @@ def _boards(directory: Directory, view: WorkerView, begins: int, spin_seconds: f
 
 def _is_changed_by_updates_alone(spec: JobSpec, view: WorkerView, workload: Workload) -> bool:
     """Whether nothing else changes parameters and optimizer state: neither the job's own code nor a device, with which
-    the host's take turns; and nobody compares them with what updates have left."""
+    the host's take turns; and nobody compares them with what updates have left, or asks for a copy with the iteration's
+    end."""
+    if spec.strategy.recovery == "iteration":
+        return False
     of_host = spec.strategy.verify == "off" and all(replica.device == "cpu" for replica in view.replicas)
     return of_host and workload.step is None and not any(stage.rewrites for stage in view.stages)
 

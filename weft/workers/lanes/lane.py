@@ -5,7 +5,8 @@
                                                                   in no fixed order: weft.workers.lanes.arrivals
 
 The lane reports in batches: when half of what it was sent is over or all of it (the daemon must send more), and
-otherwise every REPORT_SECONDS, so that a fast job does not spend its cores on messages.
+otherwise every REPORT_SECONDS, so that a fast job does not spend its cores on messages. Where each iteration is copied,
+also behind each.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class LaneLoop(ABC):
         self._queue = TaskQueue()
         seconds = ADJUSTED_REPORT_SECONDS if attempt.is_adjusted else REPORT_SECONDS
         self._account = Account(name, attempt.measured[name], send, seconds=seconds, stamps=stamps)
+        self._reports_iterations = attempt.reports_iterations
         self._awaited: int | None = None  # the task of another lane that it sleeps for
         self._inbox: Inbox  # set by run
         attempt.goes_on[name] = self.go_on
@@ -150,7 +152,8 @@ class LaneLoop(ABC):
         """One more task is."""
         queue = self._queue
         queue.done += 1
-        if queue.taken - queue.done <= queue.low or now > self._account.due_ns:
+        is_due = queue.taken - queue.done <= queue.low or now > self._account.due_ns
+        if is_due or (self._reports_iterations and queue.done % len(self._program) == 0):
             self._report()
 
     def _report(self) -> None:

@@ -50,6 +50,23 @@ def begin(job: Job) -> list[Command]:
     return copy(job, next_to_learn(job), to_disk=False)
 
 
+def begin_each(job: Job) -> list[Command]:
+    """Where each iteration has one: of those that lanes may be sent now."""
+    assert job.plan is not None
+    if not job.plan.copies_each:
+        return []
+    itinerary = job.plan.itinerary
+    first, ends = max(first_unsent(job), job.iterations_done), min(iterations_ahead(job), itinerary.num_iterations)
+    learning = (index for index in range(first, ends) if itinerary.at(index).learns)
+    return [command for index in learning for command in copy(job, index, to_disk=False)]
+
+
+def iterations_ahead(job: Job) -> int:
+    """Where each iteration has a snapshot: lanes are sent nothing of this one before the snapshot two before it is
+    whole, and the place of the one three before it free."""
+    return job.iterations_done + 2
+
+
 def begin_checkpoint(job: Job) -> list[Command]:
     """The next one after a number of steps, told ahead; nothing while one is under way or being written."""
     assert job.plan is not None
