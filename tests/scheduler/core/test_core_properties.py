@@ -93,11 +93,14 @@ KINDS = ("cpu", "gpu", "both")  # of replicas
 
 
 def strategy_of(stages: int, kind: str) -> dict[str, Any]:
-    """A pipeline of CPU workers; one of devices, with a host; or one of devices beside a CPU worker."""
+    """A pipeline of CPU workers; one of devices, with a host; or one of devices beside a CPU worker. Those of two stages
+    have a copy of each iteration."""
+    recovery = "iteration" if stages == 2 else "snapshot"
     if kind == "cpu":
-        return {"stages": stages}
+        return {"stages": stages, "recovery": recovery}
     others = [{"device": "cpu"}] if kind == "both" else []
-    return {"replicas": [{"device": "gpu", "stages": stages}, *others], "update": "cpu"}
+    replicas = [{"device": "gpu", "stages": stages}, *others]
+    return {"replicas": replicas, "update": "cpu", "recovery": recovery}
 
 
 MAPPED = (Phase.RUNNING, Phase.SAVING)  # the job's workers map all of its memory
@@ -559,6 +562,8 @@ class Play(RuleBasedStateMachine):
                 assert 0 <= lane.finished <= lane.sent <= lane.total
                 assert lane.sent - lane.finished <= job.plan.window
                 last = lane.total if job.replay is None else (job.replay.iteration + 1) * len(lane.program)
+                if job.plan.copies_each:
+                    last = min(last, (job.iterations_done + 2) * len(lane.program))
                 if job.phase is Phase.RUNNING:
                     assert lane.sent > lane.finished or lane.sent == last, "a lane that could work has work"
 

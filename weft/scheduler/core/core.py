@@ -170,7 +170,9 @@ class Core(Starting):
             if dispatch.has_halted(job):
                 return commands + self._release(job, job.stopping)
             commands += dispatch.halt(job)
-        return [*commands, *dispatch.iteration_copied(job), *gates.at_gate(job), *self._saved_if_over(job)]
+        if job.plan is not None and job.plan.copies_each:
+            commands += dispatch.go_on(job)
+        return [*commands, *gates.at_gate(job), *self._saved_if_over(job)]
 
     def _exchanged(self, job: Job, outcome: Outcome) -> tuple[str, ...]:
         """The workers that stay the job's for another run of an iteration, in other places."""

@@ -107,11 +107,8 @@ def send_ahead(job: Job, windows: int) -> list[Command]:
     return [*snapshots.begin(job), *work]
 
 
-def iteration_copied(job: Job) -> list[Command]:
-    """By all lanes: where each iteration is, that is what the next but one waits for."""
-    assert job.plan is not None
-    if not job.plan.copies_each:
-        return []
+def go_on(job: Job) -> list[Command]:
+    """What all lanes have waited for is over: the end of an iteration, where each is copied, or of a replay."""
     told = snapshots.begin_each(job)
     return [*told, *(command for lane in job.lanes.values() for command in top_up(job, lane))]
 

@@ -61,6 +61,13 @@ def begin_each(job: Job) -> list[Command]:
     return [command for index in learning for command in copy(job, index, to_disk=False)]
 
 
+def newest_told(job: Job) -> int | None:
+    """The iteration of the last of them that is under way; None where there is none."""
+    assert job.plan is not None
+    told = (each.iteration for each in job.copying if each.iteration < iterations_ahead(job))
+    return max(told, default=None) if job.plan.copies_each else None
+
+
 def iterations_ahead(job: Job) -> int:
     """Where each iteration has a snapshot: lanes are sent nothing of this one before the snapshot two before it is
     whole, and the place of the one three before it free."""

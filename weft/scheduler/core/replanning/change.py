@@ -47,4 +47,4 @@ def missed(job: Job, iteration: int) -> list[Command]:
     job.ends = job.plan.itinerary.num_iterations
     for lane in job.lanes.values():
         lane.total = job.ends * len(lane.program)
-    return [command for lane in job.lanes.values() for command in dispatch.top_up(job, lane)]
+    return dispatch.go_on(job)

@@ -23,24 +23,27 @@ REMEDY = "test the processor and the memory"
 
 
 def begin(job: Job) -> list[Command]:
-    """With a snapshot of the first iteration that can have one, and the next one as the one to compare; nothing where
-    that cannot be now: another snapshot is under way, the job is about to end, an epoch is to be judged between."""
+    """With a snapshot of the first iteration that can have one (of the newest that is told where each has one), and the
+    next one as the one to compare; nothing where that cannot be now: another snapshot is under way, the job is about to
+    end, an epoch is to be judged between."""
     assert job.plan is not None
-    itinerary, after = job.plan.itinerary, snapshots.next_to_learn(job)
+    itinerary, told = job.plan.itinerary, snapshots.newest_told(job)
+    after = snapshots.next_to_learn(job) if told is None else told
     if job.replay is not None or job.stopping is not None or not job.plan.recovers:
         return []
     if after >= itinerary.num_iterations or itinerary.at(after).step + 2 >= itinerary.steps:
         return []
     iteration = itinerary.update_of(itinerary.at(after).step + 2)
     ends = job.ends if job.gate is None else min(job.ends, itinerary.update_of(itinerary.steps_done(job.gate)))
-    if iteration >= ends or any(each.iteration <= iteration for each in job.copying):
+    others = [each.iteration for each in job.copying if told is None or each.iteration > told]
+    if iteration >= ends or iteration < snapshots.first_unsent(job) or any(other <= iteration for other in others):
         return []
     copies = snapshots.copy(job, after, to_disk=False)
-    if copies:
-        computing = tuple(place for place, kind in enumerate(kinds_of(job)) if kind == COMPUTING)
-        job.replay = Replay(after, iteration, computing)
-        copies += compare(job)
-    return copies
+    if not copies and told is None:
+        return []
+    computing = tuple(place for place, kind in enumerate(kinds_of(job)) if kind == COMPUTING)
+    job.replay = Replay(after, iteration, computing)
+    return [*copies, *compare(job)]
 
 
 def compare(job: Job) -> list[Command]:
@@ -61,11 +64,7 @@ def drop(job: Job) -> list[Command]:
     if job.replay is None:
         return []
     job.replay = None
-    return _go_on(job)
-
-
-def _go_on(job: Job) -> list[Command]:
-    return [command for lane in job.lanes.values() for command in dispatch.top_up(job, lane)]
+    return dispatch.go_on(job)
 
 
 def is_run(job: Job) -> bool:
@@ -98,7 +97,7 @@ def over(job: Job, now: float) -> tuple[list[Command], Outcome | None]:
             told_wrong = f"{label}: {'; '.join(wrong)}, than two runs that agree; the job goes on from these; {REMEDY}"
             record = dataclasses.replace(record, message=told_wrong)
         job.replay = None
-        return [record, *snapshots.begin_checkpoint(job), *snapshots.begin_best(job), *_go_on(job)], None
+        return [record, *snapshots.begin_checkpoint(job), *snapshots.begin_best(job), *dispatch.go_on(job)], None
     workers = ", ".join(sorted({run.workers[place] for run in replay.runs for place in replay.computing}))
     message = (
         f"{about}; no two of these runs agree that had different workers, so nobody can say which of {workers} is "
