@@ -7,7 +7,8 @@ checkpoint_vs_dcp          how long the loop stands still for a checkpoint, by t
                            async_save in the plain loop ÷ ours
 checkpoint_added_vs_dcp    what it adds to the iterations beside it, theirs ÷ ours: of one machine's memory, too
 after_kill                 seconds from SIGKILL of a worker to the end of the next iteration, less three iterations
-lost_work                  iterations that were done again, beside snapshot_interval
+lost_work                  iterations that were over and were done again, beside snapshot_interval
+each_...                   the same with recovery = "iteration", which copies each iteration
 recovery_vs_torchrun       the same seconds of torchrun, whose script goes on from its own checkpoint ÷ ours
 resume_under_another_plan  seconds from submit, on a checkpoint of two stages, to the first iteration of one stage
 
@@ -50,6 +51,8 @@ SAVES = 2  # of async_save in a round: as many as our job makes checkpoints
 KINDS = ("thread", "staged", "process")  # of async_save, see peers/async_checkpoints.py
 ENDLESS = 1_000_000
 OFF = {"recovery": "off"}
+EACH = {"recovery": "iteration"}
+BETWEEN = "from one snapshot to the next, by what the newest one took"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,31 +316,43 @@ def _ask(peers: Party, kind: str) -> Saved:
 
 def kills(client: Client, case: Case, turns: int) -> list[Result]:
     moments = random.Random(SEED)
-    killed = [kill_ours(client, case.spec(steps=ENDLESS), moments) for _ in range(turns)]
+    killed, each = [], []
+    for _ in range(turns):
+        killed.append(kill_ours(client, case.spec(steps=ENDLESS), moments))
+        each.append(kill_ours(client, case.spec(steps=ENDLESS, strategy=EACH), moments))
     how = f"{case.entry.partition(':')[0]} with {case.what}; a compute worker, at moments from seed {SEED}"
     return [
+        *_kill_results(case.name, killed, how),
+        value_result(f"{case.name}_snapshot_interval", [one.between for one in killed], "iterations", how=BETWEEN),
+        *_kill_results(f"{case.name}_each", each, f"recovery = 'iteration'; {how}", lost="<= 1"),
+        ratio_result(
+            f"{case.name}_each_iteration_cost",
+            [one.iteration_seconds for one in each],
+            [one.iteration_seconds for one in killed],
+            how="an iteration of which each is copied ÷ one of the same job with snapshots now and then, before the kill",
+        ),
+    ]
+
+
+def _kill_results(name: str, killed: Sequence[Killed], how: str, lost: str | None = None) -> list[Result]:
+    """lost: the goal of lost_work."""
+    return [
         value_result(
-            f"{case.name}_after_kill",
-            [each.next_seconds - 3 * each.iteration_seconds for each in killed],
+            f"{name}_after_kill",
+            [one.next_seconds - 3 * one.iteration_seconds for one in killed],
             "s",
             goal="<= 0.5",
             how=f"from SIGKILL to the end of the next iteration, less 3 iterations; {how}",
         ),
-        value_result(f"{case.name}_to_next_iteration", [each.next_seconds for each in killed], "s", how="all of it"),
+        value_result(f"{name}_to_next_iteration", [one.next_seconds for one in killed], "s", how="all of it"),
         value_result(
-            f"{case.name}_to_new_iteration",
-            [each.back_seconds for each in killed],
+            f"{name}_to_new_iteration",
+            [one.back_seconds for one in killed],
             "s",
             how="from SIGKILL to the end of the first iteration that had not been over before",
         ),
-        value_result(f"{case.name}_iteration", [each.iteration_seconds for each in killed], "s", how="before the kill"),
-        value_result(f"{case.name}_lost_work", [each.lost for each in killed], "iterations", how="done again"),
-        value_result(
-            f"{case.name}_snapshot_interval",
-            [each.between for each in killed],
-            "iterations",
-            how="from one snapshot to the next, by what the newest one took",
-        ),
+        value_result(f"{name}_iteration", [one.iteration_seconds for one in killed], "s", how="before the kill"),
+        value_result(f"{name}_lost_work", [one.lost for one in killed], "iterations", goal=lost, how="done again"),
     ]
 
 

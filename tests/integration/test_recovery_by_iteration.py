@@ -1,6 +1,6 @@
 """recovery = "iteration": no iteration that was over is made again, whoever is killed.
 
-Which one a job stands in is told by a buffer of its model, which counts forwards; so what it must go on behind is known.
+Which one a job stands in is told by a buffer of its model, which counts forwards: what it must go on behind is known.
 """
 
 from __future__ import annotations

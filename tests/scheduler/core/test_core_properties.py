@@ -93,8 +93,8 @@ KINDS = ("cpu", "gpu", "both")  # of replicas
 
 
 def strategy_of(stages: int, kind: str) -> dict[str, Any]:
-    """A pipeline of CPU workers; one of devices, with a host; or one of devices beside a CPU worker. Those of two stages
-    have a copy of each iteration."""
+    """A pipeline of CPU workers; one of devices, with a host; or one of devices beside a CPU worker. Those of two
+    stages have a copy of each iteration."""
     recovery = "iteration" if stages == 2 else "snapshot"
     if kind == "cpu":
         return {"stages": stages, "recovery": recovery}
