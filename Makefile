@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # tests start some hundred daemons, each of which would compile all sources anew
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo observability check-observability test lint types contracts tests quick exhaustive soak bench
+.PHONY: help install demo observability check-observability test lint types contracts large quick exhaustive soak bench
 .PHONY: format clean
 
 help:  ## this list
@@ -30,7 +30,9 @@ observability: $(READY)  ## a real Prometheus with Weft's rules and alerts besid
 check-observability: $(READY)  ## boards, rules and alerts against a real run; PICTURES=DIR keeps pictures of the boards
 	$(BIN)/python observability/check.py $(if $(PICTURES),--pictures $(PICTURES))
 
-test: lint types contracts tests  ## everything that must pass before a commit
+test: $(READY)  ## everything that must pass before a commit: first what is quick, of two things at a time
+	$(MAKE) --jobs=2 --output-sync --no-print-directory lint quick-1 quick-0 types contracts
+	$(MAKE) --no-print-directory large
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -42,7 +44,7 @@ types: $(READY)
 contracts: $(READY)
 	$(BIN)/lint-imports --no-cache
 
-tests: quick
+large: $(READY)  ## the tests that quick leaves out
 	$(MAKE) --jobs=3 --output-sync --no-print-directory large-0 large-1 large-2
 
 large-%: $(READY)

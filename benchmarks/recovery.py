@@ -329,7 +329,7 @@ def kills(client: Client, case: Case, turns: int) -> list[Result]:
             f"{case.name}_each_iteration_cost",
             [one.iteration_seconds for one in each],
             [one.iteration_seconds for one in killed],
-            how="an iteration of which each is copied ÷ one of the same job with snapshots now and then, before the kill",
+            how="an iteration where each is copied ÷ one of the same job with snapshots now and then, before the kill",
         ),
     ]
 

@@ -77,6 +77,14 @@ _OTHERS = {
     "clipped pipeline": SoakJob(strategy=TWO_STAGES | {"clip_norm": 0.1, "split": [4]}),
     "small buckets": SoakJob(strategy={"replicas": 2, "microbatches": 2, "bucket_mib": 1e-4}),
     "several loaders": SoakJob(strategy=TWO_STAGES | {"loaders": 2}),
+    "each iteration, pipeline": SoakJob(strategy=TWO_STAGES | {"recovery": "iteration"}, tables=EVERY_40),
+    "each iteration, replicas": SoakJob(
+        strategy={"replicas": 2, "microbatches": 2, "clip_norm": 0.1, "recovery": "iteration"}
+    ),
+    "each iteration, replayed": SoakJob(strategy=TWO_STAGES | {"recovery": "iteration", "verify": "replay"}),
+    "each iteration, offloaded": SoakJob(
+        strategy={"preset": "zero-offload", "microbatches": 2, "recovery": "iteration"}
+    ),
     "without recovery": SoakJob(strategy=TWO_STAGES | {"recovery": "off"}),
     "a pipeline of devices": SoakJob(strategy={"replicas": [{"device": "gpu", "stages": 2}], "microbatches": 2}),
     "checkpoints, one stage": SoakJob(strategy={"microbatches": 2}, tables=EVERY_40),
@@ -110,6 +118,7 @@ REPLANNED: Mapping[str, SoakJob] = {
     "tired": SoakJob(strategy=_REPLANS, **_TIRED),
     "tired, measured order": SoakJob(strategy=_REPLANS | {"schedule": "measured"}, **_TIRED),
     "tired, checkpoints": SoakJob(strategy=_REPLANS, tables=EVERY_40, **_TIRED),
+    "tired, each iteration": SoakJob(strategy=_REPLANS | {"recovery": "iteration"}, **_TIRED),
     "tired, verified": SoakJob(strategy=_REPLANS | {"verify": "digest"}, **_TIRED),
 }
 KNOWN: Mapping[str, SoakJob] = JOBS | REPLANNED
