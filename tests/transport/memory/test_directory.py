@@ -22,7 +22,7 @@ import torch
 from weft.transport.memory import blocks as blocks_module
 from weft.transport.memory import directory as directory_module
 from weft.transport.memory.arena import Layout
-from weft.transport.memory.blocks import BlockDescriptor, Blocks
+from weft.transport.memory.blocks import BlockDescriptor, Blocks, Wanted
 from weft.transport.memory.directory import Directory, DirectoryServer, SharedMemoryGone
 
 FORK = multiprocessing.get_context("fork")
@@ -185,7 +185,9 @@ def test_threads_that_ask_for_a_block_at_the_same_time_get_the_same_memory(monke
 
     monkeypatch.setattr(blocks_module, "_shared_block", make_slowly)
     opened: list[BlockDescriptor] = []
-    threads = [threading.Thread(target=lambda: opened.append(blocks.open("a", "board", 64, -1))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: opened.extend(blocks.open("a", Wanted("board", 64, -1)))) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -329,6 +331,29 @@ def test_threads_of_one_client_ask_beside_each_other(serving: Serving) -> None:
 
     assert serving.ask(body) == sorted(64 * generation for generation in range(1, 9) for _ in range(4))
     assert serving.ask(lambda directory: directory.num_bytes()) == {"a": 4 * 64 * 8}
+
+
+def test_blocks_that_are_asked_for_together_take_one_call_and_are_the_ones_that_others_have(serving: Serving) -> None:
+    def body(directory: Directory) -> tuple[list[int], int]:
+        wanted = [Wanted("board", 64, -1), Wanted("rows", 128), Wanted("never mapped", 32)]
+        directory.ask_for(wanted)
+        blocks = [directory.block(*each) for each in wanted[:2]]
+        calls = directory.num_calls()["a"]
+        assert directory.block("board", 64, -1).data_ptr() == blocks[0].data_ptr(), "mapped once"
+        directory.forget("never mapped")
+        assert directory.block("never mapped", 96).numel() == 96, "another one by now"
+        blocks[0].view(torch.int32)[3] = 7
+        return [block.numel() for block in blocks], calls
+
+    assert serving.ask(body) == ([64, 128], 1)
+    assert serving.ask(lambda directory: directory.block("board", 64, -1).view(torch.int32)[2:5].tolist()) == [
+        -1,
+        7,
+        -1,
+    ]
+    kind, text = serving.ask(lambda directory: directory.ask_for([Wanted("rows", 128), Wanted("board", 68)]))
+    assert (kind, "board has 64 bytes, not 68" in text) == ("ValueError", True)
+    assert serving.ask(lambda directory: directory.of("b").block("board", 64).view(torch.int32)[3].item()) == 0
 
 
 def test_calls_are_counted_by_job(serving: Serving) -> None:
@@ -504,11 +529,11 @@ def test_a_block_that_goes_before_it_is_mapped_is_memory_that_is_gone(serving: S
 
 
 def test_a_descriptor_that_is_another_ones_by_now_is_not_mapped() -> None:
-    held = Blocks().open("a", "board", 64, 0)
+    (held,) = Blocks().open("a", Wanted("board", 64))
     with pytest.raises(FileNotFoundError):  # it went with the blocks
         held.mapped()
     blocks = Blocks()
-    now = blocks.open("a", "other", 64, 0)
+    (now,) = blocks.open("a", Wanted("other", 64))
     with pytest.raises(FileNotFoundError, match="is another one by now"):
         dataclasses.replace(held, descriptor=now.descriptor).mapped()
     assert now.mapped().numel() == 64

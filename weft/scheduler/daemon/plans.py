@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
-from weft.machine.free_memory import free_memory
+from weft.machine.free_memory import FreeMemory, free_memory
 from weft.machine.run_file import load
 from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
@@ -23,6 +23,7 @@ from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.daemon.savers import Savers
 from weft.scheduler.planning.choosing.better import Running, better
 from weft.scheduler.planning.choosing.choice import MakePlan
+from weft.scheduler.planning.choosing.kept_plans import KeptPlans, key_of, plan_to_keep
 from weft.scheduler.planning.choosing.roles import roles_of, with_roles
 from weft.scheduler.planning.choosing.told import told
 from weft.scheduler.planning.choosing.units import choose_with_units
@@ -52,6 +53,7 @@ class Plans:
         self._feed = feed
         self._fail = fail
         self._guard = guard
+        self._kept = KeptPlans()
 
     async def make(self, message: Message) -> None:
         """message: by which the inspection has come. Nothing of what it is made from changes: it may be made anew."""
@@ -72,7 +74,10 @@ class Plans:
                 run.planned = told(choice, roles, shared_bytes_free=free.shared, host_bytes_free=free.host)
                 self._feed(CancelRequested(job=name, discard=True))
                 return
-            plan, inspection = await self._choose(run, inspection, make)
+            if run.spec.strategy.is_open:
+                plan, inspection = await self._choose(run, inspection, make)
+            else:
+                plan = await self._of_given(run, inspection, free, make)
             if inspection.host.gpus:
                 plan = await asyncio.to_thread(with_roles, plan, run.spec, inspection, make)
             checkpoint = await self._checkpoint_of(run, plan)
@@ -87,11 +92,20 @@ class Plans:
         about = {"peer_access": crew.has_peer_access(workers), "host": asdict(crew.host)}
         return self._estate.device_facts.of(workers) | about
 
+    async def _of_given(self, run: Run, inspection: Inspection, free: FreeMemory, make: MakePlan) -> Plan:
+        """By the strategy that it gives; as before, where nothing has changed since."""
+        spec, run.given = run.spec, None
+        key = key_of(spec, run.inspection, free)
+        if (plan := self._kept.find(key)) is not None:
+            return plan
+        if (plan := await asyncio.to_thread(plan_to_keep, spec, inspection, free)) is None:
+            return await asyncio.to_thread(make, spec, inspection)
+        self._kept.keep(key, plan)
+        return plan
+
     async def _choose(self, run: Run, inspection: Inspection, make: MakePlan) -> tuple[Plan, Inspection]:
         """And by what it was planned: which the run has from now on, as it has the strategy."""
         given, run.given = run.spec, None
-        if not given.strategy.is_open:
-            return await asyncio.to_thread(make, given, inspection), inspection
         choice = await asyncio.to_thread(choose_with_units, given, inspection, make)
         strategy = choice.spec.strategy
         if given.strategy.is_auto:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -21,6 +22,14 @@ from weft.machine.free_memory import SharedMemoryFull
 SHARED_MEMORY = Path("/dev/shm")
 
 Calls = dict[str, int]
+
+
+class Wanted(NamedTuple):
+    """A block whose size every user knows from the plan; the first to ask makes it, every int32 of it `word`."""
+
+    name: str
+    num_bytes: int
+    word: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +66,19 @@ class Blocks:
         self._blocks: dict[str, dict[str, torch.Tensor]] = {}
         self._calls: Calls = {}
 
-    def open(self, job: str, name: str, num_bytes: int, word: int) -> BlockDescriptor:
-        """The block, made on the first call with every int32 of it `word`. ValueError if its size is another."""
+    def open(self, job: str, *wanted: Wanted) -> list[BlockDescriptor]:
+        """Blocks, made on the first call. ValueError if the size of one is another."""
+        held = []
         with self._lock:
             self._calls[job] = self._calls.get(job, 0) + 1
             blocks = self._blocks.setdefault(job, {})
-            if name not in blocks:
-                blocks[name] = self._make(job, name, num_bytes, word)
-            held = BlockDescriptor.of(blocks[name])
-        if held.num_bytes != num_bytes:
-            raise ValueError(f"{job}/{name} has {held.num_bytes} bytes, not {num_bytes}")
+            for name, num_bytes, word in wanted:
+                if name not in blocks:
+                    blocks[name] = self._make(job, name, num_bytes, word)
+                held.append(BlockDescriptor.of(blocks[name]))
+        for each, found in zip(wanted, held, strict=True):
+            if found.num_bytes != each.num_bytes:
+                raise ValueError(f"{job}/{each.name} has {found.num_bytes} bytes, not {each.num_bytes}")
         return held
 
     def find(self, job: str, name: str) -> BlockDescriptor:

@@ -18,7 +18,7 @@ import errno
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from multiprocessing import managers
 from multiprocessing.managers import BaseManager, DictProxy, RemoteError, Token
@@ -30,7 +30,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from weft.machine.free_memory import SharedMemoryFull
 from weft.transport.memory.arena import Arena, Layout
-from weft.transport.memory.blocks import BlockDescriptor, Blocks, Calls
+from weft.transport.memory.blocks import BlockDescriptor, Blocks, Calls, Wanted
 
 CONNECT_SECONDS = 30.0  # for a directory that is being started again
 
@@ -181,12 +181,13 @@ class Directory:
         connections are taken over, since to connect takes longer than to ask."""
         self._job = job
         self._opened = opened
+        self._asked: dict[Wanted, BlockDescriptor] = {}  # for, and not mapped yet
         self._server: Server = Server(address, authkey) if after is None else after._server.anew()
 
     def of(self, job: str) -> Directory:
         """The same directory's client for another name that blocks go by."""
         other = copy.copy(self)
-        other._job = job
+        other._job, other._asked = job, {}
         return other
 
     def create(self, name: str, layout: Layout) -> Arena:
@@ -205,10 +206,18 @@ class Directory:
         return Arena(self.made(name), layout)
 
     def block(self, name: str, num_bytes: int, word: int = 0) -> torch.Tensor:
-        """A block whose size every user knows from the plan; the first to ask makes it, every int32 of it `word`."""
-        with _asking(name):
-            held = self._server.blocks.open(self._job, name, num_bytes, word)
+        """As Wanted says."""
+        wanted = Wanted(name, num_bytes, word)
+        if (held := self._asked.pop(wanted, None)) is None:
+            with _asking(name):
+                (held,) = self._server.blocks.open(self._job, wanted)
         return self._mapped(name, held)
+
+    def ask_for(self, wanted: Collection[Wanted]) -> None:
+        """Blocks that will be mapped by and by, in one call for all: each of its own would be a round trip."""
+        with _asking(", ".join(each.name for each in wanted)):
+            held = self._server.blocks.open(self._job, *wanted)
+        self._asked.update(zip(wanted, held, strict=True))
 
     def made(self, name: str) -> torch.Tensor:
         """A peer's call for a block that its owner has made."""
@@ -230,6 +239,8 @@ class Directory:
     def forget(self, name: str) -> None:
         """A block that nobody wants any more, with what was published of it."""
         self._server.forget(self._job, name)
+        for each in [each for each in list(self._asked) if each.name == name]:
+            self._asked.pop(each, None)
         with _asking(name):
             self._server.blocks.forget(self._job, name)
             self._server.handles.pop(f"{self._job}/{name}", None)

@@ -14,12 +14,8 @@ when each runs, they only do the work. Where each kind is:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TypeVar
-
-import torch
 
 from weft.plan.buckets import Holder
 from weft.plan.course import Course
@@ -27,34 +23,24 @@ from weft.plan.division import Turns
 from weft.plan.graph import Task
 from weft.plan.itinerary import Iteration
 from weft.plan.kinds import KINDS, MODE_INDEX, Kind, Way
-from weft.plan.placement import COMPUTE
-from weft.plan.plan import Ring
 from weft.plan.tables import Adjustment
 from weft.plan.worker_view import WorkerView
-from weft.spec.job_spec import JobSection, JobSpec
+from weft.spec.job_spec import JobSpec
 from weft.spec.strategy import Strategy
-from weft.transport.memory.board import Board, num_words
+from weft.transport.memory.board import Board
 from weft.transport.memory.directory import Directory
 from weft.workers.compute.measured import Measured
 from weft.workers.compute.weights import Weights
 from weft.workers.devices.device import Device
 from weft.workers.lanes.evidence import Evidence, Tell
-from weft.workers.lanes.loaded import Loaded, LoadedBatches, LoadedPairs
 from weft.workers.lanes.model_parts import ModelParts
 from weft.workers.lanes.operation import Operation, Run
-from weft.workers.memory.batch_slots import BatchSlots
-from weft.workers.memory.growing import Growing
+from weft.workers.lanes.places import Places, batches_of
 from weft.workers.memory.parcels import ParcelRing
-from weft.workers.memory.slots import SlotRing
 from weft.workers.snapshots.copies import Copies
 from weft.workers.snapshots.saved import Saved
-from weft.workload.data.batches import Batches
-from weft.workload.data.resident import ResidentData
 from weft.workload.entry import load_workload
-from weft.workload.units import is_cut_by_calls
 from weft.workload.workload import Workload
-
-Made = TypeVar("Made")
 
 
 class Attempt:
@@ -82,9 +68,10 @@ class Attempt:
         self._waits, self._wakes, self.is_adjusted = view.waits, view.wakes, view.is_adjusted
         self.reports_iterations = spec.strategy.recovery == "iteration"
         self._turns, self._directory = Turns.of(spec.strategy), directory
-        self.boards = _boards(directory, view, begins, spin_seconds)
+        places = Places(directory, view, self.course, device)
+        places.ask_for_all(workload)
+        self.boards = places.boards(begins, spin_seconds)
         self.board = next(iter(self.boards.values()))
-        places = _Places(directory, view, self.course, device)
         self._loaded, growing = places.loaded(workload, spec.job)
         parcels = places.of(ParcelRing, crosses=True)
         self._parcels = [parcel for _, parcel in parcels]
@@ -92,7 +79,7 @@ class Attempt:
         num_microbatches, depth = sum(self.course.microbatches), batches_under_way(spec.strategy)
         self._weights = Weights(workload.weight, directory, num_microbatches=num_microbatches, depth=depth)
         tasks = [task for program in view.programs.values() for task in program]
-        self._batches = _batches_of(workload, spec.job) if any(task.kind is Kind.LOAD for task in tasks) else None
+        self._batches = batches_of(workload, spec.job) if any(task.kind is Kind.LOAD for task in tasks) else None
         self._is_verified = spec.strategy.verify == "digest"
         self._bounded = view.synchronisation is not None and view.synchronisation.bounded
         self._now: dict[Holder, int] = {}  # the iteration that a stage's backward is of
@@ -306,50 +293,6 @@ class Attempt:
         return backward
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """The memory of the rings that this worker has a part in."""
-
-    directory: Directory
-    view: WorkerView
-    course: Course
-    device: Device
-
-    def of(self, kind: Callable[..., Made], *, crosses: bool) -> list[tuple[Ring, Made]]:
-        counts = self.course.microbatches
-        return [
-            (ring, kind(self.directory, ring, counts[ring.replica], self.device, position=self.view.position))
-            for ring in self.view.rings
-            if ring.crosses is crosses
-        ]
-
-    def loaded(self, workload: Workload, job: JobSection) -> tuple[Loaded, list[Growing]]:
-        """What is loaded, and what of it grows."""
-        replicas, resident = self.view.replicas, self._resident(workload, job)
-        if is_cut_by_calls(workload):
-            batches = self.of(BatchSlots, crosses=False)
-            growing = [slots.growing for _, slots in batches]
-            return LoadedBatches(batches, self.course, replicas, resident, pairs=workload.step is None), growing
-        return LoadedPairs(self.of(SlotRing, crosses=False), self.course, replicas, self.device, resident), []
-
-    def _resident(self, workload: Workload, job: JobSection) -> ResidentData | None:
-        """The data, where this worker's device has them."""
-        if not any(self.view.replicas[stage.replica].resident for stage in self.view.stages):
-            return None
-        return ResidentData(_batches_of(workload, job), self.device.put)
-
-
-def _boards(directory: Directory, view: WorkerView, begins: int, spin_seconds: float) -> dict[str, Board]:
-    """The job's board as each lane sees it. Of all lanes of a worker the compute lane may spin: others would take its
-    core."""
-    words = directory.block("board", 4 * num_words(view.num_tasks)).view(torch.int32)
-    words.fill_(begins - 1)  # others may have gone before
-    shares_core = len(view.programs) > 1
-    return {
-        lane: Board(words, spin_seconds if lane == COMPUTE else 0.0, shares_core=shares_core) for lane in view.programs
-    }
-
-
 def _is_changed_by_updates_alone(spec: JobSpec, view: WorkerView, workload: Workload) -> bool:
     """Whether nothing else changes parameters and optimizer state: neither the job's own code nor a device, with which
     the host's take turns; and nobody compares them with what updates have left, or asks for a copy with the iteration's
@@ -358,10 +301,6 @@ def _is_changed_by_updates_alone(spec: JobSpec, view: WorkerView, workload: Work
         return False
     of_host = spec.strategy.verify == "off" and all(replica.device == "cpu" for replica in view.replicas)
     return of_host and workload.step is None and not any(stage.rewrites for stage in view.stages)
-
-
-def _batches_of(workload: Workload, job: JobSection) -> Batches:
-    return Batches(workload, seed=job.seed, batch_size=job.batch_size, steps=job.steps)
 
 
 def _given(number: int | None) -> int:

@@ -5,12 +5,13 @@ Where a batch stands in other memory than the planned, because it is longer, is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from weft.plan.plan import Ring
+from weft.transport.memory.blocks import Wanted
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Device
 from weft.workers.memory.growing import Growing
@@ -33,6 +34,12 @@ class BatchSlots:
         self._unpackers = [Unpacker() for _ in range(ring.depth)]
         self._planned: dict[int, torch.Tensor] = {}  # slots where they were planned
         self._heads: dict[int, bytes] = {}  # of what a device has, by slot
+
+    @staticmethod
+    def wants(ring: Ring) -> Iterator[Wanted]:
+        """As of RingMemory."""
+        yield from RingMemory.wants(ring)
+        yield from Growing.wants(ring)
 
     def write(self, iteration: int, microbatch: int, tensors: Sequence[torch.Tensor], skeleton: Skeleton) -> None:
         """Errors: SharedMemoryFull, for what does not fit."""

@@ -12,7 +12,7 @@ A device keeps its own parameters and gradients beside these. Step numbers count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 from weft.plan.buckets import Bucket, Holder
 from weft.plan.plan import ReplicaPlan, Synchronisation
 from weft.transport.memory.arena import Entry, Layout, typed
+from weft.transport.memory.blocks import Wanted
 from weft.transport.memory.directory import Directory
 
 # An owner may be at the next step's SYNC while another still validates this one; never further, since each waits for
@@ -34,26 +35,31 @@ class BucketMemory:
     def __init__(self, directory: Directory, sync: Synchronisation, replicas: Sequence[ReplicaPlan]) -> None:
         self.buckets = sync.buckets
         self.num_owners = len(sync.owners)
-        self.holders = sorted({holder for bucket in self.buckets for holder in bucket.holders})
+        self.holders = _holders(sync)
         self._directory = directory
-        self._depths = [1 + replica.staleness for replica in replicas]
-        self.num_versions = max(self._depths) if max(self._depths) > 1 else 0
-        self._num_bytes = sum(bucket.num_bytes for bucket in self.buckets)
-        self._num_parameters = 1 + max((p.parameter for bucket in self.buckets for p in bucket.places), default=-1)
-        self._parameters = directory.block("parameters", max(1, self._num_bytes))
-        self._versions = directory.block("versions", self.num_versions * self._num_bytes) if self.num_versions else None
-        self._sums = directory.block("sums", self._num_bytes) if self.num_versions else None
-        norms = directory.block("norms", 8 * NORMS_DEPTH * max(1, len(self.buckets) * self.num_owners))
-        self._norms = norms.view(torch.float64).view(NORMS_DEPTH, -1, max(1, self.num_owners))
-        words = len(self.holders) * (len(self.buckets) + self._num_parameters)
-        # A stale holder marks steps that owners come to later; any other one may mark the next step while the last
-        # update of this one is still made.
-        depth = 1 + max(self._depths)
-        missing = directory.block("missing", 4 * max(1, depth * words), -1)
-        self.missing = missing.view(torch.int32).view(depth, len(self.holders), -1)
+        self._depths = _depths(replicas)
+        self.num_versions = _num_versions(replicas)
+        self._num_bytes = _num_bytes(sync)
+        self._num_parameters = _num_parameters(sync)
+        blocks = {wanted.name: directory.block(*wanted) for wanted in self.wants(sync, replicas)}
+        self._parameters, self._versions, self._sums = blocks["parameters"], blocks.get("versions"), blocks.get("sums")
+        self._norms = blocks["norms"].view(torch.float64).view(NORMS_DEPTH, -1, max(1, self.num_owners))
+        self.missing = blocks["missing"].view(torch.int32).view(_missing_depth(replicas), len(self.holders), -1)
         self.rewind()  # others may have gone before
         self._gradients: dict[Holder, torch.Tensor] = {}
         self._gradient_offsets = {holder: _offsets(self.with_gradient(holder)) for holder in self.holders}
+
+    @staticmethod
+    def wants(sync: Synchronisation, replicas: Sequence[ReplicaPlan]) -> Iterator[Wanted]:
+        """Of the directory, as soon as it is made; gradients when they are first asked for."""
+        num_bytes, num_versions = _num_bytes(sync), _num_versions(replicas)
+        yield Wanted("parameters", max(1, num_bytes))
+        if num_versions:
+            yield Wanted("versions", num_versions * num_bytes)
+            yield Wanted("sums", num_bytes)
+        yield Wanted("norms", 8 * NORMS_DEPTH * max(1, len(sync.buckets) * len(sync.owners)))
+        words = len(_holders(sync)) * (len(sync.buckets) + _num_parameters(sync))
+        yield Wanted("missing", 4 * max(1, _missing_depth(replicas) * words), -1)
 
     def rewind(self) -> None:
         """No parameter has been without a gradient: a step that is made again may find others. While no lane of any
@@ -147,3 +153,29 @@ def _offsets(buckets: Sequence[Bucket]) -> tuple[dict[int, int], int]:
 
 def _flat(block: torch.Tensor, offset: int, bucket: Bucket) -> torch.Tensor:
     return typed(block, offset, (bucket.num_elements,), bucket.dtype)
+
+
+def _holders(sync: Synchronisation) -> list[Holder]:
+    return sorted({holder for bucket in sync.buckets for holder in bucket.holders})
+
+
+def _num_bytes(sync: Synchronisation) -> int:
+    return sum(bucket.num_bytes for bucket in sync.buckets)
+
+
+def _num_parameters(sync: Synchronisation) -> int:
+    return 1 + max((place.parameter for bucket in sync.buckets for place in bucket.places), default=-1)
+
+
+def _depths(replicas: Sequence[ReplicaPlan]) -> list[int]:
+    return [1 + replica.staleness for replica in replicas]
+
+
+def _num_versions(replicas: Sequence[ReplicaPlan]) -> int:
+    return max(_depths(replicas)) if max(_depths(replicas)) > 1 else 0
+
+
+def _missing_depth(replicas: Sequence[ReplicaPlan]) -> int:
+    """A stale holder marks steps that owners come to later; any other one may mark the next step while the last update
+    of this one is still made."""
+    return 1 + max(_depths(replicas))

@@ -11,6 +11,7 @@ with what stood there, so by then nobody wants the block before. Other slots fol
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from weft.machine.free_memory import SharedMemoryFull
 from weft.plan.plan import Ring
 from weft.transport.memory.arena import aligned
+from weft.transport.memory.blocks import Wanted
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Accelerator, Device
 
@@ -35,15 +37,20 @@ class Growing:
     def __init__(self, directory: Directory, ring: Ring, device: Device) -> None:
         """As RingMemory takes them."""
         self._directory, self._ring, self._device = directory, ring, device
-        name, num_bytes = f"{ring.name}-grown", 8 * ring.depth * len(ring.values)
-        is_own = ring.memory == "device"  # by one object, in one process
-        notes = torch.zeros(num_bytes, dtype=torch.uint8) if is_own else directory.block(name, num_bytes)
+        shared = [directory.block(*wanted) for wanted in self.wants(ring)]
+        notes = shared[0] if shared else torch.zeros(_num_note_bytes(ring), dtype=torch.uint8)
         self._generations = notes.view(torch.int64)
         self._notes = notes.numpy().data.cast("q")
         self._known: dict[tuple[int, int], _Grown] = {}
         self._sizes: dict[int, int] = {}  # to which places of a value grow, by its number
         self.count = 0  # of growths that this process has made
         self.rewind()  # others may have gone before
+
+    @staticmethod
+    def wants(ring: Ring) -> Iterator[Wanted]:
+        """As of RingMemory. A device's own ring grows by one object, in one process."""
+        if ring.memory != "device":
+            yield Wanted(f"{ring.name}-grown", _num_note_bytes(ring))
 
     def rewind(self) -> None:
         """All stands where it was planned again: of a process that was killed nobody knows whether it has noted what it
@@ -125,3 +132,7 @@ class Growing:
 
     def _note(self, slot: int, number: int) -> int:
         return slot * len(self._ring.values) + number
+
+
+def _num_note_bytes(ring: Ring) -> int:
+    return 8 * ring.depth * len(ring.values)

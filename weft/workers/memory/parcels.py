@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from weft.plan.plan import Ring, SlotValue
 from weft.transport.memory.arena import dtype_name, typed
+from weft.transport.memory.blocks import Wanted
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Device
 from weft.workers.memory.growing import Growing
@@ -36,6 +37,8 @@ MAX_GAPS = 16  # times its own size, for a tensor with gaps: arbitrary; a slice 
 
 _DTYPES = sorted({each for each in vars(torch).values() if isinstance(each, torch.dtype)}, key=str)  # in every process
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES, start=1)}
+
+_ROW = 2 + 2 * MAX_DIMENSIONS  # words that tell of one value
 
 Like = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, strides
 
@@ -95,6 +98,12 @@ class ParcelRing:
         self._written: list[list[_Place | None]] = [[None for _ in self._all] for _ in range(ring.depth)]
         self._found = [_Found(0, [None for _ in self._all]) for _ in range(ring.depth)]
         self._kept: dict[tuple[int, int], _Kept] = {}  # by slot and value
+
+    @staticmethod
+    def wants(ring: Ring) -> Iterator[Wanted]:
+        """As of RingMemory."""
+        for part in (RingMemory, _Rows, Growing):
+            yield from part.wants(ring)
 
     def rewind(self) -> None:
         """Nothing stands in any slot. While no lane of any worker runs; `growing` is rewound, too."""
@@ -195,18 +204,27 @@ class ParcelRing:
         return _Place(shape, strides, dtype, typed(block, start, once, name, dense), is_whole=False)
 
 
+def _row_words(ring: Ring) -> int:
+    """Of one slot: its version, and all its values."""
+    return 1 + _ROW * len(ring.values)
+
+
 class _Rows:
     """What stands in each slot of a ring, in the host's memory, where all ends see it. Of a device's own ring they are
     one object, in one process."""
 
     def __init__(self, directory: Directory, ring: Ring) -> None:
-        self._row = 2 + 2 * MAX_DIMENSIONS
-        self._slot = 1 + self._row * len(ring.values)
+        self._row, self._slot = _ROW, _row_words(ring)
         self._num_values = len(ring.values)
-        name, num_bytes, is_own = f"{ring.name}-rows", 8 * ring.depth * self._slot, ring.memory == "device"
-        self._block = torch.zeros(num_bytes, dtype=torch.uint8) if is_own else directory.block(name, num_bytes)
+        shared = [directory.block(*wanted) for wanted in self.wants(ring)]
+        self._block = shared[0] if shared else torch.zeros(8 * ring.depth * self._slot, dtype=torch.uint8)
         self._words = self._block.numpy().data.cast("q")
         self.rewind()  # others may have gone before
+
+    @staticmethod
+    def wants(ring: Ring) -> Iterator[Wanted]:
+        if ring.memory != "device":
+            yield Wanted(f"{ring.name}-rows", 8 * ring.depth * _row_words(ring))
 
     def rewind(self) -> None:
         self._block.zero_()

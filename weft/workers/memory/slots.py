@@ -8,13 +8,14 @@ crosses from stage to stage has slots of another kind: `weft.workers.memory.parc
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from weft.plan.plan import Ring
 from weft.plan.shapes import shape_of
 from weft.transport.memory.arena import typed
+from weft.transport.memory.blocks import Wanted
 from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Accelerator, Device
 
@@ -32,6 +33,12 @@ class RingMemory:
         self._depth = ring.depth
         self._microbatches = microbatches
 
+    @staticmethod
+    def wants(ring: Ring) -> Iterator[Wanted]:
+        """Of the directory, as soon as it is made."""
+        if ring.memory == "shared":
+            yield Wanted(ring.name, max(1, ring.depth * ring.slot_bytes))
+
     def slot(self, iteration: int, microbatch: int) -> int:
         return (iteration * self._microbatches + microbatch) % self._depth
 
@@ -48,13 +55,15 @@ class RingMemory:
             if self._is_borrowed:
                 return functools.cache(functools.partial(self._device.borrow, directory, name))
             return functools.cache(functools.partial(self._device.lend, directory, name, num_bytes))
-        is_shared = ring.memory == "shared"
-        block = directory.block(name, num_bytes) if is_shared else self._device.zeros(num_bytes, torch.uint8)
+        blocks = [directory.block(*wanted) for wanted in self.wants(ring)]
+        block = blocks[0] if blocks else self._device.zeros(num_bytes, torch.uint8)
         return lambda: block
 
 
 class SlotRing:
     """One ring of the plan, of data: one tensor in each slot."""
+
+    wants = staticmethod(RingMemory.wants)
 
     def __init__(
         self, directory: Directory, ring: Ring, microbatches: int, device: Device, *, position: int = 0
