@@ -52,7 +52,7 @@ def key_of(spec: JobSpec, facts: Mapping[str, Any], free: FreeMemory) -> bytes:
 
 
 def plan_to_keep(spec: JobSpec, inspection: Inspection, free: FreeMemory) -> Plan | None:
-    """None where a job has less than it asks for, or takes what there is: such a plan is of the moment's memory alone."""
+    """None where a job has less than it asks for, or takes what there is: that is of the moment alone."""
     if any(replica.working_window == "auto" for replica in spec.strategy.replica_list):
         return None
     least = least_of(free)
