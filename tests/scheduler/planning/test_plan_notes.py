@@ -11,6 +11,7 @@ import pytest
 from weft.plan.inspection import Inspection, UnitFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.scheduler.planning.memory import UNKNOWN_STATE
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.plan_notes import plan_notes
 from weft.scheduler.planning.planner import make_plan
@@ -164,3 +165,20 @@ def test_a_line_says_why_nothing_is_copied_unless_somebody_wanted_it_so(
     ]
     assert list(plan_notes(spec_of(recovery="off"), inspection, "strategy.recovery is 'off'")) == []
     assert list(plan_notes(spec_of(mode="forward"), inspection, "Adam keeps a secret")) == []
+
+
+def test_what_a_copy_of_each_iteration_takes_is_said_before_the_job_runs(
+    inspection_of: Callable[..., Inspection], unit_of: Callable[..., UnitFacts], spec_of: Callable[..., Any]
+) -> None:
+    inspection = dataclasses.replace(
+        inspection_of([unit_of(0, parameter_bytes=10 << 20)]), copy_bytes_per_second=float(1 << 30)
+    )
+    (note,) = plan_notes(spec_of(recovery="iteration"), inspection, None)
+    mib = 10 * (1 + UNKNOWN_STATE)
+    assert note == (
+        f"snapshots: each iteration is copied, {mib} MiB in all, which would take a lane that had all of it "
+        f"{mib / 1024 * 1e3:.2g} ms more"
+    )
+    assert list(plan_notes(spec_of(recovery="snapshot"), inspection, None)) == []
+    (note,) = plan_notes(spec_of(recovery="iteration"), inspection, "nothing can be copied")
+    assert note == "snapshots: none, since nothing can be copied; after a lost worker the job begins again"

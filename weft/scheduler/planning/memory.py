@@ -80,7 +80,7 @@ def why_not_snapshots(spec: JobSpec, inspection: Inspection, other_bytes: int, *
         return "replicas compute with parameters of several ages (strategy.staleness)"
     if inspection.unsaved is not None:
         return inspection.unsaved
-    needed = _num_places(spec) * _snapshot_bytes(inspection)
+    needed = _num_places(spec) * snapshot_bytes(inspection)
     most = bytes_free * SNAPSHOT_SHARE
     if other_bytes + needed > most:
         copies, plan, room, free = told_apart(needed, other_bytes, most - other_bytes, bytes_free)
@@ -97,7 +97,7 @@ def _num_places(spec: JobSpec) -> int:
     return num_snapshot_places(each=each, checkpoints=spec.checkpoint is not None, best=best)
 
 
-def _snapshot_bytes(inspection: Inspection) -> int:
+def snapshot_bytes(inspection: Inspection) -> int:
     """Of one: parameters, buffers, and the optimizer's state, as far as it is known."""
     trained = [parameter for parameter in inspection.parameters if parameter.trained]
     values = sum(parameter.num_bytes for parameter in inspection.parameters)

@@ -18,6 +18,7 @@ from weft.plan.inspection import Inspection
 from weft.plan.itinerary import Itinerary
 from weft.plan.placement import Placement
 from weft.plan.plan import Plan
+from weft.scheduler.planning.memory import snapshot_bytes
 from weft.scheduler.planning.partition import PlanError
 from weft.scheduler.planning.placing import why_not_resident
 from weft.spec.job_spec import JobSpec
@@ -41,6 +42,8 @@ def plan_notes(spec: JobSpec, inspection: Inspection, why_no_snapshots: str | No
         return
     if why_no_snapshots is not None and spec.strategy.recovery != "off":
         yield f"snapshots: none, since {why_no_snapshots}; after a lost worker the job begins again"
+    if why_no_snapshots is None and spec.strategy.recovery == "iteration":
+        yield _copies_note(inspection)
     if why_no_snapshots is not None and spec.strategy.verify == "replay":
         yield "verify: no iteration is run again, since there is no snapshot to begin with"
     if inspection.lost_attributes:
@@ -61,6 +64,15 @@ def _shapes_note(inspection: Inspection) -> str:
     return (
         f"shapes: a tensor of the batch came as {', '.join(others)} and {last} in microbatches of one size; slots have "
         "room for the largest of the first batches, and grow where a larger one comes"
+    )
+
+
+def _copies_note(inspection: Inspection) -> str:
+    num_bytes = snapshot_bytes(inspection)
+    seconds = num_bytes / inspection.copy_bytes_per_second
+    return (
+        f"snapshots: each iteration is copied, {num_bytes / 2**20:.3g} MiB in all, which would take a lane that had "
+        f"all of it {seconds * 1e3:.2g} ms more"
     )
 
 
