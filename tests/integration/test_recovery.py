@@ -206,7 +206,7 @@ def test_so_does_a_job_on_devices(own_daemon: StartDaemon, strategy: str) -> Non
 def test_one_that_is_killed_again_and_again_goes_on_each_time(daemon: Any) -> None:
     """Each time from where it was: only a job that comes no further is given up."""
     with held_behind_a_snapshot(daemon, PIPELINE) as (job, spec, gate):
-        for attempt in range(2, 5):
+        for attempt in range(2, 2 + MAX_LOSSES):
             kill_worker(daemon, job, "cpu")
             daemon.until_logged(job, f"(attempt {attempt})")
             until(lambda: daemon.client.show(job)["state"] == "running", "the next attempt")

@@ -17,6 +17,7 @@ import psutil
 from deck import Row
 from jobs import JOBS
 from stage import ORPHAN_SECONDS, SECONDS, Stage, until
+from worker_faults import MOST_KILLS
 
 from weft.client.client import DaemonUnreachable, RequestRefused
 from weft.spec.job_spec import JobSpec
@@ -126,7 +127,7 @@ KINDS = ("completed", "completed", "completed", "failed", "cancelled")
 SMALL = 8  # steps
 ANY_SHARE = 0.25  # of those that complete are of any preset and model, which cost several times as much
 WORKER_KILLS, DAEMON_KILLS = 6, 2
-MOST_HITS = 3  # of one job by kills of its workers, as in F1
+MOST_HITS = MOST_KILLS  # of one job by kills of its workers
 
 
 def balance(stage: Stage, chance: random.Random) -> Counter[str]:

@@ -16,8 +16,8 @@ from jobs import JOBS, PACED, PAUSE_SECONDS, STEPS, WITH_CHECKPOINTS
 from phases import PHASES, phase_of, reach
 from stage import SECONDS, Stage, until
 
-MOST_KILLS = 3  # of one job: a fourth without any progress between them is no accident
-NUM_KILLS = (1, 2, MOST_KILLS, MOST_KILLS)  # a job's start and end cost more than a kill does
+MOST_KILLS = 2  # of one job: a third without any progress between them is no accident
+NUM_KILLS = (1, MOST_KILLS, MOST_KILLS)  # a job's start and end cost more than a kill does
 
 
 def kill_workers(stage: Stage, chance: random.Random) -> Counter[str]:

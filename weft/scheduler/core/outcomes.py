@@ -22,7 +22,7 @@ from weft.scheduler.core.events import (
 from weft.scheduler.core.job import Job, Outcome, Phase
 from weft.transport.wire.frames import LINK_GONE_EXIT
 
-MAX_LOSSES = 3  # of workers to SIGKILL in one job; the next is no accident
+MAX_LOSSES = 2  # of workers to SIGKILL while a job comes no further; the third is no accident
 MAX_DIRECTORY_LOSSES = 10  # in one job; arbitrary: it runs none of the job's code, and may die of what others do
 SIGKILL_EXIT = -9
 LINK_REMEDY = "the job's code must leave Weft's descriptors alone"
