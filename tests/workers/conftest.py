@@ -47,6 +47,7 @@ class Local(Directory):
     def __init__(self) -> None:
         self._job = "job"
         self._opened = lambda block: None
+        self._asked = {}
         self._server = Beside(Path(), b"")
 
 

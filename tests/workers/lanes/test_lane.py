@@ -50,7 +50,7 @@ class Attempt:
         self.boards = {"compute": self.board}
         self.measured = {"compute": Measured()}
         self.course = SimpleNamespace(begins=0)
-        self.is_adjusted = False
+        self.is_adjusted = self.reports_iterations = False
         self._itinerary = Itinerary.of(num_train=1, num_validation=1, batch_size=1, epochs=10, steps=None)
 
     def iteration(self, index: int) -> Iteration:
@@ -345,6 +345,17 @@ def test_a_lane_reports_at_half_of_what_it_was_sent_and_when_it_runs_dry(
     stand.inbox.put([(0, [1] * 8)])
     assert [report["count"] for report in stand.count(8)][:2] == [4, 2]
     assert len(stand.ran) == 8
+
+
+def test_where_each_iteration_is_copied_its_end_is_reported_at_once(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next snapshot but one waits for that, and who is lost goes on from there."""
+    monkeypatch.setattr(lane, "REPORT_SECONDS", 3600.0)
+    stand.attempt.reports_iterations = True
+    stand.begin(stand.operation(1), stand.operation(2), stand.operation(3))
+    stand.inbox.put([(iteration, [1, 2, 3]) for iteration in range(8)])
+    assert [report["count"] for report in stand.count(24)][:4] == [3] * 4
 
 
 def test_a_lane_that_is_sent_one_task_reports_each(stand: Stand) -> None:

@@ -49,7 +49,7 @@ class Attempt:
         words = torch.full((num_words(2),), -1, dtype=torch.int32)
         self.boards = {lane: Board(words, shares_core=True) for lane in LANES}
         self.board = self.boards["compute"]
-        self.is_adjusted = False
+        self.is_adjusted = self.reports_iterations = False
         self.measured = {lane: Measured() for lane in LANES}
         self._bodies = bodies
         self._itinerary = Itinerary(num_train=1, num_validation=0, batch_size=1, steps=10)
