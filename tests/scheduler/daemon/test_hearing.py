@@ -401,8 +401,8 @@ async def test_a_bug_of_ours_about_one_job_is_that_jobs_end_alone(
         other = await stage.submit(spec(), until=Phase.RUNNING)
         with monkeypatch.context() as patch:
             patch.setattr(name, bug)
-            submission = await stage.ledger.run(
-                Ledger.add, spec().to_wire(), uid=0, priority=0, submitted_at=time.time()
+            submission = await stage.ledger.run(  # another job than the first, whose plan is kept
+                Ledger.add, spec(clip_norm=1.0).to_wire(), uid=0, priority=0, submitted_at=time.time()
             )
             job = submission.row.job
             stage.driver.adopt(submission.row, attempt=1)

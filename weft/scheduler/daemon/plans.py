@@ -98,7 +98,7 @@ class Plans:
         key = key_of(spec, run.inspection, free)
         if (plan := self._kept.find(key)) is not None:
             return plan
-        if (plan := await asyncio.to_thread(plan_to_keep, spec, inspection, free)) is None:
+        if (plan := await asyncio.to_thread(plan_to_keep, make_plan, spec, inspection, free)) is None:
             return await asyncio.to_thread(make, spec, inspection)
         self._kept.keep(key, plan)
         return plan

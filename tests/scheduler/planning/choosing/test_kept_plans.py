@@ -48,7 +48,7 @@ def test_the_plan_that_is_kept_is_the_one_that_would_be_made(
 ) -> None:
     spec = spec_of(batch_size=16, **STRATEGIES[strategy])
     made = make_plan(spec, inspection, shared_bytes_free=PLENTY.shared, host_bytes_free=PLENTY.host)
-    assert plan_to_keep(spec, inspection, PLENTY) == made
+    assert plan_to_keep(make_plan, spec, inspection, PLENTY) == made
 
 
 def test_a_plan_of_scarce_memory_is_not_kept(inspection: Inspection, spec_of: Callable[..., JobSpec]) -> None:
@@ -56,15 +56,15 @@ def test_a_plan_of_scarce_memory_is_not_kept(inspection: Inspection, spec_of: Ca
     spec = spec_of(batch_size=16)
     without_snapshots = FreeMemory(shared=GIB, host=64 << 20)
     assert not make_plan(spec, inspection, shared_bytes_free=GIB, host_bytes_free=64 << 20).has_snapshots
-    assert plan_to_keep(spec, inspection, without_snapshots) is None
+    assert plan_to_keep(make_plan, spec, inspection, without_snapshots) is None
     with pytest.raises(PlanError):
         make_plan(spec, inspection, shared_bytes_free=10, host_bytes_free=GIB)
-    assert plan_to_keep(spec, inspection, FreeMemory(shared=10, host=GIB)) is None
+    assert plan_to_keep(make_plan, spec, inspection, FreeMemory(shared=10, host=GIB)) is None
 
 
 def test_nor_one_that_takes_what_there_is(inspection: Inspection, spec_of: Callable[..., JobSpec]) -> None:
     spec = spec_of(batch_size=16, replicas=[{"device": "gpu", "working_window": "auto"}], update="cpu")
-    assert plan_to_keep(spec, inspection, PLENTY) is None
+    assert plan_to_keep(make_plan, spec, inspection, PLENTY) is None
 
 
 def test_a_key_tells_spec_facts_and_memory_apart(spec_of: Callable[..., JobSpec]) -> None:
@@ -92,7 +92,7 @@ def test_memory_counts_as_no_more_than_there_is_and_as_most_of_it(num_bytes: int
 def test_the_oldest_goes_and_a_large_one_is_never_kept(
     inspection: Inspection, spec_of: Callable[..., JobSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, kept = plan_to_keep(spec_of(batch_size=16), inspection, PLENTY), KeptPlans()
+    plan, kept = plan_to_keep(make_plan, spec_of(batch_size=16), inspection, PLENTY), KeptPlans()
     assert plan is not None
     for number in range(MAX_PLANS + 1):
         kept.keep(b"%d" % number, plan)

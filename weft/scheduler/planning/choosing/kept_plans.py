@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgpack
@@ -19,7 +19,6 @@ from weft.plan.inspection import Inspection
 from weft.plan.plan import Plan
 from weft.scheduler.planning.memory import why_not_snapshots
 from weft.scheduler.planning.partition import PlanError
-from weft.scheduler.planning.planner import make_plan
 from weft.spec.job_spec import JobSpec
 
 MAX_PLANS: Final = 16
@@ -51,13 +50,13 @@ def key_of(spec: JobSpec, facts: Mapping[str, Any], free: FreeMemory) -> bytes:
     return hashlib.sha256(msgpack.packb(parts)).digest()
 
 
-def plan_to_keep(spec: JobSpec, inspection: Inspection, free: FreeMemory) -> Plan | None:
-    """None where a job has less than it asks for, or takes what there is: that is of the moment alone."""
+def plan_to_keep(make: Callable[..., Plan], spec: JobSpec, inspection: Inspection, free: FreeMemory) -> Plan | None:
+    """make: make_plan. None where a job has less than it asks for, or takes what there is: that is of the moment."""
     if any(replica.working_window == "auto" for replica in spec.strategy.replica_list):
         return None
     least = least_of(free)
     try:
-        plan = make_plan(spec, inspection, shared_bytes_free=least.shared, host_bytes_free=least.host)
+        plan = make(spec, inspection, shared_bytes_free=least.shared, host_bytes_free=least.host)
     except PlanError:
         return None
     wants_snapshots = why_not_snapshots(spec, inspection, 0, bytes_free=math.inf) is None
