@@ -56,8 +56,8 @@ def begin_each(job: Job) -> list[Command]:
     if not job.plan.copies_each:
         return []
     itinerary = job.plan.itinerary
-    first, ends = max(first_unsent(job), job.iterations_done), min(iterations_ahead(job), itinerary.num_iterations)
-    learning = (index for index in range(first, ends) if itinerary.at(index).learns)
+    ends = min(iterations_ahead(job), itinerary.num_iterations)
+    learning = (index for index in range(first_unsent(job), ends) if itinerary.at(index).learns)
     return [command for index in learning for command in copy(job, index, to_disk=False)]
 
 
