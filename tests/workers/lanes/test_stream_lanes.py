@@ -25,6 +25,7 @@ from weft.plan.plan import Role
 from weft.plan.rows import unpack
 from weft.plan.worker_view import WorkerView
 from weft.reference import loop as reference
+from weft.transport.memory.directory import Directory
 from weft.workers.devices.device import Device
 from weft.workers.devices.host import HostDevice
 from weft.workers.devices.tiles import Tiles
@@ -105,8 +106,7 @@ class Workers:
             device = self._make_device() if kind == "gpu" else HostDevice()
             self.devices.append(device)
             spec = self._planned.spec
-            self.directory._opened = device.pin
-            attempt = Attempt(spec, view, load_workload(spec), self.directory, 0.0, device)
+            attempt = Attempt(spec, view, load_workload(spec), self._client_of(device), 0.0, device)
             own: dict[str, Inbox] = {lane: queue.SimpleQueue() for lane in view.programs}
             for lane, program in view.programs.items():
                 tasks = [task.id for task in program]
@@ -114,6 +114,12 @@ class Workers:
             arguments = (number, view, own, attempt)
             self._threads.append(threading.Thread(target=self._run_worker, args=arguments, daemon=True))
             self._inboxes += own.values()
+
+    def _client_of(self, device: Device) -> Directory:
+        """As in a process of its own: what another worker has mapped is mapped once more, and the device told of it."""
+        client: Directory = self.directory.of("job")
+        client._server, client._opened = client._server.anew(), device.pin
+        return client
 
     def run(self) -> list[tuple[int, dict[str, Any]]]:
         """Until all tasks are over; the reports with the number of their worker."""
