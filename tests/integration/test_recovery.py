@@ -162,9 +162,11 @@ def kill_worker(daemon: Any, job: str, kind: str) -> None:
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.pairs(3, strategy=tuple(STRATEGIES), victim=("cpu", "loader"))
-def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(daemon: Any, strategy: str, victim: str) -> None:
-    with held_behind_a_snapshot(daemon, STRATEGIES[strategy]) as (job, spec, gate):
+@pytest.mark.pairs(3, strategy=tuple(STRATEGIES), victim=("cpu", "loader"), spares=(False, True))
+def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(
+    daemon: Any, strategy: str, victim: str, spares: bool
+) -> None:
+    with held_behind_a_snapshot(daemon, STRATEGIES[strategy] | {"spares": spares}) as (job, spec, gate):
         kill_worker(daemon, job, victim)
         daemon.until_logged(job, "goes on after step")
         gate.open()
@@ -173,10 +175,13 @@ def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(daemon: Any, stra
 
 
 @pytest.mark.slow(seconds=7)
-@pytest.mark.pairs(2, strategy=tuple(STRATEGIES), moment=range(4))
-def test_so_does_one_whose_snapshots_are_copied_beside_its_lanes(daemon: Any, strategy: str, moment: int) -> None:
+@pytest.mark.pairs(2, strategy=tuple(STRATEGIES), moment=range(4), spares=(False, True))
+def test_so_does_one_whose_snapshots_are_copied_beside_its_lanes(
+    daemon: Any, strategy: str, moment: int, spares: bool
+) -> None:
     """Wide enough for that. Killed at a gate, and again some steps later, wherever copies are by then."""
-    with held_behind_a_snapshot(daemon, STRATEGIES[strategy], arguments=WIDE) as (job, spec, gate):
+    strategies = STRATEGIES[strategy] | {"spares": spares}
+    with held_behind_a_snapshot(daemon, strategies, arguments=WIDE) as (job, spec, gate):
         assert 3 * 4 * WIDE["width"] ** 2 > LEAST_BYTES, "one layer with its two moments"
         kill_worker(daemon, job, "cpu")
         daemon.until_logged(job, "(attempt 2)")

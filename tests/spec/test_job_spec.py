@@ -272,6 +272,7 @@ TAKEN = {  # what a field takes of the pool
     "strategy.resident": {"true"},
     "strategy.compile": {"true"},
     "strategy.replan": {"true"},
+    "strategy.spares": {"true"},
     "strategy.skip_nonfinite": {"true"},
     "profile.first": {"zero"},
     "stop.metric": {"text"},

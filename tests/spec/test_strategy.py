@@ -44,6 +44,7 @@ clip_norm = 1
 recovery = "off"
 verify = "digest"
 compile = true
+spares = false
 replan = false
 skip_nonfinite = true
 """
@@ -74,6 +75,7 @@ DEFAULTS = {
     "recovery": "snapshot",
     "verify": "off",
     "compile": False,
+    "spares": None,
     "replan": None,
     "skip_nonfinite": False,
 }
@@ -265,6 +267,10 @@ def test_a_split_that_does_not_grow_is_refused(split: list[int]) -> None:
             {"replicas": [{"device": "gpu"}, {}], "verify": "digest"},
             "strategy: verify = 'digest' compares what CPU workers update, and with update = 'local' a GPU updates "
             "parameters itself; use update = 'cpu' or verify = 'off'",
+        ),
+        (
+            {"spares": True, "recovery": "off"},
+            "strategy: spares = true is for a job that goes on after a lost worker, and with recovery = 'off'",
         ),
         (
             {"preset": "stronghold", "staleness": 1},

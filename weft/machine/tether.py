@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def tie_to(parent: int) -> None:
@@ -31,3 +31,8 @@ def tying_to(parent: int) -> str:
 def untie() -> None:
     """For a process that notices by itself from now on, and has something to tidy up before it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def adopt_orphans() -> None:
+    """From now on what this process's children have started is a child of this process once they have ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -178,6 +178,9 @@ class Synchronisation:
         return self.buckets[task.bucket]
 
 
+LEAST_SECONDS = 10.0  # that a job takes whose workers have spares
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     schedule: str
@@ -209,12 +212,20 @@ class Plan:
     notes: tuple[str, ...] = ()  # what the job's user should know, a line each
     recovers: bool = True  # where there are SNAPSHOT tasks, they run now and then, for an attempt after a lost worker
     copies_each: bool = False  # they run in each iteration that learns
+    spares: bool | None = None  # as in the strategy
     checkpoint_steps: int | None = None  # between two that are written to the disk
     checkpoint_seconds: float | None = None  # the same
     on_epoch: bool = False  # the workload's function is asked, too
     scheduler_metric: str | None = None  # of each validation: what the job's schedulers are stepped with behind it
     keeps_best: bool = False  # the best checkpoint by a validation stays
     judged: bool = False  # after each epoch lanes are sent nothing before it is known whether training goes on
+
+    @property
+    def has_spares(self) -> bool:
+        """Whether CPU workers that compute have spares: by itself not where to make them takes more than they are
+        likely to save."""
+        seconds = self.predicted_iteration_seconds * self.itinerary.num_iterations
+        return self.recovers and (seconds > LEAST_SECONDS if self.spares is None else self.spares)
 
     @property
     def turns(self) -> Turns:

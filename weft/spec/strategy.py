@@ -199,6 +199,11 @@ class Strategy(Section):
         description="after a lost worker; iteration: the job goes on behind the last iteration that was over, of each "
         "of which there is a copy; snapshot: from a copy that is made now and then; off: it begins again",
     )
+    spares: bool | None = Field(
+        default=None,
+        description="each CPU worker that computes has a copy of itself that takes its place if it is lost, in less "
+        "time than it takes to prepare a new one; unset: where the job is predicted to take more than 10 s",
+    )
     verify: Literal["digest", "replay", "off"] = Field(
         default="off",
         description="digest: what each update has left is compared with what the next one finds, so that bits that "
@@ -247,6 +252,11 @@ class Strategy(Section):
         if any(replica.working_window for replica in self.replica_list):
             self._check_window_streams()
         has_gpus = any(each.device == "gpu" for each in self.replica_list)
+        if self.spares and self.recovery == "off":
+            raise ValueError(
+                "spares = true is for a job that goes on after a lost worker, and with recovery = 'off' it begins "
+                "again; leave spares out, or use recovery = 'snapshot'"
+            )
         if self.verify == "digest" and self.update != "cpu" and has_gpus:
             raise ValueError(
                 f"verify = {self.verify!r} compares what CPU workers update, and with update = {self.update!r} a GPU "

@@ -549,6 +549,19 @@ def test_a_worker_that_did_its_job_is_forgiven_its_failures(rehearsal: Rehearsal
     ]
 
 
+def test_so_is_one_that_was_prepared_for_a_job(rehearsal: Rehearsal) -> None:
+    """One that was lost for the second time in a day started a tenth of a second later."""
+    for _ in range(3):
+        rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=1))
+    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    rehearsal.submit("a")
+    rehearsal.tell(JobPlanned(job="a", attempt=1, plan=rehearsal.plan))
+    rehearsal.tell(WorkerPrepared(job="a", attempt=1, worker="cpu-0"))
+    assert StartWorker(worker="cpu-0", kind="cpu", delay_seconds=0.0) in rehearsal.tell(
+        WorkerLost(worker="cpu-0", exit_code=1)
+    )
+
+
 def test_a_worker_that_a_job_left_unclean_is_replaced(rehearsal: Rehearsal) -> None:
     rehearsal.submit("a")
     rehearsal.tell(CancelRequested(job="a"))

@@ -62,12 +62,37 @@ def test_the_others_stop_and_wait_with_what_they_have_for_one_in_the_place_of_th
 
 
 def test_another_worker_that_is_free_takes_the_place_at_once(plan_of: Callable[..., Plan]) -> None:
-    rehearsal = Rehearsal(plan_of(stages=2, microbatches=4, steps=30, window=4), spares={"cpu-9": "cpu"})
+    rehearsal = Rehearsal(plan_of(stages=2, microbatches=4, steps=30, window=4, spares=False), others={"cpu-9": "cpu"})
     taken(rehearsal)
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.release()
     assert rehearsal.job.phase is Phase.PREPARING
     assert rehearsal.job.workers == ("cpu-9", "cpu-1", "loader-0")
+
+
+def test_where_workers_have_spares_the_job_waits_for_the_lost_one_itself_unless_it_does_not_start(
+    plan_of: Callable[..., Plan],
+) -> None:
+    rehearsal = Rehearsal(plan_of(stages=2, microbatches=4, steps=30, window=4, spares=True), others={"cpu-9": "cpu"})
+    taken(rehearsal)
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    rehearsal.release()
+    assert rehearsal.job.phase is Phase.MENDING
+    rehearsal.tell(WorkerJoined(worker="cpu-0", kind="cpu"))
+    assert rehearsal.job.workers == ("cpu-0", "cpu-1", "loader-0")
+    rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
+    rehearsal.release()
+    assert rehearsal.job.workers == ("cpu-9", "cpu-1", "loader-0"), "it was lost before it was prepared"
+
+
+def test_a_loader_that_is_free_takes_the_place_of_a_lost_one_at_once(plan_of: Callable[..., Plan]) -> None:
+    """Loaders have no spares."""
+    plan = plan_of(stages=2, microbatches=4, steps=30, window=4, spares=True)
+    rehearsal = Rehearsal(plan, others={"loader-9": "loader"})
+    taken(rehearsal)
+    rehearsal.tell(WorkerLost(worker="loader-0", exit_code=-9))
+    rehearsal.release()
+    assert rehearsal.job.workers == ("cpu-0", "cpu-1", "loader-9")
 
 
 @pytest.mark.parametrize("when", [Phase.RELEASING, Phase.MENDING, Phase.PREPARING])

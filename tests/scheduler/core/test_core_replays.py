@@ -99,7 +99,7 @@ def test_no_lane_is_sent_what_comes_behind_it_before_it_stands(pipeline: Any) ->
 
 
 def test_one_worker_alone_changes_places_with_one_that_is_free(plan_of: Callable[..., Plan]) -> None:
-    rehearsal = Replays(plan_of(**STAGES | {"stages": 1}), spares={"cpu-9": "cpu"})
+    rehearsal = Replays(plan_of(**STAGES | {"stages": 1}), others={"cpu-9": "cpu"})
     rehearsal.run_again(set(), set())
     assert rehearsal.job.workers == ("cpu-9", "loader-0")
     assert rehearsal.core.free() == {"cpu": ["cpu-0"]}

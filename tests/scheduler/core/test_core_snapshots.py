@@ -58,13 +58,13 @@ STAGE = ("stage-0-0",)
 class Rehearsal:
     """A core that runs job "a" on workers that all come back at once; `commands` are all of it."""
 
-    def __init__(self, plan: Plan, spares: Mapping[str, str] = MappingProxyType({})) -> None:
-        """spares: workers that the job does not need, by name."""
+    def __init__(self, plan: Plan, others: Mapping[str, str] = MappingProxyType({})) -> None:
+        """others: workers that the job does not need, by name."""
         self.plan = plan
         self.needs: dict[str, int] = {}
         for kind in plan.workers:
             self.needs[kind] = self.needs.get(kind, 0) + 1
-        self.core = Core({f"{kind}-{n}": kind for kind, count in self.needs.items() for n in range(count)} | spares)
+        self.core = Core({f"{kind}-{n}": kind for kind, count in self.needs.items() for n in range(count)} | others)
         self.commands: list[Command] = []
         for worker in self.core.workers.values():
             self.tell(WorkerJoined(worker=worker.name, kind=worker.kind))
@@ -346,6 +346,19 @@ def test_a_job_that_is_lost_again_and_again_comes_further_each_time(plan_of: Cal
     assert rehearsal.job.phase is Phase.SAVING
     assert begins == sorted(set(begins))
     assert begins[:3] == [0, 1, 2]
+
+
+def test_where_iterations_are_short_the_first_snapshot_after_a_loss_is_of_the_second(
+    plan_of: Callable[..., Plan],
+) -> None:
+    """Its room is made beside the first, whose end people wait for."""
+    plan = plan_of(steps=40)
+    for seconds, first in ((0.1, 1), (0.6, 0)):
+        rehearsal = Rehearsal(dataclasses.replace(plan, predicted_iteration_seconds=seconds))
+        rehearsal.run_to(3)
+        rehearsal.lose("cpu-0")
+        rehearsal.prepare()
+        assert [each.first_iteration for each in rehearsal.found(Adjust, attempt=2)] == [first]
 
 
 def test_a_job_goes_on_with_the_shares_that_it_has_come_to(plan_of: Callable[..., Plan]) -> None:

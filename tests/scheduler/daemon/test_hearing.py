@@ -135,8 +135,11 @@ class Answering:
         self.holds: dict[str, Phase] = {}
         self.driver: Driver
 
-    async def start_worker(self, worker: str) -> None:
+    async def start_worker(self, worker: str, job: str) -> None:
         self.driver.hearing.said(worker, dict(JOINED))
+
+    def drop(self, blocks: str) -> None:
+        """It has none."""
 
     async def start_saver(self, job: str, config: Any) -> None:
         raise AssertionError("no job of these tests has a snapshot")
@@ -469,10 +472,10 @@ async def test_a_worker_whose_start_fails_is_started_again(tmp_path: Path, monke
         await stage.until(lambda: all(each.up for each in stage.driver.core.workers.values()), "workers")
         start, failures = stage.pool.start_worker, [OSError("no more of it"), OSError("no more of it")]
 
-        async def start_later(worker: str) -> None:
+        async def start_later(worker: str, job: str) -> None:
             if failures:
                 raise failures.pop()
-            await start(worker)
+            await start(worker, job)
 
         monkeypatch.setattr(stage.pool, "start_worker", start_later)
         stage.pool.kill("cpu-0", "to start it again")

@@ -24,7 +24,7 @@ from weft.machine.oom_kills import OomKills
 from weft.machine.proc import STOPPED, state_of
 from weft.scheduler.core import back_off
 from weft.scheduler.daemon import pool
-from weft.scheduler.daemon.link import DIRECTORY, SAVER, Child, Link
+from weft.scheduler.daemon.link import DIRECTORY, SAVER, Child, Link, socket_pair
 from weft.scheduler.daemon.pool import HUNG_LOOKS, MAX_LOOKS, STOPPED_LOOKS, Pool
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import Message, encode
@@ -60,7 +60,7 @@ async def test_a_process_that_finds_no_descriptor_waits_for_one(told: Told) -> N
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # those that are open stay
     try:
-        waiting = asyncio.create_task(pool._socket_pair("cpu-0"))
+        waiting = asyncio.create_task(socket_pair("cpu-0"))
         await told.is_enough.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -66,7 +66,7 @@ MESSAGES: dict[str, Message] = {
     "error": {"id": 1, "error": {"code": "no-such-job", "message": "there is no job digits-2"}},
     "event": {"id": 1, "event": {"progress": {"step": 1, "loss": 0.25, "eta_seconds": 3.0}}},
     "empty": {},
-    "fork": {"fork": "cpu-0", "role": "worker", "config": {"cores": [0, 1], "authkey": b"\x00\xff" * 16}},
+    "fork": {"fork": "cpu-0", "role": "worker", "config": {"cores": [0, 1], "authkey": b"\x00\xff" * 16}, "job": ""},
     "exited": {"exited": "cpu-0", "pid": 17, "code": -9},
     "dispatch": {"type": "dispatch", "work": [[0, [1, 2, 3]], [1, [1]]]},
     "report": {"type": "report", "lane": "compute", "count": 5, "records": b"\x01" * 96, "values": [{"loss": 1.0}]},

@@ -26,7 +26,7 @@ def test_a_process_that_cannot_be_forked_has_ended_and_the_server_goes_on(
     with daemon, ours, child:
         with theirs:
             server = ForkServer(ours)
-            message = {"fork": "cpu-0", "role": "worker", "config": {}}
+            message = {"fork": "cpu-0", "role": "worker", "config": {}, "job": ""}
             socket.send_fds(daemon, [encode(message)], [theirs.fileno()])
         try:
             assert server._receive()

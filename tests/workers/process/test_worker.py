@@ -18,7 +18,8 @@ from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, F
 from weft.workers.devices.stand_in import StandIn
 from weft.workers.process import worker as process
 from weft.workers.process.footprint import Footprint
-from weft.workers.process.worker import WorkerConfig
+from weft.workers.process.spare import Spares
+from weft.workers.process.worker_config import WorkerConfig
 
 _ATTEMPT = runpy.run_path(str(Path(__file__).parents[1] / "lanes" / "test_attempt.py"))
 planned_workload, SOURCE = _ATTEMPT["planned_workload"], _ATTEMPT["SOURCE"]
@@ -77,7 +78,7 @@ def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
     for name in ("WEFT_JOB_ID", "WEFT_RUN_DIR"):  # which it sets
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(process._Worker, "_directory", lambda worker, job: directory)
-    worker = process._Worker(ends[1], CONFIG, device, Footprint.now(frozenset()))
+    worker = process._Worker(ends[1], CONFIG, device, Footprint.now(frozenset()), Spares(ends[0], os.getpid()))
     inboxes: dict[str, queue.SimpleQueue[None]] = {lane: queue.SimpleQueue() for lane in view.programs}
     for inbox in inboxes.values():
         inbox.put(None)
@@ -93,8 +94,9 @@ def test_a_worker_says_once_in_the_jobs_log_that_memory_cannot_be_page_locked(
         "inboxes": inboxes,
         "cores": (),
         "threads": None,
+        "spare": False,
     }
-    worker._guarded(worker._prepare, message)
+    worker._prepare(message)
     told = FrameReader(MAX_WORKER_FRAME_BYTES).feed(ends[0].recv(1 << 16))
     assert all((each["job"], each["attempt"]) == ("digits", 1) for each in told)
     assert [each["text"] for each in told if each["type"] == "output"] == ([] if said is None else [said])
@@ -110,7 +112,7 @@ def test_a_worker_that_misses_shared_memory_says_so_and_blames_nobody(
         print("half a line", end="")
         raise SharedMemoryGone("the directory process does not have board")
 
-    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()))
+    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()), Spares(ends[0], os.getpid()))
     worker._guarded(handle, {"job": "digits", "attempt": 2})
     told = FrameReader(MAX_WORKER_FRAME_BYTES).feed(ends[0].recv(1 << 16))
     of_job = {"job": "digits", "attempt": 2}
@@ -137,7 +139,7 @@ def test_a_worker_whose_job_has_closed_its_connection_to_the_directory_leaves_wi
             os.write(-1, b"")
 
     monkeypatch.setattr(process.os, "_exit", leave)
-    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()))
+    worker = process._Worker(ends[1], CONFIG, StandIn(), Footprint.now(frozenset()), Spares(ends[0], os.getpid()))
     with pytest.raises(LeftError) as left:
         worker._guarded(handle, {"job": "digits", "attempt": 2})
     assert left.value.args == (LINK_GONE_EXIT,)

@@ -36,6 +36,7 @@ EXAMPLES: Mapping[str, Any] = {
     "replicas": 2,
     "shares": [1.0, 1.0],
     "clip_norm": 1.0,
+    "spares": True,
     "replan": True,
     "resume_from": "runs/digits-1",
     "every": "1 epoch",

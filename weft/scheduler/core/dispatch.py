@@ -66,8 +66,8 @@ def begin(job: Job) -> list[Command]:
         policy.begin(lanes)
     again = [Adjust(job.name, job.attempt, job.workers, *each) for each in job.adjustments if each[0] > begins]
     checkpoint = [*snapshots.begin_best(job), *snapshots.begin_checkpoint(job), *snapshots.begin_each(job)]
-    if job.losses:  # who has lost workers may lose more, and soon: what this attempt comes to is not to be lost, too
-        checkpoint += snapshots.begin(job)
+    if job.losses:
+        checkpoint += snapshots.begin_again(job)
     work = (command for state in lanes.values() for command in lane_finished(job, state))
     return [*again, *checkpoint, *work, *at_gate(job)]
 

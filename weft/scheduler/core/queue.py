@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from weft.scheduler.core.job import Job, Phase, Worker
 
@@ -31,15 +31,16 @@ def chosen_for(job: Job, free: dict[str, list[str]]) -> tuple[str, ...] | None:
     return tuple(name for kind, count in job.needs.items() for name in free[kind][:count])
 
 
-def mended(job: Job, free: dict[str, list[str]]) -> tuple[str, ...] | None:
+def mended(job: Job, free: dict[str, list[str]], soon: Collection[str]) -> tuple[str, ...] | None:
     """The workers that it goes on with, by position: those that it holds, and in the places of the lost ones themselves
-    or others of their kind. None where there are too few."""
+    or others of their kind. None where there are too few, or one that was lost is there soon, and has what it had."""
+    assert job.plan is not None
     left = {kind: list(names) for kind, names in free.items()}
     found = []
     for name, kind in zip(job.positions, kinds_of(job), strict=True):
         if name not in job.workers:
             names = left.get(kind, [])
-            if not names:
+            if not names or (job.plan.has_spares and kind == "cpu" and name not in names and name in soon):
                 return None
             name = names.pop(names.index(name) if name in names else 0)
         found.append(name)

@@ -6,6 +6,7 @@ from collections import Counter
 
 from weft.plan.plan import Plan
 from weft.scheduler.core import dispatch, events, outcomes, queue
+from weft.scheduler.core.back_off import back_off
 from weft.scheduler.core.ending import Ending
 from weft.scheduler.core.events import Command
 from weft.scheduler.core.job import Job, Outcome, Phase
@@ -24,11 +25,15 @@ class Starting(Ending):
             if job.phase not in (Phase.QUEUED, Phase.MENDING):
                 continue
             is_new = job.phase is Phase.QUEUED
-            workers = (queue.chosen_for if is_new else queue.mended)(job, self.free())
+            free = self.free()
+            workers = queue.chosen_for(job, free) if is_new else queue.mended(job, free, self._starting_at_once())
             if workers is None:
                 return commands + (self._make_room(job) if is_new else [])  # what it waits for is starting
             commands += (self._start if is_new else self._go_on)(job, workers)
         return commands
+
+    def _starting_at_once(self) -> list[str]:
+        return [worker.name for worker in self.workers.values() if not worker.up and not back_off(worker.failures)]
 
     def _let_menders_go(self, outcome: Outcome) -> list[Command]:
         menders = [job for job in self.jobs.values() if job.phase is Phase.MENDING]
@@ -114,6 +119,7 @@ class Starting(Ending):
         if job is None:
             return []
         job.waiting_for.discard(event.worker)
+        self.workers[event.worker].failures = 0  # whoever ends it now, its start has not failed
         if job.waiting_for:
             return []
         self._move(job, Phase.RUNNING, "every worker is prepared")

@@ -25,7 +25,7 @@ from weft.scheduler.daemon.guard import Guard, Spawn
 from weft.scheduler.daemon.hangs import Hangs
 from weft.scheduler.daemon.hearing import Hearing
 from weft.scheduler.daemon.link import DIRECTORY, saver_of
-from weft.scheduler.daemon.orders import arenas_name, order_of, saver_order
+from weft.scheduler.daemon.orders import arenas_name, blocks_kept_for, order_of, saver_order
 from weft.scheduler.daemon.plans import Plans, with_chosen
 from weft.scheduler.daemon.pool import Pool
 from weft.scheduler.daemon.replacing.estate import Estate
@@ -281,7 +281,7 @@ class Driver:
                 assert_never(command)
 
     def _drop(self, command: events.DropArenas) -> None:
-        self._pool.send(DIRECTORY, {"arenas": arenas_name(command.job, command.attempt)})
+        self._pool.drop(arenas_name(command.job, command.attempt))
 
     def _saved(self, run: Run, answer: Message) -> None:
         """The job may have ended meanwhile."""
@@ -315,7 +315,7 @@ class Driver:
     async def _start_worker(self, command: events.StartWorker) -> None:
         await asyncio.sleep(command.delay_seconds)
         with self.guard.around(f"the start of {command.worker}", lambda bug: self.hearing.lost(command.worker, None)):
-            await self._pool.start_worker(command.worker)
+            await self._pool.start_worker(command.worker, blocks_kept_for(command.worker, self.estate))
 
     def _record_iteration(self, command: events.RecordIteration) -> None:
         run = self.runs[command.job]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from weft.machine.oom_kills import OomKills
+from weft.scheduler.core.back_off import back_off
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 
 RECEIVE_BYTES = 1 << 16
+RETRY_SECONDS = 0.1  # the least between two tries to get a pair of sockets
 DIRECTORY, WORKER, SAVER = "directory", "worker", "saver"  # roles of children
+
+_log = logging.getLogger("weft.pool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,9 @@ class Child:
     closed: bool = False
     is_stopped: bool = False
     answer: Message | None = None  # a saver's
+    stands_in_for: str = (
+        ""  # a worker: the job for which it was started, by its blocks' name, until it is told anything
+    )
     num_stopped: int = 0  # looks in a row that found it stopped; of those that are no workers, as the next three
     owes: bool = False  # an answer to the daemon's last question; a saver always, its checkpoint
     used: tuple[str, ...] = ()  # by it, at the last look
@@ -191,3 +199,15 @@ class Brood:
 def saver_of(job: str) -> str:
     """The name of its process."""
     return f"{SAVER} of {job}"
+
+
+async def socket_pair(name: str) -> tuple[socket.socket, socket.socket]:
+    """Waits while the process or the machine is short of descriptors, and says so."""
+    failures = 0
+    while True:
+        try:
+            return socket.socketpair()
+        except OSError as error:
+            failures += 1
+            _log.warning("%s cannot be started yet, and is tried again: %s", name, error.strerror)
+            await asyncio.sleep(max(RETRY_SECONDS, back_off(failures)))

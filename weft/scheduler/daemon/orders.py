@@ -7,6 +7,7 @@ from typing import Any, assert_never
 
 from weft.plan.worker_view import WorkerView
 from weft.scheduler.core.events import HandMemoryOn, JudgeEpoch, PlanJob, Prepare, Release, SaveResult, Snapshot
+from weft.scheduler.core.job import Phase
 from weft.scheduler.daemon.replacing.estate import Estate
 from weft.scheduler.runs.checkpoints import adjusted_behind, training_of
 from weft.scheduler.runs.run import Run
@@ -37,6 +38,9 @@ def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | Ha
             snapshots = arenas_name(command.job, None)
             arenas = arenas_name(command.job, command.arenas)
             about |= {"arenas": arenas, "snapshots": snapshots, "snapshot": goes_on}
+            waits_for_nobody = command.attempt == command.arenas  # later ones: the others stand still meanwhile
+            computes = estate.crew[command.worker].kind == "cpu"
+            about |= {"spare": command.plan.has_spares and computes and waits_for_nobody}
             return {"type": "prepare", **about, "plan": view, **_cores(estate, command.job, command.position)}
         case SaveResult():
             assert run.attempt is not None
@@ -48,6 +52,14 @@ def order_of(command: JudgeEpoch | PlanJob | Prepare | SaveResult | Release | Ha
         case HandMemoryOn():
             return {"type": "hand-memory-on", **about}
     assert_never(command)
+
+
+def blocks_kept_for(worker: str, estate: Estate) -> str:
+    """The name of the blocks of a job that has lost the worker and goes on; empty where there is none."""
+    for job in estate.core.jobs.values():
+        if worker in job.positions and worker not in job.workers and (job.keeps or job.phase is Phase.MENDING):
+            return arenas_name(job.name, job.arenas)
+    return ""
 
 
 def saver_order(snapshot: Snapshot, run: Run) -> dict[str, Any]:

@@ -28,14 +28,13 @@ from weft.machine.oom_kills import OomKills, told_shortage
 from weft.machine.proc import STOPPED, TRACED, state_of, used_by
 from weft.scheduler.core.back_off import back_off
 from weft.scheduler.daemon.fork_server import PoolError, start_fork_server
-from weft.scheduler.daemon.link import DIRECTORY, SAVER, WORKER, Brood, Child, HeldLink, Link, saver_of
+from weft.scheduler.daemon.link import DIRECTORY, SAVER, WORKER, Brood, Child, HeldLink, Link, saver_of, socket_pair
 from weft.scheduler.daemon.replacing.shape import stamp
 from weft.spec.settings import Settings
 from weft.transport.wire.frames import Message, encode
 
 # A sleep ends 50 µs late and costs the waker 10; the core is the lane's own, and Board notices when it is not.
 SPIN_SECONDS = 4e-3
-RETRY_SECONDS = 0.1  # the least between two tries to get a pair of sockets
 STOPPED_LOOKS = 10  # a second apart, at what is no worker and stopped, before it is told to go on; arbitrary
 # Looks at one that owes an answer and in which nothing goes on; arbitrary, and far above what a busy disk takes.
 HUNG_LOOKS = {DIRECTORY: 60, SAVER: 600}
@@ -184,7 +183,8 @@ class Pool:
         config = {"address": str(self.directory_address), "authkey": self._authkey}
         await self._fork(DIRECTORY, DIRECTORY, config)
 
-    async def start_worker(self, worker: str) -> None:
+    async def start_worker(self, worker: str, job: str) -> None:
+        """job: that goes on with it in the place of one that was lost, by its blocks' name; or empty."""
         member = self._crew[worker]
         loads = member.kind == "loader"
         await self._fork(
@@ -202,6 +202,7 @@ class Pool:
                 "authkey": self._authkey,
                 **self._settings.caches,
             },
+            job,
         )
 
     async def start_saver(self, job: str, config: Mapping[str, Any]) -> None:
@@ -212,7 +213,17 @@ class Pool:
     def send(self, worker: str, message: Message) -> None:
         child = self._children.get(worker)
         if child is not None and child.link is not None:
+            child.stands_in_for = ""
             child.link.send(message)
+
+    def drop(self, blocks: str) -> None:
+        """By name, of a job that is over, or goes on with others: the directory has them, and workers that were started
+        for it and have been told nothing since may have."""
+        self.send(DIRECTORY, {"arenas": blocks})
+        for child in self._children.values():
+            if child.stands_in_for == blocks:
+                child.stands_in_for = ""
+                self.send(child.name, {"type": "forget"})
 
     def kill(self, worker: str, cause: str) -> None:
         child = self._children.get(worker)
@@ -286,20 +297,19 @@ class Pool:
                 process.kill()
                 await asyncio.to_thread(process.wait)
 
-    async def _fork(self, name: str, role: str, config: dict[str, Any]) -> None:
+    async def _fork(self, name: str, role: str, config: dict[str, Any], job: str = "") -> None:
         async with self._renewing:
             pass
         assert self._socket is not None
-        child = Child(name, role, owes=role == SAVER)
+        child = Child(name, role, owes=role == SAVER, stands_in_for=job)
         self._children[name] = child
-        ours, theirs = await _socket_pair(name)
+        ours, theirs = await socket_pair(name)
         with theirs:
             loop = asyncio.get_running_loop()
             _, child.link = await loop.create_connection(lambda: self._link(child, ours), sock=ours)
             try:
-                socket.send_fds(
-                    self._socket, [encode({"fork": name, "role": role, "config": config})], [theirs.fileno()]
-                )
+                request = {"fork": name, "role": role, "config": config, "job": child.stands_in_for}
+                socket.send_fds(self._socket, [encode(request)], [theirs.fileno()])
             except OSError:  # the server is gone, which is reported once, by its own link
                 child.link.close()
 
@@ -386,15 +396,3 @@ def _tell_to_go_on(whom: str, pid: int) -> None:
     _log.warning("%s (pid %d) has been stopped, and is told to go on", whom, pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
-
-
-async def _socket_pair(name: str) -> tuple[socket.socket, socket.socket]:
-    """Waits while the process or the machine is short of descriptors, and says so."""
-    failures = 0
-    while True:
-        try:
-            return socket.socketpair()
-        except OSError as error:
-            failures += 1
-            _log.warning("%s cannot be started yet, and is tried again: %s", name, error.strerror)
-            await asyncio.sleep(max(RETRY_SECONDS, back_off(failures)))

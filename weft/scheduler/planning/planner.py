@@ -155,6 +155,7 @@ def _untimed(
         notes=tuple(plan_notes(spec, inspection, why_no_snapshots)),
         recovers=strategy.recovery != "off",
         copies_each=strategy.recovery == "iteration" and why_no_snapshots is None,
+        spares=strategy.spares,
         **_checkpoints(spec, itinerary),
         on_epoch=inspection.on_epoch,
         scheduler_metric=inspection.scheduler_metric,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
-import multiprocessing
+import multiprocessing.util
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -249,6 +249,13 @@ class Directory:
         """Where the directory has died: tells the one that takes its place all that is mapped here and was published
         from here, by whatever client was made of this one. What it has already stays as it is."""
         self._server.hand_on()
+
+    def after_fork(self) -> None:
+        """In the child, which has connections of its own from then on; the calling thread's at once, where the
+        directory is there."""
+        multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]  # as multiprocessing's own children do
+        with contextlib.suppress(EOFError, OSError, RemoteError):
+            self._server.blocks.num_calls()
 
     def num_bytes(self) -> dict[str, int]:
         sizes: dict[str, int] = self._server.blocks.num_bytes()

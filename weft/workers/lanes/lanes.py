@@ -26,7 +26,7 @@ from weft.workers.lanes.launched import Launched
 from weft.workers.lanes.queue import Inbox
 from weft.workers.lanes.stream_lane import StreamLane
 
-Guard = Callable[[Callable[[], None]], None]
+Guard = Callable[[Callable[[], None]], object]
 Progress = Callable[[], list[dict[str, Any]]]  # of each lane, see LaneLoop
 
 

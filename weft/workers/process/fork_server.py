@@ -3,8 +3,8 @@
 A process of its own, started by the daemon as `python -m weft.workers`. It has one thread, computes with no other and
 makes no CUDA context, so its children are whole. Over the inherited socket:
 
-    daemon → {"fork": name, "role": ROLE, "config": {...}}    with the child's socket as a descriptor
-             ROLE: "worker", "directory" or "saver"
+    daemon → {"fork": name, "role": ROLE, "config": {...}, "job": ...}    with the child's socket as a descriptor
+             ROLE: "worker", "directory" or "saver"; job: empty, or that goes on with the worker, by its blocks' name
     server → {"forked": name, "pid": ...}, {"exited": name, "pid": ..., "code": ..., "peak_bytes": ...}
              a pid of 0: it was never forked; the peak is of what was resident, since a job last began in it
              {"stopped": name, "pid": ..., "at": ns of CLOCK_MONOTONIC}, and the same with "continued"
@@ -26,32 +26,46 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch._dynamo  # noqa: F401  (what the first optimizer of a process imports, for seconds)
 
-from weft.machine.tether import tie_to, untie
+from weft.machine.tether import adopt_orphans, tie_to, untie
 from weft.plan.worker_view import WorkerView
 from weft.transport.memory.blocks import SHARED_MEMORY
 from weft.transport.memory.directory import DirectoryServer
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.process.saver import run_saver
+from weft.workers.process.spare import MAX_PACKET_BYTES, Spares, told_in
 from weft.workers.process.warm_up import warm_up_server
-from weft.workers.process.worker import WorkerConfig, run_worker
+from weft.workers.process.worker import run_worker
+from weft.workers.process.worker_config import WorkerConfig
 
 MAX_DESCRIPTORS_PER_MESSAGE = 16  # the daemon sends one with each fork; several may arrive together
 
 
+@dataclass(slots=True)
+class _Child:
+    name: str
+    pid: int
+    config: dict[str, Any]
+    channel: socket.socket | None  # to a worker and its spare
+    spare: int = 0  # its pid
+    spares_job: str = ""
+
+
 class ForkServer:
-    """One loop over the daemon's socket and a pidfd for each child."""
+    """One loop over the daemon's socket, the ends of children, and what their spares say."""
 
     def __init__(self, daemon: socket.socket) -> None:
         self._daemon = daemon
         self._reader = FrameReader(MAX_WORKER_FRAME_BYTES)
         self._descriptors: list[int] = []
         self._selector = selectors.EpollSelector()
-        self._children: dict[int, tuple[str, int]] = {}  # pidfd -> name, pid
+        self._children: dict[int, _Child] = {}  # by pid
+        self._gone: dict[str, _Child] = {}  # by name: workers that have ended, and have left a spare
         self._modules = frozenset(sys.modules)
         self._changed, self._wakeup = socket.socketpair()  # a byte for each SIGCHLD
 
@@ -68,9 +82,11 @@ class ForkServer:
                         if not self._receive():
                             return
                     elif key.fileobj is self._changed:
+                        self._changed.recv(1 << 12)
                         self._tell_stops()
+                        self._reap()
                     else:
-                        self._reap(key.fd)
+                        self._hear(key.data)
         finally:
             self._end_children()
 
@@ -81,61 +97,139 @@ class ForkServer:
             return False
         self._descriptors += descriptors
         for message in self._reader.feed(data):
-            self._fork(message, self._descriptors.pop(0))
+            descriptor = self._descriptors.pop(0)
+            if not self._hand_over(message, descriptor):
+                self._fork(message, descriptor)
+            os.close(descriptor)
         return bool(data)
 
     def _fork(self, message: Message, descriptor: int) -> None:
-        server = os.getpid()
+        server, ends = os.getpid(), list[socket.socket]()
         try:
+            if message["role"] == "worker":
+                ends += socket.socketpair(type=socket.SOCK_SEQPACKET)
             pid = os.fork()
         except OSError as error:  # no more processes: the daemon asks again, later each time
             print(f"{message['fork']} cannot be forked: {error.strerror}", file=sys.stderr, flush=True)
-            os.close(descriptor)
+            for end in ends:
+                end.close()
             self._send({"exited": message["fork"], "pid": 0, "code": 1})
             return
+        channel, theirs = ends or (None, None)
         if pid == 0:
-            _run_child(message, server, self._inherited(), descriptor, self._modules)
-        os.close(descriptor)
-        pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = (message["fork"], pid)
-        self._selector.register(pidfd, selectors.EVENT_READ)
-        self._send({"forked": message["fork"], "pid": pid})
+            _run_child(message, server, self._inherited(channel), descriptor, theirs, self._modules)
+        if theirs is not None:
+            theirs.close()
+        self._adopt(_Child(message["fork"], pid, message["config"], channel))
 
-    def _inherited(self) -> list[int]:
+    def _adopt(self, child: _Child) -> None:
+        self._children[child.pid] = child
+        if child.channel is not None:
+            self._selector.register(child.channel, selectors.EVENT_READ, child)
+        self._send({"forked": child.name, "pid": child.pid})
+
+    def _inherited(self, channel: socket.socket | None) -> list[int]:
         """Descriptors that are not the child's business: it must not keep the daemon's socket open, nor may the job's
         code find another process's in its own."""
-        ours = (self._daemon, self._changed, self._wakeup)
-        return [*(each.fileno() for each in ours), self._selector.fileno(), *self._children, *self._descriptors]
+        children = (child.channel for child in (*self._children.values(), *self._gone.values()))
+        sockets = (self._daemon, self._changed, self._wakeup, channel, *children)
+        return [*(each.fileno() for each in sockets if each), self._selector.fileno(), *self._descriptors]
 
-    def _reap(self, pidfd: int) -> None:
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
-        name, pid = self._children.pop(pidfd)
-        _end_group(pid)
-        _, status, used = os.wait4(pid, 0)
-        _remove_counters(pid)
-        peak_bytes = used.ru_maxrss * 1024
-        self._send({"exited": name, "pid": pid, "code": os.waitstatus_to_exitcode(status), "peak_bytes": peak_bytes})
+    # --- spares
+
+    def _hear(self, child: _Child) -> None:
+        """A worker's spare; or the end of both."""
+        if child.channel is None:  # closed by what was heard a moment ago
+            return
+        try:
+            while told := child.channel.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT):
+                child.spare, child.spares_job = told_in(told)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._close(child)
+
+    def _close(self, child: _Child) -> None:
+        if child.channel is not None:
+            with contextlib.suppress(KeyError):  # it waits in `_gone`
+                self._selector.unregister(child.channel)
+            child.channel.close()
+        child.channel = None
+
+    def _hand_over(self, message: Message, descriptor: int) -> bool:
+        """Whether the spare of the one before is now what is asked for."""
+        if (gone := self._gone.pop(message["fork"], None)) is None:
+            return False
+        assert gone.channel is not None
+        if gone.config == message["config"] and gone.spares_job == message["job"]:
+            with contextlib.suppress(OSError):  # it has just ended
+                socket.send_fds(gone.channel, [b"\0"], [descriptor])
+                self._adopt(_Child(gone.name, gone.spare, gone.config, gone.channel))
+                return True
+        os.kill(gone.spare, signal.SIGKILL)
+        self._close(gone)
+        return False
+
+    # --- ends
+
+    def _reap(self) -> None:
+        """Who has ended: children, spares whose workers have ended, and what jobs' code has left behind, all of whom
+        become this process's children then."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if (child := self._children.pop(ended.si_pid, None)) is not None:
+                    self._reap_child(child)
+                    continue
+                os.waitpid(ended.si_pid, 0)
+                for gone in [each for each in self._gone.values() if each.spare == ended.si_pid]:
+                    self._close(self._gone.pop(gone.name))
+
+    def _reap_child(self, child: _Child) -> None:
+        _end_group(child.pid)
+        _, status, used = os.wait4(child.pid, 0)
+        _remove_counters(child.pid)
+        if child.channel is not None:
+            self._hear(child)
+        if child.channel is not None and child.spare and _is_ours(child.spare):
+            self._selector.unregister(child.channel)
+            self._gone[child.name] = child
+        else:
+            self._close(child)
+        code, peak_bytes = os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024
+        self._send({"exited": child.name, "pid": child.pid, "code": code, "peak_bytes": peak_bytes})
 
     def _tell_stops(self) -> None:
-        """Of every child that was stopped or goes on. Exits are the pidfds' to tell."""
-        self._changed.recv(1 << 12)
-        names = {pid: name for name, pid in self._children.values()}
-        while names and (change := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)) is not None:
-            what = "continued" if change.si_code == os.CLD_CONTINUED else "stopped"
-            self._send({what: names[change.si_pid], "pid": change.si_pid, "at": time.monotonic_ns()})
+        """Of every child that was stopped or goes on."""
+        with contextlib.suppress(ChildProcessError):
+            while (change := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)) is not None:
+                what = "continued" if change.si_code == os.CLD_CONTINUED else "stopped"
+                if (child := self._children.get(change.si_pid)) is not None:
+                    self._send({what: child.name, "pid": child.pid, "at": time.monotonic_ns()})
 
     def _end_children(self) -> None:
-        for _, pid in self._children.values():
+        for pid in self._children:
             os.kill(pid, signal.SIGKILL)
-        for _, pid in self._children.values():
-            _end_group(pid)
-            os.waitpid(pid, 0)
-            _remove_counters(pid)
+        for child in self._children.values():
+            _end_group(child.pid)
+            os.waitpid(child.pid, 0)
+            _remove_counters(child.pid)
+        for child in (*self._children.values(), *self._gone.values()):
+            if child.spare and _is_ours(child.spare):
+                os.kill(child.spare, signal.SIGKILL)
+                os.waitpid(child.spare, 0)
 
     def _send(self, message: Message) -> None:
         with contextlib.suppress(ConnectionError):  # the daemon has gone: the end of its stream is the next to be read
             self._daemon.sendall(encode(message))
+
+
+def _is_ours(pid: int) -> bool:
+    """A child of this process that has not ended."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def _end_group(leader: int) -> None:
@@ -151,7 +245,14 @@ def _remove_counters(pid: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def _run_child(message: Message, server: int, inherited: list[int], descriptor: int, modules: frozenset[str]) -> None:
+def _run_child(
+    message: Message,
+    server: int,
+    inherited: list[int],
+    descriptor: int,
+    channel: socket.socket | None,
+    modules: frozenset[str],
+) -> None:
     """Never returns."""
     code = 1
     try:
@@ -170,7 +271,9 @@ def _run_child(message: Message, server: int, inherited: list[int], descriptor: 
         elif message["role"] == "saver":
             run_saver(connection, config)
         else:
-            run_worker(connection, WorkerConfig(**{**config, "cores": tuple(config["cores"])}), modules)
+            assert channel is not None
+            config = WorkerConfig(**{**config, "cores": tuple(config["cores"])})
+            run_worker(connection, config, modules, Spares(channel, server))
         code = 0
     finally:  # the last frame of the process: a traceback goes to the daemon's log
         if code:
@@ -204,5 +307,6 @@ def serve(descriptor: int) -> None:
     WorkerView.wire()  # which children have then as well
     gc.freeze()  # shared pages stay shared: the children's collector will not touch what is frozen
     daemon = socket.socket(fileno=descriptor)
+    adopt_orphans()
     untie()  # the end of the socket is noticed at once from here on, and children leave files that a kill would not
     ForkServer(daemon).run()

@@ -30,6 +30,10 @@ class Kept:
     snapshots: Directory
     attempt: Attempt
 
+    def is_of(self, message: Message) -> bool:
+        """Whether a message is for the job, with these blocks."""
+        return message["type"] == "prepare" and bool(message["arenas"] == self.arenas)
+
     def goes_on(self, message: Message) -> bool:
         """Whether what a `prepare` asks for is this, which is rewound then. Errors: SharedMemoryGone."""
         if message["arenas"] != self.arenas or not _is_alike(message["plan"], self.view):

@@ -15,16 +15,13 @@ import dataclasses
 import gc
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -36,7 +33,7 @@ from weft.plan.worker_view import WorkerView
 from weft.spec.job_spec import JobSpec
 from weft.spec.workers_needed import Host
 from weft.transport.memory.directory import Directory, SharedMemoryGone
-from weft.transport.wire.frames import LINK_GONE_EXIT, MAX_WORKER_FRAME_BYTES, FrameReader, Message, WireError, encode
+from weft.transport.wire.frames import Message
 from weft.workers.devices.device import Device
 from weft.workers.devices.opening import open_device
 from weft.workers.inspection.kept_inspections import KeptInspections
@@ -45,38 +42,24 @@ from weft.workers.lanes.attempt import Attempt
 from weft.workers.lanes.lanes import Progress, run_lanes
 from weft.workers.lanes.queue import Inbox
 from weft.workers.process.built import built, built_again, is_much
+from weft.workers.process.connection import Connection, leave_without_link
 from weft.workers.process.footprint import Footprint, peak_resident_bytes, reset_peak, trim
 from weft.workers.process.job_output import job_output
 from weft.workers.process.kept import Kept, begin_of
 from weft.workers.process.looks import Looks
 from weft.workers.process.saving import save_state
+from weft.workers.process.spare import Spares
 from weft.workers.process.torch_settings import TorchSettings
 from weft.workers.process.warm_up import warm_up
+from weft.workers.process.worker_config import WorkerConfig
 from weft.workers.profiling.profiler import profiling
 from weft.workload.compiling.compiler import forget, keep_in
 from weft.workload.entry import load_again, unload
 from weft.workload.faults import encodable, fault_of
 from weft.workload.workload import asks_to_stop
 
-RECEIVE_BYTES = 1 << 16
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
-    worker: str
-    lane: str  # that runs in the main thread
-    device: str  # "cpu", "stand-in", or the uuid of a GPU
-    threads: int
-    cores: tuple[int, ...]  # to run on; empty for any
-    spin_seconds: float  # see Board
-    stamps: bool  # see Account
-    directory: str
-    authkey: bytes
-    compiled: str  # the directory of what is compiled
-    inspections: str | None = None  # the directory of what was found out about jobs; None where that is not kept
-
-
-def run_worker(connection: socket.socket, config: WorkerConfig, modules: frozenset[str]) -> None:
+def run_worker(connection: socket.socket, config: WorkerConfig, modules: frozenset[str], spares: Spares) -> None:
     """The body of a worker process: never returns before the daemon closes the connection. modules: as in Footprint."""
     if config.cores:
         os.sched_setaffinity(0, config.cores)
@@ -86,17 +69,22 @@ def run_worker(connection: socket.socket, config: WorkerConfig, modules: frozens
     device = open_device(config.device)
     warm_up(device)
     gc.freeze()  # torch and all that it imported: 90 ms of every later collection that nothing would come of
-    worker = _Worker(connection, config, device, Footprint.now(modules))
-    threading.Thread(target=worker.read_messages, name="control", daemon=True).start()
-    worker.serve()
+    _Worker(connection, config, device, Footprint.now(modules), spares).serve()
 
 
 class _Worker:
-    def __init__(self, connection: socket.socket, config: WorkerConfig, device: Device, baseline: Footprint) -> None:
-        self._connection = connection
+    def __init__(
+        self,
+        connection: socket.socket,
+        config: WorkerConfig,
+        device: Device,
+        baseline: Footprint,
+        spares: Spares,
+    ) -> None:
+        self._connection = Connection(connection)
         self._device = device
         self._config = config
-        self._send_lock = threading.Lock()
+        self._spares = spares
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._inboxes: dict[str, Inbox] = {}
         self._attempt: Attempt | None = None
@@ -105,28 +93,14 @@ class _Worker:
         self._kept: Kept | None = None  # what another attempt of the job can go on with
         self._progress: Progress = list  # of the attempt's lanes, once they are there
         self._job: Message = {}
-        self._entry: Path | None = None  # of the job
+        self._spec: JobSpec | None = None  # of the job
+        self._stands_in = False  # for one that is gone, and has been told nothing yet
         self._inspections = None if config.inspections is None else Path(config.inspections)
         self._threads = config.threads  # of torch, in each lane
         self._baseline = baseline
         self._settings = TorchSettings.now()
 
     # --- control thread
-
-    def read_messages(self) -> None:
-        reader = FrameReader(MAX_WORKER_FRAME_BYTES)
-        try:
-            while data := self._connection.recv(RECEIVE_BYTES):
-                for message in reader.feed(data):
-                    self._route(message)
-        except ConnectionError:
-            pass
-        except (OSError, WireError):
-            _leave_without_link()
-        except Exception:  # a fault of ours, and a worker that hears no more: as if it had been killed from outside
-            traceback.print_exc(file=sys.__stderr__)
-            os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(0)  # the daemon is gone; the main thread may be deep in the user's code
 
     def _route(self, message: Message) -> None:
         if message["type"] == "dispatch":
@@ -160,24 +134,32 @@ class _Worker:
     # --- main thread
 
     def serve(self) -> None:
-        device = self._device
-        link, capacity = device.link_bytes_per_second(), device.capacity_bytes()
-        self._send({"type": "joined", "link_bytes_per_second": link, "device_bytes": capacity})
+        self._join()
         while True:
             message = self._inbox.get()
+            if self._stands_in and (self._kept is None or not self._kept.is_of(message)):
+                self._let_go()  # the job has ended, or goes on with another worker
+            self._stands_in = False
             match message["type"]:
                 case "inspect":
                     self._guarded(self._inspect, message)
                 case "prepare":
-                    self._guarded(self._prepare, message)
+                    self._prepare(message)
                 case "save":
                     self._guarded(self._save, message)
                 case "release":
                     self._release(message)
+                case "forget":
+                    pass
                 case other:
                     raise AssertionError(f"the daemon sent {other!r}")
 
-    def _guarded(self, handle: Any, message: Message) -> None:
+    def _join(self) -> None:
+        threading.Thread(target=self._connection.listen, args=(self._route,), name="control", daemon=True).start()
+        link, capacity = self._device.link_bytes_per_second(), self._device.capacity_bytes()
+        self._send({"type": "joined", "link_bytes_per_second": link, "device_bytes": capacity})
+
+    def _guarded(self, handle: Any, message: Message) -> bool:
         """As `_guard`, with what user code prints."""
         self._job = {"job": message["job"], "attempt": message["attempt"]}
 
@@ -185,22 +167,24 @@ class _Worker:
             with job_output(self._send_output):
                 handle(message)
 
-        self._guard(run)
+        return self._guard(run)
 
-    def _guard(self, run: Callable[[], None]) -> None:
+    def _guard(self, run: Callable[[], None]) -> bool:
         """Runs user code: whatever it raises fails the job and leaves the worker waiting for its release."""
         try:
             run()
+            return True
         except SharedMemoryGone as error:
             if error.is_own_descriptor:
-                _leave_without_link()
+                leave_without_link()
             self._kept, told = None, encodable(f"{self._config.worker}: {error}")
             self._send({"type": "directory-missed", **self._job, "message": told})
         except BaseException as error:  # user code may raise anything, SystemExit included
             self._kept = None  # nobody knows what it has left half done
-            if self._inspections is not None and self._entry is not None:
-                KeptInspections(self._inspections).forget(self._entry)
+            if self._inspections is not None and self._spec is not None:
+                KeptInspections(self._inspections).forget(self._spec.entry_file)
             self._send({"type": "fault", **self._job, **dataclasses.asdict(fault_of(error))})
+        return False
 
     def _inspect(self, message: Message) -> None:
         spec = self._enter(message)
@@ -224,22 +208,41 @@ class _Worker:
         self._send({"type": "inspected", **self._job, "inspection": inspection})
 
     def _prepare(self, message: Message) -> None:
+        if not self._guarded(self._get_ready, message):
+            return
+        if not message["plan"].programs:  # a host, where every device updates its own parameters
+            self._send({"type": "prepared", **self._job})
+        elif message["spare"] and (ours := self._spares.make(message["arenas"], self._be_a_spare)) is not None:
+            self._connection, self._inbox, self._inboxes = Connection(ours), queue.SimpleQueue(), {}
+            self._stands_in = True
+            self._join()
+        else:
+            self._guarded(self._run, message)
+
+    def _be_a_spare(self) -> None:
+        self._connection.close()
+        if self._kept is not None:
+            self._kept.snapshots.after_fork()
+
+    def _get_ready(self, message: Message) -> None:
         view: WorkerView = message["plan"]
         if self._kept is None and is_much(view.unneeded):
             trim()  # this worker may have inspected the job
         reset_peak()
         self._device.reset_peak()
         spec = self._enter(message)
-        if not view.programs:  # a host, where every device updates its own parameters
-            self._send({"type": "prepared", **self._job})
-            return
-        self._compute_on(message["cores"], message["threads"])
-        if self._kept is None or not self._kept.goes_on(message):
-            self._build(message, spec)
+        if view.programs:
+            self._compute_on(message["cores"], message["threads"])
+            if self._kept is None or not self._kept.goes_on(message):
+                self._build(message, spec)
+
+    def _run(self, message: Message) -> None:
+        view: WorkerView = message["plan"]
         assert self._attempt is not None
+        assert self._spec is not None
         job, main = self._job, self._main_of(view.programs)
         with profiling(
-            spec.profile,
+            self._spec.profile,
             self._device,
             [main, *(lane for lane in view.programs if lane != main)],
             {**job, "worker": self._config.worker},
@@ -269,7 +272,7 @@ class _Worker:
         """The worker's part of the job, from the user's function on."""
         view: WorkerView = message["plan"]
         if self._attempt is not None:
-            self._let_go(spec)
+            self._let_go()
             self._enter(message)
         directory = self._directory(message["arenas"])
         snapshots = directory.of(message["snapshots"])
@@ -294,8 +297,7 @@ class _Worker:
             self._send_output(f"{self._config.worker}: {notice}\n")
 
     def _enter(self, message: Message) -> JobSpec:
-        spec = JobSpec.parse(message["spec"])
-        self._entry = spec.entry_file
+        self._spec = spec = JobSpec.parse(message["spec"])
         os.environ |= {"WEFT_JOB_ID": message["job"], "WEFT_RUN_DIR": message["run_dir"]}
         with contextlib.suppress(OSError):  # the daemon makes it, too, and says what is wrong with it
             make_directory(Path(message["run_dir"]))
@@ -357,17 +359,19 @@ class _Worker:
             self._kept.attempt.close()
             self._progress = list
         else:
-            self._let_go(JobSpec.parse(message["spec"]))
+            self._let_go()
             clean = self._baseline.is_clean() and self._device.is_clean()
         released = {"type": "released", "job": message["job"], "attempt": message["attempt"]}
         self._send({**released, "clean": clean, "peak_bytes": peak, "device_peak_bytes": device_peak})
 
-    def _let_go(self, spec: JobSpec) -> None:
+    def _let_go(self) -> None:
         """Of all that it has of the job."""
+        self._spares.end()
         if self._attempt is not None:
             self._attempt.close()
         self._attempt, self._kept, self._progress = None, None, list
-        unload(spec, self._baseline.modules)
+        if self._spec is not None:
+            unload(self._spec, self._baseline.modules)
         os.chdir("/")
         forget()
         self._settings.restore()
@@ -382,18 +386,7 @@ class _Worker:
         return self._client
 
     def _send(self, message: Message) -> None:
-        with self._send_lock:
-            try:
-                self._connection.sendall(encode(message))
-            except ConnectionError:
-                os._exit(0)  # the daemon is gone
-            except OSError:
-                _leave_without_link()
+        self._connection.send(message)
 
     def _send_output(self, text: str) -> None:
         self._send({"type": "output", **self._job, "text": encodable(text)})
-
-
-def _leave_without_link() -> NoReturn:
-    """The job's code has closed a socket, put something else in its place or read from it."""
-    os._exit(LINK_GONE_EXIT)

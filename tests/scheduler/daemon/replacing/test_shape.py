@@ -44,7 +44,7 @@ def test_a_copy_has_the_same_and_so_has_one_with_other_comments_and_methods(pack
         (JOB, "    replays: int = 0", "    again: int = 0"),
         ("scheduler/runs/books.py", "self.peak_bytes: dict[str, int] = {}", "self.peaks: dict[str, int] = {}"),
         (ORDERS, '"type": "release"', '"type": "let-go"'),
-        ("workers/process/worker.py", "    threads: int\n", ""),
+        ("workers/process/worker_config.py", "    threads: int\n", ""),
     ],
 )
 def test_another_field_or_message_is_another_shape(package: Path, name: str, before: str, after: str) -> None:

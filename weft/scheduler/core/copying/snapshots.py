@@ -11,6 +11,8 @@ from weft.plan.tables import Adjustment
 from weft.scheduler.core.events import Adjust, Command, EpochJudged, RecordSnapshot, SaveSnapshot, Snapshot
 from weft.scheduler.core.job import Job
 
+SHORT_SECONDS = 0.5  # an iteration: to begin again takes about as long
+
 
 def begin_best(job: Job) -> list[Command]:
     """Of the last step before the next gate: the validation behind it may find it the best."""
@@ -42,12 +44,25 @@ def save_best(job: Job) -> list[Command]:
     return [SaveSnapshot(job=job.name, snapshot=best)]
 
 
-def begin(job: Job) -> list[Command]:
-    """For an attempt after a lost worker: of the first iteration that can have one; nothing where none can."""
+def begin(job: Job, *, skipped: int = 0) -> list[Command]:
+    """For an attempt after a lost worker: of the first iteration that can have one, but for so many; nothing where none
+    can."""
     assert job.plan is not None
     if not job.plan.recovers or any(not (each.to_disk or each.best) for each in job.copying):
         return []
-    return copy(job, next_to_learn(job), to_disk=False)
+    iteration, itinerary = next_to_learn(job), job.plan.itinerary
+    if skipped and iteration < itinerary.num_iterations:
+        iteration = itinerary.update_of(itinerary.at(iteration).step + 1 + skipped)
+    return copy(job, iteration, to_disk=False)
+
+
+def begin_again(job: Job) -> list[Command]:
+    """For an attempt that begins after a loss: who has lost a worker may lose another, and soon. Short iterations have
+    it behind the second: what the copy goes to is made beside the first, whose end people wait for."""
+    assert job.plan is not None
+    if job.plan.predicted_iteration_seconds >= SHORT_SECONDS:
+        return begin(job)
+    return begin(job, skipped=1)
 
 
 def begin_each(job: Job) -> list[Command]:

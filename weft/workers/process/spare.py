@@ -1,0 +1,124 @@
+"""Spares: a copy of a worker that is prepared for a job, forked before its lanes begin, that takes its place once it is
+gone.
+
+    worker   prepared ──fork──▶ lanes run ─── ✗
+    spare                 └──── waits ──────────▶ is handed the next worker's connection by the fork server, and joins
+
+What the job's function has made and what is mapped is there in both. Parameters lie in shared memory, and other pages
+are shared until one of the two writes. A spare goes on as workers do that have lived: it rewinds to a snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from weft.machine.tether import tie_to
+
+MAX_PACKET_BYTES = 1 << 10
+MOST_BYTES = 256 << 20  # that a worker has made for the job, of its own: what a spare could come to take
+_OUR_THREADS = 2  # main and control
+_OMP_PAUSE_HARD = 2  # omp.h
+
+
+class Spares:
+    """Of one worker: at most one at a time. channel: to the fork server, one packet a message; of the worker and its
+    spare, which has it alone once the worker is gone. server: the fork server's pid. least_bytes: what the process had
+    of its own before a job."""
+
+    def __init__(self, channel: socket.socket, server: int) -> None:
+        self._channel, self._server = channel, server
+        self._own_bytes = _own_bytes()
+        self._pid, self._pidfd = 0, -1
+
+    def make(self, job: str, begin: Callable[[], None]) -> socket.socket | None:
+        """In the worker None, at once, whether or not there is a spare now. In the spare its connection to the daemon,
+        once it is the worker. job: whose memory it has a part of, by its blocks' name. begin: lets go, in the spare, of
+        what is the worker's alone.
+
+        None is made where it would cost much memory, or where anything runs in this process beside the caller and the
+        control thread: a fork leaves other threads out, and the job's own processes die with the worker.
+        """
+        self.end()
+        _end_torch_threads()
+        if not _is_alone() or _own_bytes() - self._own_bytes > MOST_BYTES:
+            return None
+        try:
+            with warnings.catch_warnings():  # of threads that a child would not have: the control thread alone
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError:  # no more processes, or no memory
+            return None
+        if pid == 0:
+            return self._become_worker(job, begin)
+        self._pid, self._pidfd = pid, os.pidfd_open(pid)
+        return None
+
+    def end(self) -> None:
+        """None is left."""
+        if not self._pid:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # the job's code waits for all children
+            os.waitpid(self._pid, 0)
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        self._pid, self._pidfd = 0, -1
+
+    def _become_worker(self, job: str, begin: Callable[[], None]) -> socket.socket:
+        """Does not return where nobody wants it any more."""
+        try:
+            os.setpgid(0, 0)  # the worker's own group dies with it
+            begin()
+            self._channel.send(packet_of(os.getpid(), job))
+            _, descriptors, _, _ = socket.recv_fds(self._channel, MAX_PACKET_BYTES, 1)
+        except OSError:
+            os._exit(0)
+        if not descriptors:  # the fork server is gone
+            os._exit(0)
+        tie_to(self._server)
+        os.set_inheritable(descriptors[0], False)
+        return socket.socket(fileno=descriptors[0])
+
+
+def packet_of(pid: int, job: str) -> bytes:
+    """What a spare tells the fork server."""
+    return f"{pid} {job}".encode()
+
+
+def told_in(packet: bytes) -> tuple[int, str]:
+    """Its pid and its job."""
+    pid, _, job = packet.decode().partition(" ")
+    return int(pid), job
+
+
+def _end_torch_threads() -> None:
+    """OpenMP's, which begin anew where they are wanted. They wait for work, and a child would wait for them."""
+    with contextlib.suppress(AttributeError):  # another runtime than that of 5.0 and later
+        ctypes.CDLL(None).omp_pause_resource_all(_OMP_PAUSE_HARD)
+
+
+def _is_alone() -> bool:
+    try:
+        threads = list(Path("/proc/self/task").iterdir())
+        return len(threads) == _OUR_THREADS and not any((each / "children").read_text() for each in threads)
+    except OSError:
+        return False
+
+
+def _own_bytes() -> int:
+    """Of anonymous memory: what a child would share until one of the two writes there."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
