@@ -9,6 +9,7 @@ checkpoint_added_vs_dcp    what it adds to the iterations beside it, theirs ÷ o
 after_kill                 seconds from SIGKILL of a worker to the end of the next iteration, less three iterations
 lost_work                  iterations that were over and were done again, beside snapshot_interval
 each_...                   the same with recovery = "iteration", which copies each iteration
+spares_iteration_cost      a job's time over a fixed number of steps, its workers having spares ÷ without
 recovery_vs_torchrun       the same seconds of torchrun, whose script goes on from its own checkpoint ÷ ours
 resume_under_another_plan  seconds from submit, on a checkpoint of two stages, to the first iteration of one stage
 
@@ -113,11 +114,12 @@ QUICK = {
     "gpt": replace(SMALL_GPT, name="gpt", goal=GPT.goal),
     "mlp": replace(MLP, args={"layers": 3, "width": 1024, "samples": 1024}),
 }
-PARTS = ("gpt", "mlp", "kills", "torchrun", "resume")
+PARTS = ("gpt", "mlp", "spares", "kills", "torchrun", "resume")
 
 
 def collect(quick: bool, only: Sequence[str]) -> list[Result]:
     gpt, mlp = (QUICK["gpt"], QUICK["mlp"]) if quick else (GPT, MLP)
+    small = replace(SMALL_GPT, steps=300, strategy={"preset": "ddp", "replicas": 2})
     with (
         tempfile.TemporaryDirectory(prefix="weft-bench-") as runs,
         weft.client.embedded.Daemon(workers=2, threads=1, runs_dir=runs) as client,
@@ -125,6 +127,7 @@ def collect(quick: bool, only: Sequence[str]) -> list[Result]:
         parts: dict[str, Callable[[], list[Result]]] = {
             "gpt": lambda: cost(client, gpt, 1 if quick else 3),
             "mlp": lambda: checkpoints(client, mlp, 1 if quick else 3),
+            "spares": lambda: spares(client, small, 1 if quick else 5),
             "kills": lambda: [row for case in (gpt, mlp) for row in kills(client, case, 2 if quick else 5)],
             "torchrun": lambda: against_torchrun(client, SMALL_GPT, 1 if quick else 5),
             "resume": lambda: resume(client, mlp, 1 if quick else 5),
@@ -204,6 +207,21 @@ def cost_results(case: Case, ours: Sequence[Ran], without: Sequence[Ran]) -> lis
             goal="<= 1.01",
             how="1 + the share of the busiest lane's time in mode snapshot, of the same jobs, as the account has it",
         ),
+    ]
+
+
+def spares(client: Client, case: Case, turns: int) -> list[Result]:
+    parties = (partial(run, client, case.spec(strategy={"spares": each})) for each in (True, False))
+    ours, without = take_turns(turns, *parties)
+    what = f"{case.entry.partition(':')[0]} with {case.what}, two replicas, {case.steps} steps"
+    return [
+        ratio_result(
+            "spares_iteration_cost",
+            [each.total for each in ours],
+            [each.total for each in without],
+            goal="<= 1.01",
+            how=f"seconds of all iterations but the first, workers having spares ÷ with spares = false; {what}",
+        )
     ]
 
 

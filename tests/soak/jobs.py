@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,18 +109,32 @@ _OTHERS = {
     "model vae": SoakJob(strategy=TWO_STAGES | {"recompute": True}, model="vae"),
     "model gated, offloaded": SoakJob(strategy={"preset": "zero-offload", "microbatches": 2}, model="gated"),
 }
-JOBS: Mapping[str, SoakJob] = _OF_PRESETS | _OTHERS
+
+
+def _with_spares(jobs: Mapping[str, SoakJob]) -> Mapping[str, SoakJob]:
+    """Every second one: they are shorter than those that have spares by themselves."""
+    return {
+        name: replace(job, strategy={**job.strategy, "spares": True})
+        if number % 2 and job.strategy.get("recovery") != "off"
+        else job
+        for number, (name, job) in enumerate(jobs.items())
+    }
+
+
+JOBS: Mapping[str, SoakJob] = _with_spares(_OF_PRESETS | _OTHERS)
 
 # Half of their units grow slow after some steps, as no inspection can know, so they go on with another plan.
 _TIRED = {"source": _REPLANNING["TIRED"], "steps": _REPLANNING["STEPS"], "arguments": {}}
 _REPLANS = TWO_STAGES | {"window": 16, "replan": True}
-REPLANNED: Mapping[str, SoakJob] = {
-    "tired": SoakJob(strategy=_REPLANS, **_TIRED),
-    "tired, measured order": SoakJob(strategy=_REPLANS | {"schedule": "measured"}, **_TIRED),
-    "tired, checkpoints": SoakJob(strategy=_REPLANS, tables=EVERY_40, **_TIRED),
-    "tired, each iteration": SoakJob(strategy=_REPLANS | {"recovery": "iteration"}, **_TIRED),
-    "tired, verified": SoakJob(strategy=_REPLANS | {"verify": "digest"}, **_TIRED),
-}
+REPLANNED: Mapping[str, SoakJob] = _with_spares(
+    {
+        "tired": SoakJob(strategy=_REPLANS, **_TIRED),
+        "tired, measured order": SoakJob(strategy=_REPLANS | {"schedule": "measured"}, **_TIRED),
+        "tired, checkpoints": SoakJob(strategy=_REPLANS, tables=EVERY_40, **_TIRED),
+        "tired, each iteration": SoakJob(strategy=_REPLANS | {"recovery": "iteration"}, **_TIRED),
+        "tired, verified": SoakJob(strategy=_REPLANS | {"verify": "digest"}, **_TIRED),
+    }
+)
 KNOWN: Mapping[str, SoakJob] = JOBS | REPLANNED
 WITH_CHECKPOINTS = [name for name, job in JOBS.items() if "checkpoint" in job.tables]
 VERIFIED = [name for name, job in JOBS.items() if job.strategy.get("verify") == "digest"]

@@ -15,6 +15,7 @@ import ctypes
 import os
 import signal
 import socket
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,17 +25,17 @@ from weft.machine.tether import tie_to
 MAX_PACKET_BYTES = 1 << 10
 MOST_BYTES = 256 << 20  # that a worker has made for the job, of its own: what a spare could come to take
 _OUR_THREADS = 2  # main and control
+_ENDING_LOOKS, _LOOK_SECONDS = 5, 1e-3  # at threads that end; arbitrary
 _OMP_PAUSE_HARD = 2  # omp.h
 
 
 class Spares:
     """Of one worker: at most one at a time. channel: to the fork server, one packet a message; of the worker and its
-    spare, which has it alone once the worker is gone. server: the fork server's pid. least_bytes: what the process had
-    of its own before a job."""
+    spare, which has it alone once the worker is gone. server: the fork server's pid."""
 
     def __init__(self, channel: socket.socket, server: int) -> None:
         self._channel, self._server = channel, server
-        self._own_bytes = _own_bytes()
+        self._own_bytes = _own_bytes()  # before any job
         self._pid, self._pidfd = 0, -1
 
     def make(self, job: str, begin: Callable[[], None]) -> socket.socket | None:
@@ -47,33 +48,35 @@ class Spares:
         """
         self.end()
         _end_torch_threads()
-        if not _is_alone() or _own_bytes() - self._own_bytes > MOST_BYTES:
+        if not _is_soon_alone() or _own_bytes() - self._own_bytes > MOST_BYTES:
             return None
         try:
             with warnings.catch_warnings():  # of threads that a child would not have: the control thread alone
                 warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
+                self._pid = os.fork()
         except OSError:  # no more processes, or no memory
             return None
-        if pid == 0:
+        if self._pid == 0:
             return self._become_worker(job, begin)
-        self._pid, self._pidfd = pid, os.pidfd_open(pid)
+        try:
+            self._pidfd = os.pidfd_open(self._pid)
+        except OSError:  # no more descriptors
+            os.kill(self._pid, signal.SIGKILL)
+            self._reap()
         return None
 
     def end(self) -> None:
         """None is left."""
-        if not self._pid:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.close(self._pidfd)
+            self._reap()
+
+    def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):  # the job's code waits for all children
             os.waitpid(self._pid, 0)
-        self._forget()
-
-    def _forget(self) -> None:
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-        self._pid, self._pidfd = 0, -1
+        self._pid = 0
 
     def _become_worker(self, job: str, begin: Callable[[], None]) -> socket.socket:
         """Does not return where nobody wants it any more."""
@@ -106,6 +109,15 @@ def _end_torch_threads() -> None:
     """OpenMP's, which begin anew where they are wanted. They wait for work, and a child would wait for them."""
     with contextlib.suppress(AttributeError):  # another runtime than that of 5.0 and later
         ctypes.CDLL(None).omp_pause_resource_all(_OMP_PAUSE_HARD)
+
+
+def _is_soon_alone() -> bool:
+    """Threads that have been told to end do so in a moment."""
+    for _ in range(_ENDING_LOOKS):
+        if _is_alone():
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
 
 
 def _is_alone() -> bool:
