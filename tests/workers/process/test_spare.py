@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,16 +13,21 @@ import psutil
 import pytest
 
 from weft.workers.process import spare
-from weft.workers.process.spare import MAX_PACKET_BYTES, Spares, told_in
+from weft.workers.process.spare import Spares, make_channel, received
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 @pytest.fixture
 def channel() -> Iterator[tuple[socket.socket, socket.socket]]:
-    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    ours, theirs = make_channel()
     with ours, theirs:
         yield ours, theirs
+
+
+def heard(channel: socket.socket) -> tuple[bytes, int]:
+    select.select([channel], [], [])
+    return received(channel)
 
 
 @pytest.fixture
@@ -38,8 +44,8 @@ def test_a_spare_tells_its_pid_and_its_job_and_ends_when_it_is_told_to(
     ours, theirs = channel
     spares = Spares(theirs, os.getpid())
     assert spares.make("digits@1", ours.close) is None
-    pid, job = told_in(ours.recv(MAX_PACKET_BYTES))
-    assert job == "digits@1"
+    told, pid = heard(ours)
+    assert told == b"digits@1"
     assert psutil.Process(pid).ppid() == os.getpid()
     spares.end()
     assert not psutil.pid_exists(pid)
@@ -53,7 +59,7 @@ def test_another_one_takes_the_place_of_the_one_before(channel: tuple[socket.soc
     pids = []
     for job in ("a@1", "a@2"):
         assert spares.make(job, ours.close) is None
-        pids.append(told_in(ours.recv(MAX_PACKET_BYTES))[0])
+        pids.append(heard(ours)[1])
     assert [psutil.pid_exists(pid) for pid in pids] == [False, True]
     spares.end()
 

@@ -38,7 +38,7 @@ from weft.transport.memory.blocks import SHARED_MEMORY
 from weft.transport.memory.directory import DirectoryServer
 from weft.transport.wire.frames import MAX_WORKER_FRAME_BYTES, FrameReader, Message, encode
 from weft.workers.process.saver import run_saver
-from weft.workers.process.spare import MAX_PACKET_BYTES, Spares, told_in
+from weft.workers.process.spare import Spares, make_channel, received
 from weft.workers.process.warm_up import warm_up_server
 from weft.workers.process.worker import run_worker
 from weft.workers.process.worker_config import WorkerConfig
@@ -107,7 +107,7 @@ class ForkServer:
         server, ends = os.getpid(), list[socket.socket]()
         try:
             if message["role"] == "worker":
-                ends += socket.socketpair(type=socket.SOCK_SEQPACKET)
+                ends += make_channel()
             pid = os.fork()
         except OSError as error:  # no more processes: the daemon asks again, later each time
             print(f"{message['fork']} cannot be forked: {error.strerror}", file=sys.stderr, flush=True)
@@ -137,18 +137,22 @@ class ForkServer:
 
     # --- spares
 
-    def _hear(self, child: _Child) -> None:
-        """A worker's spare; or the end of both."""
+    def _hear(self, child: _Child) -> bool:
+        """A worker's spare, or the end of both. Whether there may be more. The job's code may say anything here; who
+        says it the kernel tells."""
         if child.channel is None:  # closed by what was heard a moment ago
-            return
+            return False
         try:
-            while told := child.channel.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT):
-                child.spare, child.spares_job = told_in(told)
+            told, sender = received(child.channel)
         except BlockingIOError:
-            return
+            return False
         except OSError:
-            pass
-        self._close(child)
+            told, sender = b"", 0
+        if not told:
+            self._close(child)
+        elif sender not in self._children:
+            child.spare, child.spares_job = sender, told.decode(errors="replace")
+        return bool(told)
 
     def _close(self, child: _Child) -> None:
         if child.channel is not None:
@@ -189,8 +193,8 @@ class ForkServer:
         _end_group(child.pid)
         _, status, used = os.wait4(child.pid, 0)
         _remove_counters(child.pid)
-        if child.channel is not None:
-            self._hear(child)
+        while self._hear(child):
+            pass
         if child.channel is not None and child.spare and _is_ours(child.spare):
             self._selector.unregister(child.channel)
             self._gone[child.name] = child

@@ -15,6 +15,7 @@ import ctypes
 import os
 import signal
 import socket
+import struct
 import time
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,7 @@ MOST_BYTES = 256 << 20  # that a worker has made for the job, of its own: what a
 _OUR_THREADS = 2  # main and control
 _ENDING_LOOKS, _LOOK_SECONDS = 5, 1e-3  # at threads that end; arbitrary
 _OMP_PAUSE_HARD = 2  # omp.h
+_CREDENTIALS = struct.Struct("3i")  # struct ucred, of which the first is the pid
 
 
 class Spares:
@@ -83,7 +85,7 @@ class Spares:
         try:
             os.setpgid(0, 0)  # the worker's own group dies with it
             begin()
-            self._channel.send(packet_of(os.getpid(), job))
+            self._channel.send(job.encode())
             _, descriptors, _, _ = socket.recv_fds(self._channel, MAX_PACKET_BYTES, 1)
         except OSError:
             os._exit(0)
@@ -94,15 +96,18 @@ class Spares:
         return socket.socket(fileno=descriptors[0])
 
 
-def packet_of(pid: int, job: str) -> bytes:
-    """What a spare tells the fork server."""
-    return f"{pid} {job}".encode()
+def make_channel() -> tuple[socket.socket, socket.socket]:
+    """The fork server's end, and that of a worker and its spare. Errors: OSError."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return ours, theirs
 
 
-def told_in(packet: bytes) -> tuple[int, str]:
-    """Its pid and its job."""
-    pid, _, job = packet.decode().partition(" ")
-    return int(pid), job
+def received(channel: socket.socket) -> tuple[bytes, int]:
+    """What was said at the other end, and the pid of who did. Errors: BlockingIOError, where nothing was; OSError."""
+    told, about, _, _ = channel.recvmsg(MAX_PACKET_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size), socket.MSG_DONTWAIT)
+    pids = [_CREDENTIALS.unpack(data)[0] for _, kind, data in about if kind == socket.SCM_CREDENTIALS]
+    return told, pids[0] if pids else 0
 
 
 def _end_torch_threads() -> None:
