@@ -1,5 +1,5 @@
-"""The fork server where the machine has no more processes, and where a job's code talks to it. What else it does is seen
-of real daemons."""
+"""The fork server where the machine has no more processes, and where a job's code talks to it. The rest is seen of real
+daemons."""
 
 from __future__ import annotations
 
