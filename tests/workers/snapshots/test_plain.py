@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.workers.snapshots.plain import decoded, encoded, why_not_plain
+from weft.workers.snapshots.plain import decoded, encoded, packed, unpacked, why_not_plain
 
 
 class Writes:
@@ -51,18 +51,28 @@ def same(one: Any, other: Any) -> bool:
         torch.float32,
         float("inf"),
         1 << 80,
+        {"\udcff": {3: -1, -2.5: (1 << 64) - 1, None: [()], True: "both", (1, ("a",)): torch.tensor(2)}},
+        {"bytes": b"\xff\0", "complex": 1 + 2j, "size": torch.Size([2, 3])},
     ],
-    ids=str,
+    ids=repr,
 )
 def test_plain_data_come_back_as_they_were(value: Any) -> None:
     assert same(decoded(encoded(value)), value)
+    assert same(unpacked(packed(value)), value)
     assert why_not_plain(lambda: value) is None
+
+
+def test_what_an_optimizer_keeps_is_packed_without_torchs_format() -> None:
+    kept = {"states": {"weight": {"step": torch.tensor(3.0)}}, "options": [{"lr": 0.1, "betas": (0.9, 0.99)}]}
+    assert len(packed(kept)) < len(encoded(kept)) / 4
+    assert len(packed(kept | {"rows": torch.ones(2)})) > len(encoded(kept))
 
 
 def test_a_number_of_numpys_comes_back_as_pythons() -> None:
     """A learning rate is one where a user's lambda calls numpy, and only the ValueError at the restart told of it."""
     value = {"lr": np.float64(1 / 3), "_last_lr": [np.float32(0.5)], "steps": np.int64(3)}
-    assert same(decoded(encoded(value)), {"lr": 1 / 3, "_last_lr": [0.5], "steps": 3})
+    for back in (decoded(encoded(value)), unpacked(packed(value))):
+        assert same(back, {"lr": 1 / 3, "_last_lr": [0.5], "steps": 3})
 
 
 def test_a_tensor_without_dimensions_costs_no_file_of_its_own() -> None:

@@ -1,5 +1,9 @@
 """Plain data: what optimizers and schedulers keep beside tensors of elements, as bytes that are read without running
-anything: torch's own format, by its loader that takes plain data alone."""
+anything.
+
+    on the disk         torch's own format, read by its loader that takes plain data alone
+    from job to job     msgpack, where it has all that there is: it is read in a twentieth of the time
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import numpy as np
 import torch
 
 from weft.transport.memory.arena import dtype_name, dtype_of
 
+NAMES = "surrogatepass"  # an attribute of a model may have any name
+_TUPLE, _SCALAR = range(2)  # msgpack's types of ours
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # of msgpack's numbers
 _NUMBER = "weft: a tensor without dimensions"  # torch's format has a file for each tensor, and counts of steps are many
 _REFUSED = re.compile(r"WeightsUnpickler error:\s*(.+?)( by default)?(\. Please|\n|$)")
 
@@ -41,6 +49,57 @@ def _reason(error: Exception) -> str:
     """A line. Of torch's refusal it is what was refused, without advice on how to load it all the same."""
     refused = _REFUSED.search(str(error))
     return refused[1] if refused else str(error).partition("\n")[0] or type(error).__name__
+
+
+def packed(value: Any) -> bytes:
+    """As `encoded`, for `unpacked` of the same Weft."""
+    try:
+        return _msgpack(_simplified(value))
+    except (_NotSimpleError, ValueError, RecursionError):
+        return _msgpack(encoded(value))
+
+
+def unpacked(data: bytes) -> Any:
+    """Raises ValueError for what is no plain data."""
+    value = msgpack.unpackb(data, unicode_errors=NAMES, strict_map_key=False, ext_hook=_extended)
+    return decoded(value) if isinstance(value, bytes) else value
+
+
+class _NotSimpleError(Exception):
+    pass
+
+
+def _msgpack(value: Any) -> bytes:
+    data: bytes = msgpack.packb(value, unicode_errors=NAMES)
+    return data
+
+
+def _simplified(value: Any) -> Any:
+    """Errors: _NotSimpleError, for what would not come back as it is."""
+    kind = type(value)
+    if value is None or kind in (bool, float, str) or (kind is int and _LEAST <= value <= _MOST):
+        return value
+    if kind is dict:
+        return {_simplified(key): _simplified(part) for key, part in value.items()}
+    if kind is list:
+        return [_simplified(part) for part in value]
+    if kind is tuple:
+        return msgpack.ExtType(_TUPLE, _msgpack([_simplified(part) for part in value]))
+    if isinstance(value, np.generic):
+        return _simplified(value.item())
+    if kind is torch.Tensor and value.dim() == 0:
+        return msgpack.ExtType(_SCALAR, _msgpack([dtype_name(value.dtype), _simplified(value.item())]))
+    raise _NotSimpleError
+
+
+def _extended(code: int, data: bytes) -> Any:
+    parts = msgpack.unpackb(data, unicode_errors=NAMES, strict_map_key=False, ext_hook=_extended)
+    if code == _TUPLE:
+        return tuple(parts)
+    if code != _SCALAR:
+        raise ValueError(f"msgpack's type {code}")
+    name, number = parts
+    return torch.tensor(number, dtype=dtype_of(name))
 
 
 def why_not_plain(make: Callable[[], Any]) -> str | None:
