@@ -222,10 +222,12 @@ class Plan:
 
     @property
     def has_spares(self) -> bool:
-        """Whether CPU workers that compute have spares: by itself not where to make them takes more than they are
-        likely to save."""
+        """Whether CPU workers that compute have spares: not where a job that loses one begins again or is planned anew,
+        and by itself not where to make them takes more than they are likely to save."""
+        if not self.recovers or not self.has_snapshots or "gpu" in self.workers:
+            return False
         seconds = self.predicted_iteration_seconds * self.itinerary.num_iterations
-        return self.recovers and (seconds > LEAST_SECONDS if self.spares is None else self.spares)
+        return seconds > LEAST_SECONDS if self.spares is None else self.spares
 
     @property
     def turns(self) -> Turns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,25 @@ def test_where_workers_have_spares_the_job_waits_for_the_lost_one_itself_unless_
     rehearsal.tell(WorkerLost(worker="cpu-0", exit_code=-9))
     rehearsal.release()
     assert rehearsal.job.workers == ("cpu-9", "cpu-1", "loader-0"), "it was lost before it was prepared"
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds", "has_spares"),
+    [
+        ({}, 0.1, False),
+        ({}, 1.0, True),
+        ({"spares": True}, 0.1, True),
+        ({"spares": False}, 1.0, False),
+        ({"recovery": "off"}, 1.0, False),
+        ({"replicas": [{"device": "gpu"}, {}]}, 1.0, False),
+        ({"replicas": 2, "staleness": [0, 1], "spares": True}, 1.0, False),
+    ],
+)
+def test_spares_are_made_where_a_job_takes_more_than_ten_seconds_and_can_go_on_with_them(
+    plan_of: Callable[..., Plan], settings: dict[str, Any], seconds: float, has_spares: bool
+) -> None:
+    plan = plan_of(steps=30, **settings)
+    assert dataclasses.replace(plan, predicted_iteration_seconds=seconds).has_spares is has_spares
 
 
 def test_a_loader_that_is_free_takes_the_place_of_a_lost_one_at_once(plan_of: Callable[..., Plan]) -> None:

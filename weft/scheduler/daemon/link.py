@@ -170,9 +170,7 @@ class Child:
     closed: bool = False
     is_stopped: bool = False
     answer: Message | None = None  # a saver's
-    stands_in_for: str = (
-        ""  # a worker: the job for which it was started, by its blocks' name, until it is told anything
-    )
+    stands_in_for: str = ""  # a worker, until it is told anything: the job it is started for, by its blocks' name
     num_stopped: int = 0  # looks in a row that found it stopped; of those that are no workers, as the next three
     owes: bool = False  # an answer to the daemon's last question; a saver always, its checkpoint
     used: tuple[str, ...] = ()  # by it, at the last look

@@ -50,13 +50,13 @@ class Spares:
         """
         self.end()
         _end_torch_threads()
-        if not _is_soon_alone() or _own_bytes() - self._own_bytes > MOST_BYTES:
-            return None
         try:
+            if not _is_soon_alone() or _own_bytes() - self._own_bytes > MOST_BYTES:
+                return None
             with warnings.catch_warnings():  # of threads that a child would not have: the control thread alone
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._pid = os.fork()
-        except OSError:  # no more processes, or no memory
+        except OSError:  # no more processes, no memory, no descriptors
             return None
         if self._pid == 0:
             return self._become_worker(job, begin)
@@ -126,11 +126,9 @@ def _is_soon_alone() -> bool:
 
 
 def _is_alone() -> bool:
-    try:
-        threads = list(Path("/proc/self/task").iterdir())
-        return len(threads) == _OUR_THREADS and not any((each / "children").read_text() for each in threads)
-    except OSError:
-        return False
+    """Errors: OSError."""
+    threads = list(Path("/proc/self/task").iterdir())
+    return len(threads) == _OUR_THREADS and not any((each / "children").read_text() for each in threads)
 
 
 def _own_bytes() -> int:
