@@ -194,6 +194,27 @@ def lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow(seconds=4)
+@pytest.mark.parametrize("strategy", [{"stages": 2}, {"replicas": 2}, {"microbatches": 2}], ids=str)
+def test_a_child_that_a_step_has_forked_ends_where_it_returns(
+    besieged: RealDaemon, strategy: dict[str, Any], tmp_path: Path
+) -> None:
+    """It trained on, in the memory of its parent: the job failed for what both told, or had another result."""
+    forks = """if calls == gate_at > 0:
+            if not os.fork():
+                open(f"FOLDER/{os.getpid()}", "x").close()
+        if calls == -1:"""
+    source = LINE.replace("if calls == gate_at:", forks.replace("FOLDER", str(tmp_path)))
+    ends = [besieged.run(besieged.spec(source, strategy=strategy, epochs=20, args={"gate_at": at})) for at in (0, 9)]
+    assert [end["state"] for end in ends] == ["completed", "completed"], ends
+    ours, theirs = (load_file(end["model"]) for end in ends)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    children = [int(path.name) for path in tmp_path.iterdir()]
+    assert children
+    until(lambda: not any(psutil.pid_exists(pid) for pid in children), "their end")
+    besieged.until_idle()
+
+
 @pytest.mark.slow
 def test_a_worker_has_no_socket_of_the_daemon_nor_of_another_process(besieged: RealDaemon) -> None:
     """It had the fork server's epoll, with which it could have taken the server's watch on its children away."""

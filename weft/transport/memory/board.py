@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
 import platform
 import time
 from collections.abc import Sequence
@@ -86,6 +87,16 @@ def num_words(num_tasks: int) -> int:
 
 def _first_there(seen: Sequence[int], needed: Sequence[tuple[int, int]]) -> int | None:
     return next((number for number, (_, iteration) in enumerate(needed) if seen[number] >= iteration), None)
+
+
+class _Nowhere:
+    """A board's words in a process that is no worker, though it runs a worker's code."""
+
+    def __getitem__(self, word: int) -> int:
+        os._exit(0)
+
+    def __setitem__(self, word: int, value: int) -> None:
+        os._exit(0)
 
 
 class Board:
@@ -176,6 +187,10 @@ class Board:
                 return True
             _libc_sleeping.sched_yield()
         return False
+
+    def strand(self) -> None:
+        """In a child that the job's code has forked: where that comes back to a lane, it ends."""
+        self.words = _Nowhere()  # type: ignore[assignment]
 
     def abort(self) -> None:
         """Ends every wait on this board, now and later, with Aborted."""

@@ -175,6 +175,11 @@ class Attempt:
         """To the directory that has taken the place of one that died. Errors: those of Directory."""
         self._directory.hand_on()
 
+    def strand(self) -> None:
+        """In a child that the job's code has forked, which has no lanes."""
+        for board in self.boards.values():
+            board.strand()
+
     def close(self) -> None:
         """Its lanes have ended."""
         self._snapshots.close()

@@ -39,6 +39,7 @@ class Spares:
         self._channel, self._server = channel, server
         self._own_bytes = _own_bytes()  # before any job
         self._pid, self._pidfd = 0, -1
+        self.is_forking = False
 
     def make(self, job: str, begin: Callable[[], None]) -> socket.socket | None:
         """In the worker None, at once, whether or not there is a spare now. In the spare its connection to the daemon,
@@ -53,11 +54,14 @@ class Spares:
         try:
             if not _is_soon_alone() or _own_bytes() - self._own_bytes > MOST_BYTES:
                 return None
+            self.is_forking = True
             with warnings.catch_warnings():  # of threads that a child would not have: the control thread alone
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._pid = os.fork()
         except OSError:  # no more processes, no memory, no descriptors
             return None
+        finally:
+            self.is_forking = False
         if self._pid == 0:
             return self._become_worker(job, begin)
         try:

@@ -69,7 +69,9 @@ def run_worker(connection: socket.socket, config: WorkerConfig, modules: frozens
     device = open_device(config.device)
     warm_up(device)
     gc.freeze()  # torch and all that it imported: 90 ms of every later collection that nothing would come of
-    _Worker(connection, config, device, Footprint.now(modules), spares).serve()
+    worker = _Worker(connection, config, device, Footprint.now(modules), spares)
+    os.register_at_fork(after_in_child=worker.strand)
+    worker.serve()
 
 
 class _Worker:
@@ -218,6 +220,11 @@ class _Worker:
             self._join()
         else:
             self._guarded(self._run, message)
+
+    def strand(self) -> None:
+        """In a child of this process: one that the job's code has forked, and that may return from it."""
+        if self._attempt is not None and not self._spares.is_forking:
+            self._attempt.strand()
 
     def _be_a_spare(self) -> None:
         self._connection.close()
