@@ -218,6 +218,9 @@ async def test_an_ended_job_is_shown_from_its_recording_and_the_keys_go_from_bar
     assert await text(browser, "#job-state") == "completed"
     await browser.evaluate("document.getElementById('canvas').focus()")
     await browser.press("ArrowRight")
+    if (await chosen(browser))["lane"] == 0:  # a loader's: it may have one bar left, or none
+        await browser.press("ArrowDown")
+        await browser.press("Home")
     first = await chosen(browser)
     await browser.press("ArrowRight")
     second = await chosen(browser)

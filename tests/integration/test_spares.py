@@ -155,6 +155,8 @@ def test_a_job_that_is_given_up_leaves_no_spare(daemon: Any) -> None:
     assert all(psutil.Process(pid).children() == [] for pid in workers)
     others = [each for each in daemon.fork_server().children() if each.pid not in workers]
     assert len(others) == 1, "the directory"
+    assert [spare is None for spare in spares] == [False, True, True], "who takes a place while others wait has none"
+    assert not any(spare.is_running() for spare in spares if spare is not None)
 
 
 @pytest.mark.slow(seconds=5)

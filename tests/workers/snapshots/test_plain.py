@@ -62,6 +62,15 @@ def test_plain_data_come_back_as_they_were(value: Any) -> None:
     assert why_not_plain(lambda: value) is None
 
 
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: (value,), lambda value: {"a": value}])
+def test_whatever_is_in_whatever_comes_back(wrap: Any) -> None:
+    """Some hundred tuples in each other ended the process that read them."""
+    value: Any = 1
+    for _ in range(200):
+        value = wrap(value)
+        assert same(unpacked(packed(value)), value)
+
+
 def test_what_an_optimizer_keeps_is_packed_without_torchs_format() -> None:
     kept = {"states": {"weight": {"step": torch.tensor(3.0)}}, "options": [{"lr": 0.1, "betas": (0.9, 0.99)}]}
     assert len(packed(kept)) < len(encoded(kept)) / 4

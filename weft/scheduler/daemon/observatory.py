@@ -117,8 +117,9 @@ class Observatory:
             if time.monotonic() < stands_until:
                 self._answers.move_to_end(key)
                 return body
+            is_over = row.state.is_terminal and row.job not in self._driver.runs  # else its recording is not yet whole
             body = await make(row)
-            self._answers[key] = math.inf if row.state.is_terminal else time.monotonic() + FRESH_SECONDS, body
+            self._answers[key] = math.inf if is_over else time.monotonic() + FRESH_SECONDS, body
             self._answers.move_to_end(key)
             while len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)

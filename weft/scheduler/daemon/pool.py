@@ -212,9 +212,10 @@ class Pool:
 
     def send(self, worker: str, message: Message) -> None:
         child = self._children.get(worker)
-        if child is not None and child.link is not None:
+        if child is not None:
             child.stands_in_for = ""
-            child.link.send(message)
+            if child.link is not None:
+                child.link.send(message)
 
     def drop(self, blocks: str) -> None:
         """By name, of a job that is over, or goes on with others: the directory has them, and workers that were started
@@ -222,7 +223,6 @@ class Pool:
         self.send(DIRECTORY, {"arenas": blocks})
         for child in self._children.values():
             if child.stands_in_for == blocks:
-                child.stands_in_for = ""
                 self.send(child.name, {"type": "forget"})
 
     def kill(self, worker: str, cause: str) -> None:

@@ -227,9 +227,9 @@ class _Worker:
             self._attempt.strand()
 
     def _be_a_spare(self) -> None:
+        assert self._kept is not None
         self._connection.close()
-        if self._kept is not None:
-            self._kept.snapshots.after_fork()
+        self._kept.snapshots.after_fork()
 
     def _get_ready(self, message: Message) -> None:
         view: WorkerView = message["plan"]

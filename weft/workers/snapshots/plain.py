@@ -2,7 +2,7 @@
 anything.
 
     on the disk         torch's own format, read by its loader that takes plain data alone
-    from job to job     msgpack, where it has all that there is: it is read in a twentieth of the time
+    in snapshots        msgpack, where it has all that there is: it is read in a twentieth of the time
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from weft.transport.memory.arena import dtype_name, dtype_of
 NAMES = "surrogatepass"  # an attribute of a model may have any name
 _TUPLE, _SCALAR = range(2)  # msgpack's types of ours
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # of msgpack's numbers
+_MOST_DEPTH = 32  # arbitrary: each tuple in another is a call of msgpack's from itself, and some hundred end the stack
 _NUMBER = "weft: a tensor without dimensions"  # torch's format has a file for each tensor, and counts of steps are many
 _REFUSED = re.compile(r"WeightsUnpickler error:\s*(.+?)( by default)?(\. Please|\n|$)")
 
@@ -55,7 +56,7 @@ def packed(value: Any) -> bytes:
     """As `encoded`, for `unpacked` of the same Weft."""
     try:
         return _msgpack(_simplified(value))
-    except (_NotSimpleError, ValueError, RecursionError):
+    except (_NotSimpleError, ValueError):
         return _msgpack(encoded(value))
 
 
@@ -74,21 +75,23 @@ def _msgpack(value: Any) -> bytes:
     return data
 
 
-def _simplified(value: Any) -> Any:
+def _simplified(value: Any, depth: int = 0) -> Any:
     """Errors: _NotSimpleError, for what would not come back as it is."""
-    kind = type(value)
+    kind, depth = type(value), depth + 1
     if value is None or kind in (bool, float, str) or (kind is int and _LEAST <= value <= _MOST):
         return value
+    if depth > _MOST_DEPTH:
+        raise _NotSimpleError
     if kind is dict:
-        return {_simplified(key): _simplified(part) for key, part in value.items()}
+        return {_simplified(key, depth): _simplified(part, depth) for key, part in value.items()}
     if kind is list:
-        return [_simplified(part) for part in value]
+        return [_simplified(part, depth) for part in value]
     if kind is tuple:
-        return msgpack.ExtType(_TUPLE, _msgpack([_simplified(part) for part in value]))
+        return msgpack.ExtType(_TUPLE, _msgpack([_simplified(part, depth) for part in value]))
     if isinstance(value, np.generic):
-        return _simplified(value.item())
+        return _simplified(value.item(), depth)
     if kind is torch.Tensor and value.dim() == 0:
-        return msgpack.ExtType(_SCALAR, _msgpack([dtype_name(value.dtype), _simplified(value.item())]))
+        return msgpack.ExtType(_SCALAR, _msgpack([dtype_name(value.dtype), _simplified(value.item(), depth)]))
     raise _NotSimpleError
 
 
