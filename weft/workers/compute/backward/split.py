@@ -12,9 +12,12 @@ are the same.
 
 A parameter beside several border nodes, or whose gradient goes on to another stage, has its gradient in the first part,
 where autograd sums it in its own order; in the second it is added to `p.grad`. So has one of a kernel that cannot make
-the parameters' gradients without the others. Where nothing that was received has a
-gradient, the second part is the whole backward. After Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024; torch's
-own pipelines split in a like way.
+the parameters' gradients without the others, and a border's that are all vectors, as a norm's: a sum of what passes
+there costs less than another call of autograd. Where nothing that was received has a gradient, the second part is the
+whole backward. After Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024; torch's own pipelines split in a like way.
+
+What is added to the kernels' time, on caches that these have emptied, is most of what a split costs. So the graph is
+walked once, and the engine is called as torch.autograd calls it, without the checks of shapes that it makes before.
 """
 
 from __future__ import annotations
@@ -26,13 +29,17 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+_run = torch.autograd.Variable._execution_engine.run_backward
+_LEAF: Any = type(get_gradient_edge(torch.zeros(0, requires_grad=True)).node)  # AccumulateGrad
 _AT_ONCE = {"NativeGroupNormBackward0"}  # ends the process where the input's gradient is not wanted, in channels-last
+
+_Edges = tuple[tuple[Node | None, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    edges: list[GradientEdge]  # that lead to it
-    parameters: list[torch.Tensor]  # that its gradient goes to beside the path, and to no other border's
+    edges: tuple[GradientEdge, ...]  # that lead to it
+    parameters: tuple[torch.Tensor, ...]  # that its gradient goes to beside the path, and to no other border's
 
 
 class SplitBackward:
@@ -78,7 +85,7 @@ class SplitBackward:
             came = [(edge, gradient) for edge in border.edges if (gradient := self._came[edge]) is not None]
             if came:
                 edges, gradients = zip(*came, strict=True)
-                torch.autograd.backward(edges, gradients, inputs=border.parameters)
+                _run(edges, gradients, False, False, border.parameters, allow_unreachable=True, accumulate_grad=True)
         for parameter, gradient in self._summed:
             _accumulate(parameter, gradient)
 
@@ -87,61 +94,63 @@ class _Graph:
     """What autograd would run: the nodes, and which of them lead to what was received."""
 
     def __init__(self, roots: Sequence[GradientEdge], received: Sequence[GradientEdge]) -> None:
-        self._into: dict[Node, dict[int, None]] = {}  # numbers of a node's outputs that a gradient comes to
-        for edge in roots:
-            self._into.setdefault(edge.node, {})[edge.output_nr] = None
-        self._roots = list(self._into)
-        self._nodes = self._found()  # those that lead to others behind these
-        self._path = {edge.node for edge in received}.intersection(self._nodes)
+        self._roots = tuple((edge.node, edge.output_nr) for edge in roots)
+        self._below = _found([node for node, _ in self._roots])
+        path = {edge.node for edge in received}
         beside: dict[Node, list[torch.Tensor]] = {}  # by node, the parameters behind it that no path leads to
-        for node in self._nodes:
-            children = [child for child, _ in node.next_functions if child is not None]
-            if not self._path.isdisjoint(children):
-                self._path.add(node)
-            own = [node.variable] if hasattr(node, "variable") and node not in self._path else []
-            beside[node] = _once([*own, *(p for child in children if child not in self._path for p in beside[child])])
-        self.has_path = bool(self._path)
-        starts = [node for node in reversed(self._nodes) if node in self._path or node in self._roots]
-        self._borders = [(node, beside[node]) for node in starts if beside[node]]
-
-    def _found(self) -> list[Node]:
-        """Depth first, and each behind all that it leads to."""
-        nodes: dict[Node, None] = {}
-        stack = [(node, False) for node in reversed(self._roots)]
-        seen = set()
-        while stack:
-            node, is_left = stack.pop()
-            if is_left:
-                nodes[node] = None
-                continue
-            if node in seen:
-                continue
-            seen.add(node)
-            stack.append((node, True))
-            for child, number in node.next_functions:
-                if child is not None:
-                    self._into.setdefault(child, {})[number] = None
-                    stack.append((child, False))
-        return list(nodes)
+        for node, below in self._below.items():
+            own: list[torch.Tensor] = []
+            for child, _ in below:
+                if child in path:
+                    path.add(node)
+                elif child in beside:
+                    own += beside[child]
+            if isinstance(node, _LEAF) and node not in path:
+                own.append(node.variable)
+            if own:
+                beside[node] = _once(own) if len(own) > 1 else own
+        self.has_path = not path.isdisjoint(self._below)
+        starts = path.union(node for node, _ in self._roots)
+        self._borders = [(node, beside[node]) for node in reversed(beside) if node in starts]
 
     def shared(self, handed_on: Collection[torch.Tensor]) -> list[torch.Tensor]:
-        """Parameters beside several borders, those that are handed on, and those of kernels that make all at once."""
-        parameters = [p for _, beside in self._borders for p in beside]
+        """Parameters beside several borders, those that are handed on, and those that a first part makes with ease."""
         counts: dict[int, int] = {}
-        for parameter in parameters:
-            counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+        for _, beside in self._borders:
+            for parameter in beside:
+                counts[id(parameter)] = counts.get(id(parameter), 0) + 1
         wanted = {id(parameter) for parameter in handed_on}
-        wanted |= {id(p) for node, beside in self._borders if node.name() in _AT_ONCE for p in beside}
-        return _once([p for p in parameters if counts[id(p)] > 1 or id(p) in wanted])
+        for node, beside in self._borders if self.has_path else ():
+            if node.name() in _AT_ONCE or all(parameter.dim() <= 1 for parameter in beside):
+                wanted.update(map(id, beside))
+        return _once([p for _, beside in self._borders for p in beside if counts[id(p)] > 1 or id(p) in wanted])
 
     def borders(self, shared: Collection[torch.Tensor]) -> list[_Border]:
         """Of the other parameters; those of later computations first."""
         numbers = {id(parameter) for parameter in shared}
-        borders = []
-        for node, beside in self._borders:
-            if own := [parameter for parameter in beside if id(parameter) not in numbers]:
-                borders.append(_Border([GradientEdge(node, number) for number in self._into[node]], own))
-        return borders
+        kept = ((node, [p for p in beside if id(p) not in numbers]) for node, beside in self._borders)
+        own = {node: parameters for node, parameters in kept if parameters}
+        into: dict[Node, dict[int, None]] = {node: {} for node in own}  # numbers of outputs that a gradient comes to
+        for edges in (self._roots, *self._below.values()):
+            for child, number in edges:
+                if child in into:
+                    into[child][number] = None
+        return [_Border(tuple(GradientEdge(node, n) for n in into[node]), tuple(own[node])) for node in own]
+
+
+def _found(roots: Sequence[Node]) -> dict[Node, _Edges]:
+    """What is behind each node. Depth first, and each behind all that it leads to."""
+    seen: dict[Node, _Edges] = {}
+    nodes: dict[Node, _Edges] = {}
+    stack = list(reversed(roots))
+    while stack:
+        node = stack[-1]
+        if node in seen:
+            nodes[stack.pop()] = seen[node]
+        else:
+            below = seen[node] = node.next_functions
+            stack += [child for child, _ in below if child is not None and child not in seen]
+    return nodes
 
 
 def _once(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
