@@ -135,7 +135,7 @@ def test_a_discarded_job_leaves_nothing(daemon: Any) -> None:
 
 
 @pytest.mark.slow(seconds=9)
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.pairs(end=("stop", "kill"))  # one a day
 def test_a_job_goes_on_after_a_restart_of_the_daemon(
     own_daemon: StartDaemon, request: pytest.FixtureRequest, end: str
 ) -> None:

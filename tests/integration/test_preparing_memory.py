@@ -56,7 +56,7 @@ def memory(pid: int, kind: str) -> int:
 
 
 @pytest.mark.slow(seconds=2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.pairs(kind=tuple(KINDS))  # one a day
 def test_a_worker_holds_nothing_of_other_stages(daemon: Any, kind: str) -> None:
     """Each had the whole model in free memory, until the job's end."""
     daemon.until_idle()
@@ -89,7 +89,7 @@ def test_a_worker_has_given_back_what_it_has_inspected_before_it_is_told_to_prep
 
 
 @pytest.mark.slow(seconds=2)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.pairs(kind=tuple(KINDS))  # one a day
 def test_stages_that_are_built_alone_train_as_the_plain_loop(daemon: Any, kind: str) -> None:
     spec = spec_of(daemon, kind, steps=2, seed=5)
     result = daemon.run(spec)

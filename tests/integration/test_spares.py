@@ -83,7 +83,7 @@ def test_a_worker_that_has_taken_anothers_place_is_prepared_anew_where_it_is_los
 
 
 @pytest.mark.slow(seconds=4)
-@pytest.mark.parametrize("what", BUSY)
+@pytest.mark.pairs(what=tuple(BUSY))  # one a day
 def test_where_a_copy_would_lack_something_or_take_much_there_is_none(daemon: Any, what: str) -> None:
     source = SOURCE.replace(BEFORE_THE_WORKLOAD, BUSY[what] + BEFORE_THE_WORKLOAD, 1)
     with held_behind_a_snapshot(daemon, PIPELINE, source=source) as (job, spec, gate):
@@ -98,7 +98,7 @@ def test_where_a_copy_would_lack_something_or_take_much_there_is_none(daemon: An
 
 
 @pytest.mark.slow(seconds=4)
-@pytest.mark.parametrize("first", ["the spare", "the worker"])
+@pytest.mark.pairs(first=("the spare", "the worker"))  # one a day
 def test_a_spare_that_is_killed_too_costs_what_there_is_without(daemon: Any, first: str) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, spec, gate):
         ran = processes_of(spec)
@@ -160,7 +160,7 @@ def test_a_job_that_is_given_up_leaves_no_spare(daemon: Any) -> None:
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.parametrize("whom", ["the daemon", "the fork server"])
+@pytest.mark.pairs(whom=("the daemon", "the fork server"))  # one a day
 def test_with_the_daemon_and_the_fork_server_spares_end_too(own_daemon: Callable[..., Any], whom: str) -> None:
     daemon = own_daemon()
     with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, _, _):

@@ -25,6 +25,7 @@ from weft.machine.checkpoint_files import (
     resolved,
     write_checkpoint,
 )
+from weft.machine.run_file import sync
 
 TRAINING = {"batch_size": 8, "seed": 1}
 CALLS = ((os, "rename"), (os, "fsync"), (os, "symlink"), (os, "mkdir"), (os, "unlink"), (shutil, "rmtree"))
@@ -72,6 +73,30 @@ def test_the_newest_stay_and_latest_leads_to_the_last(tmp_path: Path) -> None:
     check_is_whole(tmp_path, (20,))
     assert resolved(tmp_path) == checkpoints(tmp_path)[-1]
     assert resolved(checkpoints(tmp_path)[0]) == checkpoints(tmp_path)[0]
+
+
+def is_in_memory(path: Path) -> bool:
+    """Errors: OSError where the filesystem does not tell."""
+    with path.open("rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+
+
+def test_its_files_leave_memory_once_they_are_on_the_disk(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"x" * 100)
+    try:
+        before = is_in_memory(other)
+        sync(other, is_read_again=False)
+        can_be_told = before and not is_in_memory(other)
+    except OSError:
+        can_be_told = False
+    if not can_be_told:
+        pytest.skip("this filesystem keeps its files in memory, or does not tell")
+    place = write(tmp_path, 5)
+    assert [name for name in read_manifest(place).files if is_in_memory(place / name)] == []
 
 
 @pytest.mark.parametrize("moment", ["while it writes", "behind its last file"])

@@ -182,11 +182,14 @@ def check_room(runs: Path) -> None:
             os.rmdir(probe)
 
 
-def sync(path: Path) -> None:
-    """A file, or the names in a directory, are on the disk on return. Errors: OSError."""
+def sync(path: Path, *, is_read_again: bool = True) -> None:
+    """A file, or the names in a directory, are on the disk on return. is_read_again: False for a file whose pages the
+    kernel may use for others from then on. Errors: OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+        if not is_read_again:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
 
