@@ -46,9 +46,10 @@ from weft.spec.job_spec import JobSpec
 
 HERE = Path(__file__).resolve().parent
 SEED = 1107
-EVERY = 50  # iterations from one checkpoint to the next
-BESIDE = 30  # iterations, from its own on, by which a checkpoint is over
-SAVES = 2  # of async_save in a round: as many as our job makes checkpoints
+EVERY = 50  # iterations from one checkpoint to the next, of which a share is told
+OFTEN = 20  # as they are made here, so that there are many
+BESIDE = 12  # iterations, from its own on, by which a checkpoint is over
+SAVES = 4  # of async_save in a round
 KINDS = ("thread", "staged", "process")  # of async_save, see peers/async_checkpoints.py
 ENDLESS = 1_000_000
 OFF = {"recovery": "off"}
@@ -237,14 +238,14 @@ def checkpoints(client: Client, case: Case, turns: int) -> list[Result]:
                 theirs[kind] += [_ask(peers, kind) for _ in range(SAVES)]
             return Ran([], 0.0)
 
-        specs = (case.spec(), case.spec(strategy=OFF), case.spec(checkpoint={"every": f"{EVERY} steps"}))
+        specs = (case.spec(), case.spec(strategy=OFF), case.spec(checkpoint={"every": f"{OFTEN} steps"}))
         parties = [partial(run, client, spec) for spec in specs]
         ours, without, written, _ = take_turns(turns, *parties, all_kinds)
     return [*cost_results(case, ours, without), *_checkpoint_results(case, written, theirs)]
 
 
 def _checkpoint_results(case: Case, written: Sequence[Ran], theirs: dict[str, list[Saved]]) -> list[Result]:
-    begins = range(EVERY - 2, case.steps - BESIDE, EVERY)  # the iteration that is copied, among those but the first
+    begins = range(OFTEN - 2, case.steps - OFTEN, OFTEN)  # the iteration that is copied, among those but the first
     held = [took for each in written for begin in begins if (took := each.held(begin + 1))]  # none while one is written
     ours = [each.seconds for each in written]
     held_theirs = {kind: [save.held for save in saves] for kind, saves in theirs.items()}
@@ -257,11 +258,12 @@ def _checkpoint_results(case: Case, written: Sequence[Ran], theirs: dict[str, li
     return [
         value_result(
             f"{case.name}_checkpoint_exposed",
-            [added(ours, begins) / (EVERY * _quiet(ours, begins))],
+            [added(ours, begins) / (EVERY * statistics.median(each for seconds in ours for each in seconds))],
             "of the time",
             goal="<= 0.02",
-            how=f"what a checkpoint adds to the {BESIDE} iterations from its own on, snapshots in all of them, ÷ the "
-            f"{EVERY} from one to the next; each of the {BESIDE} is the median of all checkpoints",
+            how=f"what a checkpoint adds to the {BESIDE} iterations from its own on, over others that are near, "
+            f"snapshots in all of them, ÷ {EVERY}; each of the {BESIDE} is the median of {len(ours) * len(begins)} checkpoints, "
+            f"one every {OFTEN}",
         ),
         ratio_result(
             f"{case.name}_checkpoint_vs_dcp",
@@ -291,18 +293,19 @@ def _checkpoint_results(case: Case, written: Sequence[Ran], theirs: dict[str, li
 
 def added(runs: Sequence[Sequence[float]], begins: Sequence[int]) -> float:
     """What a checkpoint adds to the iterations beside it, each of which is the median of those as far behind any
-    checkpoint's begin: an iteration of its neighbours' is as good as lost in a mean."""
-    quiet = _quiet(runs, begins)
+    checkpoint's begin: an iteration of its neighbours' is as good as lost in a mean. It adds to what others take that
+    are near: within minutes a machine's speed changes by more."""
+    quiet = [(seconds, begin, _quiet_near(seconds, begin, begins)) for seconds in runs for begin in begins]
     return sum(
-        statistics.median(seconds[begin + behind] for seconds in runs for begin in begins) - quiet
-        for behind in range(BESIDE)
+        statistics.median(seconds[begin + behind] - near for seconds, begin, near in quiet) for behind in range(BESIDE)
     )
 
 
-def _quiet(runs: Sequence[Sequence[float]], begins: Sequence[int]) -> float:
-    """The median of all other iterations."""
-    beside = {number for begin in begins for number in range(begin, begin + BESIDE)}
-    return statistics.median(each for seconds in runs for number, each in enumerate(seconds) if number not in beside)
+def _quiet_near(seconds: Sequence[float], begin: int, begins: Sequence[int]) -> float:
+    """The median of the iterations that are beside no checkpoint, of those around this one."""
+    beside = {number for each in begins for number in range(each, each + BESIDE)}
+    around = range(max(0, begin - OFTEN), min(len(seconds), begin + BESIDE + OFTEN))
+    return statistics.median(seconds[number] for number in around if number not in beside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ def test_what_a_checkpoint_adds_is_over_the_iterations_that_are_not_beside_one_a
     begins = [10, BESIDE + 20]
     assert added([seconds, burst], begins) == pytest.approx(0.75)
     assert added([[1.0] * len(seconds)], begins) == 0.0
+    assert added([[1.0] * 40 + [2.0] * 40], [10, 50]) == 0.0, "a machine that is slower from then on"
 
 
 def test_what_a_snapshot_holds_a_lane_up_for_is_its_own_its_rooms_and_the_next_updates_wait() -> None:
