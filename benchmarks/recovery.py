@@ -262,8 +262,8 @@ def _checkpoint_results(case: Case, written: Sequence[Ran], theirs: dict[str, li
             "of the time",
             goal="<= 0.02",
             how=f"what a checkpoint adds to the {BESIDE} iterations from its own on, over others that are near, "
-            f"snapshots in all of them, ÷ {EVERY}; each of the {BESIDE} is the median of {len(ours) * len(begins)} checkpoints, "
-            f"one every {OFTEN}",
+            f"snapshots in all of them, ÷ {EVERY}; each of the {BESIDE} is the median of {len(ours) * len(begins)} "
+            f"checkpoints, one every {OFTEN}",
         ),
         ratio_result(
             f"{case.name}_checkpoint_vs_dcp",
