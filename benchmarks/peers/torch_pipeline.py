@@ -54,7 +54,7 @@ def main() -> None:
     modules = [nn.Sequential(*(unit for _, unit in found[slice(*config["stages"][number])])) for number in own]
     inputs, targets = workload.train
     needed = [part for part, is_needed in ((inputs, 0 in own), (targets, count - 1 in own)) if is_needed]
-    samples = Samples(needed, spec, rank=0, num_ranks=1)
+    samples = Samples(needed, spec, rank=0, num_ranks=1) if needed else None  # in the middle of a V
     stages = [
         PipelineStage(module, number, count, torch.device("cpu")) for number, module in zip(own, modules, strict=True)
     ]
@@ -73,7 +73,7 @@ def main() -> None:
 
     def iterate(step: int) -> None:
         losses: list[torch.Tensor] = []
-        batch = samples.of(step)
+        batch = [] if samples is None else samples.of(step)
         ends = {"target": batch.pop(), "losses": losses} if count - 1 in own else {}
         schedule.step(*batch, **ends)
         sum(loss.item() for loss in losses)

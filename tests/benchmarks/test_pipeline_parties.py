@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pipeline
+import pytest
+from pipeline import TORCH_SCHEDULES, Case
+
+SMALL = Case(
+    prefix="small_",
+    args={"layers": 4, "dim": 16, "heads": 1, "context": 8, "vocabulary": 256, "samples": 64},
+    seconds=0.1,
+)
+ALONE = "each stage alone"
+
+
+@contextmanager
+def party_of(name: str) -> Iterator[Any]:
+    plan, stages = pipeline._plan(SMALL, "zero-bubble")
+    if name == ALONE:
+        with pipeline._stage_peers(SMALL, "zero-bubble", plan, [first for first, _ in stages[1:]]) as peers:
+            yield peers
+    else:
+        with pipeline.torch_peers(SMALL, name, pipeline._chunks(stages, TORCH_SCHEDULES[name])) as peers:
+            yield peers
+
+
+@pytest.mark.slow(seconds=6)
+@pytest.mark.pairs(name=(ALONE, *TORCH_SCHEDULES))  # one a day
+def test_a_party_of_the_pipelines_makes_iterations_and_tells_what_they_took(name: str) -> None:
+    """Two of them were broken by changes elsewhere, which nobody saw until the next full run."""
+    with party_of(name) as peers:
+        answers = pipeline.ask(peers, 3)
+    assert len(answers) == 2
+    for answer in answers:
+        times = list(answer.values()) if name == ALONE else [answer]
+        assert all(len(each) == 3 and min(each) > 0 for each in times)
+        assert times
