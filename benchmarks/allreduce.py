@@ -28,7 +28,7 @@ from pathlib import Path
 from measure import Result, interleave, main, ratio_result, value_result
 from party import party
 
-from weft.transport.memory.board import INITIAL_BYTE, num_words
+from weft.transport.memory.board import num_words
 
 NUM_TASKS = 6  # of the board: three words for each rank
 TURNS = 11
@@ -149,7 +149,7 @@ def _party(name: str) -> Iterator[Party]:
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         words = num_words(NUM_TASKS)
         board = stack.enter_context(_shared(4 * words))
-        os.pwrite(board, bytes([INITIAL_BYTE]) * (4 * words), 0)
+        os.pwrite(board, b"\xff" * (4 * words), 0)  # every word -1, as on the board of a job that begins
         blocks = [stack.enter_context(_shared(MAX_BYTES)) for _ in range(2 if name == "weft" else 0)]
         config = {
             "party": name,

@@ -128,7 +128,7 @@ class PeerPool(Pool):
         )
         self._sockets = sockets
 
-    async def start_worker(self, worker: str) -> None:
+    async def start_worker(self, worker: str, job: str) -> None:
         child = self._children[worker] = Child(worker, "worker")
         connection = self._sockets[worker]
         _, child.link = await asyncio.get_running_loop().create_connection(
@@ -412,7 +412,7 @@ class PingPong:
 
     def __init__(self, memory: mmap.mmap, spin_seconds: float, *, first: bool) -> None:
         words = torch.frombuffer(memory, dtype=torch.int32)
-        self._both = {
+        self._both: dict[str, Board | BareWords] = {
             "board": Board(words[:64], spin_seconds),
             "futex": BareWords(words[64:128], spin_seconds),  # cache lines of its own
         }

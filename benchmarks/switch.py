@@ -46,9 +46,10 @@ from weft.plan.tables import Grant
 from weft.scheduler.adapting.lane_state import LaneState
 from weft.scheduler.adapting.policy import IterationPolicy
 from weft.scheduler.core import dispatch
+from weft.scheduler.planning.limit import Milestones
 from weft.scheduler.planning.outlook import gradient_milestones
 from weft.scheduler.planning.planner import make_plan
-from weft.scheduler.planning.simulator import Milestones, Simulation, simulate
+from weft.scheduler.planning.simulator import Simulation, simulate
 from weft.spec.job_spec import JobSpec
 
 EVERY = 16  # iterations
