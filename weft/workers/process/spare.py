@@ -26,7 +26,7 @@ from weft.machine.tether import tie_to
 MAX_PACKET_BYTES = 1 << 10
 MOST_BYTES = 256 << 20  # that a worker has made for the job, of its own: what a spare could come to take
 _OUR_THREADS = 2  # main and control
-_ENDING_LOOKS, _LOOK_SECONDS = 5, 1e-3  # at threads that end; arbitrary
+_ENDING_SECONDS, _LOOK_SECONDS = 0.2, 1e-3  # for threads that end: each needs a core once, which others may have
 _OMP_PAUSE_HARD = 2  # omp.h
 _CREDENTIALS = struct.Struct("3i")  # struct ucred, of which the first is the pid
 
@@ -122,11 +122,10 @@ def _end_torch_threads() -> None:
 
 def _is_soon_alone() -> bool:
     """Threads that have been told to end do so in a moment."""
-    for _ in range(_ENDING_LOOKS):
-        if _is_alone():
-            return True
+    until = time.monotonic() + _ENDING_SECONDS
+    while not (is_alone := _is_alone()) and time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
-    return False
+    return is_alone
 
 
 def _is_alone() -> bool:
