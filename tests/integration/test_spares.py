@@ -98,6 +98,17 @@ def test_where_a_copy_would_lack_something_or_take_much_there_is_none(daemon: An
 
 
 @pytest.mark.slow(seconds=4)
+def test_memory_that_is_free_again_is_none_that_a_copy_would_take(daemon: Any) -> None:
+    """The heap keeps it. A worker that had had a large job had no spare from then on."""
+    once_much = "    [torch.ones(1 << 18) for _ in range(400)]\n"
+    source = SOURCE.replace(BEFORE_THE_WORKLOAD, once_much + BEFORE_THE_WORKLOAD, 1)
+    with held_behind_a_snapshot(daemon, PIPELINE, source=source) as (job, _, gate):
+        workers = [psutil.Process(pid) for pid in holding(daemon, job).values()]
+        assert sorted(len(each.children()) for each in workers) == [0, 1, 1], "the loader has none"
+        gate.open()
+
+
+@pytest.mark.slow(seconds=4)
 @pytest.mark.pairs(first=("the spare", "the worker"))  # one a day
 def test_a_spare_that_is_killed_too_costs_what_there_is_without(daemon: Any, first: str) -> None:
     with held_behind_a_snapshot(daemon, PIPELINE, source=SOURCE) as (job, spec, gate):

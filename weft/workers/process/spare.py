@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from weft.machine.tether import tie_to
+from weft.workers.process.footprint import trim
 
 MAX_PACKET_BYTES = 1 << 10
 MOST_BYTES = 256 << 20  # that a worker has made for the job, of its own: what a spare could come to take
@@ -52,7 +53,7 @@ class Spares:
         self.end()
         _end_torch_threads()
         try:
-            if not _is_soon_alone() or _own_bytes() - self._own_bytes > MOST_BYTES:
+            if not _is_soon_alone() or self._has_much():
                 return None
             self.is_forking = True
             with warnings.catch_warnings():  # of threads that a child would not have: the control thread alone
@@ -70,6 +71,13 @@ class Spares:
             os.kill(self._pid, signal.SIGKILL)
             self._reap()
         return None
+
+    def _has_much(self) -> bool:
+        """What is free is given back before it counts: the job's function has left it, or a larger job before."""
+        if _own_bytes() - self._own_bytes <= MOST_BYTES:
+            return False
+        trim()
+        return _own_bytes() - self._own_bytes > MOST_BYTES
 
     def end(self) -> None:
         """None is left."""
