@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-_run = torch.autograd.Variable._execution_engine.run_backward
+_run_engine = torch.autograd.Variable._execution_engine.run_backward
 _LEAF: Any = type(get_gradient_edge(torch.zeros(0, requires_grad=True)).node)  # AccumulateGrad
 _AT_ONCE = {"NativeGroupNormBackward0"}  # ends the process where the input's gradient is not wanted, in channels-last
 
@@ -85,7 +85,8 @@ class SplitBackward:
             came = [(edge, gradient) for edge in border.edges if (gradient := self._came[edge]) is not None]
             if came:
                 edges, gradients = zip(*came, strict=True)
-                _run(edges, gradients, False, False, border.parameters, allow_unreachable=True, accumulate_grad=True)
+                inputs, options = border.parameters, {"allow_unreachable": True, "accumulate_grad": True}
+                _run_engine(edges, gradients, False, False, inputs, **options)  # no graph kept, none made
         for parameter, gradient in self._summed:
             _accumulate(parameter, gradient)
 
