@@ -62,7 +62,7 @@ DEFAULTS = {
     "window": None,
     "replicas": None,
     "sync": "fine",
-    "waits": "stage",
+    "waits": None,
     "staleness": 0,
     "staleness_warmup": 0,
     "update": "local",

@@ -148,10 +148,10 @@ class Strategy(Section):
         default="fine",
         description="fine: each bucket is synchronised once its gradients exist; coarse: all after every backward",
     )
-    waits: Literal["layer", "stage"] = Field(
-        default="stage",
+    waits: Literal["layer", "stage"] | None = Field(
+        default=None,
         description="stage: a forward waits for all updates of its stage before it begins; layer: for each where it "
-        "first reads what was updated",
+        "first reads what was updated; unset: whichever is predicted to be faster",
     )
     staleness: Annotated[
         Annotated[_Bound, Tag(NUMBER)]

@@ -2,10 +2,13 @@
 
 In the plain loop it follows the parameter. A job's parameters move to shared memory as training begins, and it would
 stay behind with the values that they had then, and nobody would be told. What forward makes anew is none.
+
+What has hold of a parameter itself sees it as it is; but it may read it without asking a module.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -86,3 +89,29 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
+
+
+def referred_elsewhere(model: nn.Module) -> str | None:
+    """The name of a parameter that something else than a module of the model refers to, as it was built: a list of the
+    user's, a closure, a loss that is not in the model. None where there is none.
+
+    A recurrent layer's own list of its weights, which it reads when it is called, counts as the module.
+    """
+    found = _referred_elsewhere(model)
+    if found is not None and gc.collect():  # perhaps by what nobody has any more
+        found = _referred_elsewhere(model)
+    return found
+
+
+def _referred_elsewhere(model: nn.Module) -> str | None:
+    names = {id(each): name for name, each in model.named_parameters() if each.requires_grad}
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    own = {id(parameters)}
+    for module in model.modules():
+        if not isinstance(module._parameters, dict):  # a scripted module's
+            return next(iter(names.values()), None)
+        own.add(id(module._parameters))
+        if isinstance(module, nn.RNNBase):
+            own.add(id(module._flat_weights))
+    others: list[Any] = [each for each in gc.get_referrers(*parameters) if id(each) not in own]
+    return next((names[id(each)] for other in others for each in gc.get_referents(other) if id(each) in names), None)

@@ -9,8 +9,10 @@ is loaded, and at the calls of a model where its inspection has seen one of them
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,20 @@ def seed_loading(seed: int, step: int, microbatch: int) -> None:
     """For a dataset and its collate function, which may draw."""
     seed_unit(seed, step, microbatch, LOADING)
     seed_others(unit_key(seed, step, microbatch, LOADING))
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """Of this process: at the end all of them are as they were, whoever has drawn."""
+    generators = (torch.default_generator, *torch.cuda.default_generators)
+    states, of_python, of_numpy = [each.get_state() for each in generators], random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 class Movements:

@@ -190,16 +190,46 @@ def test_a_step_that_calls_its_blocks_in_another_order_now_and_then_waits_for_ea
             assert all(torch.equal(first[name], tensor) for name, tensor in other.items())
 
 
+READS = {
+    "a weight": "self.last.weight.sum()",
+    "a weight of a block": "self.blocks[2][0].weight[0]",
+    "all": "sum(each.sum() for each in self.parameters())",
+    "the names": "dict(self.named_parameters())['head.weight'].sum()",
+}
+
+
+@pytest.mark.slow(seconds=0.5)
+@pytest.mark.pairs(2, read=READS)
+def test_a_step_that_now_and_then_reads_what_it_has_not_called_yet_waits_for_that(
+    inside_of: Callable[..., tuple[Inside, JobSpec]], read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the batches that it was tried with."""
+    told = STRATEGIES["device updated by the host, clipped"]
+    rare = f"y = self.first(x)\n        if x[0, 0] > 0.9:\n            y = y + 0.01 * {READS[read]}\n"
+    monkeypatch.setitem(SOURCES, "a look ahead", SOURCES["calls"].replace("y = self.first(x)\n", rare))
+    first, *others = states_of(inside_of, "a look ahead", max, random.Random(0).choice, **told)
+    for other in others:
+        assert all(torch.equal(first[name], tensor) for name, tensor in other.items())
+
+
 # --- of one stage
 
 
-def waiting_stage(go_on: Callable[[nn.Sequential], None]) -> tuple[nn.Sequential, UnitStage, ForwardParts, HostDevice]:
-    """Three units; the last one's parameters are a second part's. go_on: what happens while that is waited for."""
+def waiting_stage(
+    go_on: Callable[[nn.Sequential], None],
+    *,
+    middle: Callable[[nn.Module], nn.Module] = lambda later: nn.Dropout(0.5),
+    seeds_others: bool = False,
+) -> tuple[nn.Sequential, UnitStage, ForwardParts, HostDevice]:
+    """Three units; the last one's parameters are a second part's. go_on: what happens while that is waited for. middle:
+    makes the second unit, of the last."""
     torch.manual_seed(1)
-    model, device = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)), HostDevice()
+    last, device = nn.Linear(4, 2), HostDevice()
+    model = nn.Sequential(nn.Linear(3, 4), middle(last), last)
     parts = ForwardParts({id(each): 1 for each in model[2].parameters()}, 2, lambda: go_on(model), device)
     units = [Unit(number, f"{number}.", module) for number, module in enumerate(model)]
-    stage = UnitStage(units, seed=5, recompute=False, device=device, functions={}, parts=parts)
+    how: Any = {"functions": {}, "parts": parts, "seeds_others": seeds_others}
+    stage = UnitStage(units, seed=5, recompute=False, device=device, **how)
     return model, stage, parts, device
 
 
@@ -225,6 +255,46 @@ def test_a_forward_finds_what_came_while_it_waited_and_others_may_draw_meanwhile
     assert waited is not None
     assert again is not None
     assert torch.equal(waited, again), "with the parameters, and with the numbers of the microbatch"
+
+
+class LooksAhead(nn.Module):
+    """Draws, reads a weight of a layer that comes later, and draws."""
+
+    def __init__(self, later: nn.Module) -> None:
+        super().__init__()
+        self._later = [later]  # no module of its own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one = torch.rand(x.shape) + random.random()
+        return x * one + self._later[0].get_parameter("weight").sum() + torch.rand(x.shape) * random.random()
+
+
+def test_who_reads_a_later_layers_weight_waits_for_it_and_goes_on_with_his_numbers() -> None:
+    def update(model: nn.Sequential) -> None:
+        with device.drawing, torch.no_grad():
+            torch.manual_seed(7)
+            random.seed(7)
+            model[2].weight.mul_(2.0)
+
+    _, stage, parts, device = waiting_stage(update, seeds_others=True, middle=LooksAhead)
+    parts.begin()
+    (waited,) = stage.forward(0, 0, [], BATCH)
+    parts.end()
+    (again,) = stage.forward(0, 0, [], BATCH)
+    assert waited is not None
+    assert again is not None
+    assert torch.equal(waited, again)
+
+
+def test_who_reads_for_the_library_or_in_another_thread_does_not_wait() -> None:
+    def fail(model: nn.Sequential) -> None:
+        raise AssertionError("nobody has called for it")
+
+    model, stage, parts, _ = waiting_stage(fail)
+    parts.begin()
+    assert len(list(model.parameters())) == 4
+    parts.end()
+    stage.forward(0, 0, [], BATCH)
 
 
 def test_an_attempt_that_ends_while_a_forward_waits_leaves_a_stage_that_begins_anew() -> None:

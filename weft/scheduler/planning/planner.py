@@ -7,10 +7,11 @@ with real slot depths.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from weft.plan.buckets import Holder
 from weft.plan.graph import Graph, GraphError
@@ -22,10 +23,11 @@ from weft.plan.plan import Border, Plan, Ring, StagePlan
 from weft.plan.schedules.schedule import ScheduleError
 from weft.plan.shapes import ShapeError
 from weft.scheduler.adapting.balance import local_buckets
+from weft.scheduler.planning.choosing.choice import LOST_SECONDS, WAKE_SECONDS
 from weft.scheduler.planning.choosing.measured_order import Schedules, fastest_order
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
-from weft.scheduler.planning.graph.lane_order import lane_order, waits_by_layer
+from weft.scheduler.planning.graph.lane_order import lane_order, waits_apart, waits_by_layer
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.memory import (
     devices_have_room,
@@ -34,6 +36,7 @@ from weft.scheduler.planning.memory import (
     told_apart,
     why_not_snapshots,
 )
+from weft.scheduler.planning.outlook import gradient_milestones
 from weft.scheduler.planning.partition import PlanError, cut_for, within_layers
 from weft.scheduler.planning.placing import place, scheduled
 from weft.scheduler.planning.plan_notes import changing_in, check_changes, check_sparse, plan_notes
@@ -54,6 +57,8 @@ WINDOW_SECONDS = 1.0
 ADJUSTED_WINDOW_SECONDS = 0.25
 MIN_WINDOW_ITERATIONS = 2
 MAX_WINDOW_TASKS = 4096
+LEAST_GAIN = 0.01  # of an iteration, for forwards in parts: what others cost is predicted no better
+MAX_COMPARED_TASKS = 20_000  # arbitrary: a plan of so many takes seconds
 MAX_ITERATIONS = 2**31 - 1  # a board word is an int32
 
 
@@ -66,9 +71,53 @@ def make_plan(
     checked: bool = True,
 ) -> Plan:
     """A plan that has passed its checks. host_bytes_free: of any memory of the host; where it is scarce, updates do not
-    speculate. checked: False for one that is only compared with others, which has no prediction. Errors: PlanError."""
+    speculate. checked: False for one that is only compared with others, which has no prediction; by default its
+    forwards wait by stage. Errors: PlanError."""
     _check_sizes(spec, inspection)
-    inspection = fitted(inspection, spec)
+    own = fitted(inspection, spec)
+
+    def waiting_by(waits: Literal["layer", "stage"], *, checked: bool) -> Plan:
+        told = spec.model_copy(update={"strategy": spec.strategy.model_copy(update={"waits": waits})})
+        return _made(told, own, shared_bytes_free, host_bytes_free, checked=checked)
+
+    if spec.strategy.waits is not None:
+        return waiting_by(spec.strategy.waits, checked=checked)
+    by_stage = waiting_by("stage", checked=checked)
+    if checked and _may_wait_by_layer(spec, inspection, by_stage):
+        with contextlib.suppress(PlanError):
+            by_layer = waiting_by("layer", checked=False)
+            if waits_apart(by_layer.graph):
+                return _faster(own, by_stage, _checked(by_layer))
+    return by_stage
+
+
+def _faster(inspection: Inspection, by_stage: Plan, by_layer: Plan) -> Plan:
+    """Of the two, with what each task costs its lane, and gradients that come before their backward's end."""
+
+    def iteration_seconds(plan: Plan) -> float:
+        seconds = [LOST_SECONDS + own for own in plan.task_seconds]
+        milestones = gradient_milestones(plan, inspection)
+        return simulate(plan, seconds, milestones=milestones, wake_seconds=WAKE_SECONDS).iteration_seconds
+
+    seconds, before = iteration_seconds(by_layer), iteration_seconds(by_stage)
+    if seconds > before * (1.0 - LEAST_GAIN):
+        return by_stage
+    note = (
+        f"waits: by layer, with which an iteration is predicted to take {before / seconds - 1:.0%} less than by stage"
+    )
+    return dataclasses.replace(by_layer, notes=(*by_layer.notes, note))
+
+
+def _may_wait_by_layer(spec: JobSpec, inspection: Inspection, by_stage: Plan) -> bool:
+    """Unasked: where updates may be left when a forward begins, nobody reads a parameter unseen, and the plan is small
+    enough to be made twice."""
+    is_seen = inspection.loose_parameter is None and not spec.strategy.compile
+    return by_stage.synchronisation is not None and is_seen and len(by_stage.graph.tasks) <= MAX_COMPARED_TASKS
+
+
+def _made(
+    spec: JobSpec, inspection: Inspection, shared_bytes_free: int, host_bytes_free: float, *, checked: bool
+) -> Plan:
     cuts = [cut_for(inspection, replica, scheduled(spec.strategy, replica)) for replica in spec.strategy.replica_list]
     given = [replica.working_window for replica in spec.strategy.replica_list]
 

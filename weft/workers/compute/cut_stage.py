@@ -97,6 +97,7 @@ class CutStage(Stage):
             known = {id(each) for module in needs for each in module.parameters()}
             self._needed_first = parts.needed_by(each for each in model.parameters() if id(each) not in known)
             cut.before_call = lambda module: parts.reach(needs[module])
+            parts.watch(model)
 
     @property
     def num_in_flight(self) -> int:
@@ -206,7 +207,7 @@ class CutStage(Stage):
 
     def _run(self, microbatch: int, step: int, received: Tensors, batch: Any, *, learns: bool) -> Any:
         """What the step returns on the last stage, on any other a list of what it sends."""
-        with self._device.drawing, self._precision(), self._places[learns]:
+        with self._device.drawing, self._parts.seeing_reads(), self._precision(), self._places[learns]:
             self._device.launching()
             self._parts.reach(self._needed_first)
             if not self._draws:

@@ -7,20 +7,26 @@ a later part waits for, that part's task begins: the lane ends the one that it i
     forward    unit 0   unit 1    ▕    waits     ▏ unit 2   unit 3
                                   ▲ reach(unit 2): go_on
 
-A part is reached by the first call of any module that has a parameter of it, in whatever order a step calls modules.
-Parameters that are no called module's own are waited for before the forward begins. A part that a forward has not
-reached is a task with nothing to do.
+A part is reached by the first call of any module that has a parameter of it, in whatever order a step calls modules;
+and by whoever reads such a parameter of a module that is not called. Parameters that are no called module's own are
+waited for before the forward begins. A part that a forward has not reached is a task with nothing to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import nn
 
 from weft.plan.buckets import Holder, parts_of_forward
 from weft.plan.worker_view import WorkerView
+from weft.workers.compute.watched import watch
 from weft.workers.devices.device import Device
+from weft.workload.randomness import generators_kept
+
+_NOTHING = contextlib.nullcontext()
 
 
 class ForwardParts:
@@ -36,6 +42,7 @@ class ForwardParts:
         self._go_on = go_on
         self._device = device
         self._at = self._last  # behind the first forward there is nothing to wait for
+        self._thread = 0  # that is in the user's code
 
     @classmethod
     def of(
@@ -78,6 +85,24 @@ class ForwardParts:
         """The number of the part that waits for the last of them."""
         return max((self._part_of.get(id(each), 0) for each in parameters), default=0)
 
+    def watch(self, model: nn.Module) -> None:
+        """From now on whoever reads a late part's parameter waits for it."""
+        late = {parameter for parameter, part in self._part_of.items() if part}
+        if late:
+            watch(model, late, self._read)
+
+    def seeing_reads(self) -> contextlib.AbstractContextManager[None]:
+        """Around the user's code, whose thread holds `drawing`."""
+        return self._seeing_reads() if self._at < self._last else _NOTHING
+
+    @contextlib.contextmanager
+    def _seeing_reads(self) -> Iterator[None]:
+        self._thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._thread = 0
+
     def begin(self) -> None:
         """The first forward of an iteration."""
         self._at = 0
@@ -92,6 +117,13 @@ class ForwardParts:
         while self._at < part:
             self._at += 1
             self._wait()
+
+    def _read(self, parameter: nn.Parameter) -> None:
+        """In the midst of whatever the user's code computes, which goes on to draw."""
+        part = self._part_of.get(id(parameter), 0)
+        if self._at < part and self._thread == threading.get_ident():
+            with generators_kept():
+                self.reach(part)
 
     def _wait(self) -> None:
         assert self._device is not None

@@ -65,6 +65,8 @@ class UnitStage(Stage):
         self.units = tuple(units)
         self._parts = parts or ForwardParts.whole()
         self._needs = [self._parts.needed_by(unit.module.parameters()) for unit in units]
+        for unit in units:
+            self._parts.watch(unit.module)
         self._places = [within(unit_place(unit.index, unit.prefix, unit.module)) for unit in units]
         self._copies_input = copies_input
         self._seed = seed
@@ -160,7 +162,7 @@ class UnitStage(Stage):
 
     def _run(self, x: torch.Tensor, step: int, microbatch: int, head: Head | None) -> torch.Tensor:
         x = x.clone() if self._copies_input else no_leaf(x)
-        with self._device.drawing, self._precision():  # autocast's cache is the process's, too
+        with self._device.drawing, self._parts.seeing_reads(), self._precision():  # autocast's cache is everybody's
             for unit, place, part in zip(self.units, self._places, self._needs, strict=True):
                 self._parts.reach(part)
                 key = unit_key(self._seed, step, microbatch, unit.index)

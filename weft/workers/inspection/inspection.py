@@ -45,7 +45,7 @@ from weft.workers.inspection.update_times import GradientSample, UpdateTimes, un
 from weft.workers.snapshots.attributes import Attributes
 from weft.workers.updates.sharded_optimizer import is_elementwise
 from weft.workers.updates.updates import group_of
-from weft.workload.aliases import aliases_of, check_aliases
+from weft.workload.aliases import aliases_of, check_aliases, referred_elsewhere
 from weft.workload.building import LITTLE_BYTES, digest_of, number_of
 from weft.workload.changes import ParameterChanges
 from weft.workload.compiling.ahead import compile_ahead, note_calls, noted_calls
@@ -212,6 +212,7 @@ def _inspected(
     sizes: Sequence[int],
     digests: Mapping[int, int | None],
 ) -> dict[str, Any]:
+    loose_parameter = referred_elsewhere(workload.model)
     note_calls(workload.model)
     look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
     learns, is_one_of_many = spec.job.mode == "train", spec.strategy.is_auto or len(specs) > 1
@@ -256,6 +257,7 @@ def _inspected(
         "scheduler_metric": metric_of(workload, scheduler),
         "batch_modules": _batch_modules(workload.model),
         "lost_attributes": attributes.lost() if learns else [],
+        "loose_parameter": loose_parameter,
         "keeps_elsewhere": looks and keeps_elsewhere(workload, spec, batches, max(trained)),
         "unsaved": None if optimizer is None else unsaved(optimizer, scheduler, update),
         "copy_bytes_per_second": copy_bytes_per_second(torch.get_num_threads()),

@@ -23,7 +23,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from weft.plan.buckets import Bucket, Holder, Route
+from weft.plan.graph import Graph
 from weft.plan.inspection import Inspection
+from weft.plan.kinds import Cause, Kind
 from weft.plan.placement import Placement
 from weft.plan.plan import Synchronisation
 from weft.scheduler.planning.costs import sum_seconds
@@ -94,6 +96,20 @@ def waits_by_layer(strategy: Strategy, placement: Placement) -> bool:
     shows = strategy.steals or strategy.schedule == DYNAMIC
     late = any(each.staleness or each.working_window is not None for each in placement.replicas)
     return strategy.waits == "layer" and strategy.sync == "fine" and not shows and not late
+
+
+def waits_apart(graph: Graph) -> bool:
+    """Whether there are forwards in parts, and all that they wait for are copies and other workers' work. What a worker
+    sums and updates beside its own forward takes the cores of that."""
+    tasks = graph.tasks
+    holders = {task.holder for task in tasks if task.goes_on}
+    waited = [
+        (tasks[edge.source], tasks[edge.target].lane.worker)
+        for edge in graph.edges
+        if edge.cause is Cause.UPDATE and tasks[edge.target].kind is Kind.FORWARD
+        if tasks[edge.target].holder in holders
+    ]
+    return bool(holders) and all(task.kind is Kind.UP or task.lane.worker != worker for task, worker in waited)
 
 
 class _Times:
