@@ -12,7 +12,7 @@ communication and the optimizer, with and without overlap, and over bucket sizes
 
 `--only layered` has the second comparison alone, with strategy.waits = "stage" and "layer": two CPU replicas (ddp), two
 whose updates wait for the norm of the gradient (ddp_clipped), a device (offload), and hybrid-fine. Their batches are
-smaller, so that updates are not over when the next forward begins.
+smaller, so that updates are not over when the next forward begins. In offload_wide, a wide MLP, they are far from it.
 
 Every number is from the accounts that the daemon keeps of each worker's stamped rows. Times are those of one worker
 and one iteration, the mean over the workers that have any. Where lanes share a core, as on a machine with no more cores
@@ -44,6 +44,8 @@ STEPS = 150
 QUICK_STEPS = 40
 COMMUNICATION = ("sync", "transfer")
 LAYERED_BATCH_SIZE = 2
+WIDE = {"layers": 4, "width": 2048, "samples": 256}  # 64 MiB of gradients
+WIDE_BATCH_SIZE = 16
 HYBRID_BATCH_SIZE, HYBRID_SHARES = 24, [2.0, 1.0]  # the pipeline has two threads, the CPU replica one
 HYBRID_MICROBATCHES = 2  # gradients are complete in the last one's backward, which what is to be hidden has to fit in
 FREE_CORES = 4  # two stages, a CPU replica, and one for what is to be hidden: with fewer nothing can be won
@@ -53,6 +55,19 @@ PARTS = {  # of an iteration's time, as the columns of the table and the segment
     "exposed_communication": "exposed sync and transfer",
     "exposed_update": "exposed update",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """what: in words."""
+
+    entry: str
+    args: Mapping[str, int]
+    what: str
+
+
+GPT_JOB = Job("gpt_job.py:workload", GPT, f"GPT of {GPT['layers']} layers of {GPT['dim']}")
+WIDE_JOB = Job("wide_mlp_job.py:workload", WIDE, f"MLP of {WIDE['layers']} layers of {WIDE['width']}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +89,7 @@ class Setting:
     stand_ins: int
     cases: tuple[Case, ...]
     batch_size: int = BATCH_SIZE
+    job: Job = GPT_JOB
 
 
 @dataclass(slots=True)
@@ -147,6 +163,7 @@ def _by(waits: str) -> tuple[Case, ...]:
         "ddp": ("two CPU replicas", {"replicas": 2}),
         "ddp_clipped": ("two CPU replicas, clipped", {"replicas": 2, "clip_norm": 1.0}),
         "offload": ("a device, updates on the host", {"replicas": [{"device": "gpu"}], "update": "cpu"}),
+        "offload_wide": ("a device, updates on the host", {"replicas": [{"device": "gpu"}], "update": "cpu"}),
         "hybrid_fine": ("a pipeline of two stages on a device beside a CPU replica", _hybrid("fine").strategy),
     }
     return tuple(
@@ -159,15 +176,18 @@ def _by(waits: str) -> tuple[Case, ...]:
     )
 
 
-def _layered(*names: str, workers: int, stand_ins: int, batch_size: int = LAYERED_BATCH_SIZE) -> Setting:
+def _layered(
+    *names: str, workers: int, stand_ins: int, batch_size: int = LAYERED_BATCH_SIZE, job: Job = GPT_JOB
+) -> Setting:
     pairs = zip(_by("stage"), _by("layer"), strict=True)
     cases = tuple(case for pair in pairs for case in pair if case.name.rpartition("_by_")[0] in names)
-    return Setting(workers=workers, stand_ins=stand_ins, cases=cases, batch_size=batch_size)
+    return Setting(workers=workers, stand_ins=stand_ins, cases=cases, batch_size=batch_size, job=job)
 
 
 LAYERED = (
     _layered("ddp", "ddp_clipped", workers=2, stand_ins=0),
     _layered("offload", workers=1, stand_ins=1),
+    _layered("offload_wide", workers=1, stand_ins=1, batch_size=WIDE_BATCH_SIZE, job=WIDE_JOB),
     _layered("hybrid_fine", workers=1, stand_ins=1, batch_size=HYBRID_BATCH_SIZE),
 )
 
@@ -195,9 +215,9 @@ def _measure(setting: Setting, *, quick: bool) -> list[Result]:
     ):
         for _ in range(1 if quick else TURNS):
             for case in order:
-                _run(client, case, setting.batch_size, QUICK_STEPS if quick else STEPS, runs[case.name])
+                _run(client, case, setting, QUICK_STEPS if quick else STEPS, runs[case.name])
             order.reverse()
-    results = [result for case in setting.cases for result in _results(case, setting.batch_size, runs[case.name])]
+    results = [result for case in setting.cases for result in _results(case, setting, runs[case.name])]
     return [*results, *([_fine_vs_coarse(runs)] if "hybrid_coarse" in runs else []), *_layered_vs_stage(runs)]
 
 
@@ -225,13 +245,10 @@ def _layered_vs_stage(runs: Mapping[str, Runs]) -> Iterator[Result]:
             )
 
 
-def _run(client: Client, case: Case, batch_size: int, steps: int, runs: Runs) -> None:
+def _run(client: Client, case: Case, setting: Setting, steps: int, runs: Runs) -> None:
+    own = {"entry": setting.job.entry, "args": setting.job.args, "batch_size": setting.batch_size}
     spec = JobSpec.parse(
-        {
-            "job": {"entry": "gpt_job.py:workload", "args": GPT, "steps": steps, "batch_size": batch_size, "seed": 1},
-            "strategy": case.strategy,
-            "directory": str(HERE),
-        }
+        {"job": own | {"steps": steps, "seed": 1}, "strategy": case.strategy, "directory": str(HERE)},
     )
     job = client.submit(spec)["job"]
     result = client.wait(job, timeout=600)
@@ -257,8 +274,8 @@ def _mean(seconds: Iterable[float]) -> float:
     return statistics.mean(some) if some else 0.0
 
 
-def _results(case: Case, batch_size: int, runs: Runs) -> list[Result]:
-    how = f"{case.what}; GPT of {GPT['layers']} layers of {GPT['dim']}, batch {batch_size}, one thread for each worker"
+def _results(case: Case, setting: Setting, runs: Runs) -> list[Result]:
+    how = f"{case.what}; {setting.job.what}, batch {setting.batch_size}, one thread for each worker"
     *others, last = case.hides
     hidden = f"share of {', '.join(others)} and {last} that ran while the same worker computed; {how}"
     return [

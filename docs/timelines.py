@@ -160,6 +160,7 @@ def _inspection(spec: JobSpec, work: float) -> Inspection:
         metrics=(),
         parameters=tuple(parameters),
         copy_bytes_per_second=COPY_BYTES_PER_SECOND,
+        link_bytes_per_second=COPY_BYTES_PER_SECOND,  # beside what the device computes
     )
 
 

@@ -27,7 +27,7 @@ from weft.scheduler.planning.choosing.choice import LOST_SECONDS, WAKE_SECONDS
 from weft.scheduler.planning.choosing.measured_order import Schedules, fastest_order
 from weft.scheduler.planning.costs import PlannedJob, mean_seconds, planned_seconds
 from weft.scheduler.planning.graph.build import build_graph
-from weft.scheduler.planning.graph.lane_order import lane_order, waits_apart, waits_by_layer
+from weft.scheduler.planning.graph.lane_order import lane_order, waits_by_layer, work_beside_forwards
 from weft.scheduler.planning.limit import speed_limit
 from weft.scheduler.planning.memory import (
     devices_have_room,
@@ -86,16 +86,19 @@ def make_plan(
     if checked and _may_wait_by_layer(spec, inspection, by_stage):
         with contextlib.suppress(PlanError):
             by_layer = waiting_by("layer", checked=False)
-            if waits_apart(by_layer.graph):
+            if any(task.goes_on for task in by_layer.graph.tasks):
                 return _faster(own, by_stage, _checked(by_layer))
     return by_stage
 
 
 def _faster(inspection: Inspection, by_stage: Plan, by_layer: Plan) -> Plan:
     """Of the two, with what each task costs its lane, and gradients that come before their backward's end."""
+    copies = inspection.link_bytes_per_second is None  # of a stand-in, by its cores
 
     def iteration_seconds(plan: Plan) -> float:
         seconds = [LOST_SECONDS + own for own in plan.task_seconds]
+        for forward, beside in work_beside_forwards(plan.graph, copies=copies):
+            seconds[forward] += plan.task_seconds[beside]
         milestones = gradient_milestones(plan, inspection)
         return simulate(plan, seconds, milestones=milestones, wake_seconds=WAKE_SECONDS).iteration_seconds
 

@@ -180,6 +180,7 @@ def test_by_default_a_forward_is_in_parts_where_another_workers_updates_would_ho
 ) -> None:
     clipped = GPU_OF_HOST | {"clip_norm": 1.0}
     slow_updates, slow_copies = six_of(update_seconds=24.0), six_of(update_seconds=1.0, link_bytes_per_second=4000)
+    copies_by_cores = six_of(update_seconds=1.0, copy_bytes_per_second=4000)  # a stand-in's
     for inspection, told in ((slow_updates, GPU_OF_HOST), (slow_copies, clipped)):
         by_default, by_layer = (plan_of(inspection, waits=waits, **told) for waits in (None, "layer"))
         assert is_by_layer(by_default)
@@ -187,6 +188,7 @@ def test_by_default_a_forward_is_in_parts_where_another_workers_updates_would_ho
         assert by_default.predicted_iteration_seconds == by_layer.predicted_iteration_seconds
     assert not is_by_layer(plan_of(six_of(update_seconds=1.0), waits=None, **GPU_OF_HOST)), "all are there in time"
     assert not is_by_layer(plan_of(slow_updates, waits=None, **clipped)), "all come at once"
+    assert not is_by_layer(plan_of(copies_by_cores, waits=None, **clipped)), "they take what they hide"
 
 
 BY_STAGE_BY_DEFAULT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

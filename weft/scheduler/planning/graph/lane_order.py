@@ -20,7 +20,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from weft.plan.buckets import Bucket, Holder, Route
 from weft.plan.graph import Graph
@@ -98,18 +98,17 @@ def waits_by_layer(strategy: Strategy, placement: Placement) -> bool:
     return strategy.waits == "layer" and strategy.sync == "fine" and not shows and not late
 
 
-def waits_apart(graph: Graph) -> bool:
-    """Whether there are forwards in parts, and all that they wait for are copies and other workers' work. What a worker
-    sums and updates beside its own forward takes the cores of that."""
+def work_beside_forwards(graph: Graph, *, copies: bool) -> Iterator[tuple[int, int]]:
+    """(a part of a forward, a task of the same worker that the next part waits for): such a task takes the cores of the
+    forward that it runs beside. copies: whether those to a device do so, too."""
     tasks = graph.tasks
-    holders = {task.holder for task in tasks if task.goes_on}
-    waited = [
-        (tasks[edge.source], tasks[edge.target].lane.worker)
-        for edge in graph.edges
-        if edge.cause is Cause.UPDATE and tasks[edge.target].kind is Kind.FORWARD
-        if tasks[edge.target].holder in holders
-    ]
-    return bool(holders) and all(task.kind is Kind.UP or task.lane.worker != worker for task, worker in waited)
+    before = {task.id: earlier.id for earlier, task in pairwise(tasks) if earlier.goes_on}
+    for edge in graph.edges:
+        if edge.target in before and edge.cause is Cause.UPDATE:
+            source = tasks[edge.source]
+            is_own = source.lane.worker == tasks[edge.target].lane.worker
+            if is_own and (copies or source.kind is not Kind.UP):
+                yield before[edge.target], source.id
 
 
 class _Times:
