@@ -12,7 +12,8 @@ communication and the optimizer, with and without overlap, and over bucket sizes
 
 `--only layered` has the second comparison alone, with strategy.waits = "stage" and "layer": two CPU replicas (ddp), two
 whose updates wait for the norm of the gradient (ddp_clipped), a device (offload), and hybrid-fine. Their batches are
-smaller, so that updates are not over when the next forward begins. In offload_wide, a wide MLP, they are far from it.
+smaller, so that updates are not over when the next forward begins. In offload_wide, a wide MLP with an optimizer that
+takes longer than its backward, they are far from it.
 
 Every number is from the accounts that the daemon keeps of each worker's stamped rows. Times are those of one worker
 and one iteration, the mean over the workers that have any. Where lanes share a core, as on a machine with no more cores
@@ -44,8 +45,8 @@ STEPS = 150
 QUICK_STEPS = 40
 COMMUNICATION = ("sync", "transfer")
 LAYERED_BATCH_SIZE = 2
-WIDE = {"layers": 4, "width": 2048, "samples": 256}  # 64 MiB of gradients
-WIDE_BATCH_SIZE = 16
+WIDE = {"layers": 8, "width": 1448, "samples": 256, "optimizer": "NAdam"}  # 64 MiB of gradients
+WIDE_BATCH_SIZE = 64
 HYBRID_BATCH_SIZE, HYBRID_SHARES = 24, [2.0, 1.0]  # the pipeline has two threads, the CPU replica one
 HYBRID_MICROBATCHES = 2  # gradients are complete in the last one's backward, which what is to be hidden has to fit in
 FREE_CORES = 4  # two stages, a CPU replica, and one for what is to be hidden: with fewer nothing can be won
@@ -62,12 +63,14 @@ class Job:
     """what: in words."""
 
     entry: str
-    args: Mapping[str, int]
+    args: Mapping[str, Any]
     what: str
 
 
 GPT_JOB = Job("gpt_job.py:workload", GPT, f"GPT of {GPT['layers']} layers of {GPT['dim']}")
-WIDE_JOB = Job("wide_mlp_job.py:workload", WIDE, f"MLP of {WIDE['layers']} layers of {WIDE['width']}")
+WIDE_JOB = Job(
+    "wide_mlp_job.py:workload", WIDE, f"MLP of {WIDE['layers']} layers of {WIDE['width']}, {WIDE['optimizer']}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,9 @@ from torch import nn
 import weft
 
 
-def workload(layers: int = 3, width: int = 4096, samples: int = 1024) -> weft.Workload:
-    """float32 (B, width) -> logits (B, width), with classes as targets; layers x width x (width + 1) parameters."""
+def workload(layers: int = 3, width: int = 4096, samples: int = 1024, optimizer: str = "AdamW") -> weft.Workload:
+    """float32 (B, width) -> logits (B, width), with classes as targets; layers x width x (width + 1) parameters.
+    optimizer: a class of torch.optim."""
     modules: list[nn.Module] = [nn.Linear(width, width)]
     for _ in range(layers - 1):
         modules += [nn.ReLU(), nn.Linear(width, width)]
@@ -17,5 +18,5 @@ def workload(layers: int = 3, width: int = 4096, samples: int = 1024) -> weft.Wo
         model=nn.Sequential(*modules),
         loss=nn.CrossEntropyLoss(),
         train=(torch.randn(samples, width), torch.randint(width, (samples,))),
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+        optimizer=lambda parameters: getattr(torch.optim, optimizer)(parameters, lr=1e-4),
     )

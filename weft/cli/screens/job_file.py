@@ -34,6 +34,7 @@ EXAMPLES: Mapping[str, Any] = {
     "window": 8,
     "threads": "all",
     "replicas": 2,
+    "waits": "layer",
     "shares": [1.0, 1.0],
     "clip_norm": 1.0,
     "spares": True,
