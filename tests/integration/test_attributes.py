@@ -98,7 +98,7 @@ def test_a_resumed_job_goes_on_with_them(daemon: Any, own_forward: bool, stages:
 
 
 @pytest.mark.slow(seconds=4)
-@pytest.mark.pairs(strategy=("one stage", "pipeline", "replicas"), victim=("cpu", "loader"))
+@pytest.mark.pairs(3, strategy=("one stage", "pipeline", "replicas"), victim=("cpu", "loader"))
 def test_who_was_not_killed_puts_them_back_too(daemon: Any, strategy: str, victim: str) -> None:
     layers = (
         "torch.nn.Dropout(0.1),\n        torch.nn.Linear(width, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))"

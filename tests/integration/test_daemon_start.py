@@ -124,7 +124,7 @@ def assert_one_sentence(done: subprocess.CompletedProcess[str], setting: str, to
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.pairs(3, name=CASES)
 def test_a_daemon_that_cannot_start_says_why_in_one_line(home: Path, busy: socket.socket, name: str) -> None:
     prepare, setting, told = CASES[name]
     options = {"--runtime-dir": str(home / "r"), "--state-dir": str(home / "s"), "--metrics": "", "--workers": "1"}

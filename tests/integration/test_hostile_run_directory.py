@@ -117,7 +117,7 @@ def verbs(daemon: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verbs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", VERBS_OF_FILE)
+@pytest.mark.pairs(2, file=VERBS_OF_FILE)
 def test_every_verb_answers_whatever_stands_in_the_place_of_a_file(
     daemon: Any, whole: Path, ended_job: Any, verbs: Verbs, tmp_path: Path, file: str
 ) -> None:
@@ -143,7 +143,7 @@ def test_every_verb_answers_whatever_stands_in_the_place_of_a_file(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [*FOREIGN, "gone", "garbage"])
+@pytest.mark.pairs(2, kind=[*FOREIGN, "gone", "garbage"])
 def test_every_verb_answers_whatever_stands_in_the_place_of_the_directory(
     daemon: Any, whole: Path, ended_job: Any, verbs: Verbs, tmp_path: Path, kind: str
 ) -> None:

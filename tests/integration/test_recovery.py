@@ -162,7 +162,7 @@ def kill_worker(daemon: Any, job: str, kind: str) -> None:
 
 
 @pytest.mark.slow(seconds=5)
-@pytest.mark.pairs(5, strategy=tuple(STRATEGIES), victim=("cpu", "loader"), spares=(False, True))
+@pytest.mark.pairs(10, strategy=tuple(STRATEGIES), victim=("cpu", "loader"), spares=(False, True))
 def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(
     daemon: Any, strategy: str, victim: str, spares: bool
 ) -> None:
@@ -175,7 +175,7 @@ def test_after_a_killed_worker_a_job_goes_on_from_its_snapshot(
 
 
 @pytest.mark.slow(seconds=7)
-@pytest.mark.pairs(6, strategy=tuple(STRATEGIES), moment=range(4), spares=(False, True))
+@pytest.mark.pairs(12, strategy=tuple(STRATEGIES), moment=range(4), spares=(False, True))
 def test_so_does_one_whose_snapshots_are_copied_beside_its_lanes(
     daemon: Any, strategy: str, moment: int, spares: bool
 ) -> None:

@@ -242,7 +242,7 @@ LAYERED: dict[str, Strategy] = {
 
 
 @pytest.mark.slow
-@pytest.mark.pairs(name=LAYERED, model=("pausing", "stack"))
+@pytest.mark.pairs(2, name=LAYERED, model=("pausing", "stack"))
 def test_forwards_that_wait_for_each_layers_late_update_compute_what_the_plain_loop_computes(
     machine: RealDaemon, name: str, model: str
 ) -> None:

@@ -68,7 +68,7 @@ def examples_spec(job: dict[str, Any], **strategy: Any) -> JobSpec:
 
 @pytest.mark.slow
 @pytest.mark.pairs(
-    4,
+    8,
     job=JOBS,
     stages=(1, 2, 3),
     microbatches=(1, 4, 7),
@@ -512,7 +512,7 @@ def workload():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.pairs(2, kind=KINDS)
 def test_any_kind_of_workload_gives_the_result_of_the_plain_loop(daemon: RealDaemon, kind: str) -> None:
     source, how = KINDS[kind]
     assert same_as_the_plain_loop(daemon, daemon.spec(HEADER + source, strategy=how, batch_size=8, epochs=2))

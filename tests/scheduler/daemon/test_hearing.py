@@ -284,7 +284,7 @@ def changed(message: Message, path: tuple[Any, ...], value: Any, *, remove: bool
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", SAID)
+@pytest.mark.pairs(3, kind=SAID)
 async def test_no_field_of_a_message_reaches_the_daemon_or_another_job(tmp_path: Path, kind: str) -> None:
     """One odd inspection, a KeyError in a task of the driver's, ended the daemon with every job."""
     await say(tmp_path, kind, NUM_TRIED)

@@ -166,7 +166,7 @@ def test_a_forward_that_waits_for_each_layer_trains_what_one_does_that_waits_for
 
 
 @pytest.mark.slow(seconds=0.7)
-@pytest.mark.pairs(name=STRATEGIES, source=SOURCES)
+@pytest.mark.pairs(2, name=STRATEGIES, source=SOURCES)
 def test_whatever_the_strategy_and_the_model_it_does(
     inside_of: Callable[..., tuple[Inside, JobSpec]], name: str, source: str
 ) -> None:

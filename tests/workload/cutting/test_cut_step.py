@@ -82,7 +82,7 @@ def loss_of(result: Any) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS["NAMES"])
+@pytest.mark.pairs(3, name=MODELS["NAMES"])
 def test_any_model_gives_its_own_loss_wherever_it_is_cut(name: str) -> None:
     torch.manual_seed(0)
     model, user_step, data = MODELS["parts"](name)
