@@ -177,7 +177,7 @@ class Inspection:
     batch_modules: tuple[str, ...] = ()  # whose output for a sample depends in training on the others, with their kinds
     lost_attributes: tuple[str, ...] = ()  # of modules, that a step changes and no snapshot has, with what they are
     keeps_elsewhere: bool = False  # a step that is run again, all else as it was, comes to another loss
-    loose_parameter: str | None = None  # the name of one that something beside modules of the model refers to
+    loose_parameter: str | None = None  # on a device: the name of one that something beside modules has hold of
     on_epoch: bool = False  # the workload has a function that is asked after each epoch
     endless: bool = False  # the training data are a stream without a length: one epoch, of what the steps need
     scheduler_metric: str | None = None  # that the scheduler takes of each validation; None of one that takes none

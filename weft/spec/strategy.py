@@ -151,7 +151,7 @@ class Strategy(Section):
     waits: Literal["layer", "stage"] | None = Field(
         default=None,
         description="stage: a forward waits for all updates of its stage before it begins; layer: for each where it "
-        "first reads what was updated; unset: whichever is predicted to be faster",
+        "first reads what was updated; unset: stage, with GPUs whichever is predicted to be faster",
     )
     staleness: Annotated[
         Annotated[_Bound, Tag(NUMBER)]

@@ -141,27 +141,6 @@ def test_what_lasts_beside_parameters_and_buffers_is_found_where_it_would_be_los
     assert not keeps(nn.Sequential(nn.Linear(3, 3), Queue(buffer=True)))
 
 
-def test_a_parameter_that_others_than_modules_have_hold_of_is_named(spec_of: Callable[..., JobSpec]) -> None:
-    """As it came from the job: what the inspection itself takes hold of does not count."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3), nn.Linear(3, 3))
-
-    def found() -> str | None:
-        def step(model: nn.Module, batch: Any) -> torch.Tensor:
-            y, _ = model[1](model[0](batch[0]))  # type: ignore[index]
-            loss: torch.Tensor = model[2](y).sum()  # type: ignore[index]
-            return loss
-
-        workload = Workload(model, DATA, step=step, optimizer=lambda each: torch.optim.SGD(each, lr=0.1))
-        told: str | None = inspect(workload, spec_of(batch_size=4), HostDevice())["loose_parameter"]
-        return told
-
-    assert found() is None
-    kept = [model[2].weight]
-    assert found() == "2.weight"
-    del kept
-    assert found() is None
-
-
 def test_a_teacher_outside_of_the_model_is_as_it_was_when_cuts_have_been_tried(spec_of: Callable[..., JobSpec]) -> None:
     """It had lost its numbers to a stage that has none to write there, and the job, of one stage, was refused."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))

@@ -380,6 +380,23 @@ def test_what_the_host_steps_is_on_the_host_with_the_gradients_of_the_device() -
     assert not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("replicas", [[GPU], [CPU, GPU]])
+def test_a_parameter_that_others_than_modules_have_hold_of_is_named(replicas: list[dict[str, Any]]) -> None:
+    """As it came from the job: what the inspection itself takes hold of does not count."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+    def found() -> str | None:
+        spec = spec_of(replicas=replicas, update="cpu")
+        told: str | None = inspect_job(lambda: workload_of(model), spec, StandIn())["loose_parameter"]
+        return told
+
+    assert found() is None
+    kept = [model[1].weight]
+    assert found() == "1.weight"
+    del kept
+    assert found() is None
+
+
 def test_gradients_that_are_sparse_stay_so() -> None:
     """SparseAdam refuses any others."""
     model = nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Flatten())

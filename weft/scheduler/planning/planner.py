@@ -93,11 +93,10 @@ def make_plan(
 
 def _faster(inspection: Inspection, by_stage: Plan, by_layer: Plan) -> Plan:
     """Of the two, with what each task costs its lane, and gradients that come before their backward's end."""
-    copies = inspection.link_bytes_per_second is None  # of a stand-in, by its cores
 
     def iteration_seconds(plan: Plan) -> float:
         seconds = [LOST_SECONDS + own for own in plan.task_seconds]
-        for forward, beside in work_beside_forwards(plan.graph, copies=copies):
+        for forward, beside in work_beside_forwards(plan.graph):
             seconds[forward] += plan.task_seconds[beside]
         milestones = gradient_milestones(plan, inspection)
         return simulate(plan, seconds, milestones=milestones, wake_seconds=WAKE_SECONDS).iteration_seconds
@@ -112,10 +111,11 @@ def _faster(inspection: Inspection, by_stage: Plan, by_layer: Plan) -> Plan:
 
 
 def _may_wait_by_layer(spec: JobSpec, inspection: Inspection, by_stage: Plan) -> bool:
-    """Unasked: where updates may be left when a forward begins, nobody reads a parameter unseen, and the plan is small
-    enough to be made twice."""
+    """Unasked: where a GPU may wait for updates, nobody reads a parameter unseen, and the plan is small enough to be
+    made twice. Forwards of the host have its memory in common with updates, and gain nothing."""
     is_seen = inspection.loose_parameter is None and not spec.strategy.compile
-    return by_stage.synchronisation is not None and is_seen and len(by_stage.graph.tasks) <= MAX_COMPARED_TASKS
+    may_gain = by_stage.synchronisation is not None and inspection.link_bytes_per_second is not None
+    return may_gain and is_seen and len(by_stage.graph.tasks) <= MAX_COMPARED_TASKS
 
 
 def _made(

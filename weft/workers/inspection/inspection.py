@@ -183,6 +183,7 @@ def _of_all_devices(
         "device_values": on_device["values"],
         "cut_problems": [*on_device["cut_problems"], *on_host["cut_problems"]],
         "device_update_seconds": on_device["device_update_seconds"],
+        "loose_parameter": on_device["loose_parameter"],
         "small_size": min(on_host["small_size"], on_device["small_size"]),
     }
 
@@ -212,7 +213,7 @@ def _inspected(
     sizes: Sequence[int],
     digests: Mapping[int, int | None],
 ) -> dict[str, Any]:
-    loose_parameter = referred_elsewhere(workload.model)
+    loose_parameter = referred_elsewhere(workload.model) if isinstance(device, Accelerator) else None
     note_calls(workload.model)
     look = inspect_batches if is_cut_by_calls(workload) else inspect_pairs
     learns, is_one_of_many = spec.job.mode == "train", spec.strategy.is_auto or len(specs) > 1

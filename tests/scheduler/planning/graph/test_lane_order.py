@@ -165,6 +165,7 @@ def test_the_simulator_has_the_next_forward_beside_the_updates_of_later_layers(
 
 # --- where the job does not say
 
+LINK = 1 << 30  # bytes a second: a GPU's
 GPU_OF_HOST: dict[str, Any] = {"replicas": [GPU], "update": "cpu", "bucket_mib": SIZE}
 
 
@@ -179,20 +180,27 @@ def test_by_default_a_forward_is_in_parts_where_another_workers_updates_would_ho
     plan_of: PlanOf, six_of: Callable[..., Inspection]
 ) -> None:
     clipped = GPU_OF_HOST | {"clip_norm": 1.0}
-    slow_updates, slow_copies = six_of(update_seconds=24.0), six_of(update_seconds=1.0, link_bytes_per_second=4000)
-    copies_by_cores = six_of(update_seconds=1.0, copy_bytes_per_second=4000)  # a stand-in's
+    slow_updates, fast = (six_of(update_seconds=seconds, link_bytes_per_second=LINK) for seconds in (24.0, 1.0))
+    slow_copies = six_of(update_seconds=1.0, link_bytes_per_second=4000)
     for inspection, told in ((slow_updates, GPU_OF_HOST), (slow_copies, clipped)):
         by_default, by_layer = (plan_of(inspection, waits=waits, **told) for waits in (None, "layer"))
         assert is_by_layer(by_default)
         assert by_default.graph == by_layer.graph
         assert by_default.predicted_iteration_seconds == by_layer.predicted_iteration_seconds
-    assert not is_by_layer(plan_of(six_of(update_seconds=1.0), waits=None, **GPU_OF_HOST)), "all are there in time"
+    assert not is_by_layer(plan_of(fast, waits=None, **GPU_OF_HOST)), "all are there in time"
     assert not is_by_layer(plan_of(slow_updates, waits=None, **clipped)), "all come at once"
-    assert not is_by_layer(plan_of(copies_by_cores, waits=None, **clipped)), "they take what they hide"
 
 
 BY_STAGE_BY_DEFAULT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "who updates beside its own forward": ({}, {"replicas": 2, "clip_norm": 1.0, "bucket_mib": SIZE}),
+    "who updates beside its own forward": (
+        {},
+        {"replicas": [{"device": "gpu"}, {"device": "cpu"}], "clip_norm": 1.0, "bucket_mib": SIZE},
+    ),
+    "replicas of the host": (
+        {"link_bytes_per_second": None},
+        {"replicas": 2, "clip_norm": 1.0, "bucket_mib": SIZE},
+    ),
+    "a stand-in": ({"link_bytes_per_second": None}, GPU_OF_HOST),
     "a parameter in other hands": ({"loose_parameter": "0.weight"}, GPU_OF_HOST),
     "compiled units": ({}, GPU_OF_HOST | {"compile": True}),
     "asked for": ({}, GPU_OF_HOST | {"waits": "stage"}),
@@ -204,7 +212,7 @@ def test_by_default_it_is_whole_where_parts_would_gain_nothing_or_a_read_might_n
     plan_of: PlanOf, six_of: Callable[..., Inspection], name: str
 ) -> None:
     facts, told = BY_STAGE_BY_DEFAULT[name]
-    inspection = six_of(update_seconds=24.0, **facts)
+    inspection = six_of(update_seconds=24.0, **{"link_bytes_per_second": LINK} | facts)
     assert not any(task.goes_on for task in plan_of(inspection, **{"waits": None} | told).graph.tasks)
     if told.get("waits") != "stage":
         assert any(task.goes_on for task in plan_of(inspection, **told | {"waits": "layer"}).graph.tasks)

@@ -98,16 +98,16 @@ def waits_by_layer(strategy: Strategy, placement: Placement) -> bool:
     return strategy.waits == "layer" and strategy.sync == "fine" and not shows and not late
 
 
-def work_beside_forwards(graph: Graph, *, copies: bool) -> Iterator[tuple[int, int]]:
+def work_beside_forwards(graph: Graph) -> Iterator[tuple[int, int]]:
     """(a part of a forward, a task of the same worker that the next part waits for): such a task takes the cores of the
-    forward that it runs beside. copies: whether those to a device do so, too."""
+    forward that it runs beside, unless it is a copy."""
     tasks = graph.tasks
     before = {task.id: earlier.id for earlier, task in pairwise(tasks) if earlier.goes_on}
     for edge in graph.edges:
         if edge.target in before and edge.cause is Cause.UPDATE:
             source = tasks[edge.source]
             is_own = source.lane.worker == tasks[edge.target].lane.worker
-            if is_own and (copies or source.kind is not Kind.UP):
+            if is_own and source.kind is not Kind.UP:
                 yield before[edge.target], source.id
 
 
