@@ -104,9 +104,8 @@ def _faster(inspection: Inspection, by_stage: Plan, by_layer: Plan) -> Plan:
     seconds, before = iteration_seconds(by_layer), iteration_seconds(by_stage)
     if seconds > before * (1.0 - LEAST_GAIN):
         return by_stage
-    note = (
-        f"waits: by layer, with which an iteration is predicted to take {before / seconds - 1:.0%} less than by stage"
-    )
+    less = 1.0 - seconds / before
+    note = f"waits: by layer, with which an iteration is predicted to take {less:.0%} less than by stage"
     return dataclasses.replace(by_layer, notes=(*by_layer.notes, note))
 
 

@@ -53,7 +53,10 @@ class WatchedParameters(dict[str, Entry]):
 
 
 def watch(model: nn.Module, late: Container[int], before_read: Callable[[nn.Parameter], None]) -> None:
-    """late: ids of parameters. Every module of the model that has one is watched from now on."""
+    """late: ids of parameters. Every module of the model that has one is watched from now on, but a scripted one, whose
+    table is torch's."""
     for module in model.modules():
-        if any(each is not None and id(each) in late for each in module._parameters.values()):
+        if isinstance(module._parameters, dict) and any(
+            each is not None and id(each) in late for each in module._parameters.values()
+        ):
             module._parameters = WatchedParameters(module._parameters, before_read)

@@ -187,6 +187,7 @@ def test_by_default_a_forward_is_in_parts_where_another_workers_updates_would_ho
         assert is_by_layer(by_default)
         assert by_default.graph == by_layer.graph
         assert by_default.predicted_iteration_seconds == by_layer.predicted_iteration_seconds
+    assert "12% less" in plan_of(slow_updates, waits=None, **GPU_OF_HOST).notes[-1]
     assert not is_by_layer(plan_of(fast, waits=None, **GPU_OF_HOST)), "all are there in time"
     assert not is_by_layer(plan_of(slow_updates, waits=None, **clipped)), "all come at once"
 
