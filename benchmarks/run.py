@@ -5,7 +5,8 @@ python benchmarks/run.py pipeline    one        (make bench ONLY=pipeline)
 python benchmarks/run.py --quick     prints only: quick numbers are not to be kept
 python benchmarks/run.py --keep FILE ...    keeps what `NAME.py --json` printed on another machine, or part by part
 
-What needs a device that is not here (exit code 69) is passed over.
+What needs a device that is not here (exit code 69) is passed over. What was measured last on another kind of machine
+stays beside the new rows, in a column of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ FOLDER = Path(__file__).resolve().parent
 README = FOLDER / "README.md"
 RESULTS = FOLDER / "results"
 END = "<!-- end of results -->"
+ELSEWHERE = "elsewhere"  # reports of other kinds of machines, in a report that is kept
+COLUMNS = ("name", "value", "unit", "low", "high", "runs", "goal", "reached")
 
 
 def benchmarks() -> list[str]:
@@ -68,32 +71,57 @@ def _measured(name: str, *, quick: bool) -> dict[str, Any] | None:
 def _keep_from(path: Path) -> None:
     """A report of a script. Its rows go among those that are kept, if these are of the same machine and software."""
     report = json.loads(path.read_text(encoding="utf-8"))
-    name = report["benchmark"]
     if report.get("device") == STAND_IN or not report["results"]:
         raise SystemExit(f"{path}: nothing to keep: {report.get('device', 'no device')}, {len(report['results'])} rows")
-    kept = RESULTS / f"{name}.json"
-    _keep(name, merged(json.loads(kept.read_text(encoding="utf-8")), report) if kept.exists() else report)
+    name = report["benchmark"]
+    old = _kept(name)
+    _keep(name, report if old is None else merged(old, report))
+
+
+def _kept(name: str) -> dict[str, Any] | None:
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return None
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return report
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The new report, with the old one's other rows where both are of the same kind of machine and software."""
-    if _where(old) != _where(new):
+    """The new report, with the old ones' other rows where both are of the same kind of machine and software."""
+    same = next((each for each in (old, *old.get(ELSEWHERE, ())) if _where(each) == _where(new)), None)
+    if same is None:
         return new
-    rows = {row["name"]: row for row in (*old["results"], *new["results"])}
-    notes = list(dict.fromkeys((*old.get("notes", ()), *new.get("notes", ()))))
+    rows = {row["name"]: row for row in (*same["results"], *new["results"])}
+    notes = list(dict.fromkeys((*same.get("notes", ()), *new.get("notes", ()))))
     return new | {"results": list(rows.values())} | ({"notes": notes} if notes else {})
 
 
+def beside(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The new report, with the old ones that are of other kinds of machines."""
+    others = [
+        {key: value for key, value in each.items() if key != ELSEWHERE}
+        for each in (old, *old.get(ELSEWHERE, ()))
+        if _machine(each) != _machine(new)
+    ]
+    return new | ({ELSEWHERE: others} if others else {})
+
+
 def _where(report: dict[str, Any]) -> tuple[Any, ...]:
+    return *_machine(report), report["versions"]
+
+
+def _machine(report: dict[str, Any]) -> tuple[Any, ...]:
     machine = report["machine"]
-    return report.get("device"), machine["cpu"], machine["cores"], machine["gpus"], report["versions"]
+    return report.get("device"), machine["cpu"], machine["cores"], machine["gpus"]
 
 
 def _keep(name: str, report: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
-    _write(RESULTS / f"{name}.json", json.dumps(report, indent=1) + "\n")
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    _write(README, with_section(README.read_text(encoding="utf-8"), name, section(report, today)))
+    old = _kept(name)
+    dated = report | {"date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    kept = dated if old is None else beside(old, dated)
+    _write(RESULTS / f"{name}.json", json.dumps(kept, indent=1) + "\n")
+    _write(README, with_section(README.read_text(encoding="utf-8"), name, section(kept)))
 
 
 def with_section(page: str, name: str, text: str) -> str:
@@ -106,24 +134,31 @@ def with_section(page: str, name: str, text: str) -> str:
     return page.replace(END, f"{block}\n\n{END}")
 
 
-def section(report: dict[str, Any], date: str) -> str:
+def section(report: dict[str, Any]) -> str:
     """One benchmark's table in Markdown, with where and when it was measured."""
     machine, versions, results = report["machine"], report["versions"], _results(report)
+    others = [(_head(other), {row.name: row for row in _results(other)}) for other in report.get(ELSEWHERE, ())]
     gpus = f", {', '.join(machine['gpus'])}" if machine["gpus"] else ", no GPU"
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB{gpus}, Linux {machine['kernel']}"
     lines = [
         f"### {report['benchmark']}",
         "",
-        f"{date}; {where}; {', '.join(f'{name} {number}' for name, number in versions.items())}.",
+        f"{report['date']}; {where}; {', '.join(f'{name} {number}' for name, number in versions.items())}.",
         "",
-        "| name | value | unit | low | high | runs | goal | reached |",
-        "| --- | ---: | --- | ---: | ---: | ---: | --- | --- |",
+        "| " + " | ".join([*COLUMNS, *(head for head, _ in others)]) + " |",
+        "| " + " | ".join(["---", "---:", "---", *["---:"] * 3, "---", "---", *["---:"] * len(others)]) + " |",
     ]
     for result in results:
         reached = {True: "yes", False: "**no**", None: ""}[result.is_reached()]
-        lines.append("| " + " | ".join([f"`{result.name}`", *cells(result)[1:], reached]) + " |")
+        there = [cells(rows[result.name])[1] if result.name in rows else "" for _, rows in others]
+        lines.append("| " + " | ".join([f"`{result.name}`", *cells(result)[1:], reached, *there]) + " |")
     lines += ["", *(f"- `{result.name}`: {result.how}" for result in results)]
     return "\n".join([*lines, *(f"- {note}" for note in report.get("notes", ()))])
+
+
+def _head(report: dict[str, Any]) -> str:
+    machine = report["machine"]
+    return ", ".join([machine["cpu"], f"{machine['cores']} cores", *machine["gpus"], report["date"]])
 
 
 def _results(report: dict[str, Any]) -> list[Result]:
