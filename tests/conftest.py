@@ -63,6 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(TESTS).parts[0]
         if folder not in NOT_QUICK and not any(item.get_closest_marker(name) for name in ("slow", "soak")):
             item.add_marker(pytest.mark.quick)
+    _PAIRS["without_other_days"](config, items)
     if (part := config.getoption("--part")) is not None:
         number, num_parts = map(int, part.split("/"))
         files = _parts(items, num_parts, quick=config.getoption("markexpr") == "quick")[number]

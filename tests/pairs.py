@@ -6,12 +6,16 @@ come together (Kuhn, Wallace and Gallo, "Software fault interactions and implica
 rows are others each day; `--exhaustive` runs the whole product.
 
 A row's id is its values: `pytest --exhaustive ID` runs one again on any day.
+
+`@pytest.mark.days(3)`: a long test that runs on one day of three, as long ones on one day as on another. Named alone
+it runs on any day, too, with `--exhaustive`.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -41,6 +45,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run products of axes whole, see tests/pairs.py")
     today = int(datetime.now(UTC).strftime("%Y%m%d"))
     parser.addoption("--pairs-seed", type=int, default=today, help="of the rows that are run of them; today's date")
+
+
+def without_other_days(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes out what has its turn on another day."""
+    if config.getoption("exhaustive"):
+        return
+    by_days: defaultdict[int, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if (mark := item.get_closest_marker("days")) is not None:
+            by_days[mark.args[0]].append(item)
+    seed = config.getoption("pairs_seed")
+    others: set[pytest.Item] = set()
+    for days, marked in by_days.items():
+        marked.sort(key=lambda item: (-_seconds(item), item.nodeid))
+        others.update(item for number, item in enumerate(marked) if (number + seed) % days != 0)
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=list(others))
+
+
+pytest_collection_modifyitems = without_other_days
+
+
+def _seconds(item: pytest.Item) -> float:
+    mark = item.get_closest_marker("slow")
+    return float(mark.kwargs.get("seconds", 1)) if mark is not None else 0.0
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:

@@ -81,3 +81,31 @@ def test_what_thinned_is_told_with_the_seed_that_repeats_it(pytester: pytest.Pyt
     pytester.makeini("[pytest]\nmarkers = pairs\nasyncio_default_fixture_loop_scope = function")
     pytester.makepyfile("import pytest\n@pytest.mark.pairs(a=(1, 2), b=(3, 4))\ndef test_it(a, b): ...")
     pytester.runpytest_inprocess("-q").stdout.fnmatch_lines("*--pairs-seed=20??????;*")
+
+
+def test_of_long_tests_each_has_its_day_and_all_are_there_under_exhaustive(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(PAIRS.read_text())
+    pytester.makeini("[pytest]\nmarkers =\n  days\n  slow\nasyncio_default_fixture_loop_scope = function")
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+        @pytest.mark.days(3)
+        @pytest.mark.parametrize("number", range(6))
+        def test_long(number): ...
+        @pytest.mark.days(2)
+        @pytest.mark.slow(seconds=9)
+        def test_longer(): ...
+        def test_short(): ...
+        """
+    )
+
+    def selected(option: str) -> list[str]:
+        return [line for line in pytester.runpytest_inprocess("--collect-only", "-q", option).outlines if "::" in line]
+
+    whole = selected("--exhaustive")
+    assert len(whole) == 8
+    days = [selected(f"--pairs-seed={seed}") for seed in range(20261126, 20261132)]
+    assert {name for day in days[:3] for name in day} == set(whole)
+    assert [sum("test_long[" in name for name in day) for day in days] == [2] * 6
+    assert sum(any("test_longer" in name for name in day) for day in days) == 3
+    assert all("test_it.py::test_short" in day for day in days)

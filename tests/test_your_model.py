@@ -84,6 +84,7 @@ def test_the_options_of_the_page_are_taken_and_one_line_of_them_is_its_toml(dire
     assert specs[1] == JobSpec.load(directory / "circle.toml")
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=2)
 @pytest.mark.timeout(900)
 def test_the_script_that_the_job_is_made_of_learns(directory: Path) -> None:

@@ -27,6 +27,7 @@ def party_of(name: str) -> Iterator[Any]:
             yield peers
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=6)
 @pytest.mark.pairs(name=(ALONE, *TORCH_SCHEDULES))  # one a day
 def test_a_party_of_the_pipelines_makes_iterations_and_tells_what_they_took(name: str) -> None:

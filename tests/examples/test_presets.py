@@ -41,6 +41,7 @@ def test_it_runs_or_the_machine_is_too_small(example: Path, preset: str) -> None
     assert " and this daemon has " in (problem_of_crew(spec, one_less.elements()) or "")
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 def test_an_example_runs_under_a_preset_with_a_list_of_replicas_and_says_what_it_replaces(tmp_path: Path) -> None:
     """As docs/gpu.md has it; on a stand-in."""

@@ -291,6 +291,7 @@ def test_a_job_that_can_never_run_here_is_refused_before_it_is_acknowledged(daem
         daemon.client.show(f"refused-{len(name)}")
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=5)
 def test_a_job_that_the_daemon_knows_is_submitted_again_although_it_has_fewer_workers_now(own_daemon: Any) -> None:
     daemon = own_daemon(workers=2)

@@ -156,6 +156,7 @@ def test_a_job_goes_on_after_a_restart_of_the_daemon(
     check_is_undisturbed(daemon, job, spec)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=10)
 def test_a_job_with_checkpoints_goes_on_after_the_daemon_was_killed(restarting: Any) -> None:
     spec = with_checkpoints(restarting, "20 steps", {"microbatches": 2}, loss_seconds=LONG_LOSS)
@@ -243,6 +244,7 @@ def test_by_the_clock_too(daemon: Any) -> None:
     assert manifest["step"] > 0
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=10)
 def test_what_a_killed_daemon_has_left_half_of_a_job_that_had_ended_goes_with_the_next_one(
     own_daemon: StartDaemon,

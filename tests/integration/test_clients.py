@@ -233,6 +233,7 @@ def test_clients_that_never_read_do_not_hold_up_the_others(daemon: RealDaemon) -
         assert daemon.run(daemon.spec(strategy=IMPOSSIBLE))["reason"] == "invalid-plan"
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=10)
 def test_connections_that_never_say_hello_are_closed_and_a_submit_among_them_is_answered(daemon: RealDaemon) -> None:
     with ExitStack() as stack:

@@ -94,6 +94,7 @@ def workload(last=1):
 LONG = {"batch_size": 8, "epochs": 1_000_000}  # of which nobody knows that few are made
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=35)
 @pytest.mark.filterwarnings("ignore")  # torch's own, where it compiles
 def test_where_it_is_left_open_units_are_compiled_if_that_is_faster_and_stay_so(
@@ -130,6 +131,7 @@ def test_where_it_is_left_open_units_are_compiled_if_that_is_faster_and_stay_so(
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.state.items())
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=8)
 def test_where_it_is_left_open_units_stay_eager_without_a_compiler_and_in_a_short_job(
     own_daemon: Callable[..., RealDaemon], tmp_path: Path
@@ -155,6 +157,7 @@ def test_where_it_is_left_open_units_stay_eager_without_a_compiler_and_in_a_shor
     assert all(torch.equal(state[name], tensor) for name, tensor in plain.items())
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=7)
 def test_a_compiler_that_is_missing_or_fails_is_told_with_the_unit_and_a_remedy(
     own_daemon: Callable[..., RealDaemon], tmp_path: Path

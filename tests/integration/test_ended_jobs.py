@@ -115,6 +115,7 @@ def test_a_run_directory_that_was_somebodys_before_is_left_alone(daemon: RealDae
     assert daemon.client.remove("src") == "src"
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow
 def test_old_jobs_go_at_once_and_stay_gone_after_a_restart_of_the_daemon(own_daemon: Any) -> None:
     daemon = own_daemon(workers=1)

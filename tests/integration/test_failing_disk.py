@@ -145,6 +145,7 @@ def fail_each(daemon: Any, faults: Any, below: Path, faulty: list[tuple[int, int
     return acknowledged
 
 
+@pytest.mark.days(3)
 def test_writes_of_the_ledger_fail_and_it_equals_what_was_acknowledged(daemon: Any, faults: Any) -> None:
     faulty = [(errno.ENOSPC, 1), (errno.EIO, FOR_EVER)]
     acknowledged = fail_each(daemon, faults, daemon.state / "ledger", faulty, SHORT)

@@ -64,6 +64,7 @@ def hangs(daemon: Any, cause: str) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if f'weft_hangs_total{{cause="{cause}"' in line)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=20)
 def test_a_worker_that_is_stopped_for_ever_is_replaced_and_the_result_is_the_same(daemon: Any) -> None:
     """It was waited for until somebody noticed."""
@@ -89,6 +90,7 @@ def test_a_worker_that_is_stopped_for_ever_is_replaced_and_the_result_is_the_sam
     assert lines_of(daemon, job) == lines_of(daemon, again)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=18)
 def test_a_dataset_that_does_not_return_is_told_with_stacks_and_who_waits_for_it(daemon: Any) -> None:
     gate = daemon.gate()
@@ -112,6 +114,7 @@ def test_a_dataset_that_does_not_return_is_told_with_stacks_and_who_waits_for_it
 FIRST_OF_A_STEP = 505  # of the calls of the loss: 2 steps and 2 validations of 2 microbatches each are an epoch
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=20)
 def test_a_job_in_which_every_lane_waits_is_begun_anew_and_the_result_is_the_same() -> None:
     """What the first stage has said of its second microbatch is unsaid, while the last stage is in the first one."""

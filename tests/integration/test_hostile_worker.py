@@ -121,6 +121,7 @@ def besieged() -> Iterator[RealDaemon]:
         running.close()
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=10)
 @pytest.mark.pairs(moment=tuple(MOMENTS))  # one a day
 def test_what_a_job_writes_to_its_workers_descriptors_costs_that_job_alone(besieged: RealDaemon, moment: str) -> None:

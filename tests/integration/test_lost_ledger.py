@@ -17,6 +17,7 @@ def started(daemon: Any, *options: str) -> None:
     daemon.until_idle()
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=8)
 def test_a_lost_ledger_is_refused_until_its_loss_is_accepted(own_daemon: Callable[..., Any]) -> None:
     # One without the log of a killed daemon was opened as it was, and the job was forgotten without a word.
@@ -40,6 +41,7 @@ def test_a_lost_ledger_is_refused_until_its_loss_is_accepted(own_daemon: Callabl
     assert [each["job"] for each in daemon.client.jobs()] == ["line-2"]
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=8)
 def test_a_row_that_makes_no_sense_is_named_and_the_others_run(own_daemon: Callable[..., Any]) -> None:
     daemon = own_daemon(workers=1)

@@ -25,6 +25,7 @@ needs_prometheus = pytest.mark.skipif(
 )
 
 
+@pytest.mark.days(3)
 @needs_prometheus
 @pytest.mark.slow(seconds=35)
 @pytest.mark.timeout(280)  # 45 s on a quiet machine

@@ -73,6 +73,7 @@ def test_a_worker_holds_nothing_of_other_stages(daemon: Any, kind: str) -> None:
     assert max(megabytes.values()) < 96, f"kernels keep up to 64 MiB to themselves, the model has 96: {megabytes}"
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=9)
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel keeps the high-water mark")
 def test_a_worker_has_given_back_what_it_has_inspected_before_it_is_told_to_prepare(own_daemon: Any) -> None:

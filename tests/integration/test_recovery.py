@@ -304,6 +304,7 @@ def blocks_of(daemon: Any, job: str) -> dict[str, int]:
     return {name: size for name, size in held.items() if name.startswith(f"{job}@")}
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=12)
 def test_a_bit_that_changes_in_a_parameter_is_found_before_it_is_used_and_the_result_is_the_same(known: Any) -> None:
     """By the worker that is to update it next: of the stage that stands at the gate, or of the replicas' owner."""

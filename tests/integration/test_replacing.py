@@ -119,6 +119,7 @@ def python_that(daemon: Any, *, first: str = "true", later: str = "true") -> str
     return str(path)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=13)
 def test_a_daemon_is_replaced_again_and_again_while_a_job_trains() -> None:
     """While it is planned, in the midst of a step, and as it runs; and where it cannot be, it goes on as it is."""
@@ -172,6 +173,7 @@ def test_a_daemon_is_replaced_again_and_again_while_a_job_trains() -> None:
         assert has_the_plain_loops_bits(daemon.run(short), short)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=16)
 def test_what_the_next_daemon_cannot_read_costs_what_a_restart_costs() -> None:
     with GarblingDaemon(workers=2).serving() as daemon:

@@ -179,6 +179,7 @@ def pause(daemon: Any, job: str, gate: Path) -> None:
 DISTURBANCES = {each.__name__: each for each in (lose_a_worker, lose_the_daemon, replace_the_daemon, pause)}
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=14)
 @pytest.mark.pairs(disturbance=tuple(DISTURBANCES))  # one a day
 def test_what_comes_between_costs_no_bit_and_no_step(own_daemon: StartDaemon, disturbance: str) -> None:
@@ -190,6 +191,7 @@ def test_what_comes_between_costs_no_bit_and_no_step(own_daemon: StartDaemon, di
         assert "the other plan takes" in daemon.log_of(job), "with which it has gone on"
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=8)
 def test_cancelled_on_the_way_it_ends_and_leaves_what_it_had_come_to(own_daemon: StartDaemon) -> None:
     daemon = own_daemon()

@@ -102,6 +102,7 @@ def queued_jobs_are_kept(daemon: Any, num_jobs: int) -> None:
     daemon.until_idle()
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=6)
 def test_queued_jobs_hold_no_descriptors_over_a_restart(limited: Callable[[int], Any]) -> None:
     # 120 queued jobs under `ulimit -n 200` failed 33 acknowledged jobs, and then the daemon.

@@ -170,6 +170,7 @@ def test_a_job_that_is_given_up_leaves_no_spare(daemon: Any) -> None:
     assert not any(spare.is_running() for spare in spares if spare is not None)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=5)
 @pytest.mark.pairs(whom=("the daemon", "the fork server"))  # one a day
 def test_with_the_daemon_and_the_fork_server_spares_end_too(own_daemon: Callable[..., Any], whom: str) -> None:
@@ -185,6 +186,7 @@ def test_with_the_daemon_and_the_fork_server_spares_end_too(own_daemon: Callable
     daemon.start()
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=6)
 def test_a_daemon_that_has_taken_over_has_them_too(own_daemon: Callable[..., Any]) -> None:
     daemon = own_daemon()

@@ -71,6 +71,7 @@ def test_what_devices_update_is_saved_where_a_job_stops(machine: Any, preset: st
     check_is_the_plain_loops(spec, result, exact=False)
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=4)
 def test_a_job_that_has_had_its_time_is_completed_and_says_so(daemon: Any) -> None:
     """It would train for hours; a microsecond is over with its first step."""

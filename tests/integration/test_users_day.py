@@ -19,6 +19,7 @@ train, until, is_saved, LATE, PIPELINE = (
 pause = runpy.run_path(str(Path(__file__).with_name("test_pausing.py")))["pause"]
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=10)
 def test_a_job_paused_on_two_workers_goes_on_with_one_and_stops_where_the_plain_loop_stops(
     own_daemon: Callable[..., Any],

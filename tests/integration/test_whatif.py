@@ -53,6 +53,7 @@ def iteration_seconds(result: dict[str, Any]) -> list[float]:
     return [row["seconds"] for row in metrics_rows(result["run_dir"]) if row.get("seconds")]
 
 
+@pytest.mark.days(3)
 @pytest.mark.slow(seconds=5)
 def test_a_change_is_predicted_in_the_right_order_of_what_it_then_takes(daemon: RealDaemon) -> None:
     recorded = run(daemon)

@@ -194,7 +194,7 @@ def itineraries(draw: st.DrawFn, num_microbatches: int) -> Itinerary:
 
 
 @pytest.mark.slow(seconds=5)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_every_reader_finds_what_it_should_however_the_lanes_race(
     inspection_of: InspectionOf,
@@ -301,7 +301,7 @@ def test_the_model_notices_when_a_later_part_does_not_wait(
 
 
 @pytest.mark.slow(seconds=7)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_a_bucket_may_go_either_way_in_each_iteration(
     inspection_of: InspectionOf,
@@ -332,7 +332,7 @@ def test_a_bucket_may_go_either_way_in_each_iteration(
 
 
 @pytest.mark.slow(seconds=5)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(data=st.data(), rng=st.randoms(use_true_random=False))
 def test_layers_of_a_working_window_take_turns_however_the_lanes_race(
     inspection_of: InspectionOf, unit_of: UnitOf, parameter_of: ParameterOf, data: st.DataObject, rng: random.Random
