@@ -25,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -106,13 +106,8 @@ def collect(quick: bool) -> list[Result]:
     return [result for part in PARTS.values() for result in part(quick)]
 
 
-def pipelines(quick: bool) -> list[Result]:
-    return [
-        result
-        for case in CASES
-        for schedule in dict.fromkeys([*case.vs_torch, *case.over_limit])
-        for result in _measure(case, schedule, *((1, 4) if quick else (STARTS, ROUNDS)))
-    ]
+def pipeline(case: Case, schedule: str, quick: bool) -> list[Result]:
+    return _measure(case, schedule, *((1, 4) if quick else (STARTS, ROUNDS)))
 
 
 def measured_order(quick: bool) -> list[Result]:
@@ -149,7 +144,12 @@ def _unequal(schedule: str, steps: int) -> JobSpec:
     )
 
 
-PARTS = {"pipelines": pipelines, "measured-order": measured_order}
+PARTS: dict[str, Callable[[bool], list[Result]]] = {
+    f"{case.prefix.replace('_', '-')}{schedule}": partial(pipeline, case, schedule)
+    for case in CASES
+    for schedule in dict.fromkeys([*case.vs_torch, *case.over_limit])
+}
+PARTS["measured-order"] = measured_order
 
 
 def _measure(case: Case, schedule: str, starts: int, rounds: int) -> list[Result]:

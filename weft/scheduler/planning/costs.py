@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from weft.plan.buckets import Bucket, Holder
 from weft.plan.division import Part, divide
@@ -13,6 +14,7 @@ from weft.plan.inspection import Inspection
 from weft.plan.kinds import KINDS, Kind
 from weft.plan.plan import Plan, StagePlan
 from weft.spec.job_spec import JobSpec
+from weft.spec.workers_needed import Host, threads_of
 
 
 def largest_microbatch(spec: JobSpec) -> int:
@@ -20,6 +22,11 @@ def largest_microbatch(spec: JobSpec) -> int:
     if spec.strategy.share == "adaptive":
         return -(-spec.job.batch_size // min(spec.strategy.microbatch_counts))
     return max(part.size for parts in divide(spec.job.batch_size, *spec.strategy.division) for part in parts)
+
+
+# Found on machines of two cores, of several models: what a core takes more for the same work where all others compute,
+# too. They share memory, the outermost cache and the power that a boost takes.
+CROWDED: Final = 0.08
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,21 @@ class PlannedJob:
         part = len(borders) if task.bucket is None else borders.index(task.bucket)
         return range(bounds[part], bounds[part + 1])
 
+    @cached_property
+    def _num_computing(self) -> int:
+        """CPU workers with forwards or backwards."""
+        tasks = (task for task in self.plan.graph.tasks if KINDS[task.kind].computes and self.device(task) == "cpu")
+        return len({task.lane.worker for task in tasks})
+
+    def crowding(self, device: str, host: Host) -> float:
+        """What forwards and backwards take on workers of that kind, as a multiple of what they took the inspecting
+        worker, which was alone."""
+        threads = threads_of(self.spec.strategy, host)
+        others = host.workers * host.threads - threads
+        if device != "cpu" or others <= 0:
+            return 1.0
+        return 1.0 + CROWDED * min((self._num_computing - 1) * threads / others, 1.0)
+
     def device(self, task: Task) -> str:
         """The kind of the worker in whose lane it runs."""
         return self.plan.workers[task.lane.worker]
@@ -132,7 +154,8 @@ class _Costs:
                 facts = (self._inspection.input, self._inspection.target)
                 return self._inspection.link_seconds(sum(part.max_bytes() for part in facts if part)) * self._size(task)
             case Kind.FORWARD | Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT:
-                return sum(self._computing(task, kind) for kind in self._job.computed(task)) * self._size(task)
+                seconds = sum(self._computing(task, kind) for kind in self._job.computed(task)) * self._size(task)
+                return seconds * self._job.crowding(self._job.device(task), self._inspection.host)
             case Kind.DOWN | Kind.UP | Kind.RELOAD:
                 return self._inspection.link_seconds(self._bucket(task).num_bytes)
             case Kind.SYNC:

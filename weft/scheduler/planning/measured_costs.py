@@ -119,7 +119,8 @@ class MeasuredCosts:
             for unit, (of_call, of_sample) in zip(units, corrections, strict=True):
                 fixed += of_call * self._units[device, kind][unit].fixed
                 each += of_sample * self._units[device, kind][unit].each
-        return Line(fixed, each)
+        crowding = job.crowding(device, self._inspection.host)
+        return Line(crowding * fixed, crowding * each)
 
     # --- what was measured
 

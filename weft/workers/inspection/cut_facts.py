@@ -28,7 +28,7 @@ from weft.workers.inspection.cut_trial import CutTrial, TrialOutcome, attributes
 from weft.workers.inspection.draws import MAX_TRIES, telling
 from weft.workers.inspection.looked_at import LookedAt
 from weft.workers.inspection.ran import Ran, Ties, first_batch, value_facts
-from weft.workers.inspection.times import TIMED_RUNS, Times, between, fastest, note, note_split
+from weft.workers.inspection.times import TIMED_RUNS, Times, between, fastest, note, note_split, repeated
 from weft.workers.inspection.unit_facts import SMALL_RUNS, blank_facts, carried, keeps, size_of_small, tried
 from weft.workload.cutting.calls import SeededCalls
 from weft.workload.cutting.cut_step import Step
@@ -368,11 +368,11 @@ class CutInspection:
         return self._times(trial, batch, SMALL_RUNS)
 
     def _times(self, trial: CutTrial, batch: Any, runs: int) -> Times:
-        found = []
-        for _ in range(runs):
+        def once() -> Times:
             run_as_it_is(trial, batch, self._seed)
-            found.append(trial.seconds())
-        return fastest(found)
+            return trial.seconds()
+
+        return fastest(repeated(once, runs))
 
     def _values(self, recorded: Recorded, skipped: SkippedCalls) -> list[dict[str, Any]]:
         largest = max(self._samples)

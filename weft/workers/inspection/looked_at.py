@@ -10,12 +10,14 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 import torch
 
 from weft.plan.division import Part
 from weft.workers.inspection.ran import first_batch
+from weft.workers.inspection.times import of_loading
 from weft.workers.memory.packing import num_packed_bytes
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import Skeleton
@@ -36,9 +38,13 @@ class LookedAt:
 
     @classmethod
     def of(cls, batches: Batches, sizes: Sequence[int]) -> LookedAt:
-        started = time.perf_counter()
-        trained = {size: [batches.batch(*first_batch(size, training=size <= batches.num_train))] for size in sizes}
-        load_seconds = (time.perf_counter() - started) / len(trained)
+        trained: dict[int, list[_Batch]] = {}
+        load_seconds = 0.0
+        for size in sizes:
+            load = partial(batches.batch, *first_batch(size, training=size <= batches.num_train))
+            started = time.perf_counter()
+            trained[size] = [load()]
+            load_seconds += of_loading(load, time.perf_counter() - started) / len(sizes)
         held_out = {
             size: [batches.batch(*first_batch(size, training=False))]
             for size in sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from weft.spec.job_spec import JobSpec
 from weft.workers.compute.handover import described
 from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import Ran, first_batch, tensor_facts
+from weft.workers.inspection.times import of_loading
 from weft.workers.inspection.unit_facts import inspect_units
 from weft.workload.data.batches import Batches
 from weft.workload.randomness import OtherGenerators
@@ -32,10 +34,14 @@ def inspect_pairs(
     leave: Callable[[nn.Module], None],
 ) -> Ran:
     """sizes: of microbatches. trained, leave: as of `inspect_units`."""
-    started = time.perf_counter()
-    samples = {size: batches.load(*first_batch(size, training=size <= batches.num_train)) for size in sizes}
+    samples: dict[int, Pair] = {}
+    load_seconds = 0.0
+    for size in sizes:
+        load = partial(batches.load, *first_batch(size, training=size <= batches.num_train))
+        started = time.perf_counter()
+        samples[size] = load()
+        load_seconds += of_loading(load, time.perf_counter() - started) / len(sizes)
     _check_validation(batches, samples)
-    load_seconds = (time.perf_counter() - started) / len(samples)
     others = OtherGenerators()
     others.seed(spec.job.seed)
     ran = inspect_units(workload, spec, samples, trained=trained, device=device, leave=leave)

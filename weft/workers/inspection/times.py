@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 TIMED_RUNS = 3  # after one that warms up; the fastest counts
+MORE_RUNS, MORE_SECONDS = 6, 0.3  # so many of what is quick: of a whole model, in no more time than this
+LOADS, LOADING_SECONDS = 2, 0.05  # beside a first one that took no longer
+CACHE_BYTES = 4 << 20  # for each thread, more than a core has to itself
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
+Result = TypeVar("Result")
 Times = list[tuple[float, float]]  # of each stage of a trial, forward and backward; or both parts of a backward
 
 
@@ -21,6 +25,15 @@ def between(least: Times, largest: Times, part: float) -> Times:
         (before[0] + part * (after[0] - before[0]), before[1] + part * (after[1] - before[1]))
         for before, after in zip(least, largest, strict=True)
     ]
+
+
+def repeated(once: Callable[[], Result], least: int, parts: int = 1) -> list[Result]:
+    """What so many runs tell, and some more that are quick. parts: in which the model is timed, this one among them."""
+    began = time.perf_counter()
+    found: list[Result] = []
+    while len(found) < least or (len(found) < MORE_RUNS and time.perf_counter() - began < MORE_SECONDS / parts):
+        found.append(once())
+    return found
 
 
 def fastest(runs: Sequence[Times]) -> Times:
@@ -46,6 +59,26 @@ def parts_of_backward(backward: float, of_input: float, of_weight: float) -> dic
         return {"input_part": None, "weight_part": None}
     first = min(1.0, of_input / backward)
     return {"input_part": first, "weight_part": max(1.0 - first, of_weight / backward)}
+
+
+def of_loading(load: Callable[[], object], first_seconds: float) -> float:
+    """What a microbatch takes as those behind the first do, which has made what all of them use."""
+    found = [first_seconds]
+    for _ in range(LOADS if first_seconds < LOADING_SECONDS else 0):
+        began = time.perf_counter()
+        load()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def fill_caches() -> None:
+    """With something else, as the units do that run between two forwards of a unit."""
+    _other_memory(torch.get_num_threads()).fill_(1)
+
+
+@functools.cache
+def _other_memory(threads: int) -> torch.Tensor:
+    return torch.zeros(CACHE_BYTES * threads, dtype=torch.uint8)
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from weft.workers.compute.handover import can_have_gradient, described, is_plain
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import Ties
-from weft.workers.inspection.times import TIMED_RUNS, fastest, parts_of_backward
+from weft.workers.inspection.times import TIMED_RUNS, Times, fastest, fill_caches, parts_of_backward, repeated
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.randomness import seed_others
@@ -155,6 +155,7 @@ class _Runs:
     def __init__(
         self, workload: Workload, spec: JobSpec, samples: Samples, trained: Sequence[int], device: Device
     ) -> None:
+        self._num_units = len(units(workload.model))
         inputs, target = samples[max(samples)]
         self.small_size = size_of_small(spec, len(inputs))
         self._compiles = spec.strategy.compile
@@ -227,29 +228,39 @@ class _Runs:
 
     def _times(self, run: Run, x: Any, runs: int) -> tuple[float, float, Any]:
         """(forward seconds, backward seconds, output) of one unit, the fastest of the runs after the first."""
-        forward, backward = [], []
-        for _ in range(1 + runs):
+        y: Any = None
+
+        def once() -> Times:
+            nonlocal x, y
             given = (x := self._begin(x)).clone()  # a unit may work in place, which autograd forbids on a leaf
-            seconds, y = self._device.timed(partial(run, given))
-            forward.append(seconds)
-            seconds, _ = self._device.timed(partial(_backward, y))
-            backward.append(seconds)
-        return min(forward[1:]), min(backward[1:]), y
+            fill_caches()
+            forward, y = self._device.timed(partial(run, given))
+            backward, _ = self._device.timed(partial(_backward, y))
+            return [(forward, backward)]
+
+        once()
+        ((forward, backward),) = fastest(repeated(once, runs, self._num_units))
+        return forward, backward, y
 
     def _parts(self, run: Run, x: Any) -> tuple[float, float] | None:
-        """What both parts of a split backward take, each in the fastest of the runs after the first."""
-        found = []
-        for _ in range(1 + SMALL_RUNS):
+        """What both parts of a split backward take, each in the fastest of the runs after the first; None where nothing
+        can be split."""
+
+        def once() -> Times:
+            nonlocal x
             x = _leaf(x)
             outputs = _differentiable(run(x.clone()))
             if not outputs:
-                return None
+                return []
             received = {0: x} if x.requires_grad else {}
             gradients = [torch.ones_like(each) for each in outputs]
             of_input, split = self._device.timed(partial(SplitBackward, outputs, gradients, received))
             of_weight, _ = self._device.timed(split.finish)
-            found.append([(of_input, of_weight)])
-        (parts,) = fastest(found[1:])
+            return [(of_input, of_weight)]
+
+        if not once():
+            return None
+        (parts,) = fastest(repeated(once, SMALL_RUNS, self._num_units))
         return parts
 
     def _begin(self, x: Any) -> Any:

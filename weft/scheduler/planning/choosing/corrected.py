@@ -83,6 +83,7 @@ class _Stages:
     def __init__(self, job: PlannedJob, inspection: Inspection, seconds: Mapping[int, float]) -> None:
         self._job = job
         self._seconds = seconds
+        self._crowding = job.crowding("cpu", inspection.host)
         self._lines = lines_of_units(job.spec, inspection)
         self.has_two_sizes = 0 < inspection.small_size < inspected_size(job.spec, inspection)
 
@@ -92,7 +93,7 @@ class _Stages:
         inspected = sum(self._units(task, kind) for task in ran)
         if not inspected:
             return 1.0
-        took = sum(self._seconds[task.id] for task in ran)
+        took = sum(self._seconds[task.id] for task in ran) / self._crowding
         beside = sum(TASK_SECONDS[task.kind] for task in ran)
         if kind is Kind.BACKWARD:  # with recompute a forward is in it
             again = sum(self._units(task, Kind.FORWARD) for task in ran)
