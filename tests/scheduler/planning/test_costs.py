@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from weft.plan.inspection import Inspection, UnitFacts
+from weft.plan.inspection import Inspection, Threaded, UnitFacts
 from weft.plan.kinds import Kind
 from weft.plan.plan import Plan
+from weft.scheduler.planning.costs import CROWDED
+from weft.spec.workers_needed import Host
 
 PlanOf = Callable[..., Plan]
 InspectionOf = Callable[..., Inspection]
@@ -124,3 +126,22 @@ def test_a_job_that_was_inspected_on_one_kind_of_device_has_the_times_of_that_on
 def test_a_device_alone_has_nothing_to_add_up(seconds_of: SecondsOf) -> None:
     seconds = seconds_of(replicas=[GPU], update="local")
     assert (seconds["SYNC(o0,b0)"], seconds["UPDATE(o0,b0)"]) == (0.0, 2.0)
+
+
+def test_where_several_cores_compute_each_takes_more_than_it_took_alone(
+    plan_of: PlanOf, inspection_of: InspectionOf, unit_of: UnitOf
+) -> None:
+    """The more of the machine's cores do, the more; a device's own do not, and who has all of them was timed so."""
+
+    def forward(workers: int, **settings: Any) -> float:
+        """Of a unit."""
+        times = ((1.0, 2.0, 0.0, 0.0),) * 2
+        threaded = Threaded(threads=workers, seconds=times, update_seconds=1.0, copy_bytes_per_second=1e9)
+        facts = {"host": Host(workers=workers), "threaded": threaded, "link_bytes_per_second": 1e9}
+        plan = plan_of(inspection_of([unit_of(0), unit_of(1)], **facts), **settings)
+        (task,) = (task for task in plan.graph.tasks if str(task) == "FORWARD(0,0)")
+        return plan.task_seconds[task.id] / (2 // settings.get("stages", 1))
+
+    assert forward(2) == forward(2, threads="all") == forward(4, replicas=[GPU, CPU]) == 1.0
+    assert forward(2, stages=2) == forward(2, replicas=2) == forward(4, replicas=4) == 1.0 + CROWDED
+    assert 1.0 < forward(8, stages=2) < forward(4, stages=2) < forward(4, replicas=3) < 1.0 + CROWDED
