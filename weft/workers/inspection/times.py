@@ -71,14 +71,15 @@ def of_loading(load: Callable[[], object], first_seconds: float) -> float:
     return min(found)
 
 
-def fill_caches() -> None:
-    """With something else, as the units do that run between two forwards of a unit."""
-    _other_memory(torch.get_num_threads()).fill_(1)
+class OtherMemory:
+    """What caches hold besides, while it lives."""
 
+    def __init__(self) -> None:
+        self._bytes = torch.zeros(CACHE_BYTES * torch.get_num_threads(), dtype=torch.uint8)
 
-@functools.cache
-def _other_memory(threads: int) -> torch.Tensor:
-    return torch.zeros(CACHE_BYTES * threads, dtype=torch.uint8)
+    def fill_caches(self) -> None:
+        """As the units do that run between two forwards of a unit."""
+        self._bytes.fill_(1)
 
 
 @functools.cache

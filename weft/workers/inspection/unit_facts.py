@@ -29,7 +29,7 @@ from weft.workers.compute.handover import can_have_gradient, described, is_plain
 from weft.workers.compute.stage import computing_in
 from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import Ties
-from weft.workers.inspection.times import TIMED_RUNS, Times, fastest, fill_caches, parts_of_backward, repeated
+from weft.workers.inspection.times import TIMED_RUNS, OtherMemory, Times, fastest, parts_of_backward, repeated
 from weft.workload.cutting.leaves import tensors_in
 from weft.workload.cutting.placeholder import Placeholder
 from weft.workload.randomness import seed_others
@@ -156,6 +156,7 @@ class _Runs:
         self, workload: Workload, spec: JobSpec, samples: Samples, trained: Sequence[int], device: Device
     ) -> None:
         self._num_units = len(units(workload.model))
+        self._other_memory = OtherMemory()
         inputs, target = samples[max(samples)]
         self.small_size = size_of_small(spec, len(inputs))
         self._compiles = spec.strategy.compile
@@ -233,7 +234,7 @@ class _Runs:
         def once() -> Times:
             nonlocal x, y
             given = (x := self._begin(x)).clone()  # a unit may work in place, which autograd forbids on a leaf
-            fill_caches()
+            self._other_memory.fill_caches()
             forward, y = self._device.timed(partial(run, given))
             backward, _ = self._device.timed(partial(_backward, y))
             return [(forward, backward)]
