@@ -37,7 +37,7 @@ WARM_ITERATIONS = 5
 
 
 def collect(quick: bool) -> list[Result]:
-    turns, iterations = (1, 5) if quick else (5, 20)
+    turns, iterations = (1, 5) if quick else (3, 20)
     seconds: dict[tuple[bool, int], list[float]] = {(compiled, stages): [] for stages in (1, 2) for compiled in (0, 1)}
     plain, cold, warm = [], [], []
     for _ in range(turns):
