@@ -16,16 +16,28 @@ def test_what_is_quick_runs_more_often_and_what_is_not_no_more_than_it_must(monk
     assert len(times.repeated(lambda: time.sleep(0.02), 3)) == 3
 
 
-def test_a_quick_load_is_made_again_and_the_fastest_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def calls_of(seconds: float, *, again: bool) -> int:
+    """Of a load that takes so long."""
+    calls: list[None] = []
+
+    def load() -> str:
+        time.sleep(seconds)
+        calls.append(None)
+        return "batch"
+
+    batch, fastest = times.loaded(load, again=again)
+    assert batch == "batch"
+    assert fastest >= seconds
+    return len(calls)
+
+
+def test_a_quick_load_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one has made what all of them use."""
     monkeypatch.setattr(times, "LOADING_SECONDS", 100.0)
-    calls: list[None] = []
-    assert times.of_loading(lambda: calls.append(None), 50.0) < 50.0
-    assert len(calls) == times.LOADS
-    assert times.of_loading(lambda: time.sleep(0.02), 0.01) == 0.01
+    assert calls_of(0.0, again=True) == 1 + times.LOADS
+    assert calls_of(0.0, again=False) == 1, "what is drawn from a stream may not be there again"
 
 
-def test_a_load_that_takes_long_is_not_made_again() -> None:
-    calls: list[None] = []
-    assert times.of_loading(lambda: calls.append(None), 2 * times.LOADING_SECONDS) == 2 * times.LOADING_SECONDS
-    assert calls == []
+def test_a_load_that_takes_long_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "LOADING_SECONDS", 0.01)
+    assert calls_of(0.02, again=True) == 1

@@ -7,7 +7,6 @@ where a larger one comes; times are planned for one between the smallest and the
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ import torch
 
 from weft.plan.division import Part
 from weft.workers.inspection.ran import first_batch
-from weft.workers.inspection.times import of_loading
+from weft.workers.inspection.times import loaded
 from weft.workers.memory.packing import num_packed_bytes
 from weft.workload.data.batches import Batches
 from weft.workload.data.tree import Skeleton
@@ -42,9 +41,9 @@ class LookedAt:
         load_seconds = 0.0
         for size in sizes:
             load = partial(batches.batch, *first_batch(size, training=size <= batches.num_train))
-            started = time.perf_counter()
-            trained[size] = [load()]
-            load_seconds += of_loading(load, time.perf_counter() - started) / len(sizes)
+            first, seconds = loaded(load, again=not batches.streams)
+            trained[size] = [first]
+            load_seconds += seconds / len(sizes)
         held_out = {
             size: [batches.batch(*first_batch(size, training=False))]
             for size in sizes

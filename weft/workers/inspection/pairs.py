@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -13,7 +12,7 @@ from weft.spec.job_spec import JobSpec
 from weft.workers.compute.handover import described
 from weft.workers.devices.device import Device
 from weft.workers.inspection.ran import Ran, first_batch, tensor_facts
-from weft.workers.inspection.times import of_loading
+from weft.workers.inspection.times import loaded
 from weft.workers.inspection.unit_facts import inspect_units
 from weft.workload.data.batches import Batches
 from weft.workload.randomness import OtherGenerators
@@ -38,9 +37,8 @@ def inspect_pairs(
     load_seconds = 0.0
     for size in sizes:
         load = partial(batches.load, *first_batch(size, training=size <= batches.num_train))
-        started = time.perf_counter()
-        samples[size] = load()
-        load_seconds += of_loading(load, time.perf_counter() - started) / len(sizes)
+        samples[size], seconds = loaded(load, again=not batches.streams)
+        load_seconds += seconds / len(sizes)
     _check_validation(batches, samples)
     others = OtherGenerators()
     others.seed(spec.job.seed)

@@ -61,14 +61,17 @@ def parts_of_backward(backward: float, of_input: float, of_weight: float) -> dic
     return {"input_part": first, "weight_part": max(1.0 - first, of_weight / backward)}
 
 
-def of_loading(load: Callable[[], object], first_seconds: float) -> float:
-    """What a microbatch takes as those behind the first do, which has made what all of them use."""
-    found = [first_seconds]
-    for _ in range(LOADS if first_seconds < LOADING_SECONDS else 0):
+def loaded(load: Callable[[], Result], *, again: bool) -> tuple[Result, float]:
+    """What it loads first, and the seconds that a microbatch takes behind the first one, which has made what all of
+    them use. again: whether it may be loaded once more, as what is quick is."""
+    began = time.perf_counter()
+    result = load()
+    found = [time.perf_counter() - began]
+    for _ in range(LOADS if again and found[0] < LOADING_SECONDS else 0):
         began = time.perf_counter()
         load()
         found.append(time.perf_counter() - began)
-    return min(found)
+    return result, min(found)
 
 
 class OtherMemory:
