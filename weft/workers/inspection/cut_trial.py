@@ -20,6 +20,7 @@ from weft.workers.compute.backward.hand_back import HandBack
 from weft.workers.compute.backward.split import SplitBackward
 from weft.workers.compute.stage import leaf_of
 from weft.workers.devices.device import Device
+from weft.workers.inspection.times import OtherMemory
 from weft.workers.inspection.unit_facts import keeps
 from weft.workers.snapshots.attributes import TORCHS
 from weft.workload.cutting.calls import Seed
@@ -282,6 +283,7 @@ class CutTrial:
         tensors = [root for root, _ in roots]
         given = [torch.ones_like(root) if gradient is None else gradient for root, gradient in roots]
         of_input, split = self._device.timed(partial(SplitBackward, tensors, given, received))
+        OtherMemory().fill_caches()  # what is left of it runs later
         of_weight, _ = self._device.timed(split.finish)
         self.split_seconds[number] = of_input, of_weight
         for i, gradient in split.received.items():

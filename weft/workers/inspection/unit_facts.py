@@ -256,6 +256,7 @@ class _Runs:
             received = {0: x} if x.requires_grad else {}
             gradients = [torch.ones_like(each) for each in outputs]
             of_input, split = self._device.timed(partial(SplitBackward, outputs, gradients, received))
+            self._other_memory.fill_caches()  # it runs later, or nothing is gained by a split
             of_weight, _ = self._device.timed(split.finish)
             return [(of_input, of_weight)]
 
