@@ -152,7 +152,12 @@ def section(report: dict[str, Any]) -> str:
         reached = {True: "yes", False: "**no**", None: ""}[result.is_reached()]
         there = [cells(rows[result.name])[1] if result.name in rows else "" for _, rows in others]
         lines.append("| " + " | ".join([f"`{result.name}`", *cells(result)[1:], reached, *there]) + " |")
-    lines += ["", *(f"- `{result.name}`: {result.how}" for result in results)]
+    here = {result.name for result in results}
+    elsewhere = {name: row for _, rows in others for name, row in rows.items() if name not in here}
+    for name, row in elsewhere.items():
+        there = [cells(rows[name])[1] if name in rows else "" for _, rows in others]
+        lines.append("| " + " | ".join([f"`{name}`", "", row.unit, "", "", "", row.goal or "", "", *there]) + " |")
+    lines += ["", *(f"- `{result.name}`: {result.how}" for result in (*results, *elsewhere.values()))]
     return "\n".join([*lines, *(f"- {note}" for note in report.get("notes", ()))])
 
 

@@ -72,3 +72,12 @@ def test_other_versions_on_the_same_machine_take_the_place_of_the_old_ones(keep:
     keep(report(EPYC, {"a": 1, "b": 2}))
     table = keep(report(EPYC, {"a": 3}, torch="3.0"))
     assert [(row[0], row[1], row[-1]) for row in table[2:]] == [("`a`", "3", "7")]
+
+
+def test_what_was_measured_elsewhere_alone_has_a_row_too(keep: Any) -> None:
+    keep(report(XEON, {"a": 7, "c": 5}))
+    table = keep(report(EPYC, {"a": 1}))
+    assert [(row[0], row[1], row[6], row[-1]) for row in table[2:]] == [
+        ("`a`", "1", "<= 2", "7"),
+        ("`c`", "", "<= 2", "5"),
+    ]
