@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
+from weft.spec.job_spec import JobSpec
 from weft.workers.inspection import times
 
 
-def test_what_is_quick_runs_more_often_and_what_is_not_no_more_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_quick_runs_more_often_where_plans_are_compared(
+    monkeypatch: pytest.MonkeyPatch, spec_of: Callable[..., JobSpec]
+) -> None:
+    """And nothing runs more often than it must where the strategy is given: the job waits for it."""
+    given, compared = spec_of(), spec_of(preset="auto")
+    asked = given.model_copy(update={"plan_for": "time"})
     monkeypatch.setattr(times, "MORE_SECONDS", 60.0)
-    assert times.repeated(lambda: 7, 3) == [7] * times.MORE_RUNS
+    assert [times.repeated(lambda: 7, 3, spec) for spec in (compared, asked)] == [[7] * times.MORE_RUNS] * 2
+    assert times.repeated(lambda: 7, 3, given) == [7] * 3
     monkeypatch.setattr(times, "MORE_SECONDS", 0.01)
-    assert len(times.repeated(lambda: time.sleep(0.02), 3)) == 3
+    assert len(times.repeated(lambda: time.sleep(0.02), 3, compared)) == 3
 
 
 def calls_of(seconds: float, *, again: bool) -> int:

@@ -372,7 +372,7 @@ class CutInspection:
             run_as_it_is(trial, batch, self._seed)
             return trial.seconds()
 
-        return fastest(repeated(once, runs))
+        return fastest(repeated(once, runs, self._spec))
 
     def _values(self, recorded: Recorded, skipped: SkippedCalls) -> list[dict[str, Any]]:
         largest = max(self._samples)

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from weft.spec.job_spec import JobSpec
+
 TIMED_RUNS = 3  # after one that warms up; the fastest counts
 MORE_RUNS, MORE_SECONDS = 6, 0.3  # so many of what is quick: of a whole model, in no more time than this
 LOADS, LOADING_SECONDS = 2, 0.05  # beside a first one that took no longer
@@ -27,11 +29,13 @@ def between(least: Times, largest: Times, part: float) -> Times:
     ]
 
 
-def repeated(once: Callable[[], Result], least: int, parts: int = 1) -> list[Result]:
-    """What so many runs tell, and some more that are quick. parts: in which the model is timed, this one among them."""
+def repeated(once: Callable[[], Result], least: int, spec: JobSpec, parts: int = 1) -> list[Result]:
+    """What so many runs tell; some more that are quick, where strategies are compared or a plan is asked for. parts: in
+    which the model is timed, this one among them."""
+    most = MORE_RUNS if spec.strategy.is_auto or spec.plan_for is not None else least
     began = time.perf_counter()
     found: list[Result] = []
-    while len(found) < least or (len(found) < MORE_RUNS and time.perf_counter() - began < MORE_SECONDS / parts):
+    while len(found) < least or (len(found) < most and time.perf_counter() - began < MORE_SECONDS / parts):
         found.append(once())
     return found
 

@@ -155,6 +155,7 @@ class _Runs:
     def __init__(
         self, workload: Workload, spec: JobSpec, samples: Samples, trained: Sequence[int], device: Device
     ) -> None:
+        self._spec = spec
         self._num_units = len(units(workload.model))
         self._other_memory = OtherMemory()
         inputs, target = samples[max(samples)]
@@ -240,7 +241,7 @@ class _Runs:
             return [(forward, backward)]
 
         once()
-        ((forward, backward),) = fastest(repeated(once, runs, self._num_units))
+        ((forward, backward),) = fastest(repeated(once, runs, self._spec, self._num_units))
         return forward, backward, y
 
     def _parts(self, run: Run, x: Any) -> tuple[float, float] | None:
@@ -262,7 +263,7 @@ class _Runs:
 
         if not once():
             return None
-        (parts,) = fastest(repeated(once, SMALL_RUNS, self._num_units))
+        (parts,) = fastest(repeated(once, SMALL_RUNS, self._spec, self._num_units))
         return parts
 
     def _begin(self, x: Any) -> Any:
