@@ -70,9 +70,14 @@ def _measured(name: str, *, quick: bool) -> dict[str, Any] | None:
 
 def _keep_from(path: Path) -> None:
     """A report of a script. Its rows go among those that are kept, if these are of the same machine and software."""
-    report = json.loads(path.read_text(encoding="utf-8"))
-    if report.get("device") == STAND_IN or not report["results"]:
-        raise SystemExit(f"{path}: nothing to keep: {report.get('device', 'no device')}, {len(report['results'])} rows")
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        rows, _ = _results(report), _where(report)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise SystemExit(f"{path} is no report ({why}); give what a benchmark has printed with --json") from error
+    if report.get("device") == STAND_IN or not rows:
+        raise SystemExit(f"{path}: nothing to keep: {report.get('device', 'no device')}, {len(rows)} rows")
     name = report["benchmark"]
     old = _kept(name)
     _keep(name, report if old is None else merged(old, report))
@@ -148,16 +153,15 @@ def section(report: dict[str, Any]) -> str:
         "| " + " | ".join([*COLUMNS, *(head for head, _ in others)]) + " |",
         "| " + " | ".join(["---", "---:", "---", *["---:"] * 3, "---", "---", *["---:"] * len(others)]) + " |",
     ]
-    for result in results:
-        reached = {True: "yes", False: "**no**", None: ""}[result.is_reached()]
-        there = [cells(rows[result.name])[1] if result.name in rows else "" for _, rows in others]
-        lines.append("| " + " | ".join([f"`{result.name}`", *cells(result)[1:], reached, *there]) + " |")
-    here = {result.name for result in results}
-    elsewhere = {name: row for _, rows in others for name, row in rows.items() if name not in here}
-    for name, row in elsewhere.items():
+    here = {result.name: result for result in results}
+    described = {name: row for _, rows in reversed(others) for name, row in rows.items()} | here
+    for name in dict.fromkeys((*here, *described)):
+        row = described[name]
+        reached = {True: "yes", False: "**no**", None: ""}[row.is_reached()]
+        own = [*cells(row)[1:], reached] if name in here else ["", row.unit, "", "", "", row.goal or "", ""]
         there = [cells(rows[name])[1] if name in rows else "" for _, rows in others]
-        lines.append("| " + " | ".join([f"`{name}`", "", row.unit, "", "", "", row.goal or "", "", *there]) + " |")
-    lines += ["", *(f"- `{result.name}`: {result.how}" for result in (*results, *elsewhere.values()))]
+        lines.append("| " + " | ".join([f"`{name}`", *own, *there]) + " |")
+    lines += ["", *(f"- `{name}`: {described[name].how}" for name in dict.fromkeys((*here, *described)))]
     return "\n".join([*lines, *(f"- {note}" for note in report.get("notes", ()))])
 
 

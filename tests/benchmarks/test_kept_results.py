@@ -81,3 +81,17 @@ def test_what_was_measured_elsewhere_alone_has_a_row_too(keep: Any) -> None:
         ("`a`", "1", "<= 2", "7"),
         ("`c`", "", "<= 2", "5"),
     ]
+
+
+@pytest.mark.parametrize("text", [None, "no json", "{}", "[]", '{"benchmark": "pipeline", "results": [{"nam": 1}]}'])
+def test_what_is_no_report_is_told_with_a_remedy_and_nothing_is_written(
+    keep: Any, tmp_path: Path, text: str | None
+) -> None:
+    keep(report(EPYC, {"a": 1}))
+    before = run.README.read_bytes(), (run.RESULTS / "pipeline.json").read_bytes()
+    path = tmp_path / "other.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"other.json is no report .*; give what a benchmark has printed with --json"):
+        run._keep_from(path)
+    assert (run.README.read_bytes(), (run.RESULTS / "pipeline.json").read_bytes()) == before

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -189,6 +190,10 @@ class CutTrial:
         self.splits = False  # backwards, as some schedules do
         self.writing: set[int] = set()
 
+    @functools.cached_property
+    def _other_memory(self) -> OtherMemory:
+        return OtherMemory()
+
     def run(self, batch: Any, seed: Seed) -> Mapping[str, torch.Tensor]:
         """The values, forward and, where gradients are enabled, backward. Errors: StageError."""
         with giving_back():
@@ -283,7 +288,7 @@ class CutTrial:
         tensors = [root for root, _ in roots]
         given = [torch.ones_like(root) if gradient is None else gradient for root, gradient in roots]
         of_input, split = self._device.timed(partial(SplitBackward, tensors, given, received))
-        OtherMemory().fill_caches()  # what is left of it runs later
+        self._other_memory.fill_caches()  # what is left of it runs later
         of_weight, _ = self._device.timed(split.finish)
         self.split_seconds[number] = of_input, of_weight
         for i, gradient in split.received.items():
