@@ -72,12 +72,13 @@ def _keep_from(path: Path) -> None:
     """A report of a script. Its rows go among those that are kept, if these are of the same machine and software."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        rows, _ = _results(report), _where(report)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        device, rows = report.get("device"), report["results"]
+        if device == STAND_IN or not rows:
+            raise SystemExit(f"{path}: nothing to keep: {device or 'no device'}, {len(rows)} rows")
+        _results(report), _where(report)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise SystemExit(f"{path} is no report ({why}); give what a benchmark has printed with --json") from error
-    if report.get("device") == STAND_IN or not rows:
-        raise SystemExit(f"{path}: nothing to keep: {report.get('device', 'no device')}, {len(rows)} rows")
     name = report["benchmark"]
     old = _kept(name)
     _keep(name, report if old is None else merged(old, report))
