@@ -9,6 +9,7 @@ losses of all are compared. Contenders take turns, each a run of its own:
     plain                the plain loop on the GPU                                        peers/gpu_loop.py
     zero-offload         state and updates on the host; updates are speculative          presets of Weft
     zero-offload coarse  the same, updates wait for the gradient's norm: less memory
+    zero-offload by stage, by layer      where the next forward waits for what the host has updated
     cotrain              updates divided between GPU and host
     fsdp2                fully_shard of one process with CPUOffloadPolicy                 peers/gpu_loop.py
     deepspeed            ZeRO-Offload, where DeepSpeed is installed                       peers/gpu_loop.py
@@ -33,11 +34,23 @@ from weft.client.client import Client
 
 OURS: Mapping[str, Mapping[str, Any]] = {
     "zero-offload": {"preset": "zero-offload"},
+    "zero-offload by layer": {"preset": "zero-offload", "waits": "layer"},
+    "zero-offload by stage": {"preset": "zero-offload", "waits": "stage"},
     "zero-offload coarse": {"preset": "zero-offload", "sync": "coarse"},
     "cotrain": {"preset": "cotrain"},
 }
 PEERS = ("plain", "fsdp2", "deepspeed")
-ORDER = ("zero-offload", "plain", "fsdp2", "cotrain", "zero-offload coarse", "deepspeed")  # should time run out
+ORDER = (  # should time run out
+    "zero-offload",
+    "plain",
+    "zero-offload by stage",
+    "zero-offload by layer",
+    "fsdp2",
+    "cotrain",
+    "zero-offload coarse",
+    "deepspeed",
+)
+LAYERED_VS_STAGE = ">= 0.98"
 CLIP_NORM = 1.0
 BATCHES = {"2k": 2, "16k": 16}  # samples of 1024 tokens
 GOALS = {"2k": ">= 0.6", "16k": ">= 0.9"}
@@ -131,6 +144,12 @@ def case_results(session: Session, case: Case, runs: Mapping[str, Sequence[Run]]
     results = []
     if "plain" in seconds:
         results += practicality(case, seconds["plain"], ours, best, what)
+    if {"zero-offload by stage", "zero-offload by layer"} <= seconds.keys():
+        by_stage, by_layer = seconds["zero-offload by stage"], seconds["zero-offload by layer"]
+        how = f"iteration by stage ÷ by layer, zero-offload; {what}"
+        results.append(
+            ratio_result(f"layered_vs_stage_{case.name}", by_stage, by_layer, goal=LAYERED_VS_STAGE, how=how)
+        )
     for peer in PEERS[1:]:
         if peer in seconds:
             goal = VS_FSDP2 if peer == "fsdp2" else None

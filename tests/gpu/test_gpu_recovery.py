@@ -15,6 +15,8 @@ _REAL = runpy.run_path(str(Path(__file__).parents[1] / "integration" / "real_dae
 _RECOVERY = runpy.run_path(str(Path(__file__).parents[1] / "integration" / "test_recovery.py"))
 held_behind_a_snapshot, check_is_undisturbed = _RECOVERY["held_behind_a_snapshot"], _RECOVERY["check_is_undisturbed"]
 lines_of = _RECOVERY["lines_of"]
+_BY_ITERATION = runpy.run_path(str(Path(__file__).parents[1] / "integration" / "test_recovery_by_iteration.py"))
+check_nothing_is_made_again = _BY_ITERATION["check_nothing_is_made_again"]
 
 GPU = {"device": "gpu"}
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -63,3 +65,8 @@ def test_one_whose_sides_both_update_goes_on_from_the_hosts_copy_to_the_same_los
     )
     assert losses == pytest.approx(expected, rel=1e-3)
     assert "starts again" not in own_daemon.log_of(job)
+
+
+@pytest.mark.parametrize("strategy", ["local", "zero-offload", "stages on one GPU"])
+def test_with_a_copy_of_each_iteration_only_the_one_under_way_is_made_again(own_daemon: Any, strategy: str) -> None:
+    check_nothing_is_made_again(own_daemon, {"microbatches": 2} | STRATEGIES[strategy], "gpu", 31)

@@ -73,6 +73,9 @@ class CudaDevice(Launcher, Accelerator):
     def zeros(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(num_elements, dtype=dtype, device=self.torch)
 
+    def cache_bytes(self) -> int:
+        return int(torch.cuda.get_device_properties(self.torch).L2_cache_size)
+
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         self.launching()
         if not self._unlocked.has(tensor):

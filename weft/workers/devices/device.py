@@ -58,6 +58,9 @@ class Memory(Protocol):
 
     def zeros(self, num_elements: int, dtype: Dtype) -> Tensor: ...
 
+    def cache_bytes(self) -> int:
+        """What of other memory takes the place of all that its caches hold."""
+
     def put(self, tensor: Tensor) -> Tensor:
         """A tensor of the host where the device can compute with it."""
 

@@ -13,6 +13,8 @@ from torch import nn
 from weft.workers.devices.device import Act, Device, Result
 from weft.workload.randomness import Movements
 
+CORE_CACHE_BYTES = 4 << 20  # more than a core has to itself
+
 
 class HostDevice(Device):
     def __init__(self) -> None:
@@ -21,6 +23,9 @@ class HostDevice(Device):
 
     def zeros(self, num_elements: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(num_elements, dtype=dtype)
+
+    def cache_bytes(self) -> int:
+        return CORE_CACHE_BYTES * torch.get_num_threads()
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

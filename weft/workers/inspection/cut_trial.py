@@ -192,7 +192,7 @@ class CutTrial:
 
     @functools.cached_property
     def _other_memory(self) -> OtherMemory:
-        return OtherMemory()
+        return OtherMemory(self._device)
 
     def run(self, batch: Any, seed: Seed) -> Mapping[str, torch.Tensor]:
         """The values, forward and, where gradients are enabled, backward. Errors: StageError."""

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import torch
 
 from weft.spec.job_spec import JobSpec
+from weft.workers.devices.device import Device
 
 TIMED_RUNS = 3  # after one that warms up; the fastest counts
 MORE_RUNS, MORE_SECONDS = 6, 0.3  # so many of what is quick: of a whole model, in no more time than this
 LOADS, LOADING_SECONDS = 2, 0.05  # beside a first one that took no longer
-CACHE_BYTES = 4 << 20  # for each thread, more than a core has to itself
 COPIED_BYTES = 16 << 20  # beyond the caches of a core
 
 Result = TypeVar("Result")
@@ -79,10 +79,10 @@ def loaded(load: Callable[[], Result], *, again: bool) -> tuple[Result, float]:
 
 
 class OtherMemory:
-    """What caches hold besides, while it lives."""
+    """What a device's caches hold besides, while it lives."""
 
-    def __init__(self) -> None:
-        self._bytes = torch.zeros(CACHE_BYTES * torch.get_num_threads(), dtype=torch.uint8)
+    def __init__(self, device: Device) -> None:
+        self._bytes = device.zeros(device.cache_bytes(), torch.uint8)
 
     def fill_caches(self) -> None:
         """As the units do that run between two forwards of a unit."""

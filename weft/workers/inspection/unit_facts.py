@@ -157,7 +157,7 @@ class _Runs:
     ) -> None:
         self._spec = spec
         self._num_units = len(units(workload.model))
-        self._other_memory = OtherMemory()
+        self._other_memory = OtherMemory(device)
         inputs, target = samples[max(samples)]
         self.small_size = size_of_small(spec, len(inputs))
         self._compiles = spec.strategy.compile

@@ -141,7 +141,7 @@ def _measured(optimizer: torch.optim.Optimizer, sample: GradientSample, device: 
     with within(f"{step_place(optimizer)}, tried before training"):
         optimizer.step()  # makes the optimizer's state
     before = optimizer_memory(optimizer)
-    other = OtherMemory()
+    other = OtherMemory(device)
 
     def once() -> float:
         other.fill_caches()
